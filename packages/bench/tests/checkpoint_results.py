@@ -1,16 +1,24 @@
 """What tests of ``python -m bench checkpoint`` ask of results: the text that is printed of them."""
 
-from bench.checkpoint.report import render
 from bench.layout import console
 from bench.machine import Machine
+from bench.record.record import Record
+from bench.records import shown
 
 MACHINE = Machine("a processor", 1, "Linux", {"torch": "2.15.0"}, "0123456789abcdef", False, "python", "today")
+
+
+SETTINGS = {"device": "cpu", "memory_limit": 2**34, "seed": 0, "channels_last": False}
+
+
+def recorded(*entries):
+    return Record("checkpoint", MACHINE, SETTINGS, list(entries))
 
 
 def text_of(results):
     output = console()
     with output.capture() as captured:
-        output.print(render(results))
+        output.print(shown(results))
     return captured.get()
 
 

@@ -9,10 +9,10 @@ from bench.fewbit import measure, training
 from bench.fewbit.bert import Recipe
 from bench.gnn.datasets import digits, load
 from bench.gnn.graph import Graph
-from bench.gnn.results import Results
-from bench.gnn.training import Curve
+from bench.gnn.results import Curve
 from bench.machine import Machine
 from bench.memory import Memory
+from bench.record.record import Record
 from bench.systems import cell
 
 
@@ -48,25 +48,28 @@ def graph() -> Graph:
 
 
 @pytest.fixture
-def results() -> Results:
+def results() -> Record:
     """Two seeds of a GCN at full precision and L1, with round numbers."""
 
     def curve(level: str, seed: int, accuracy: float, loss: float, seconds: float) -> Curve:
         return Curve("gcn", level, seed, [loss, loss], [50.0, 70.0], [40.0, accuracy], [seconds])
 
     mib = 2**20
-    return Results(
-        machine=Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abcdef", True, "python", "today"),
-        dataset="Cora",
-        data="Cora (2,708 nodes)",
-        recipe={"epochs": 100, "final loss over epochs": 1},
-        curves=[
+    return Record(
+        "gnn",
+        Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abcdef", True, "python", "today"),
+        {
+            "dataset": "Cora",
+            "data": "Cora (2,708 nodes)",
+            "recipe": {"epochs": 100, "final loss over epochs": 1},
+            "device": "cpu",
+            "measure": "accuracy",
+        },
+        [
             curve("L0", 0, 80.0, 0.10, 1.0),
             curve("L0", 1, 82.0, 0.20, 2.0),
             curve("L1", 0, 81.0, 0.11, 1.5),
             curve("L1", 1, 82.0, 0.20, 3.0),
-        ],
-        memories=[
             Memory("gcn", "L0", 17 * mib, 40 * mib),
             Memory("gcn", "L1", 2 * mib, 20 * mib, original_bytes=16 * mib, stored_bytes=mib),
         ],

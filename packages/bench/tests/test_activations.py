@@ -1,27 +1,25 @@
 """``python -m bench activations``: a short run on small models, and what is computed from its values."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+import integrations
 from bench import cli, records
-from bench.activations import adaptation, cases, chart, initial, measure, memory, overhead, report
-from bench.activations.results import (
-    ActivationResults,
-    Adaptation,
-    InitialError,
-    LevelResult,
-    ModelResult,
-    Overhead,
-    alone_microseconds,
-)
+from bench.activations import adaptation, cases, initial, measure, memory, overhead
+from bench.activations import levels as levels_of
+from bench.activations.results import Adaptation, InitialError, LevelResult, Overhead, alone_microseconds
+from bench.benches import BENCHES
 from bench.gradients import relative_error
 from bench.layout import console
 from bench.machine import Machine
 from bench.memory import AGREEMENT, Memory, saved_bytes
 from bench.networks import Case
+from bench.record.record import Record
+from bench.records import draw, shown
 
 
 def small():
@@ -38,7 +36,7 @@ def quick(monkeypatch):
 
 
 def run(*levels, steps=2):
-    return measure.run(measure.Options(["gcn"], levels, steps, 1, 1, ["models"]))
+    return levels_of.measure("gcn", levels, steps, 1)
 
 
 def test_a_run_prints_and_writes(quick, tmp_path, capsys):
@@ -48,25 +46,25 @@ def test_a_run_prints_and_writes(quick, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "Models under compression" in printed
     found = records.load(file)
-    assert isinstance(found, ActivationResults)
-    (model,) = found.models
-    assert [entry.level for entry in found.adaptations] == ["L2"]
-    assert len(found.overheads) == 1
-    assert [level.level for level in model.levels] == list(measure.QUICK_LEVELS)
-    assert {len(level.errors) for level in model.levels} == {measure.QUICK_STEPS}
-    assert {len(level.seconds) for level in model.levels} == {len(model.plain_seconds)} == {measure.QUICK_ROUNDS}
+    levels = found.of(LevelResult)
+    assert [entry.level for entry in found.of(Adaptation)] == ["L2"]
+    assert len(found.of(Overhead)) == 1
+    assert [level.level for level in levels] == list(measure.QUICK_LEVELS)
+    assert {len(level.errors) for level in levels} == {measure.QUICK_STEPS}
+    assert {len(times) for level in levels for times in (level.seconds, level.plain_seconds)} == {measure.QUICK_ROUNDS}
     assert cli.main(["show", str(file)]) == 0
     assert capsys.readouterr().out == printed
 
 
 def test_quick_is_small_unless_more_is_asked_for(monkeypatch):
-    asked = []
+    asked, known = [], dict(BENCHES)
+    monkeypatch.setattr(cli, "BENCHES", known)
 
     def run(options):
         asked.append((options.models, options.levels, options.parts))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measure, "run", run)
+    known["activations"] = replace(BENCHES["activations"], run=run)
     for more in ([], ["--model", "resnet18", "--level", "L1.1", "--part", "initial"]):
         assert cli.main(["activations", "--quick", *more]) == 130
     small = list(measure.QUICK_MODELS), list(measure.QUICK_LEVELS), list(measure.QUICK_PARTS)
@@ -74,8 +72,7 @@ def test_quick_is_small_unless_more_is_asked_for(monkeypatch):
 
 
 def test_bytes_and_errors_of_a_small_model(quick):
-    (model,) = run("L1", "L1.1", steps=3).models
-    four, eight = model.levels
+    four, eight = run("L1", "L1.1", steps=3)
     # ReLU's results, which the next layers' inputs share; x is the caller's, and the loss is outside of the model.
     assert four.original_bytes == eight.original_bytes == 2 * 64 * 64 * 4
     assert four.stored_bytes < eight.stored_bytes < four.original_bytes
@@ -85,25 +82,24 @@ def test_bytes_and_errors_of_a_small_model(quick):
 
 
 def test_a_level_that_keeps_everything_has_no_error(quick):
-    (model,) = run("L0").models
-    (level,) = model.levels
+    (level,) = run("L0")
     assert level.errors == [0.0, 0.0]
-    assert level.ratio == 1.0
+    assert level.smaller == 1.0
 
 
 def test_adaptive_levels_are_measured_with_their_plan(quick, monkeypatch):
     seen = []
-    compression = measure.integrations.compression
-    monkeypatch.setattr(measure.integrations, "compression", lambda model: seen.append(compression(model)) or seen[-1])
+    compression = integrations.compression
+    monkeypatch.setattr(integrations, "compression", lambda model: seen.append(compression(model)) or seen[-1])
     run("L2", steps=1)
     assert seen[0].plan is not None
     assert "GroupAffine" in str([row.codec for row in seen[0].report().rows])
 
 
 def test_a_graph_network_with_dropout():
-    (model,) = run("L1.1").models
+    (level,) = run("L1.1")
     # Against another dropout mask the error would be near 1.
-    assert model.levels[0].error < 0.05
+    assert level.error < 0.05
 
 
 def test_missing_libraries_are_left_out_and_named(monkeypatch, capsys):
@@ -146,9 +142,8 @@ def test_overhead_counts_what_is_packed(chain, packed):
 def test_what_is_computed():
     exact = [torch.tensor([0.0]), torch.tensor([4.0])]
     assert relative_error([torch.tensor([3.0]), torch.tensor([4.0])], exact) == 0.75
-    level = LevelResult("L1", 100, 20, [0.1, 0.3], [2.0, 3.0, 8.0])
-    assert (level.ratio, level.error) == (5.0, pytest.approx(0.2))
-    assert ModelResult("a", "", [1.0, 2.0, 2.0], [level]).time_ratio(level) == 2.0
+    level = LevelResult("a", "L1", "", 100, 20, [0.1, 0.3], [2.0, 3.0, 8.0], [1.0, 2.0, 2.0])
+    assert (level.smaller, level.error, level.ratio) == (5.0, pytest.approx(0.2), 2.0)
     entry = Overhead("a", 2048, 20, 10, [1.0, 1.0, 1.0], [1.001, 1.002, 9.0], [1e-6, 2e-6, 9.0])
     assert entry.step_microseconds == pytest.approx(2000)
     assert entry.saved_microseconds == pytest.approx(100)
@@ -161,11 +156,11 @@ def test_what_is_computed():
 
 def test_signs_say_what_is_reached(capsys):
     def model(name, ratio, error, seconds):
-        return ModelResult(name, "", [1.0], [LevelResult("L1", ratio, 1, [error], [seconds])])
+        return LevelResult(name, "L1", "", ratio, 1, [error], [seconds], [1.0])
 
     machine = Machine("a processor", 2, "Linux", {}, "", False, "python", "today")
     models = [model("bert", 6, 0.1, 1.1), model("resnet18", 4, 0.2, 1.3), model("gcn", 4, 0.1, 9.0)]
-    console().print(report.render(ActivationResults(machine, models, [], [], 1.0)))
+    console().print(shown(Record("activations", machine, entries=models)))
     rows = [line for line in capsys.readouterr().out.splitlines() if " L1 " in line and "least" not in line]
     assert [[row.count(sign) for sign in "✓✗"] for row in rows if row.startswith("  ")] == [[3, 0], [0, 3], [1, 1]]
 
@@ -230,17 +225,19 @@ def test_what_parts_compute():
     entry = Adaptation("a", "L2", 1000, [1.0, 1.0, 2.0], [3.0, 4.0, 2.0])
     assert entry.steps == 3.0
     assert entry.share == pytest.approx(0.002)
-    assert InitialError("a", "", "L1", [0.1, 0.3]).error == pytest.approx(0.2)
+    assert InitialError("a", "L1", "", [0.1, 0.3]).error == pytest.approx(0.2)
 
 
 def test_parts_print_and_come_back(tmp_path, capsys):
     machine = Machine("a processor", 2, "Linux", {}, "", False, "python", "today")
-    results = ActivationResults(
-        machine, [], [], [], 1.0,
-        [Memory("bert", "L0", 12 * 2**20, 9 * 2**20, 10 * 2**20), Memory("bert", "L1", 4 * 2**20, None, 10, 2 * 2**20)],
-        [Adaptation("bert", "L2", 1000, [0.001], [0.004])],
-        [InitialError("resnet18", "batch 4", "L1", [0.2]), InitialError("resnet18", "batch 4", "L1.1", [0.04])],
-    )  # fmt: skip
+    entries = [
+        Memory("bert", "L0", 12 * 2**20, 9 * 2**20, 10 * 2**20),
+        Memory("bert", "L1", 4 * 2**20, None, 10, 2 * 2**20),
+        Adaptation("bert", "L2", 1000, [0.001], [0.004]),
+        InitialError("resnet18", "L1", "batch 4", [0.2]),
+        InitialError("resnet18", "L1.1", "batch 4", [0.04]),
+    ]
+    results = Record("activations", machine, entries=entries)
     records.save(results, tmp_path / "out.json")
     assert records.load(tmp_path / "out.json") == results
     assert cli.main(["show", str(tmp_path / "out.json")]) == 0
@@ -252,5 +249,18 @@ def test_parts_print_and_come_back(tmp_path, capsys):
 
 
 def test_the_chart_is_an_image(quick, tmp_path):
-    chart.save_chart(run("L1", "L2.2"), tmp_path / "out.png")
+    machine = Machine("a processor", 2, "Linux", {}, "", False, "python", "today")
+    draw(Record("activations", machine, entries=run("L1", "L2.2")), tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_a_file_lacks_is_measured(quick, tmp_path, monkeypatch):
+    file = tmp_path / "out.json"
+    command = ["activations", "--part", "models", "--model", "gcn", "--steps", "1", "--threads", "1"]
+    assert cli.main([*command, "--rounds", "1", "--level", "L1", "--json", str(file)]) == 0
+    first = records.load(file).entries
+    assert cli.main([*command, "--rounds", "1", "--level", "L1", "--level", "L1.1", "--json", str(file)]) == 0
+    assert records.load(file).entries[:1] == first
+    assert [entry.level for entry in records.load(file).entries] == ["L1", "L1.1"]
+    assert cli.main([*command, "--rounds", "2", "--level", "L1", "--json", str(file)]) == 0
+    assert [len(entry.seconds) for entry in records.load(file).entries] == [2, 1]

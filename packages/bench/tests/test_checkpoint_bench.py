@@ -1,10 +1,8 @@
 """``python -m bench checkpoint``: a small model through all of it, what fails, what is taken up."""
 
-import json
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,14 +14,17 @@ from bench.checkpoint.architectures import Architecture, Published
 from bench.checkpoint.contenders import LEAST, LEAST_MASKS, PLAIN, Way, ready
 from bench.checkpoint.memory import Job, Settings
 from bench.checkpoint.planning import Planner
-from bench.checkpoint.record import Record
-from bench.checkpoint.results import CheckpointResults, Peak, Planned
+from bench.checkpoint.results import KIND, Peak, Planned, StepTimes
 from bench.checkpoint.step import Setup, build, inputs_of, loss
-from bench.errors import BenchError
 from bench.kernels import clock
+from bench.record import child
+from bench.record.child import here
+from bench.record.run import Run
+from bench.workers import Ended
 from integrations import checkpoint
 
 from .checkpoint_results import MACHINE, text_of, words
+from .checkpoint_results import SETTINGS as RECORDED
 
 CPU = torch.device("cpu")
 SETTINGS = Settings("cpu", 1, 0, 2**34)
@@ -57,12 +58,13 @@ def tiny(monkeypatch, measured_once):
     monkeypatch.setattr(memory, "counters", lambda device: Counted())
     requests = []
 
-    def here(module, request):
-        assert module == "bench.checkpoint.memory"
-        requests.append(json.loads(json.dumps(request)))
-        memory.answer(request)
+    def measured(child, function, peak, **options):
+        assert function is memory.measure_here
+        requests.append(options["way"])
+        return here(function, peak, **{name: value for name, value in options.items() if name != "threads"})
 
-    monkeypatch.setattr(memory, "child_answer", here)
+    monkeypatch.setattr(memory.Child, "measure", measured)
+    monkeypatch.setattr(memory, "_limit", lambda nbytes: None)  # of a process that ends thereafter
     return requests
 
 
@@ -93,28 +95,27 @@ def test_a_run_prints_writes_and_draws(tiny, tmp_path, capsys):
     assert "Optimal checkpointing" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
     found = records.load(file)
-    assert isinstance(found, CheckpointResults)
-    assert [(plan.batch, plan.size) for plan in found.plans] == [(8, 16), (4, 16)]
-    for plan in found.plans:
+    assert [(plan.batch, plan.size) for plan in found.of(Planned)] == [(8, 16), (4, 16)]
+    for plan in found.of(Planned):
         assert not plan.failure
         assert plan.peaks == sorted(plan.peaks)
         assert plan.peaks[-1] == plan.plain_bytes > plan.peaks[0] >= plan.bound_bytes
         assert plan.overheads[-1] == 0 < plan.overheads[0]
         assert 0 < plan.paper_cut < 1
         assert plan.segments > 0
-    full = {peak.way for peak in found.peaks if peak.batch == 8}
+    full = {peak.way for peak in found.of(Peak) if peak.batch == 8}
     assert full == {PLAIN, LEAST, "ours, 70 %"}
-    ways = [time.way for time in found.times]
+    ways = [time.way for time in found.of(StepTimes)]
     assert {PLAIN, LEAST, "ours, 70 %", "each block"} <= set(ways)
-    assert {(peak.way, peak.batch) for peak in found.peaks} == {
+    assert {(peak.way, peak.batch) for peak in found.of(Peak)} == {
         *((way, 8) for way in full),
         *((way, 4) for way in ways),
     }
     gradients = sum(parameter.nbytes for parameter in network().parameters())
-    assert {peak.peak_bytes for peak in found.peaks} == {64 * MIB - gradients}
-    for peak in found.peaks:
+    assert {peak.peak_bytes for peak in found.of(Peak)} == {64 * MIB - gradients}
+    for peak in found.of(Peak):
         assert (peak.planned_bytes is None) == (peak.way == "each block")
-    for time in found.times:
+    for time in found.of(StepTimes):
         assert len(time.seconds) == len(time.plain_seconds) == 2
         if time.way.startswith("ours"):
             assert time.gradients == time.buffers == 0
@@ -128,35 +129,35 @@ def test_where_checkpoints_do_not_suffice_masks_are_measured_too(tiny, tmp_path,
     monkeypatch.setitem(architectures.ARCHITECTURES, "tiny", asked)
     file = tmp_path / "out.json"
     assert command("--part", "memory", "--json", file) == 0
-    peaks = {peak.way: peak for peak in records.load(file).peaks}
+    peaks = {peak.way: peak for peak in records.load(file).of(Peak)}
     assert set(peaks) == {PLAIN, LEAST, "ours, 1 %", LEAST_MASKS}
     assert "budget must be at least" in peaks["ours, 1 %"].failure
     assert peaks[LEAST_MASKS].planned_bytes  # of no certain size beside LEAST's: workspaces are measured, and may rule
-    jobs = [job["way"] for request in tiny for job in request["jobs"]]
-    assert [(way["part"], way["masks"]) for way in jobs] == [(None, False), (None, False), (None, True)]
+    assert [(way["part"], way["masks"]) for way in tiny] == [(None, False), (None, False), (None, True)]
 
 
 def test_what_the_file_has_is_not_measured_again(tiny, tmp_path, monkeypatch, capsys):
     file = tmp_path / "out.json"
     assert command("--part", "memory", "--json", file) == 0
-    jobs = [job for request in tiny for job in request["jobs"]]
-    assert [job["way"]["kind"] for job in jobs] == ["plain", "planned", "planned"]
+    assert [way["kind"] for way in tiny] == ["plain", "planned", "planned"]
     before = records.load(file)
     assert command("--part", "memory", "--json", file) == 0
-    assert len(tiny) == 3  # small steps have a process each
+    assert len(tiny) == 3
     after = records.load(file)
     assert after.entries == before.entries
     # What failed is measured again, and takes the place of the failure.
-    failed = [replace(peak, failure="x") if peak.way == LEAST else peak for peak in before.peaks]
-    records.save(replace(before, peaks=failed), file)
+    failed = [replace(peak, failure="x") if peak.way == LEAST else peak for peak in before.of(Peak)]
+    records.save(before.adding(failed), file)
     assert command("--part", "memory", "--json", file) == 0
-    assert [job["way"] for job in tiny[3]["jobs"]] == [{"kind": "planned", "part": None, "masks": False}]
-    assert {(peak.way, peak.failure) for peak in records.load(file).peaks} == {(one.way, "") for one in before.peaks}
+    assert tiny[3:] == [{"kind": "planned", "part": None, "masks": False}]
+    assert {(peak.way, peak.failure) for peak in records.load(file).of(Peak)} == {
+        (one.way, "") for one in before.of(Peak)
+    }
     # Results that were made otherwise are no part of these.
     capsys.readouterr()
     assert command("--part", "memory", "--seed", "1", "--json", file) == 1
-    assert "holds other results" in capsys.readouterr().err
-    assert records.load(file).seed == 0
+    assert "holds results of another seed" in capsys.readouterr().err
+    assert records.load(file).settings["seed"] == 0
 
 
 def test_an_interrupted_run_has_written_what_it_measured(tiny, tmp_path, monkeypatch):
@@ -168,8 +169,8 @@ def test_an_interrupted_run_has_written_what_it_measured(tiny, tmp_path, monkeyp
     monkeypatch.setattr(step_time, "measure", interrupted)
     assert command("--part", "memory", "--part", "time", "--json", file) == 130
     found = records.load(file)
-    assert len(found.peaks) > 3
-    assert not found.times
+    assert len(found.of(Peak)) > 3
+    assert not found.of(StepTimes)
 
 
 def test_what_fails_is_recorded_and_the_rest_goes_on(tiny, tmp_path, monkeypatch, capsys):
@@ -178,7 +179,7 @@ def test_what_fails_is_recorded_and_the_rest_goes_on(tiny, tmp_path, monkeypatch
     file = tmp_path / "out.json"
     assert command("--part", "time", "--json", file) == 0
     found = records.load(file)
-    for entries in (found.peaks, found.times):
+    for entries in (found.of(Peak), found.of(StepTimes)):
         failures = {entry.way: entry.failure for entry in entries if entry.failure}
         assert set(failures) == {"ours, 1 %", "each block"}
         assert "budget must be at least" in failures["ours, 1 %"]
@@ -222,25 +223,23 @@ def test_a_chart_of_nothing(tiny, tmp_path, capsys):
 
 
 def test_a_process_that_ends_costs_one_peak(monkeypatch, tmp_path):
-    calls = []
+    asked = []
 
-    def ends_at_the_second(module, request):
-        calls.append([job["way"]["kind"] for job in request["jobs"]])
-        first = len(calls) == 1
-        peak = Peak("tiny", PLAIN, 8, 16, 5 * MIB) if first else Peak("tiny", "each block", 8, 16, 4 * MIB)
-        Path(request["answers"]).write_text(json.dumps(asdict(peak)) + "\n")
-        if first:
-            raise BenchError("the process that measures memory ended with code -9: killed")
+    def ask(worker, request, seconds):
+        asked.append(request["options"]["way"]["kind"])
+        if asked[-1] == "compiled":
+            raise Ended(-9, "killed")
+        return {"entry": {**request["entry"], "peak_bytes": 5 * MIB}, "more": None}
 
-    monkeypatch.setattr(memory, "child_answer", ends_at_the_second)
+    monkeypatch.setattr(child.Worker, "ask", ask)
     found = []
     jobs = [Job(way, 8, 16, 8) for way in (Way("plain"), Way("compiled", 0.5), Way("blocks"))]
     memory.measure(TINY, jobs, SETTINGS, found.append)
-    assert calls == [["plain", "compiled", "blocks"], ["blocks"]]
+    assert asked == ["plain", "compiled", "blocks"]
     assert [(peak.way, peak.peak_bytes) for peak in found] == [
         (PLAIN, 5 * MIB),
         ("torch.compile, 0.5", None),
-        ("each block", 4 * MIB),
+        ("each block", 5 * MIB),
     ]
     assert "killed" in found[1].failure
 
@@ -283,12 +282,16 @@ def test_a_step_that_takes_too_much_is_recorded(monkeypatch):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.\nSecond line.")
 
     monkeypatch.setattr(memory, "build", too_much)
-    peak = memory.measure_here(TINY, Job(Way("plain"), 8, 16, 8, 1000), SETTINGS)
+    monkeypatch.setattr(memory, "_limit", lambda nbytes: None)
+    monkeypatch.setitem(architectures.ARCHITECTURES, "tiny", TINY)
+    blank = Peak("tiny", PLAIN, 8, 16, None, 1000, 8)
+    options = {"way": asdict(Way("plain")), "plan": None, "settings": asdict(SETTINGS)}
+    peak = here(memory.measure_here, blank, **options)
     assert peak.peak_bytes is None
     assert peak.planned_bytes == 1000
     assert peak.failure.startswith("RuntimeError: DefaultCPUAllocator: can't allocate memory")
     monkeypatch.setattr(memory, "counters", lambda device: "no Linux")
-    assert memory.measure_here(TINY, Job(Way("plain"), 8, 16, 8), SETTINGS).failure == "no Linux"
+    assert here(memory.measure_here, blank, **options).failure == "no Linux"
 
 
 def test_a_batch_that_does_not_fit_is_halved():
@@ -368,12 +371,11 @@ def test_ways_by_name_and_what_they_do(monkeypatch):
 
 def test_commits_that_are_mixed_are_named(tmp_path):
     file = tmp_path / "a.json"
-    Record(CheckpointResults(MACHINE, "cpu", 2**34), file).add(Planned("tiny", 8, 16, failure="none"))
-    later = replace(MACHINE, commit="f" * 40, dirty=True)
-    record = Record(CheckpointResults(later, "cpu", 2**34), file)
-    record.add(Planned("tiny", 4, 16, failure="none"))
-    assert "Measured with commits 0123456789, ffffffffff+" in words(text_of(record.results))
-    assert [plan.commit for plan in records.load(file).plans] == ["0123456789", "ffffffffff+"]
+    Run(KIND, MACHINE, RECORDED, file).add(Planned("tiny", 8, 16, failure="none"))
+    later = Run(KIND, replace(MACHINE, commit="f" * 40, dirty=True), RECORDED, file)
+    later.add(Planned("tiny", 4, 16, failure="none"))
+    assert "Measured with commits 0123456789, ffffffffff+" in words(text_of(later.record))
+    assert [plan.commit for plan in records.load(file).of(Planned)] == ["0123456789", "ffffffffff+"]
 
 
 def test_parts_that_take_minutes_are_asked_for(tiny, monkeypatch):

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from bench.checkpoint import architectures, sizes, targets
 from bench.checkpoint.contenders import LEAST, LEAST_MASKS, PLAIN
-from bench.checkpoint.results import CheckpointResults, Peak, Planned, StepTimes
+from bench.checkpoint.results import Peak, Planned, StepTimes
 
-from .checkpoint_results import MACHINE, text_of, words
+from .checkpoint_results import recorded, text_of, words
 
 MIB = 2**20
 
@@ -29,7 +29,7 @@ def judged_results():
         peaks.append(Peak("resnet50", way, *small, peak * MIB, peak * MIB))
         times.append(StepTimes("resnet50", way, *small, [ratio] * 3, [1.0] * 3, 0.0, 0.0))
     times.append(StepTimes("resnet50", "each block", *small, [1.3] * 3, [1.0] * 3, 0.0, 0.5))
-    return CheckpointResults(MACHINE, "cpu", 2**34, 0, plans, peaks, times)
+    return recorded(*plans, *peaks, *times)
 
 
 def found_for(results, part):
@@ -52,7 +52,7 @@ def test_what_is_judged():
     assert found_for(results, "in the budget") == ("35.0 36.0 40.0 MiB", True)
     # AlexNet's 30 % are less than the published 34, at half the batch.
     assert found_for(results, "each model") == ("1 of 2; not alexnet", False)
-    masks = replace(results, peaks=[*results.peaks, Peak("alexnet", LEAST_MASKS, 512, 224, 650 * MIB, 650 * MIB)])
+    masks = results.adding([Peak("alexnet", LEAST_MASKS, 512, 224, 650 * MIB, 650 * MIB)])
     assert found_for(masks, "each model") == ("2 of 2; alexnet with ReLUs that keep one bit", True)
     text = text_of(results)
     for shown in ("70.0 ✓", "30.0 ✗", "1.167 ✗", "0.10 ✓", "1.50 ✗", "1.20 [1.20, 1.20]"):
@@ -62,18 +62,18 @@ def test_what_is_judged():
 
 def test_what_falls_short():
     results = judged_results()
-    slow = [replace(time, seconds=[2 * one for one in time.seconds]) for time in results.times]
-    swapped = [replace(peak, peak_bytes=50 * MIB) if peak.way == "ours, 37 %" else peak for peak in results.peaks]
-    results = replace(results, times=slow, peaks=swapped)
+    slow = [replace(time, seconds=[2 * one for one in time.seconds]) for time in results.of(StepTimes)]
+    swapped = [replace(peak, peak_bytes=50 * MIB) if peak.way == "ours, 37 %" else peak for peak in results.of(Peak)]
+    results = results.adding([*slow, *swapped])
     assert found_for(results, "published cut") == ("3.00 times at 65.0%, ours, least", False)
     assert found_for(results, "high cut") == ("2.20 times at 60.0%, ours, 40 %", False)
     assert found_for(results, "in the budget") == ("35.0 50.0 40.0 MiB", False)
-    wrong = [replace(time, gradients=1e-3) for time in results.times]
-    assert "0.001 ✗" in text_of(replace(results, times=wrong))
+    wrong = [replace(time, gradients=1e-3) for time in results.of(StepTimes)]
+    assert "0.001 ✗" in text_of(results.adding(wrong))
 
 
 def test_every_number_to_reach_has_a_place_before_anything_is_measured():
-    results = CheckpointResults(MACHINE, "cpu", 2**34)
+    results = recorded()
     text = words(text_of(results))
     assert text.count("not measured") == 6 + 2 + 5 + 1 + 3 + 1
     for what in ("predicted cut", "capture", "search", "planned peak", "published cut", "monotone", "random graphs"):

@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 from pathlib import Path
 
@@ -5,7 +6,8 @@ import pytest
 import torch
 
 from bench import cli, records
-from bench.gnn import measure
+from bench.benches import BENCHES
+from bench.gnn.results import Curve
 from bench.memory import Memory
 
 
@@ -94,7 +96,8 @@ def asked(monkeypatch, results, tmp_path):
     """The options of the run that was asked for, in place of the run."""
     monkeypatch.chdir(tmp_path)
     seen = []
-    monkeypatch.setattr(measure, "run", lambda options: seen.append(options) or results)
+    bench = dataclasses.replace(BENCHES["gnn"], run=lambda options: seen.append(options) or results)
+    monkeypatch.setattr(cli, "BENCHES", {"gnn": bench})
     return seen
 
 
@@ -103,7 +106,7 @@ def test_defaults(asked):
     [options] = asked
     assert options.models == ["gcn", "sage", "gat"]
     assert options.levels == ["L1", "L1.1", "L1.2"]
-    assert (options.dataset, options.device.type, options.seeds, options.epochs) == ("auto", "cpu", 1, 100)
+    assert (options.dataset, options.device, options.seeds, options.epochs) == ("auto", "cpu", 1, 100)
     assert options.parts == ["train", "memory"]
     assert options.anew
     assert {file.name for file in Path("bench-results").iterdir()} == {"gnn-cpu.json", "gnn-cpu.png"}
@@ -114,7 +117,7 @@ def test_an_interrupted_run_says_so_in_one_line(monkeypatch, capsys, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(measure, "run", interrupt)
+    monkeypatch.setattr(cli, "BENCHES", {"gnn": dataclasses.replace(BENCHES["gnn"], run=interrupt)})
     assert cli.main(["gnn"]) == 130
     assert (
         capsys.readouterr().err
@@ -150,8 +153,8 @@ def test_a_run_from_end_to_end(capsys, tmp_path):
     assert "digits (1,797 nodes" in shown
     assert chart.stat().st_size > 10_000
     results = records.load(json_file)
-    assert [(curve.level, len(curve.losses)) for curve in results.curves] == [("L0", 6), ("L1", 6)]
-    assert [type(memory) for memory in results.memories] == [Memory, Memory]
+    assert [(curve.level, len(curve.losses)) for curve in results.of(Curve)] == [("L0", 6), ("L1", 6)]
+    assert len(results.of(Memory)) == 2
     assert results.machine.threads == 1
 
     assert cli.main(["show", str(json_file), "--chart", str(tmp_path / "again.png")]) == 0

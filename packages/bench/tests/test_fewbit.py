@@ -2,9 +2,8 @@
 
 import importlib.util
 import itertools
-import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -13,12 +12,12 @@ from torch import nn
 from bench import cli, records, sentences
 from bench.fewbit import measure, memory, roberta, step_time, training
 from bench.fewbit.notes import learned
-from bench.fewbit.report import render
-from bench.fewbit.results import FewBitResults, Peak, Times
-from bench.fewbit.roberta import WAYS, Shape
-from bench.fewbit.training import BertRun
+from bench.fewbit.results import BertRun, Peak, Times, held_out
+from bench.fewbit.roberta import WAYS, Shape, Way
 from bench.layout import console
 from bench.machine import Machine
+from bench.record.record import Record
+from bench.records import shown
 from bench.vision.memory import graph_bytes
 from integrations.fewbit import RandomizedLinear
 
@@ -33,7 +32,7 @@ needs_transformers = pytest.mark.skipif(
 def text_of(results):
     output = console()
     with output.capture() as captured:
-        output.print(render(results))
+        output.print(shown(results))
     return captured.get()
 
 
@@ -102,29 +101,18 @@ class Counted:
 
 
 @needs_transformers
-def test_memory_is_what_the_counters_say(monkeypatch, capsys):
-    """Without the process of its own: the same request and answer, in this one."""
-
-    def here(module, request):
-        assert module == "bench.fewbit.memory"
-        memory._child(json.dumps(request))
-        return json.loads(capsys.readouterr().out)
-
-    monkeypatch.setattr(memory, "child_answer", here)
+def test_memory_is_what_the_counters_say(monkeypatch):
     monkeypatch.setattr(memory, "counters", lambda device: Counted())
-    done = []
-    peaks = memory.measure(TINY, 2, 2, 1, torch.device("cpu"), done.append)
-    assert done == [f"memory, {way}" for way in WAYS]
-    assert [peak.way for peak in peaks] == list(WAYS)
-    model = roberta.Case(TINY, WAYS["vanilla"], 1, torch.device("cpu")).model
-    gradients = sum(parameter.nbytes for parameter in model.parameters())
-    for peak in peaks:
-        assert peak == Peak(peak.way, [500, 500], [4000, 4000], [5000, 5000], gradients)
+    options = {"shape": asdict(TINY), "batch": 2, "steps": 2, "device": "cpu"}
+    gradients = sum(one.nbytes for one in roberta.Case(TINY, Way(), 1, torch.device("cpu")).model.parameters())
+    for blank in memory.peaks(TINY, 2):
+        peak = memory.measure(blank, way=asdict(WAYS[blank.way]), **options)
+        sizes = {"kept_bytes": [500, 500], "peak_bytes": [4000, 4000], "raw_bytes": [5000, 5000]}
+        assert peak == replace(blank, **sizes, gradient_bytes=gradients)
         assert peak.activation_bytes == 4000 - gradients
     monkeypatch.setattr(memory, "counters", lambda device: "no Linux")
-    assert memory.measure_here("both", WAYS["both"], TINY, 2, 1, torch.device("cpu")) == Peak(
-        "both", not_measured="no Linux"
-    )
+    found = memory.measure(blank, way=asdict(WAYS["both"]), **options)
+    assert found == replace(blank, not_measured="no Linux")
 
 
 # the command line
@@ -143,14 +131,13 @@ def test_a_run_prints_writes_and_draws(corpus, recipe, monkeypatch, tmp_path, ca
     assert "✓" not in printed  # quick runs are not judged
     assert picture.read_bytes().startswith(b"\x89PNG")
     found = records.load(file)
-    assert isinstance(found, FewBitResults)
-    assert [(run.kind, run.seed, len(run.losses)) for run in found.runs] == [
+    assert [(run.kind, run.seed, len(run.losses)) for run in found.of(BertRun)] == [
         (kind, 0, 2) for kind in (*training.KINDS, training.CONTROL)
     ]
-    assert [times.name for times in found.times] == [*step_time.FUNCTIONS, *step_time.SKETCHES]
-    assert {len(times.seconds) for times in found.times} == {step_time.QUICK_ROUNDS}
-    assert all(one.commit for one in (*found.runs, *found.times))
-    assert found.recipe["steps"] == 4
+    assert [times.name for times in found.of(Times)] == [*step_time.FUNCTIONS, *step_time.SKETCHES]
+    assert {len(times.seconds) for times in found.of(Times)} == {step_time.QUICK_ROUNDS}
+    assert all(one.commit for one in found.entries)
+    assert found.settings["recipe"]["steps"] == 4
     assert cli.main(["show", str(file)]) == 0
     assert capsys.readouterr().out == printed
 
@@ -169,23 +156,22 @@ def test_an_interrupted_run_goes_on(corpus, recipe, monkeypatch, tmp_path, capsy
 
     monkeypatch.setattr(training, "train", interrupted)
     assert cli.main(command) == 130
-    assert [run.seed for run in records.load(file).runs] == [0, 0, 0]
+    assert [run.seed for run in records.load(file).of(BertRun)] == [0, 0, 0]
     trained = []
     monkeypatch.setattr(training, "train", lambda *given: trained.append(given[:2]) or train(*given))
     assert cli.main(command) == 0
     assert trained == [*((kind, 1) for kind in training.KINDS), (training.CONTROL, 0)]
-    assert "3 bits, seed 0: taken from" in capsys.readouterr().err
     found = records.load(file)
-    assert [run.seed for run in found.runs] == [0, 0, 0, 1, 1, 1, 0]
+    assert [run.seed for run in found.of(BertRun)] == [0, 0, 0, 1, 1, 1, 0]
     # Fewer seeds take nothing from the file, and nothing is trained again.
     trained.clear()
     assert cli.main([*command, "--seeds", "1"]) == 0
     assert not trained
-    assert records.load(file).runs == found.runs
+    assert records.load(file).entries == found.entries
     # What was trained otherwise would make no pairs.
     monkeypatch.setattr(measure, "Recipe", lambda **_: replace(recipe, batch=4))
     assert cli.main(command) == 1
-    assert "holds runs of another training, which differ in recipe;" in capsys.readouterr().err
+    assert "holds results of another recipe of training" in capsys.readouterr().err
 
 
 def test_what_a_part_lacks(monkeypatch, tmp_path, capsys):
@@ -212,7 +198,15 @@ def test_a_corpus_that_was_asked_for_must_be_there(tmp_path, capsys):
 def test_what_is_judged():
     mib = 2**20
     peaks = [
-        Peak(way, [900 * mib], [(1000 + peak) * mib], [2000 * mib], 100 * mib)
+        Peak(
+            way,
+            f"RoBERTa, {Shape()}",
+            16,
+            kept_bytes=[900 * mib],
+            peak_bytes=[(1000 + peak) * mib],
+            raw_bytes=[2000 * mib],
+            gradient_bytes=100 * mib,
+        )
         for way, peak in zip(WAYS, (100, -40, -86, -230), strict=True)  # 1000 without the gradients, and less of these
     ]
     runs = [
@@ -225,44 +219,33 @@ def test_what_is_judged():
         Times("silu", "activation", step_time.ELEMENTS, [2.0], [1.0]),
         Times("dct", "linear", 768, [1.5], [1.0]),
     ]
-    results = FewBitResults(
-        MACHINE,
-        "cpu",
-        network=f"RoBERTa, {Shape()}",
-        batch=16,
-        data="MRPC",
-        recipe={"steps": 2},
-        entropy=5.3,
-        peaks=peaks,
-        runs=runs,
-        times=times,
-    )
+    settings = {"device": "cpu", "data": "MRPC", "recipe": {"steps": 2}, "entropy": 5.3}
+    results = Record("fewbit", MACHINE, settings, [*peaks, *runs, *times])
     assert [round(1 - peak.activation_bytes / peaks[0].activation_bytes, 3) for peak in peaks] == [0, 0.14, 0.186, 0.33]
     assert learned(results) == pytest.approx(1.1)
-    assert results.held_out().ratio == pytest.approx(4.22 / 4.2)
+    assert held_out(results).ratio == pytest.approx(4.22 / 4.2)
     assert times[0].ratio == 0.9
     text = text_of(results)
-    for shown in ("14.0 ✓", "18.6 ✓", "33.0 ✓", "1.0048 ✓", "4.200 ± 0.158 ✓", "0.90 ✓"):
-        assert shown in text, shown
+    for words in ("14.0 ✓", "18.6 ✓", "33.0 ✓", "1.0048 ✓", "4.200 ± 0.158 ✓", "0.90 ✓"):
+        assert words in text, words
     assert text.count("✓") == 6 + 1  # and the note
+    worse = [replace(run, held_out=4.3) if run.kind == "3 bits" else run for run in runs]
+    slower = replace(times[0], seconds=[1.1])
     missed = replace(
         results,
-        entropy=5.1,
-        peaks=[peaks[0], replace(peaks[1], peak_bytes=[970 * mib])],
-        runs=[replace(run, held_out=4.3) if run.kind == "3 bits" else run for run in runs],
-        times=[replace(times[0], seconds=[1.1])],
+        settings={**settings, "entropy": 5.1},
+        entries=[peaks[0], replace(peaks[1], peak_bytes=[970 * mib]), *worse, slower],
     )
     text = text_of(missed)
-    for shown in ("13.0 ✗", "1.0238 ✗", "4.200 ± 0.158 ✗", "1.10 ✗"):
-        assert shown in text, shown
+    for words in ("13.0 ✗", "1.0238 ✗", "4.200 ± 0.158 ✗", "1.10 ✗"):
+        assert words in text, words
     assert "✓" not in text.rpartition("✓ reached")[0]
     # Another network, fewer seeds, a smaller tensor: nothing is judged.
-    small = replace(results, network="RoBERTa, 2 layers", runs=runs[:2], times=[replace(times[0], elements=4096)])
+    others = [replace(peak, network="RoBERTa, 2 layers") for peak in peaks]
+    small = replace(results, entries=[*others, *runs[:2], replace(times[0], elements=4096)])
     assert "✓" not in text_of(small)
 
 
 def test_peaks_that_are_not_measured_say_why():
-    results = FewBitResults(
-        MACHINE, "cpu", network="RoBERTa", batch=1, peaks=[Peak("vanilla", not_measured="no Linux")]
-    )
-    assert "Not measured: no Linux." in text_of(results)
+    peak = Peak("vanilla", "RoBERTa", 1, not_measured="no Linux")
+    assert "Not measured: no Linux." in text_of(Record("fewbit", MACHINE, {"device": "cpu"}, [peak]))

@@ -1,22 +1,21 @@
 """The part ``grid`` of ``python -m bench fewbit``: cells, what is taken up, what fails, and what is judged."""
 
 import importlib.util
-import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import pytest
 import torch
 
 from bench import cli, records
-from bench.errors import BenchError
-from bench.fewbit import grid, measure, memory, published, roberta
-from bench.fewbit.report import render
-from bench.fewbit.results import FewBitResults, GridCell, Peak, Times
-from bench.fewbit.roberta import WAYS, Shape, Way
+from bench.fewbit import measure, memory, published, roberta
+from bench.fewbit.results import GridCell, Times
+from bench.fewbit.roberta import RATIOS, WAYS, Shape, Way
 from bench.layout import console
 from bench.machine import Machine
 from bench.pages import rendered
+from bench.record.record import Record
+from bench.records import shown
 from bench.vision.memory import graph_bytes
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
@@ -31,18 +30,18 @@ needs_transformers = pytest.mark.skipif(
 @needs_transformers
 def test_fewer_bits_and_rows_keep_less():
     kept = {}
-    for bits in grid.BITS:
-        for ratio in grid.RATIOS:
+    for bits in memory.GRID_BITS:
+        for ratio in RATIOS:
             torch.manual_seed(0)
             case = roberta.Case(TINY, Way(bits, ratio), 8, torch.device("cpu"))
             kept[bits, ratio] = graph_bytes(case.model, case.loss)
-    for ratio in grid.RATIOS:
+    for ratio in RATIOS:
         row = [kept[bits, ratio] for bits in (1, 2, 3, 4, None)]
         assert row == sorted(row)
         # Of each of the 8 x 16 x 4 x 32 elements between the two layers a bit more, and twice the levels in float32.
         steps = [later - earlier for earlier, later in pairwise(row[:4])]
         assert steps == [8 * 16 * 4 * 32 // 8 + 4 * 2**bits for bits in (1, 2, 3)]
-    for bits in grid.BITS:
+    for bits in memory.GRID_BITS:
         assert kept[bits, 0.1] < kept[bits, 0.2] < kept[bits, 0.5] < kept[bits, None] * 1.2
     assert kept[3, 0.2] < kept[3, None]
 
@@ -53,22 +52,27 @@ def test_the_table_is_fewbits():
     for row in published.ROWS.values():
         # Both columns are rounded: to a hundredth of a GiB, and to a thousandth.
         assert row.saving == pytest.approx(1 - row.gib / vanilla.gib, abs=0.005 / vanilla.gib * 2 + 0.0005)
-    assert {(cell.bits, cell.ratio) for cell in grid.cells(Shape(), 16, quick=True)} == set(published.ROWS)
-    assert len(grid.cells(Shape(), 16, quick=False)) == 20
+    assert {(cell.bits, cell.ratio) for cell in memory.cells(Shape(), 16, quick=True)} == set(published.ROWS)
+    assert len(memory.cells(Shape(), 16, quick=False)) == 20
 
 
 def peak(activations, raw=2000):
-    return Peak("", [900 * MIB], [(activations + 100) * MIB], [raw * MIB], 100 * MIB)
+    return {
+        "kept_bytes": [900 * MIB],
+        "peak_bytes": [(activations + 100) * MIB],
+        "raw_bytes": [raw * MIB],
+        "gradient_bytes": 100 * MIB,
+    }
 
 
 def cell(bits, ratio, found=None, **changes):
-    return replace(GridCell(bits, ratio, grid.network(Shape()), 16, found), **changes)
+    return GridCell(bits, ratio, memory.grid_network(Shape()), 16, **(found or {}), **changes)
 
 
 def text_of(*cells):
     output = console()
     with output.capture() as captured:
-        output.print(render(FewBitResults(MACHINE, "cpu", grid=list(cells))))
+        output.print(shown(Record("fewbit", MACHINE, {"device": "cpu"}, list(cells))))
     return " ".join(captured.get().split())
 
 
@@ -82,7 +86,7 @@ def test_what_is_judged():
     assert "1 bit exact 900.0 1.0 99.9 2,000.0 0.0" in text  # nothing was published of it
     assert "published: FewBit's README" in text
     for small in (Shape(layers=2), Shape(vocabulary=1000)):  # --quick has fewer words
-        assert "✓" not in text_of(*(replace(one, network=grid.network(small)) for one in cells))
+        assert "✓" not in text_of(*(replace(one, network=memory.grid_network(small)) for one in cells))
     assert "1 bit exact failed" in text_of(cells[0], cell(1, None, failure="it ended"))
     assert "1-bit GELU, exact linear, batch 16: failed: it ended." in text_of(cell(1, None, failure="it ended"))
     assert "14.0" not in text_of(*cells[1:])  # without the exact network nothing is compared
@@ -93,16 +97,15 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     file = tmp_path / "out.json"
     asked = []
 
-    def answer(module, request):
-        assert module == memory.MODULE
-        way = Way(**request["way"])
-        asked.append((way.bits, way.ratio))
-        if way.bits is None and way.ratio == 0.2:
-            raise BenchError("it ended")
-        assert (request["shape"]["layers"], request["batch"]) == (1, 2)
-        return json.loads(json.dumps(vars(peak(1000 if way.bits is None else 800))))
+    def measured(function, entry, *, way, shape, batch, **options):
+        assert function is memory.measure
+        asked.append((way["bits"], way["ratio"]))
+        if way["bits"] is None and way["ratio"] == 0.2:
+            return replace(entry, failure="it ended")
+        assert (shape["layers"], batch) == (1, 2)
+        return replace(entry, **peak(1000 if way["bits"] is None else 800))
 
-    monkeypatch.setattr(grid, "child_answer", answer)
+    monkeypatch.setattr(measure, "in_child", measured)
     command = ["fewbit", "--part", "grid", "--quick", "--layers", "1", "--batch", "2", "--threads", "1"]
     command += ["--json", str(file)]
     assert cli.main(command) == 0
@@ -113,29 +116,25 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     assert cli.main(command) == 0
     assert asked == [(None, 0.2)]  # what failed is tried again
     found = records.load(file)
-    assert [(one.bits, one.ratio) for one in found.grid] == [(None, None), (3, None), (None, 0.2), (3, 0.2)]
-    assert all(one.commit for one in found.grid)
-    assert isinstance(found.grid[0].peak, Peak)
+    assert [(one.bits, one.ratio) for one in found.of(GridCell)] == [(None, None), (3, None), (None, 0.2), (3, 0.2)]
+    assert all(one.commit for one in found.entries)
     page = "<!-- table out.json: grid -->\n<!-- /table -->\n"
     assert "| 3 bits | exact |" in rendered(page, tmp_path).text
     capsys.readouterr()
     # Another part goes into the same file, and takes nothing from it; another number of threads does not.
-    monkeypatch.setattr(measure, "_RUN", {**measure._RUN, "time": lambda options, results, advance: timed(results)})
+    monkeypatch.setattr(measure, "_RUN", {**measure._RUN, "time": lambda going, asked: going.add(TIMED)})
     assert cli.main(["fewbit", "--part", "time", "--threads", "1", "--json", str(file)]) == 0
-    assert (len(records.load(file).grid), len(records.load(file).times)) == (4, 1)
+    assert (len(records.load(file).of(GridCell)), len(records.load(file).of(Times))) == (4, 1)
     assert cli.main(["fewbit", "--part", "time", "--threads", "2", "--json", str(file)]) == 1
-    assert "holds other results" in capsys.readouterr().err
+    assert "another number of threads" in capsys.readouterr().err
 
 
-def timed(results):
-    return replace(results, times=[Times("gelu", "activation", 8, [1.0], [1.0])])
+TIMED = Times("gelu", "activation", 8, [1.0], [1.0])
 
 
-def test_what_cannot_be_counted_is_a_failure(monkeypatch):
-    monkeypatch.setattr(grid, "child_answer", lambda module, request: vars(Peak("", not_measured="needs Linux")))
-    kept = []
-    wanted = grid.cells(TINY, 2, quick=True)[:1]
-    grid.measure(TINY, wanted, 1, torch.device("cpu"), [], "0123", lambda cells, what: kept.append((cells, what)))
-    [(cells, what)] = kept
-    assert cells[0].failure == "needs Linux"
-    assert what == "grid, exact GELU, exact linear"
+def test_what_cannot_be_counted_is_said(monkeypatch):
+    monkeypatch.setattr(memory, "counters", lambda device: "needs Linux")
+    [blank, *_] = memory.cells(TINY, 2, quick=True)
+    found = memory.measure(blank, way=asdict(Way()), shape=asdict(TINY), batch=2, steps=1, device="cpu")
+    assert "exact GELU, exact linear, batch 2: needs Linux." in text_of(found)
+    assert "exact exact not measured" in text_of(found)

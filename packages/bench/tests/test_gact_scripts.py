@@ -1,19 +1,20 @@
 """The known defects of GACT's benchmark scripts, G19 and G23: options that did nothing, and a second from nowhere."""
 
 import argparse
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+import bench
 from bench import cli
-from bench.activations import measure as activations
-from bench.gnn import measure as gnn
+from bench.benches import BENCHES
 from bench.gnn import training
 from bench.gnn.training import Run
-from bench.kernels import clock, measure
-from bench.sensitivity import measure as sensitivity
+from bench.kernels import clock
 
-RUNS = {"gnn": gnn, "kernels": measure, "sensitivity": sensitivity, "activations": activations}
+GACTS = ("gnn", "kernels", "sensitivity", "activations")
 
 
 class Stopped(Exception):
@@ -35,13 +36,16 @@ def value_of(option):
 
 
 def asked(monkeypatch, command, *arguments):
+    """What a bench gets, without what was said in which words."""
+
     def run(options):
         raise Stopped(options)
 
-    monkeypatch.setattr(RUNS[command], "run", run)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cli, "BENCHES", {command: replace(BENCHES[command], run=run)})
     with pytest.raises(Stopped) as stopped:
         cli.main([command, *arguments])
-    return stopped.value.args[0]
+    return {name: value for name, value in vars(stopped.value.args[0]).items() if name not in ("said", "command")}
 
 
 # What is written where does not change what is run; other tests read the files. An estimate is another run.
@@ -50,7 +54,7 @@ _ASIDE = ("json", "chart", "estimate", "against")
 
 @pytest.mark.parametrize(
     ("command", "option"),
-    [(command, option) for command in RUNS for option in options_of(command) if option.dest not in _ASIDE],
+    [(command, option) for command in GACTS for option in options_of(command) if option.dest not in _ASIDE],
     ids=lambda value: value if isinstance(value, str) else value.dest,
 )
 def test_g19_every_option_changes_what_is_run(command, option, monkeypatch, tmp_path):
@@ -58,6 +62,20 @@ def test_g19_every_option_changes_what_is_run(command, option, monkeypatch, tmp_
     monkeypatch.chdir(tmp_path)
     default = asked(monkeypatch, command)
     assert asked(monkeypatch, command, option.option_strings[-1], *value_of(option)) != default
+
+
+@pytest.mark.parametrize("command", BENCHES)
+def test_g19_every_option_is_read(command):
+    """By the bench, or by what all benches share."""
+    folder = Path(bench.__file__).parent
+    files = [file for part in (command, "record") for file in (folder / part).rglob("*.py")]
+    text = "".join(file.read_text() for file in files)
+    unread = [
+        option.dest
+        for option in options_of(command)
+        if not any(form.format(option.dest) in text for form in ("asked.{}", "options.{}", '"{}"'))
+    ]
+    assert unread == []
 
 
 class Ticking:

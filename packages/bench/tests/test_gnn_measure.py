@@ -1,47 +1,51 @@
 """``python -m bench gnn``: what is taken up, what fails, and every level."""
 
 import dataclasses
-from io import StringIO
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from bench import cli, records
+from bench.benches import BENCHES
 from bench.errors import BenchError
 from bench.gnn import measure, memory, training
 from bench.gnn.command import ALL_LEVELS
 from bench.gnn.recipe import Recipe
-from bench.gnn.report import render
+from bench.gnn.results import Curve
 from bench.gnn.summary import rows
 from bench.gnn.training import Run, train_in_turn
 from bench.memory import Memory
+from bench.record import child
+from bench.workers import Ended
 from integrations import compression
 
+from .gnn_records import replaced, text_of
+
 CPU = torch.device("cpu")
-OPTIONS = measure.Options(
-    parts=("train",),
-    models=("gcn",),
-    levels=("L1",),
-    dataset="digits",
-    data_root=None,
-    device=CPU,
-    seeds=1,
-    epochs=2,
-    threads=1,
-    recipe=Recipe(hidden=16),
-)
+OPTIONS = {
+    "parts": ("train",),
+    "models": ("gcn",),
+    "levels": ("L1",),
+    "dataset": "digits",
+    "data_root": None,
+    "device": "cpu",
+    "seeds": 1,
+    "epochs": 2,
+    "threads": 1,
+    "recipe": Recipe(hidden=16),
+    "json": None,
+    "anew": False,
+}
+
+
+def run(**options):
+    return measure.run(Namespace(**{**OPTIONS, **options}))
 
 
 def nothing(what, epochs):
     pass
-
-
-def text_of(results):
-    file = StringIO()
-    Console(file=file, width=132).print(render(results))
-    return file.getvalue()
 
 
 @pytest.fixture
@@ -61,9 +65,10 @@ def trained(monkeypatch):
 def measured(monkeypatch):
     seen = []
 
-    def stand_in(models, levels, *_):
-        seen.append((list(models), list(levels)))
-        return [Memory(models[0], level or "L0", 10, 20, 8, None if level is None else 2) for level in levels]
+    def stand_in(wanted, *_):
+        seen.append([(one.model, one.level) for one in wanted])
+        sizes = {"live_bytes": 10, "peak_bytes": 20, "original_bytes": 8}
+        return [dataclasses.replace(one, **sizes, failure="", not_measured="") for one in wanted]
 
     monkeypatch.setattr(memory, "measure", stand_in)
     return seen
@@ -73,11 +78,11 @@ def measured(monkeypatch):
 
 
 def test_what_a_file_has_is_not_trained_again(tmp_path, trained):
-    options = dataclasses.replace(OPTIONS, json=tmp_path / "out.json")
-    first = measure.run(options)
+    options = {"json": tmp_path / "out.json"}
+    first = run(**options)
     assert trained == [("gcn", [None, "L1"], 0)]
-    assert measure.run(options).curves == first.curves
-    more = measure.run(dataclasses.replace(options, seeds=2, levels=("L1", "L1.2"), models=("gcn", "sage")))
+    assert run(**options).of(Curve) == first.of(Curve)
+    more = run(**{**options, "seeds": 2, "levels": ("L1", "L1.2"), "models": ("gcn", "sage")})
     # Another level of a seed that is there is compared with full precision anew, which keeps its first curve.
     assert trained[1:] == [
         ("gcn", [None, "L1.2"], 0),
@@ -85,21 +90,21 @@ def test_what_a_file_has_is_not_trained_again(tmp_path, trained):
         ("gcn", [None, "L1", "L1.2"], 1),
         ("sage", [None, "L1", "L1.2"], 1),
     ]
-    assert [(curve.model, curve.level, curve.seed) for curve in more.curves] == [
+    assert [(curve.model, curve.level, curve.seed) for curve in more.of(Curve)] == [
         (model, level, seed) for model in ("gcn", "sage") for level in ("L0", "L1", "L1.2") for seed in (0, 1)
     ]
-    assert [curve for curve in more.curves if curve in first.curves] == first.curves
-    assert records.load(options.json) == more
-    assert all(curve.commit for curve in more.curves)
+    assert [curve for curve in more.of(Curve) if curve in first.of(Curve)] == first.of(Curve)
+    assert records.load(options["json"]) == more
+    assert all(curve.commit for curve in more.of(Curve))
     row = next(row for row in rows(more) if (row.model, row.level) == ("gcn", "L1.2"))
-    late = next(curve for curve in more.curves if (curve.model, curve.level, curve.seed) == ("gcn", "L1.2", 0))
-    plain = next(curve for curve in more.curves if (curve.model, curve.level, curve.seed) == ("gcn", "L0", 0))
+    late = next(curve for curve in more.of(Curve) if (curve.model, curve.level, curve.seed) == ("gcn", "L1.2", 0))
+    plain = next(curve for curve in more.of(Curve) if (curve.model, curve.level, curve.seed) == ("gcn", "L0", 0))
     assert late.plain_seconds != plain.block_seconds, "times are compared with those of the same turns"
     assert row.time_ratio is not None
 
 
 def test_an_interrupted_run_has_what_was_trained_before(tmp_path, monkeypatch, trained):
-    options = dataclasses.replace(OPTIONS, json=tmp_path / "out.json", models=("gcn", "sage"))
+    options = {"json": tmp_path / "out.json", "models": ("gcn", "sage")}
     spy = training.train_in_turn
 
     def interrupted(model, *rest):
@@ -110,33 +115,33 @@ def test_an_interrupted_run_has_what_was_trained_before(tmp_path, monkeypatch, t
     with monkeypatch.context() as patch:
         patch.setattr(training, "train_in_turn", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            measure.run(options)
-    assert {curve.model for curve in records.load(options.json).curves} == {"gcn"}
-    measure.run(options)
+            run(**options)
+    assert {curve.model for curve in records.load(options["json"]).of(Curve)} == {"gcn"}
+    run(**options)
     assert [model for model, _, _ in trained] == ["gcn", "sage"]
 
 
 def test_other_settings_are_another_file(tmp_path):
-    options = dataclasses.replace(OPTIONS, json=tmp_path / "out.json", epochs=1)
-    measure.run(options)
+    options = {"json": tmp_path / "out.json", "epochs": 1}
+    run(**options)
     for change in ({"epochs": 2}, {"recipe": Recipe(hidden=8)}):
-        with pytest.raises(BenchError, match=r"out\.json holds other results, .* machine, data, recipe"):
-            measure.run(dataclasses.replace(options, **change))
-    assert len(measure.run(dataclasses.replace(options, epochs=2, anew=True)).curves[0].losses) == 2
+        with pytest.raises(BenchError, match=r"out\.json holds results of another recipe;"):
+            run(**{**options, **dict(**change)})
+    assert len(run(**{**options, "epochs": 2, "anew": True}).of(Curve)[0].losses) == 2
 
 
 def test_memory_is_taken_up_and_measured_again_where_it_failed(tmp_path, measured):
-    options = dataclasses.replace(OPTIONS, json=tmp_path / "out.json", parts=("memory",))
-    first = measure.run(options)
-    assert not first.curves
-    results = records.load(options.json)
-    failed = [dataclasses.replace(results.memories[1], live_bytes=None, not_measured="ended with code -9")]
-    records.save(dataclasses.replace(results, memories=[results.memories[0], *failed]), options.json)
-    again = measure.run(dataclasses.replace(options, levels=("L1", "L1.2")))
-    assert measured == [(["gcn"], [None, "L1"]), (["gcn"], ["L1", "L1.2"])]
-    assert [found.level for found in again.memories] == ["L0", "L1", "L1.2"]
-    assert not any(found.not_measured for found in again.memories)
-    assert all(type(found) is Memory and found.commit for found in again.memories)
+    options = {"json": tmp_path / "out.json", "parts": ("memory",)}
+    first = run(**options)
+    assert not first.of(Curve)
+    results = records.load(options["json"])
+    failed = [dataclasses.replace(results.of(Memory)[1], live_bytes=None, not_measured="ended with code -9")]
+    records.save(replaced(results, memories=[results.of(Memory)[0], *failed]), options["json"])
+    again = run(**{**options, "levels": ("L1", "L1.2")})
+    assert measured == [[("gcn", "L0"), ("gcn", "L1")], [("gcn", "L1"), ("gcn", "L1.2")]]
+    assert [found.level for found in again.of(Memory)] == ["L0", "L1", "L1.2"]
+    assert not any(found.not_measured for found in again.of(Memory))
+    assert all(type(found) is Memory and found.commit for found in again.of(Memory))
 
 
 # ---- what fails ----
@@ -151,15 +156,15 @@ def test_a_level_that_fails_is_recorded_and_the_others_go_on(graph, monkeypatch,
         return step(run)
 
     monkeypatch.setattr(Run, "_step", broken)
-    options = dataclasses.replace(OPTIONS, levels=("L1", "L1.2"), json=tmp_path / "out.json")
-    results = measure.run(options)
-    plain, failed, other = results.curves
+    options = {"levels": ("L1", "L1.2"), "json": tmp_path / "out.json"}
+    results = run(**options)
+    plain, failed, other = results.of(Curve)
     assert failed.failure == "RuntimeError: not enough memory"
     assert len(plain.losses) == len(other.losses) == 2
     shown = text_of(results)
     assert "failed: RuntimeError: not enough memory" in shown
     monkeypatch.setattr(Run, "_step", step)
-    assert not any(curve.failure for curve in measure.run(options).curves)  # tried again
+    assert not any(curve.failure for curve in run(**options).of(Curve))  # tried again
 
 
 def test_full_precision_that_fails_leaves_the_levels(graph, monkeypatch):
@@ -171,7 +176,7 @@ def test_full_precision_that_fails_leaves_the_levels(graph, monkeypatch):
         return step(run)
 
     monkeypatch.setattr(Run, "_step", broken)
-    plain, compressed = rows(measure.run(OPTIONS))
+    plain, compressed = rows(run())
     assert plain.accuracy is None
     assert compressed.accuracy is not None
     assert compressed.difference is None
@@ -179,26 +184,21 @@ def test_full_precision_that_fails_leaves_the_levels(graph, monkeypatch):
 
 
 def test_memory_of_a_level_that_fails_and_of_a_process_that_ends(monkeypatch):
-    """A child that answers for all; where it ends, one for each model and level."""
-    asked = []
+    def ask(worker, request, seconds):
+        if request["entry"]["level"] == "L1":
+            raise Ended(-9, "")
+        return {"entry": {**request["entry"], "live_bytes": 1}, "more": None}
 
-    def in_child(module, request):
-        asked.append(request["cells"])
-        if ("gcn", "L1") in request["cells"]:
-            raise BenchError("the process that measures memory ended with code -9: it wrote nothing")
-        return [Memory(model, level or "L0", 1, 1) for model, level in request["cells"]]
-
-    monkeypatch.setattr(memory, "in_child", in_child)
-    plain, failed = memory.measure(["gcn"], [None, "L1"], "digits", None, CPU, 1)
-    assert asked == [[("gcn", None), ("gcn", "L1")], [("gcn", None)], [("gcn", "L1")]]
+    monkeypatch.setattr(child.Worker, "ask", ask)
+    plain, failed = memory.measure([Memory("gcn", "L0"), Memory("gcn", "L1")], "digits", None, "cpu", 1)
     assert plain.live_bytes == 1
-    assert "ended with code -9" in failed.not_measured
+    assert "ended with code -9" in failed.failure
 
 
 def test_what_cannot_be_built_is_said_before_anything_is_trained(trained):
     for recipe, words in ((Recipe(hidden=2), "--heads must be"), (Recipe(sample=9999), "--sample must be")):
         with pytest.raises(BenchError, match=words):
-            measure.run(dataclasses.replace(OPTIONS, models=("gat",), recipe=recipe))
+            run(models=("gat",), recipe=recipe)
     assert not trained
 
 
@@ -208,7 +208,12 @@ def test_what_cannot_be_built_is_said_before_anything_is_trained(trained):
 def test_all_levels(monkeypatch, tmp_path):
     seen = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(measure, "run", lambda options: seen.append(options) or (_ for _ in ()).throw(BenchError("")))
+
+    def refused(options):
+        seen.append(options)
+        raise BenchError("")
+
+    monkeypatch.setattr(cli, "BENCHES", {"gnn": dataclasses.replace(BENCHES["gnn"], run=refused)})
     cli.main(["gnn", "--level", "all", "--level", "swap", "--level", "L2"])
     assert tuple(seen[0].levels) == (*ALL_LEVELS, "swap")
     assert ALL_LEVELS == ("L1", "L1.1", "L1.2", "L2", "L2.1", "L2.2", "L3")
@@ -240,15 +245,15 @@ def test_levels_adapt_as_often_as_was_asked(interval, times, graph, monkeypatch)
 
 
 def test_a_report_says_what_is_generated_and_what_stays_on_a_cpu(results):
-    levels = [dataclasses.replace(curve, level=curve.level.replace("L1", "L3")) for curve in results.curves]
-    changed = dataclasses.replace(results, dataset="generated-arxiv", curves=levels, memories=[])
+    levels = [dataclasses.replace(curve, level=curve.level.replace("L1", "L3")) for curve in results.of(Curve)]
+    changed = replaced(results, curves=levels, memories=[], dataset="generated-arxiv")
     assert "L3: only tensors on a GPU go to host memory" in text_of(changed)
     assert "The graph is generated" in text_of(changed)
-    assert "only tensors on a GPU" not in text_of(dataclasses.replace(changed, device="cuda"))
+    assert "only tensors on a GPU" not in text_of(replaced(changed, device="cuda"))
     assert "only tensors on a GPU" not in text_of(results)
 
 
-def test_results_of_before_there_was_a_room_load_and_show(capsys):
+def test_recorded_results_load_and_show(capsys):
     file = Path(__file__).parents[1] / "results" / "gnn-cpu.json"
     assert cli.main(["show", str(file)]) == 0
     shown = capsys.readouterr().out

@@ -1,30 +1,25 @@
 import dataclasses
 import json
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from bench import records
 from bench.errors import BenchError
-from bench.gnn.chart import save_chart
-from bench.gnn.report import render
+from bench.gnn.results import Curve
 from bench.kernels import KernelTime
 from bench.layout import console
+from bench.memory import Memory
+from bench.records import draw, shown
 
-
-def text_of(results):
-    file = StringIO()
-    Console(file=file, width=126).print(render(results))
-    return file.getvalue()
+from .gnn_records import replaced, text_of
 
 
 def test_json_comes_back_as_it_was(results, tmp_path):
     third = 1 / 3
-    curves = [dataclasses.replace(results.curves[0], losses=[third, 1e-300, 5.0])]
+    curves = [dataclasses.replace(results.of(Curve)[0], losses=[third, 1e-300, 5.0])]
     kernels = [KernelTime(4, 256, 2, [0.1], [0.2], [third], [0.4])]
-    results = dataclasses.replace(results, curves=curves, kernels=kernels)
+    results = replaced(results, curves=curves, others=kernels)
     file = tmp_path / "results.json"
     records.save(results, file)
     assert records.load(file) == results
@@ -32,7 +27,7 @@ def test_json_comes_back_as_it_was(results, tmp_path):
 
 
 def test_recorded_results_load():
-    """Those of the repository too, which are older than the kinds of results."""
+    """Those of the repository."""
     folder = Path(__file__).parents[1] / "results"
     for file in folder.glob("*.json"):
         records.load(file)
@@ -60,14 +55,14 @@ def test_what_ends_in_the_middle_of_writing_costs_nothing(results, tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            records.save(dataclasses.replace(results, curves=[]), link)
+            records.save(replaced(results, curves=[]), link)
     assert records.load(file) == results
     assert {path.name for path in tmp_path.iterdir()} == {"results.json", "link.json"}
     assert link.is_symlink()
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{}", "[]", '{"format": 0}', '{"format": 1, "kind": "vision"}', '{"format": 1, "machine": {}}']
+    "content", ["", "{}", "[]", '{"format": 0}', '{"format": 2, "kind": "vision"}', '{"format": 1, "machine": {}}']
 )
 def test_a_file_that_holds_something_else_is_named(content, tmp_path):
     file = tmp_path / "other.json"
@@ -93,33 +88,33 @@ def test_the_table_names_data_machine_versions_and_commit(results):
 
 def test_the_table_loses_nothing_in_a_narrow_terminal(results, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    console().print(render(results))
-    shown = capsys.readouterr().out
-    assert "+0.50 [-5.85, +6.85] ✓" in shown
-    assert "…" not in shown
+    console().print(shown(results))
+    text = capsys.readouterr().out
+    assert "+0.50 [-5.85, +6.85] ✓" in text
+    assert "…" not in text
 
 
 def test_the_table_says_why_nothing_was_measured(results):
     memories = [
         dataclasses.replace(memory, live_bytes=None, peak_bytes=None, not_measured="needs Linux")
-        for memory in results.memories
+        for memory in results.of(Memory)
     ]
-    text = text_of(dataclasses.replace(results, memories=memories))
+    text = text_of(replaced(results, memories=memories))
     assert "memory not measured: needs Linux" in text
     assert "20.0" not in text  # the peak
 
 
 def test_the_chart_is_an_image(results, tmp_path):
-    save_chart(results, tmp_path / "chart.png")
+    draw(results, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_chart_needs_something_to_compare(results, tmp_path):
-    plain = dataclasses.replace(results, curves=results.curves[:2], memories=results.memories[:1])
+    plain = replaced(results, curves=results.of(Curve)[:2], memories=results.of(Memory)[:1])
     with pytest.raises(BenchError, match="compares levels with full precision"):
-        save_chart(plain, tmp_path / "chart.png")
+        draw(plain, tmp_path / "chart.png")
 
 
 def test_a_chart_s_type_is_known(results, tmp_path):
     with pytest.raises(BenchError, match=r"must end in \.png, \.svg or \.pdf, got .*chart\.xyz"):
-        save_chart(results, tmp_path / "chart.xyz")
+        draw(results, tmp_path / "chart.xyz")

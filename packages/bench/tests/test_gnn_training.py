@@ -3,7 +3,8 @@ import torch
 
 from bench.gnn import training
 from bench.gnn.models import MODELS
-from bench.gnn.training import Curve, Run, train_in_turn
+from bench.gnn.results import Curve
+from bench.gnn.training import Run, train_in_turn
 
 
 def trained(model, level, graph, epochs=3, seed=0):

@@ -23,6 +23,7 @@ from bench.gpu.place import ROOT, Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row, StageResults
 from bench.gpu.stages import STAGES, Stage
 from bench.machine import Machine
+from bench.record.record import Record
 from integrations.forecast.measured import MEASURED
 
 MACHINE = Machine("a GPU", 16, "Linux", {"torch": "2.11.0"}, "0123456789abc", False, "tools/gpu.sh build", "today")
@@ -62,7 +63,7 @@ def test_a_failure_leaves_the_others(place):
     assert results.rows[0].reason == "exit status 1: ValueError: no kernel"
     assert "its results cannot be read (TypeError" in results.rows[2].reason
     assert results.failed
-    assert records.load(place.out / "gpu-build.json") == results
+    assert records.load(place.out / "gpu-build.json").of(StageResults) == [results]
     assert "no kernel" in (place.out / run.LOG).read_text()
 
 
@@ -160,7 +161,7 @@ def test_an_interrupted_run_says_what_it_found(tmp_path):
         process.kill()
     assert process.returncode == 130
     assert has_ended(int(pid.read_text()))
-    results = records.load(earlier)
+    [results] = records.load(earlier).of(StageResults)
     assert [(row.case, row.outcome) for row in results.rows] == [
         ("works", OK), ("waits", FAILED), ("is next", NOT_REACHED),
     ]  # fmt: skip
@@ -180,7 +181,7 @@ def test_what_the_time_does_not_suffice_for_is_in_the_results(place):
 
 
 def stage(*rows, **more):
-    return StageResults(MACHINE, "kernels", **{"device": "cuda", "dry": False, "rows": list(rows), **more})
+    return StageResults("kernels", **{"device": "cuda", "dry": False, "rows": list(rows), **more})
 
 
 @pytest.mark.parametrize(
@@ -283,7 +284,7 @@ def test_the_last_lines_have_what_all_stages_settle(capsys):
 
 
 def test_no_line_of_a_table_ends_with_blanks(capsys):
-    command._show(stage(Row("a", values={"compress": 1.0}), Row("b", SKIPPED, "no tool")))
+    command._show(stage(Row("a", values={"compress": 1.0}), Row("b", SKIPPED, "no tool")), MACHINE)
     assert [line for line in capsys.readouterr().out.splitlines() if line != line.rstrip()] == []
 
 
@@ -294,10 +295,10 @@ def test_the_cheap_stages_run_dry(tmp_path):
     done = subprocess.run([script, *dry], env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     for name in ("build", "sanitize", "kernels"):
-        results = records.load(tmp_path / f"gpu-{name}.json")
-        assert isinstance(results, StageResults)
+        record = records.load(tmp_path / f"gpu-{name}.json")
+        [results] = record.of(StageResults)
         assert (results.stage, results.device, results.dry, results.failed) == (name, "cpu", True, False)
-        assert results.machine.command.startswith("tools/gpu.sh build sanitize kernels")
+        assert record.machine.command.startswith("tools/gpu.sh build sanitize kernels")
         assert f"stage {name}: " in done.stdout.splitlines()[-3:][("build", "sanitize", "kernels").index(name)]
     assert len(done.stdout) < 3 * 12_000
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -327,13 +328,13 @@ def test_a_page_says_that_nothing_was_measured(tmp_path):
 
 def test_a_page_shows_what_a_stage_settled(tmp_path):
     row = Row("GroupAffine, 4 bits, float32", MISSED, "0.9 of a copy is the goal", 0, {"compress": 0.8}, ["float32"])
-    records.save(stage(row), tmp_path / "gpu-kernels.json")
+    records.save(Record("gpu", MACHINE, entries=[stage(row)]), tmp_path / "gpu-kernels.json")
     made = pages.rendered(MARK, tmp_path).text
     assert "| GroupAffine, 4 bits, float32 | 0.8 | missed: 0.9 of a copy is the goal |" in made
     assert f"| {CLAIMS['kernels']['float32']} | does not hold |" in made
     assert f"| {CLAIMS['kernels']['bfloat16']} | not settled |" in made
     for other in (stage(row, dry=True), stage(row, device="cpu"), dataclasses.replace(stage(row), stage="build")):
-        records.save(other, tmp_path / "gpu-kernels.json")
+        records.save(Record("gpu", MACHINE, entries=[other]), tmp_path / "gpu-kernels.json")
         with pytest.raises(BenchError, match="must hold the stage kernels, run on a GPU and not --dry"):
             pages.rendered(MARK, tmp_path)
 

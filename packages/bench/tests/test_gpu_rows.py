@@ -15,12 +15,14 @@ from bench.gpu.cases import Done
 from bench.gpu.claims import CLAIMS
 from bench.gpu.place import Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row
-from bench.kernels.results import KernelResults, Measurement, Timing
+from bench.kernels.results import Measurement, Timing
 from bench.machine import Machine
-from bench.search.results import Search, SearchResults, Trial
-from bench.systems.results import Cell, Figures, SystemResults
+from bench.record.record import Record
+from bench.search.results import Search, Trial
+from bench.systems.results import Cell, Figures
 
 MACHINE = Machine("a GPU", 16, "Linux", {"torch": "2.11.0"}, "0123456789abc", False, "tools/gpu.sh build", "today")
+SETTINGS = {"device": "cuda", "seed": 0}
 
 
 def test_the_self_check_must_have_been_on_the_device():
@@ -194,7 +196,7 @@ def test_kernels_that_miss_the_goal():
         return Measurement(case, 4, "float32", 2**30, {}, 0.9, timings)
 
     names = ("GroupAffine, 4 bits", "GroupAffine, 4 bits, groups of 192", "GroupAffine, 2 bits", "Narrow(0, 8)")
-    found = KernelResults(MACHINE, "cuda", 1, {}, [], [entry(names[0], 1.25), entry(names[1], 1.0)], 1.0)
+    found = Record("kernels", MACHINE, SETTINGS, [entry(names[0], 1.25), entry(names[1], 1.0)])
     missed, reached = kernels.rows(found)
     goal = "compress: 0.9 of a copy is the goal"
     assert (missed.outcome, missed.reason, missed.claims) == (MISSED, goal, ["float32"])
@@ -226,8 +228,8 @@ def test_what_fails_speaks_for_the_claim_that_it_would_have_spoken_for(case, dty
         Timing(*whose, 100, [1.0]) for whose in (("torch", "copy_"), ("torch", "clone"), ("actcore", "compress"))
     ]
     entry = Measurement(case, 4, dtype, 2**30, {}, goal, timings)
-    failed = f"{case}, {dtype}, 1 GiB: RuntimeError: no, it does not"
-    found = list(kernels.rows(KernelResults(MACHINE, "cuda", 1, {}, [failed], [entry], 1.0)))
+    failed = Measurement(case, 4, dtype, 2**20, failure="RuntimeError: no, it does not")
+    found = list(kernels.rows(Record("kernels", MACHINE, SETTINGS, [entry, failed])))
     assert [row.outcome for row in found] == [OK, FAILED]
     assert [row.claims for row in found] == [claims, claims]
     assert found[1].reason == "RuntimeError: no, it does not"
@@ -240,7 +242,7 @@ def test_kernels_that_were_cut_off_are_those_that_were_measured(tmp_path):
     entry = Measurement("Positive", 1, "float32", 2**30, {}, None, [])
     file = tmp_path / "kernels-cuda-float32.json"
     assert str(file) in case.command
-    records.save(KernelResults(MACHINE, "cuda", 1, {}, [], [entry], 1.0), file)
+    records.save(Record("kernels", MACHINE, {"device": "cuda", "rounds": 1}, [entry]), file)
     measured, rest = case.rows(Done(-9, "", 170.0, over=True))
     assert (measured.outcome, rest.outcome) == (OK, NOT_REACHED)
     assert rest.claims == ["float32", "integers", "groups", "others"]
@@ -262,7 +264,7 @@ def test_models_whose_peaks_are_not_smaller():
         cell("torch_remat", 0, does_not_apply="not of this model"),
     ]
     found = list(
-        models.rows(SystemResults(MACHINE, "cuda", 0, cells, ["vit: plan: not reached"]), Done(1, "killed", 1.0))
+        models.rows(Record("systems", MACHINE, SETTINGS, cells, ["vit: plan: not reached"]), Done(1, "killed", 1.0))
     )
     assert [row.outcome for row in found] == [OK, OK, MISSED, OK, MISSED, FAILED, SKIPPED, NOT_REACHED, FAILED]
     assert [row.claims for row in found[-2:]] == [["smaller", "planned"]] * 2  # of what is left out, nothing is known
@@ -280,7 +282,7 @@ def searched(**more):
         return Search("resnet50-batch", way, largest=largest if ended else None, ended=ended, trials=trials)
 
     searches = [one("plain", 100), one("L1", 410), one("L2", 300, **more), one("Q-layers", 700)]
-    return SearchResults(MACHINE, "cuda", {}, 0, searches)
+    return Record("search", MACHINE, SETTINGS, searches)
 
 
 def test_searches_beside_what_was_published():
@@ -304,7 +306,7 @@ def test_what_was_not_searched_to_its_end_misses_nothing():
 @pytest.mark.parametrize(
     ("stage", "results"),
     [
-        (models, SystemResults(MACHINE, "cuda", 0, [cell("plain", 100), cell("L1", 50)])),
+        (models, Record("systems", MACHINE, SETTINGS, [cell("plain", 100), cell("L1", 50)])),
         (search, searched()),
     ],
 )

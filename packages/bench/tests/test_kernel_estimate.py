@@ -4,10 +4,10 @@ import pytest
 from rich.console import Console
 
 from bench import records
-from bench.kernels import estimate_report
-from bench.kernels.estimate import Count, EstimateResults
+from bench.kernels.estimate import Count
 from bench.kernels.sass import Work, functions, path
 from bench.machine import Machine
+from bench.record.record import Record
 
 # A tile's load, and a loop of single bytes where it is cut off; a loop of shuffles; a division with its rare cases.
 LISTING = """
@@ -65,12 +65,12 @@ def test_results_are_read_back_and_shown(tmp_path):
         Count("compress", "float32", 4, earlier, {"integer": 700 if earlier else 300}) for earlier in (True, False)
     ]
     counts.append(Count("compress", "float32", 8, False, {"integer": 500}, "Float8"))
-    results = EstimateResults(machine, "13.0", "v1", counts)
+    results = Record("kernels-estimate", machine, {"compiler": "13.0", "against": "v1"}, counts)
     records.save(results, tmp_path / "estimate.json")
     assert records.load(tmp_path / "estimate.json") == results
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(estimate_report.render(results))
+        console.print(records.shown(results))
     shown = capture.get()
     assert "nothing was run" in shown
     assert "compress, float32, 4 bits" in shown

@@ -8,9 +8,10 @@ from rich.console import Console
 
 from bench import records
 from bench.errors import BenchError
-from bench.kernels import chart, report
-from bench.kernels.results import KernelResults, Measurement, Timing
+from bench.kernels.results import Measurement, Timing
 from bench.machine import Machine
+from bench.record.record import Record
+from bench.records import draw, shown
 
 KIB = 2**10
 
@@ -52,7 +53,8 @@ def kernel_results(entry):
     )  # fmt: skip
     machine = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abcdef", True, "python", "today")
     libraries = {"bitsandbytes": "0.50", "fewbit": "not installed (No module named 'fewbit')"}
-    return KernelResults(machine, "cpu", 3, libraries, ["torchao beside it: no"], [entry, small, training], 90.0)
+    settings = {"device": "cpu", "rounds": 3, "libraries": libraries}
+    return Record("kernels", machine, settings, [entry, small, training], ["torchao beside it: no"], 90.0)
 
 
 def test_numbers_of_a_measurement_by_hand(entry):
@@ -82,19 +84,19 @@ def test_json_comes_back_as_it_was(kernel_results, tmp_path):
 
 def test_the_tables(kernel_results):
     file = StringIO()
-    Console(file=file, width=132).print(report.render(kernel_results))
+    Console(file=file, width=132).print(shown(kernel_results))
     text = file.getvalue()
     for part in (
         "compress, 256 MiB a tensor", "1.25 ✓", "1.50 ✗", "10.0", "logical_io_gbps", "logical_io_vs_", "achievable_%",
         "relu", "0.75", "5000000.0 ✗", "bitsandbytes 0.50", "No module named 'fewbit'",
-        "left out: torchao beside it: no", "a processor, 2 threads", "commit 0123456789 with changes",
+        "Left out: torchao beside it: no", "a processor, 2 threads", "commit 0123456789 with changes",
     ):  # fmt: skip
         assert part in text, part
 
 
 def test_the_chart_is_an_image(kernel_results, tmp_path):
-    chart.save_chart(kernel_results, tmp_path / "chart.png")
+    draw(kernel_results, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
-    only_operators = dataclasses.replace(kernel_results, measurements=kernel_results.measurements[2:])
+    only_operators = dataclasses.replace(kernel_results, entries=kernel_results.entries[2:])
     with pytest.raises(BenchError, match="a chart shows codecs with float32 or bfloat16"):
-        chart.save_chart(only_operators, tmp_path / "chart.png")
+        draw(only_operators, tmp_path / "chart.png")

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from bench import cli, records
-from bench.finish import shown
 from bench.layout import console
 from bench.llm.cell import Cell
 from bench.llm.results import Trained
 from bench.llm.subjects import CHUNKED, DENSE, SUBJECTS
 from bench.process_memory import ENVIRONMENT
+from bench.records import shown
 
 SMALL = "loss-small"
 
@@ -25,8 +25,8 @@ def recorded(tmp_path_factory):
 
 def test_a_run_from_end_to_end(recorded):
     results = records.load(recorded)
-    assert [cell.way for cell in results.cells] == list(SUBJECTS[SMALL].ways)
-    dense, chunked = (next(cell for cell in results.cells if cell.way == way) for way in (DENSE, CHUNKED))
+    assert [cell.way for cell in results.of(Trained)] == list(SUBJECTS[SMALL].ways)
+    dense, chunked = (next(cell for cell in results.of(Trained) if cell.way == way) for way in (DENSE, CHUNKED))
     logits = 512 * 2000 * 4
     assert chunked.peak < logits < dense.peak
     for cell in (dense, chunked):
@@ -38,10 +38,10 @@ def test_a_run_from_end_to_end(recorded):
 
 
 def test_what_the_file_has_is_not_measured_again(recorded, monkeypatch):
-    monkeypatch.setattr("bench.llm.measure._measured", lambda *_: pytest.fail("it is measured again"))
+    monkeypatch.setattr("bench.llm.measure.measured", lambda *_: pytest.fail("it is measured again"))
     before = recorded.read_text()
     assert cli.main(["llm", "--subject", SMALL, "--rounds", "2", "--threads", "1", "--json", str(recorded)]) == 0
-    assert json.loads(recorded.read_text())["cells"] == json.loads(before)["cells"]
+    assert json.loads(recorded.read_text())["entries"] == json.loads(before)["entries"]
 
 
 def test_the_table_and_what_failed(recorded):
@@ -49,7 +49,7 @@ def test_the_table_and_what_failed(recorded):
     failed = Trained("llama-small", "plain", failure="it was too large")
     out = console()
     with out.capture() as capture:
-        out.print(shown(type(results)(results.machine, results.rounds, [*results.cells, failed], 60.0)))
+        out.print(shown(results.adding([failed])))
     text = capture.get()
     assert SUBJECTS[SMALL].what in text
     assert "llama-small, plain: it was too large." in text

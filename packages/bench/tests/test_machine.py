@@ -23,8 +23,8 @@ def test_packages_that_were_not_installed_have_a_version(nothing_is_installed):
     """PackageNotFoundError ended every benchmark."""
     here = Machine.here(torch.device("cpu"), 1, ("actcore-integrations", "torch-geometric"))
     assert here.versions == {"actcore-integrations": integrations.__version__}
-    assert machine.installed("actcore-integrations")
-    assert not machine.installed("torch-geometric")
+    assert machine.version_of("actcore-integrations")
+    assert not machine.version_of("torch-geometric")
 
 
 def test_a_package_that_cannot_be_imported_has_none(nothing_is_installed, monkeypatch):

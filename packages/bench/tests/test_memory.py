@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from bench import process_memory
-from bench.errors import BenchError
 from bench.gnn.datasets import digits
 from bench.gnn.memory import measure, measure_here
 from bench.gnn.models import MODELS
 from bench.gnn.recipe import Recipe
-from bench.memory import AGREEMENT, child_answer, saved_bytes
+from bench.memory import AGREEMENT, Memory, saved_bytes
 from bench.process_memory import ENVIRONMENT, counters
+from bench.record.child import here
 
 CPU = torch.device("cpu")
 
@@ -65,11 +65,11 @@ def test_on_another_system_nothing_is_measured(monkeypatch):
 
 @pytest.fixture(scope="module")
 def memories():
-    return measure(["gcn"], [None, "L0", "L1"], "digits", None, CPU, threads=1)
+    return measure([Memory("gcn", level) for level in ("L0", "L1")], "digits", None, "cpu", threads=1)
 
 
 def test_the_reported_saving_is_what_the_process_frees(memories):
-    plain, _, compressed = memories
+    plain, compressed = memories
     if plain.not_measured:
         pytest.skip(f"memory cannot be measured here: {plain.not_measured}")
     saved = plain.live_bytes - compressed.live_bytes
@@ -77,28 +77,14 @@ def test_the_reported_saving_is_what_the_process_frees(memories):
     assert compressed.peak_bytes < plain.peak_bytes
 
 
-def test_at_l0_memory_is_that_of_the_untouched_model(memories):
-    plain, off, _ = memories
-    if plain.not_measured:
-        pytest.skip(f"memory cannot be measured here: {plain.not_measured}")
-    assert off.live_bytes == pytest.approx(plain.live_bytes, abs=64 * 2**10)
-
-
 def test_a_child_that_fails_says_why():
-    [failed] = measure(["gcn"], [None], "nowhere", None, CPU, threads=1)
-    assert "measures memory ended with code 1: " in failed.not_measured
-    assert "dataset must be one of" in failed.not_measured
-
-
-def test_a_child_that_says_nothing_is_an_error_of_its_cell():
-    """An IndexError ended the whole run."""
-    with pytest.raises(BenchError, match=r"bench\.units, ended without an answer"):
-        child_answer("bench.units", {})
+    [failed] = measure([Memory("gcn", "L0")], "nowhere", None, "cpu", threads=1)
+    assert "dataset must be one of" in failed.failure
 
 
 def test_a_level_that_fails_says_why():
-    found = measure_here("gcn", "L9", digits())
-    assert "level must be one of" in found.not_measured
+    found = here(measure_here, Memory("gcn", "L9"), graph=digits())
+    assert "level must be one of" in found.failure
     assert found.live_bytes is None
 
 

@@ -1,14 +1,18 @@
 """``python -m bench report``: a page's tables are those of the results that it names."""
 
+from pathlib import Path
+
 import pytest
 from rich.text import Text
 
 from bench import cli, pages, records
+from bench.benches import RECORDS
 from bench.errors import BenchError
 from bench.layout import columns
 from bench.machine import Machine
-from bench.search.results import Search, SearchResults, Trial
-from bench.systems.results import Cell, SystemResults
+from bench.record.record import Record
+from bench.search.results import Search, Trial
+from bench.systems.results import Cell
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abc", False, "python -m bench", "today")
 PAGE = """# Numbers
@@ -29,7 +33,7 @@ def folder(tmp_path):
         Cell("mlp", way, "an MLP, of 3 | 4 layers", peak, 0.0, [1.0], [1.0])
         for way, peak in (("plain", 2 << 20), ("L1", 1 << 20))
     ]
-    records.save(SystemResults(MACHINE, "cpu", cells=cells), tmp_path / "systems.json")
+    records.save(Record("systems", MACHINE, {"device": "cpu", "seed": 0}, cells), tmp_path / "systems.json")
     return tmp_path
 
 
@@ -75,7 +79,7 @@ def test_a_name_of_several_tables(folder):
     """The first was taken."""
     what = ("BERT, 4 layers", "BERT, 4 layers, 2 heads", "BERT, 8 layers")
     cells = [Cell(f"model {place}", "plain", words, 1 << 20) for place, words in enumerate(what)]
-    records.save(SystemResults(MACHINE, "cpu", cells=cells), folder / "systems.json")
+    records.save(Record("systems", MACHINE, {"device": "cpu", "seed": 0}, cells), folder / "systems.json")
     with pytest.raises(BenchError, match=r"has 3 tables 'BERT'; it has .BERT, 4 layers., 'BERT"):
         pages.rendered(PAGE.replace("an MLP", "BERT"), folder)
     assert "| BERT, 4 layers | peak" in pages.rendered(PAGE.replace("an MLP", "BERT, 4 layers"), folder).text
@@ -84,9 +88,9 @@ def test_a_name_of_several_tables(folder):
 def test_entries_say_of_which_commits_they_are():
     """Also those in lists of entries, of which the last run's commit was said; and that files differed was not."""
     trials = [Trial(value, commit=commit) for value, commit in ((1, "aaaaaaaaaa"), (2, "bbbbbbbbbb+"), (3, ""))]
-    results = SearchResults(MACHINE, "cpu", {}, searches=[Search("gcn-layers", "plain", trials=trials)])
+    results = Record("search", MACHINE, {}, [Search("gcn-layers", "plain", trials=trials)])
     assert "; commits aaaaaaaaaa, bbbbbbbbbb+; " in pages.where(results)
-    assert "; commit 0123456789; " in pages.where(SearchResults(MACHINE, "cpu", {}))
+    assert "; commit 0123456789; " in pages.where(Record("search", MACHINE))
 
 
 def test_cells():
@@ -123,3 +127,21 @@ def test_a_mark_of_another_form(folder):
         pages.rendered("<!-- readme other -->\n<!-- /readme -->", folder)
     with pytest.raises(BenchError, match="1 tables and charts begin"):
         pages.rendered("<!-- chart systems.json: a -->\n<!-- /table -->", folder)
+
+
+def test_every_page_is_that_of_the_records():
+    root = Path(__file__).parents[3]
+    written = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    texts = {page: page.read_text() for page in written if "_build" not in page.parts}
+    marked = {page: text for page, text in texts.items() if "<!-- /" in text}
+    assert len(marked) >= 14
+    for page, text in marked.items():
+        assert pages.rendered(text, root / "packages" / "bench" / "results").text == text, page
+
+
+def test_every_kind_of_record_is_documented():
+    text = (Path(__file__).parents[3] / "docs" / "benchmarks" / "files.md").read_text()
+    assert {line.split()[2] for line in text.splitlines() if line.startswith("<!-- entries ")} == set(RECORDS)
+    assert "| ways | peak_bytes | bytes | the most in forward and backward" in text
+    with pytest.raises(BenchError, match="there is no kind of record 'other'; there are gnn, "):
+        pages.rendered("<!-- entries other -->\n<!-- /entries -->", Path())

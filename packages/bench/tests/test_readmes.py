@@ -7,19 +7,21 @@ import pytest
 from bench import records
 from bench.checkpoint.architectures import ARCHITECTURES
 from bench.checkpoint.contenders import LEAST, LEAST_MASKS, PLAIN
-from bench.checkpoint.results import CheckpointResults, Peak
+from bench.checkpoint.results import Peak
 from bench.errors import BenchError
-from bench.fewbit.results import FewBitResults
 from bench.fewbit.results import Peak as RobertaPeak
+from bench.gnn.results import Curve
 from bench.machine import Machine
 from bench.pages import rendered, to_markdown
 from bench.readmes import actnn, checkpointing, claims, fewbit, gact
 from bench.readmes.tables import TABLES
-from bench.search.results import Search, SearchResults
+from bench.record.record import Record
+from bench.search.results import Search
 from bench.vision.compression.results import Cell
 from bench.vision.dense.models import DENSE
 from bench.vision.dense.results import DenseCell
-from bench.vision.results import VisionResults
+
+from .gnn_records import replaced
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abc", False, "python -m bench", "today")
 MIB = 1 << 20
@@ -44,7 +46,7 @@ def test_every_row_is_there_without_results(tmp_path):
 def test_checkpointing_takes_channels_last_first(tmp_path):
     def save(file, plain, least):
         peaks = [Peak("vgg11", way, 64, 224, nbytes * MIB) for way, nbytes in ((PLAIN, plain), (LEAST, least))]
-        records.save(CheckpointResults(MACHINE, "cpu", 1 << 34, peaks=peaks), tmp_path / file)
+        records.save(Record("checkpoint", MACHINE, {"channels_last": False}, peaks), tmp_path / file)
 
     save(checkpointing.USUAL, 1000, 900)
     [row] = [row for row in rows(tmp_path, "checkpointing") if row.startswith("| vgg11 ")]
@@ -59,7 +61,7 @@ def test_checkpointing_takes_channels_last_first(tmp_path):
 def test_one_bit_relus_have_a_row_of_their_own(tmp_path):
     ways = ((PLAIN, 1000), (LEAST, 800), (LEAST_MASKS, 600))
     peaks = [Peak("alexnet", way, 1024, 224, nbytes * MIB) for way, nbytes in ways]
-    records.save(CheckpointResults(MACHINE, "cpu", 1 << 34, peaks=peaks), tmp_path / checkpointing.CHANNELS_LAST)
+    records.save(Record("checkpoint", MACHINE, {"channels_last": False}, peaks), tmp_path / checkpointing.CHANNELS_LAST)
     first, second, *_ = rows(tmp_path, "checkpointing")
     assert "| 1,000 | 800 | 20.0 ✗ |" in first
     assert second.startswith("| the same, 1-bit ReLUs |")
@@ -68,10 +70,18 @@ def test_one_bit_relus_have_a_row_of_their_own(tmp_path):
 
 def test_fewbit_savings(tmp_path):
     peaks = [
-        RobertaPeak(way, [MIB], [(nbytes + 5) * MIB], [1000 * MIB + nbytes * MIB], 5 * MIB)
+        RobertaPeak(
+            way,
+            "",
+            16,
+            kept_bytes=[MIB],
+            peak_bytes=[(nbytes + 5) * MIB],
+            raw_bytes=[1000 * MIB + nbytes * MIB],
+            gradient_bytes=5 * MIB,
+        )
         for way, nbytes in (("vanilla", 1000), ("3-bit GELU", 860), ("both", 700))
     ]
-    records.save(FewBitResults(MACHINE, "cpu", peaks=peaks), tmp_path / fewbit.FILE)
+    records.save(Record("fewbit", MACHINE, {"device": "cpu"}, peaks), tmp_path / fewbit.FILE)
     vanilla, gelu, linear, both = rows(tmp_path, "fewbit")
     assert "| vanilla | 11.30 |  | 1,000.0 |" in vanilla
     assert "| 9.75 | 13.8 | 860.0 | 14.0 ✓ | 865.0 | 13.9 ✓ | 1,860.0 | 7.0 ✗ |" in gelu
@@ -89,11 +99,11 @@ def test_actnns_layers_beside_their_accuracies(tmp_path):
         cell("fcn_resnet50", "plain", **plain),
         cell("fcn_resnet50", actnn.WAY, **small, gradient_error=0.125),
         cell("retinanet_resnet50_fpn", "plain", **plain),
-        cell("retinanet_resnet50_fpn", actnn.WAY, **small, losses=(1.0, 2.0)),
+        cell("retinanet_resnet50_fpn", actnn.WAY, **small, losses=[1.0, 2.0]),
         cell("fpn_resnet50", "plain", **plain),
         cell("fpn_resnet50", actnn.WAY, failure="it ended"),
     ]
-    records.save(VisionResults(MACHINE, "", {}, dense=cells), tmp_path / actnn.FILE)
+    records.save(Record("vision", MACHINE, {"device": "cpu"}, cells), tmp_path / actnn.FILE)
     found = {row.rpartition("--model ")[2].partition(" ")[0]: row for row in rows(tmp_path, "actnn")}
     # 100 bytes by the allocator, where the graph has 90.
     assert "| mIoU, Cityscapes | 73.6 | 72.9 | 12.0 | 5.50 | 0.125 |" in found["fcn_resnet50"]
@@ -103,15 +113,15 @@ def test_actnns_layers_beside_their_accuracies(tmp_path):
 
 
 def test_a_page_has_a_readmes_table_with_its_machine(tmp_path):
-    records.save(FewBitResults(MACHINE, "cpu"), tmp_path / fewbit.FILE)
+    records.save(Record("fewbit", MACHINE, {"device": "cpu"}), tmp_path / fewbit.FILE)
     page = rendered("<!-- readme fewbit -->\n<!-- /readme -->\n", tmp_path).text
     assert "| RoBERTa-base | peak, GiB published |" in page
     assert "\n\n`python -m bench`; a processor, 2 threads" in page
 
 
 def test_a_file_that_holds_something_else(tmp_path):
-    records.save(FewBitResults(MACHINE, "cpu"), tmp_path / checkpointing.USUAL)
-    with pytest.raises(BenchError, match="must hold CheckpointResults, got FewBitResults"):
+    records.save(Record("fewbit", MACHINE, {"device": "cpu"}), tmp_path / checkpointing.USUAL)
+    with pytest.raises(BenchError, match="must hold results of checkpoint"):
         TABLES["checkpointing"](tmp_path)
 
 
@@ -126,15 +136,15 @@ def test_gacts_rows_are_those_of_the_graph_networks(results, tmp_path):
 
 
 def test_gacts_rows_are_of_the_most_seeds(results, tmp_path):
-    def accuracy(**changes):
-        records.save(replace(results, **changes), tmp_path / gact.FILES[1])
+    def accuracy(curves):
+        records.save(replaced(results, curves=curves), tmp_path / gact.FILES[1])
         return rows(tmp_path, "gact")[0].split(" | ")[2]
 
     records.save(results, tmp_path / gact.FILES[0])
     [both] = {row.split(" | ")[2] for row in rows(tmp_path, "gact")[:1]}
-    curves = [replace(curve, test=[40.0, curve.test[-1] + 5]) for curve in results.curves]
-    assert accuracy(curves=[curve for curve in curves if curve.seed == 0]) == both
-    assert accuracy(curves=curves) != both  # as many, and later
+    curves = [replace(curve, test=[40.0, curve.test[-1] + 5]) for curve in results.of(Curve)]
+    assert accuracy([curve for curve in curves if curve.seed == 0]) == both
+    assert accuracy(curves) != both  # as many, and later
 
 
 def test_claims_have_the_lesser_of_two_peaks(tmp_path):
@@ -145,11 +155,11 @@ def test_claims_have_the_lesser_of_two_peaks(tmp_path):
         cell("plain", live_bytes=1200, original_bytes=1000, peak_bytes=1000, standing_peak_bytes=1100),
         cell("L2.2", live_bytes=280, original_bytes=1000, stored_bytes=75, peak_bytes=250, standing_peak_bytes=200),
     ]
-    records.save(VisionResults(MACHINE, "", {}, compressions=cells), tmp_path / claims.COMPRESSION)
+    records.save(Record("vision", MACHINE, {"device": "cpu"}, cells), tmp_path / claims.COMPRESSION)
     searches = [
         Search("resnet50-batch", way, largest=largest, ended=True) for way, largest in (("plain", 10), ("Q-layers", 70))
     ]
-    records.save(SearchResults(MACHINE, "cpu", {}, searches=searches), tmp_path / claims.SEARCH)
+    records.save(Record("search", MACHINE, {"device": "cpu"}, searches), tmp_path / claims.SEARCH)
     found = {row.split(" | ")[1]: row for row in rows(tmp_path, "claims")}
     assert "| 11.3 | 12.50 ✓ |" in found["activations of ResNet-50, 2 bits"]  # 80 bytes by the allocator
     assert "| 4.4 | 4.00 ✗ |" in found["peak of ResNet-50, 2 bits"]

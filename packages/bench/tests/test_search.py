@@ -10,13 +10,15 @@ import pytest
 from bench import cli, records
 from bench.layout import console
 from bench.machine import Machine
+from bench.record.record import Record
+from bench.records import shown
 from bench.search import chart, measure
 from bench.search.bisection import Found, Grid, largest
+from bench.search.compared import relative_throughput, times_plain
 from bench.search.dimensions import DEFAULT, FAMILIES, MEMORY_LIMITS, NAMES, QUICK, QUICK_LIMITS, dimensions
 from bench.search.image_models import RESNET_152, scaled_stages
 from bench.search.published import PUBLISHED
-from bench.search.report import relative_throughput, render, times_plain
-from bench.search.results import Search, SearchResults, Trial
+from bench.search.results import Search, Trial, search_of
 from bench.systems.ways import PLAIN, WAYS
 from bench.units import GIB, MIB
 
@@ -174,14 +176,14 @@ def test_what_a_way_reaches_is_proved_by_a_plain_trial(machinery, tmp_path):
     command = [*COMMAND, "--way", "L1", "--way", "L2", "--way", "save_on_cpu", "--json", str(file)]
     assert cli.main(command) == 0
     results = records.load(file)
-    found = {search.way: search for search in results.searches}
+    found = {search.way: search for search in results.of(Search)}
     assert {way: search.largest for way, search in found.items()} == {
         PLAIN: 20, "L1": 90, "L2": 10, "save_on_cpu": None
     }  # fmt: skip
     assert found[PLAIN].trial(90).failure
     assert (PLAIN, 10) not in machinery.asked  # L2 does not go beyond plain
-    assert "already" in found["save_on_cpu"].does_not_apply
-    assert len(machinery.asked) == sum(len(search.trials) for search in results.searches)
+    assert "already" in found["save_on_cpu"].refusal
+    assert len(machinery.asked) == sum(len(search.trials) for search in results.of(Search))
     # A step more would not have fitted.
     assert not found["L1"].trial(91).fits
 
@@ -195,17 +197,17 @@ def test_a_run_is_taken_up_trial_by_trial(machinery, tmp_path, capsys):
     assert cli.main(command) == 0
     assert machinery.asked == []
     content = json.loads(file.read_text())
-    lost = content["searches"][1]["trials"][4:]
-    del content["searches"][1]["trials"][4:]
-    content["searches"][1]["ended"] = False
+    lost = content["entries"][1]["trials"][4:]
+    del content["entries"][1]["trials"][4:]
+    content["entries"][1]["ended"] = False
     file.write_text(json.dumps(content))
     assert cli.main(command) == 0
     assert machinery.asked == [("L1", trial["value"]) for trial in lost]
-    assert records.load(file).searches == whole.searches
+    assert records.load(file).entries == whole.entries
     assert len(asked) == len(set(asked))
     capsys.readouterr()
     assert cli.main([*command, "--memory-limit", "8MiB"]) == 1
-    assert "another machine, device, memory limit" in capsys.readouterr().err
+    assert "another memory limit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("setting", "other"), [("title", "GCN of 32, 1,000 nodes: layers"), ("optimizer", "sgd")])
@@ -215,7 +217,7 @@ def test_other_trainings_of_the_same_name_are_searched_anew(machinery, tmp_path,
     command = [*COMMAND, "--way", "L1", "--json", str(file)]
     assert cli.main(command) == 0
     content = json.loads(file.read_text())
-    for search in content["searches"]:
+    for search in content["entries"]:
         search[setting] = other
     file.write_text(json.dumps(content))
     asked = machinery.asked[:]
@@ -228,11 +230,11 @@ def test_a_search_that_becomes_more_precise_has_no_largest_before_it_ends(machin
     file = tmp_path / "out.json"
     command = [*COMMAND[:-1], "--way", "L1", "--json", str(file)]
     assert cli.main(command) == 0
-    assert records.load(file).search("gcn-layers", "L1").largest is not None
+    assert search_of(records.load(file), "gcn-layers", "L1").largest is not None
     machinery.broken = "L1"
     assert cli.main([*command, "--precise"]) == 0
-    search = records.load(file).search("gcn-layers", "L1")
-    assert search.failure
+    search = search_of(records.load(file), "gcn-layers", "L1")
+    assert search.crash
     assert (search.ended, search.largest) == (False, None)
 
 
@@ -242,16 +244,16 @@ def test_a_crash_ends_a_search_and_not_the_run(machinery, tmp_path):
     command = [*COMMAND, "--way", "L1", "--way", "L2", "--json", str(file)]
     assert cli.main(command) == 0
     results = records.load(file)
-    assert results.search("gcn-layers", "L1").failure == "ended with code -11"
-    assert results.search("gcn-layers", "L1").largest is None
-    assert results.search("gcn-layers", "L2").largest == 10
+    assert search_of(results, "gcn-layers", "L1").crash == "ended with code -11"
+    assert search_of(results, "gcn-layers", "L1").largest is None
+    assert search_of(results, "gcn-layers", "L2").largest == 10
     machinery.broken = None
     machinery.asked.clear()
     assert cli.main(command) == 0
     assert {way for way, _ in machinery.asked} == {"L1", PLAIN}  # tried again, and then proved
     again = records.load(file)
-    assert again.search("gcn-layers", "L1").largest == 90
-    assert not again.search("gcn-layers", "L1").failure
+    assert search_of(again, "gcn-layers", "L1").largest == 90
+    assert not search_of(again, "gcn-layers", "L1").crash
 
 
 def test_a_crash_that_more_memory_prevents_is_for_want_of_memory(machinery, tmp_path, monkeypatch):
@@ -263,7 +265,7 @@ def test_a_crash_that_more_memory_prevents_is_for_want_of_memory(machinery, tmp_
 
     monkeypatch.setattr(machinery, "take", crashing)
     assert cli.main([*COMMAND, "--way", PLAIN, "--json", str(file)]) == 0
-    search = records.load(file).search("gcn-layers", PLAIN)
+    search = search_of(records.load(file), "gcn-layers", PLAIN)
     assert search.largest == 20
     assert "with 4 times the memory it finished" in search.trial(21).failure
 
@@ -288,7 +290,8 @@ def partial_search(way, found, trials, capped=False, ended=True):
     return Search("resnet50-batch", way, title, "images", 128 * MIB, found, capped, 0.05, ended, trials)
 
 
-RESULTS = SearchResults(MACHINE, "cpu", dict(MEMORY_LIMITS["cpu"]), searches=searches(), skipped=["swin: no timm"])
+SETTINGS = {"device": "cpu", "memory_limits": dict(MEMORY_LIMITS["cpu"]), "seed": 0}
+RESULTS = Record("search", MACHINE, SETTINGS, searches(), ["swin: no timm"])
 
 
 def test_the_report_has_measured_beside_published(tmp_path):
@@ -300,7 +303,7 @@ def test_the_report_has_measured_beside_published(tmp_path):
     output = console()
     output.width = 200
     with output.capture() as captured:
-        output.print(render(RESULTS))
+        output.print(shown(RESULTS))
     rows = {line.split("  ")[0].strip(): " ".join(line.split()) for line in captured.get().splitlines()}
     # 40 of 10; GACT's 448 of 160; 40 images in 1 s, and twice plain's 10 in 0.5 s.
     assert rows["L1"] == "L1 40 4.00 2.80 40.0 2.00 failed GACT, 4 bits: 160 -> 448"
@@ -317,7 +320,7 @@ def test_the_report_has_measured_beside_published(tmp_path):
 
 
 def test_a_bar_of_what_does_not_train_is_hollow():
-    figure = chart._draw(RESULTS, {"resnet50-batch": chart._compared(RESULTS, "resnet50-batch")})
+    figure = chart.draw(RESULTS)
     [axes] = figure.axes
     hollow = {
         name.get_text(): bar.get_facecolor() == (1, 1, 1, 1)
@@ -334,12 +337,12 @@ def test_graph_networks_take_adam():
 
 
 def test_what_is_not_known_is_not_compared():
-    alone = SearchResults(MACHINE, "cpu", {}, searches=[partial_search("L1", 40, [])])
-    assert times_plain(alone, alone.searches[0]) is None
-    assert relative_throughput(alone, alone.searches[0]) is None
+    alone = Record("search", MACHINE, SETTINGS, [partial_search("L1", 40, [])])
+    assert times_plain(alone, alone.entries[0]) is None
+    assert relative_throughput(alone, alone.entries[0]) is None
     output = console()
     with output.capture() as captured:
-        output.print(render(alone))
+        output.print(shown(alone))
     assert "L1" in captured.get()
 
 

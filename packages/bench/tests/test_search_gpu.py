@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from bench import cli, records
+from bench.benches import BENCHES
 from bench.errors import BenchError
 from bench.layout import console
 from bench.machine import Machine
+from bench.record.record import Record
+from bench.records import shown
 from bench.search import measure, processes
 from bench.search import trial as trials
 from bench.search.processes import Trials
-from bench.search.report import render
-from bench.search.results import Search, SearchResults, Trial
+from bench.search.results import Search, Trial, search_of
 from bench.search.trial import Request
 from bench.systems.ways import PLAIN
 from bench.units import GIB, MIB
@@ -200,7 +202,7 @@ def test_what_the_deadline_cuts_off_is_said_and_taken_up(machinery, tmp_path):
     file = tmp_path / "out.json"
     assert cli.main([*COMMAND, "--json", str(file)]) == 0
     whole, asked = records.load(file), machinery.asked[:]
-    assert [found.ended for found in whole.searches] == [True] * 4
+    assert [found.ended for found in whole.of(Search)] == [True] * 4
     ways = [way for _, way, _ in asked]
     names = list(dict.fromkeys((name, way) for name, way, _ in asked))
     assert names[:2] == [("gcn-layers", PLAIN), ("gcn-hidden", PLAIN)]  # each of them before any other way
@@ -212,16 +214,16 @@ def test_what_the_deadline_cuts_off_is_said_and_taken_up(machinery, tmp_path):
     assert machinery.asked == asked[: machinery.count]
     [left] = cut.skipped
     assert left == "the deadline of 100 s came before the end of L1 of gcn-layers, gcn-hidden"
-    found = cut.search("gcn-layers", "L1")
+    found = search_of(cut, "gcn-layers", "L1")
     assert (found.ended, found.largest) == (False, None)
     assert found.most is not None
     output = console()
     with output.capture() as captured:
-        output.print(render(cut))
+        output.print(shown(cut))
     assert f"L1 ≥ {found.most}" in " ".join(captured.get().split())
     machinery.count, machinery.asked = 1000, []
     assert cli.main([*COMMAND, "--json", str(file)]) == 0
-    assert [one.largest for one in records.load(file).searches] == [one.largest for one in whole.searches]
+    assert [one.largest for one in records.load(file).of(Search)] == [one.largest for one in whole.of(Search)]
 
 
 def test_a_trial_that_takes_too_long_ends_its_search_alone(machinery, tmp_path):
@@ -230,12 +232,12 @@ def test_a_trial_that_takes_too_long_ends_its_search_alone(machinery, tmp_path):
     assert cli.main([*COMMAND, "--way", "L2", "--json", str(file)]) == 0
     found = records.load(file)
     # The least of a short time: what is measured takes no time here.
-    assert found.search("gcn-layers", "L1").failure in (
+    assert search_of(found, "gcn-layers", "L1").crash in (
         "it was not done in 60 seconds",
         "it was not done in 59 seconds",
     )
     assert [way for _, way, _ in machinery.asked].count("L1") == 2  # more memory makes nothing quicker
-    assert found.search("gcn-layers", "L2").largest == 90
+    assert search_of(found, "gcn-layers", "L2").largest == 90
     assert not found.skipped
 
 
@@ -244,13 +246,13 @@ def test_what_a_lent_gpu_searches(monkeypatch):
 
     def run(options):
         found.append(options)
-        return SearchResults(MACHINE, "cpu", {})
+        return Record("search", MACHINE, {"device": "cpu"})
 
-    monkeypatch.setattr(measure, "run", run)
+    monkeypatch.setattr(cli, "BENCHES", {"search": replace(BENCHES["search"], run=run)})
     assert cli.main(["search", "--gpu", "--deadline", "50"]) == 0
     [given] = found
     assert given.names == list(measure.GPU_NAMES)
-    assert given.ways is None
+    assert given.ways == []
     known = trials.dimensions("cuda")
     ways = {name: measure.ways_of(known[name], None, given.by_default) for name in given.names}
     assert ways["resnet50-batch"] == list(measure.GPU_WAYS)
@@ -262,7 +264,7 @@ def test_the_report_says_what_the_limit_leaves_out():
     search = Search("resnet50-batch", PLAIN, "ResNet-50: batch", "images", 16 * GIB, 160, ended=True, trials=[best])
     output = console()
     with output.capture() as captured:
-        output.print(render(SearchResults(MACHINE, "cuda", {}, searches=[search])))
+        output.print(shown(Record("search", MACHINE, {"device": "cuda"}, [search])))
     text = " ".join(captured.get().split())
     assert "not the context and what libraries take by themselves (at most 700 MiB, other processes' included)" in text
     assert "cudnn.benchmark is off" in text

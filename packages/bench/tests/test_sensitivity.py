@@ -8,8 +8,9 @@ import integrations
 from bench import cli, records
 from bench.machine import Machine
 from bench.networks import Case
+from bench.record.record import Record
 from bench.sensitivity import measure
-from bench.sensitivity.results import Sensitivities, SensitivityResults
+from bench.sensitivity.results import Sensitivities
 
 
 @pytest.fixture
@@ -30,8 +31,7 @@ def test_a_run_prints_and_writes(small, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "Which tensors matter" in printed
     found = records.load(file)
-    assert isinstance(found, SensitivityResults)
-    (model,) = found.models
+    (model,) = found.of(Sensitivities)
     assert model.tensors == ["2: linear input", "4: linear input"]
     assert len(model.references) == measure.QUICK_PAIRS
     assert model.planned_bytes <= model.plain_bytes
@@ -60,7 +60,7 @@ def test_the_chart_is_an_image(small, tmp_path, capsys):
     assert cli.main(["show", str(file), "--chart", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     machine = Machine("a processor", 2, "Linux", {}, "", False, "python", "today")
-    records.save(SensitivityResults(machine, "L2", 4, [], 1.0), file)
+    records.save(Record("sensitivity", machine, {"level": "L2", "bits": 4}), file)
     assert cli.main(["show", str(file), "--chart", str(picture)]) == 1
     assert "a chart shows models" in capsys.readouterr().err
 

@@ -8,9 +8,11 @@ import torch
 
 import integrations
 from bench import cli, records
+from bench.machine import Machine
 from bench.networks import Case
+from bench.record.record import Record
 from bench.sweep import measure, page, run
-from bench.sweep.results import ERROR, SweepResults, Swept
+from bench.sweep.results import ERROR, Swept
 from bench.sweep.subjects import ECOSYSTEMS, INTEGRATIONS, PYG, QUICK, SUBJECTS, TIMM, TRANSFORMERS, Subject
 
 # Of each ecosystem, one that takes a second.
@@ -58,7 +60,7 @@ def test_one_of_each_ecosystem_passes(ecosystem):
     assert 0 < found.stored_bytes < found.original_bytes
     assert found.rows > 0
     assert found.repeated
-    assert not found.reason
+    assert not found.why
 
 
 # what must not pass
@@ -110,7 +112,7 @@ def test_what_keeps_an_entry_from_passing():
     ):
         assert not replace(good, **wrong).passed, wrong
     assert replace(good, errors=[0.2], eased_errors=[0.1]).passed
-    assert replace(good, stored_bytes=9, reason="9 B: too small").passed
+    assert replace(good, stored_bytes=9, why="9 B: too small").passed
 
 
 # what nothing is stored of in fewer bytes, and what needs more bits
@@ -136,9 +138,11 @@ def made(monkeypatch, make):
 def test_the_report_says_why_nothing_is_smaller(monkeypatch):
     found = measure.measure(made(monkeypatch, lambda: tiny(8)), "L1", steps=1, seed=0)
     assert not found.smaller
-    assert "smaller than min_bytes=1024" in found.reason
+    assert "smaller than min_bytes=1024" in found.why
     assert found.passed
-    results = SweepResults(run.Machine.here(torch.device("cpu"), 1, ["torch"]), "L1", 1, 0, [found])
+    results = Record(
+        "sweep", Machine.here(torch.device("cpu"), 1, ["torch"]), {"level": "L1", "steps": 1, "seed": 0}, [found]
+    )
     assert "No fewer bytes are stored of tiny: 256 B: smaller than min_bytes=1024" in words(page.page(results))
 
 
@@ -162,23 +166,23 @@ def sweep(*arguments):
 def test_a_run_is_taken_up_and_shown(tmp_path, capsys):
     file, markdown = tmp_path / "sweep.json", tmp_path / "sweep.md"
     assert sweep("--subject", "SGConv", "--json", file) == 0
-    [first] = records.load(file).subjects
+    [first] = records.load(file).of(Swept)
     content = json.loads(file.read_text())
-    content["subjects"][0]["seconds"] = 12345.0  # would be another if it were measured again
+    content["entries"][0]["seconds"] = 12345.0  # would be another if it were measured again
     file.write_text(json.dumps(content))
     assert sweep("--subject", "GCNConv", "--subject", "SGConv", "--json", file, "--page", markdown) == 0
     results = records.load(file)
-    assert [entry.name for entry in results.subjects] == ["GCNConv", "SGConv"]  # in their own order
-    assert results.subjects[1] == replace(first, seconds=12345.0)
+    assert [entry.name for entry in results.of(Swept)] == ["GCNConv", "SGConv"]  # in their own order
+    assert results.of(Swept)[1] == replace(first, seconds=12345.0)
     printed = words(capsys.readouterr().out)
     assert "PyG: 2 of 2 passed at L1" in printed
     text = markdown.read_text()
     assert text == page.page(results)
-    assert f"| {results.subjects[0].error:.3f} |" in text
+    assert f"| {results.of(Swept)[0].error:.3f} |" in text
     assert cli.main(["show", str(file)]) == 0
     assert "PyG: 2 of 2 passed at L1" in words(capsys.readouterr().out)
     assert sweep("--subject", "SGConv", "--json", file, "--level", "L1.1") == 1
-    assert "holds other results" in capsys.readouterr().err
+    assert "holds results of another level" in capsys.readouterr().err
 
 
 def test_what_fails_is_recorded_and_the_rest_goes_on(monkeypatch, tmp_path):
@@ -190,15 +194,15 @@ def test_what_fails_is_recorded_and_the_rest_goes_on(monkeypatch, tmp_path):
     monkeypatch.setattr(run, "measure", fails)
     file = tmp_path / "sweep.json"
     assert sweep("--subject", "GCNConv", "--subject", "SGConv", "--json", file) == 0
-    failed, other = records.load(file).subjects
+    failed, other = records.load(file).of(Swept)
     assert failed.failure == "RuntimeError: a shape is wrong"
     assert not failed.passed
     assert not other.failure
     text = words(page.page(records.load(file)))
     assert "Did not pass: GCNConv, RuntimeError: a shape is wrong." in text
-    monkeypatch.setattr(run, "measure", lambda subject, *given: Swept(PYG, "", subject.name, plain_seconds=1.0))
+    monkeypatch.setattr(run, "measure", lambda one, *given: Swept(PYG, one.family, one.name, plain_seconds=1.0))
     assert sweep("--subject", "GCNConv", "--subject", "SGConv", "--json", file) == 0  # what failed is tried again
-    assert not any(entry.failure for entry in records.load(file).subjects)
+    assert not any(entry.failure for entry in records.load(file).of(Swept))
 
 
 def test_a_library_that_is_missing(monkeypatch, capsys):
@@ -218,5 +222,5 @@ def test_the_documentation_is_of_the_recorded_results():
     root = Path(__file__).parents[3]
     results = records.load(root / "packages" / "bench" / "results" / "sweep-cpu.json")
     assert (root / "docs" / "sweep.md").read_text() == page.page(results)
-    measured = {(entry.ecosystem, entry.name) for entry in results.subjects}
+    measured = {(entry.ecosystem, entry.name) for entry in results.of(Swept)}
     assert measured == {(one.ecosystem, one.name) for one in SUBJECTS}

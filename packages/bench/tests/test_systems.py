@@ -13,12 +13,16 @@ from bench import cli, records
 from bench.layout import console
 from bench.machine import Machine
 from bench.process_memory import ENVIRONMENT
+from bench.record import child
+from bench.record.child import here
+from bench.record.record import Record
+from bench.records import shown
 from bench.search.dimensions import dimensions
 from bench.systems import cell as cells
 from bench.systems import chart, subjects
+from bench.systems.front import front
 from bench.systems.graph_layers import GraphLayers
-from bench.systems.report import front, render
-from bench.systems.results import Cell, SystemResults
+from bench.systems.results import Cell
 from bench.systems.subject import Subject
 from bench.systems.subjects import made
 from bench.systems.ways import PLAIN, WAYS
@@ -27,13 +31,17 @@ MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False,
 CPU = torch.device("cpu")
 
 
-def request(subject, way, rounds=0, **fields):
-    return cells.Request(Cell(subject, way), rounds, "cpu", threads=1, seed=0, **fields)
+def measured(subject, way, rounds=0, cell=None, **fields):
+    return here(cells.measure, cell or Cell(subject, way), rounds=rounds, device="cpu", seed=0, **fields)
+
+
+def recorded(found, skipped=()):
+    return Record("systems", MACHINE, {"device": "cpu", "seed": 0}, list(found), list(skipped))
 
 
 @pytest.mark.parametrize("way", [PLAIN, "L1", "checkpoint, least", "Q-layers"])
 def test_a_cell(way, counted):
-    found = cells.measure_here(request("mlp", way, 2))
+    found = measured("mlp", way, 2)
     assert not found.failure
     assert not found.does_not_apply
     assert found.peak_bytes == 1 << 20  # gradients are there before
@@ -45,7 +53,7 @@ def test_a_cell(way, counted):
 
 def test_what_does_not_apply_is_no_failure(counted):
     for way, words in (("each block (torch)", "no blocks"), ("save_on_cpu", "on the CPU already")):
-        found = cells.measure_here(request("mlp", way))
+        found = measured("mlp", way)
         assert words in found.does_not_apply
         assert not found.failure
 
@@ -55,7 +63,7 @@ def test_a_way_that_fails_is_recorded(monkeypatch, counted):
         raise ZeroDivisionError("of this way")
 
     monkeypatch.setattr(cells, "WAYS", {**WAYS, "L1": replace(WAYS["L1"], ready=broken)})
-    assert "ZeroDivisionError: of this way" in cells.measure_here(request("mlp", "L1")).failure
+    assert "ZeroDivisionError: of this way" in measured("mlp", "L1").failure
 
 
 def test_subjects_are_the_same_at_each_call():
@@ -114,15 +122,15 @@ CELLS = [
 
 
 def test_the_front():
-    found = front(SystemResults(MACHINE, "cpu", cells=CELLS), "mlp")
+    found = front(recorded(CELLS), "mlp")
     assert [one.way for one in found] == [PLAIN, "checkpoint, least"]
     # A plain step beside a plain step takes its own time; a way whose gradient is noise, or hardly less, wins nothing.
     plain = replace(cell(PLAIN, 100, 1.0), seconds=[1.3])
     noise = replace(cell("randomized linear", 20, 0.5), error=0.6)
-    found = front(SystemResults(MACHINE, "cpu", cells=[plain, noise, cell("L1", 99, 1.1), cell("L2", 60, 1.2)]), "mlp")
+    found = front(recorded([plain, noise, cell("L1", 99, 1.1), cell("L2", 60, 1.2)]), "mlp")
     assert [one.way for one in found] == [PLAIN, "L2"]
     # What takes plain's memory is plain training, whatever time it takes.
-    found = front(SystemResults(MACHINE, "cpu", cells=[plain, cell("L1", 99, 0.9), cell("L2", 60, 1.2)]), "mlp")
+    found = front(recorded([plain, cell("L1", 99, 0.9), cell("L2", 60, 1.2)]), "mlp")
     assert [one.way for one in found] == [PLAIN, "L2"]
 
 
@@ -132,7 +140,7 @@ def test_q_layers_have_no_error_where_they_drop_elements_of_their_own(monkeypatc
         return Subject(model, (torch.randn(64, 32),), lambda output: output.square().mean(), "with dropout")
 
     monkeypatch.setattr(subjects, "SUBJECTS", {"dropping": dropping})
-    plain, ours = (cells.measure_here(request("dropping", way)) for way in (PLAIN, "Q-layers"))
+    plain, ours = (measured("dropping", way) for way in (PLAIN, "Q-layers"))
     assert not plain.failure, plain.failure
     assert not ours.failure, ours.failure
     assert plain.error == 0
@@ -141,7 +149,7 @@ def test_q_layers_have_no_error_where_they_drop_elements_of_their_own(monkeypatc
 
 def test_the_report_says_who_wins_and_what_failed(tmp_path):
     named = [replace(one, what="GraphSAGE, 3 layers of 256, 10,000 nodes, 50,000 edges") for one in CELLS]
-    results = SystemResults(MACHINE, "cpu", cells=named, skipped=["vit: timm cannot be imported"])
+    results = recorded(named, ["vit: timm cannot be imported"])
     file, picture = tmp_path / "out.json", tmp_path / "out.png"
     records.save(results, file)
     assert records.load(file) == results
@@ -149,7 +157,7 @@ def test_the_report_says_who_wins_and_what_failed(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
     output = console()
     with output.capture() as captured:
-        output.print(render(results))
+        output.print(shown(results))
     text = " ".join(captured.get().split())
     assert "mlp: the least memory has checkpoint, least (ours)" in text
     assert "L1.1 (mlp) failed: it ended." in text
@@ -158,14 +166,14 @@ def test_the_report_says_who_wins_and_what_failed(tmp_path):
     assert "…" not in text  # no number and no name is cut short
     tiny = [replace(one, peak_bytes=one.peak_bytes and one.peak_bytes << 10) for one in CELLS]
     with output.capture() as captured:
-        output.print(render(SystemResults(MACHINE, "cpu", cells=tiny)))
+        output.print(shown(recorded(tiny)))
     assert "L1 50.0 50 1.20" in " ".join(captured.get().split())  # KiB
 
 
 def test_a_point_of_what_hardly_trains_is_hollow():
     noise = replace(cell("L2", 60, 1.3), error=0.6)
-    results = SystemResults(MACHINE, "cpu", cells=[cell(PLAIN, 100, 1.0), cell("L1", 50, 1.2), noise])
-    figure = chart._draw(results, [(results, "mlp", "")])
+    results = recorded([cell(PLAIN, 100, 1.0), cell("L1", 50, 1.2), noise])
+    figure = chart.draw(results)
     points = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
     colours = [line.get_markerfacecolor() for line in points]
     plt.close(figure)
@@ -176,8 +184,7 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     file = tmp_path / "out.json"
     asked = []
 
-    def measured(processes, request, seconds):
-        blank = request.cell
+    def measured(processes, blank, request, seconds):
         asked.append((blank.way, request.rounds))
         return replace(blank, failure="it ended") if blank.way == "L2" else cell(blank.way, 10, 1.0)
 
@@ -199,7 +206,7 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     assert ("L1.1", 1) not in asked  # it has been timed, as the stand-in for it says
     capsys.readouterr()
     assert cli.main([*command, "--seed", "1"]) == 1
-    assert "holds other results" in capsys.readouterr().err
+    assert "holds results of another seed" in capsys.readouterr().err
 
 
 def test_times_are_of_a_process_without_the_allocators_setting(monkeypatch):
@@ -209,31 +216,27 @@ def test_times_are_of_a_process_without_the_allocators_setting(monkeypatch):
     monkeypatch.setattr(cells.time, "monotonic", lambda: next(now))
 
     def ask(worker, content, seconds):
-        asked.append((worker._environment, content["rounds"], content["timed"], content["plan"]))
+        options = content["options"]
+        asked.append((worker._environment, options["rounds"], options["timed"], options["plan"]))
         limits.append(seconds)
-        peak = content["cell"]["peak_bytes"] if content["rounds"] else 5
-        return {"cell": {**content["cell"], "peak_bytes": peak}, "plan": "a plan"}
+        peak = content["entry"]["peak_bytes"] if options["rounds"] else 5
+        return {"entry": {**content["entry"], "peak_bytes": peak}, "more": "a plan"}
 
-    monkeypatch.setattr(cells.Worker, "ask", ask)
-    with cells.Processes() as processes:
-        assert processes.measure(request("mlp", PLAIN, 3), 50.0).peak_bytes == 5
+    monkeypatch.setattr(child.Worker, "ask", ask)
+    timed = cells.Request(3, "cpu", 0)
+    with cells.Processes(1) as processes:
+        assert processes.measure(Cell("mlp", PLAIN), timed, 50.0).peak_bytes == 5
         assert limits == [50.0, 20.0]
         assert asked == [({}, 3, True, ""), (ENVIRONMENT, 0, False, "a plan")]
         asked.clear()
-        processes.measure(request("mlp", PLAIN, 3, figures=True))
+        processes.measure(Cell("mlp", PLAIN), replace(timed, figures=True))
         assert asked == [(ENVIRONMENT, 3, False, "")]
 
 
 def test_a_cell_is_timed_before_it_is_measured(counted):
-    timed = cells.measure_here(request("mlp", "L1", 2, timed=True))
+    timed = measured("mlp", "L1", 2, timed=True)
     assert timed.peak_bytes is None
-    found = cells.measure_here(replace(request("mlp", "L1"), cell=timed))
+    found = measured("mlp", "L1", cell=timed)
     assert len(found.seconds) == len(found.fresh.seconds) == 2
     assert found.peak_bytes
     assert found.fresh.peak_bytes
-
-
-def test_a_process_that_ends_is_said(monkeypatch):
-    monkeypatch.setattr(cells, "_MODULE", "bench.systems.no_such_module")
-    with cells.Processes() as processes:
-        assert "No module named" in processes.measure(request("mlp", PLAIN)).failure

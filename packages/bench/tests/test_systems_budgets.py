@@ -7,12 +7,14 @@ import pytest
 from bench import cli, records
 from bench.layout import console
 from bench.machine import Machine
+from bench.record.child import here
+from bench.record.record import Record
+from bench.records import shown
 from bench.systems import cell as cells
 from bench.systems.budgets import within_budgets
 from bench.systems.peak_subjects import BESIDE
 from bench.systems.peak_subjects import SUBJECTS as PEAK_SUBJECTS
-from bench.systems.report import render
-from bench.systems.results import Cell, Fresh, SystemResults
+from bench.systems.results import Cell, Fresh, as_fresh
 from bench.systems.subjects import NAMES
 from bench.systems.ways import PEAK_WAYS, PLAIN, WAYS, planned_name
 
@@ -28,8 +30,12 @@ def cell(way, peak, ratio, error=0.0, planned=None):
     )
 
 
+def recorded(*found):
+    return Record("systems", MACHINE, {"device": "cpu", "seed": 0}, list(found))
+
+
 def results(*others):
-    return SystemResults(MACHINE, "cpu", cells=[cell(PLAIN, 100, 1.0), *others])
+    return recorded(cell(PLAIN, 100, 1.0), *others)
 
 
 def only(found, bound=0.0):
@@ -40,7 +46,7 @@ def only(found, bound=0.0):
 def printed(found):
     output = console()
     with output.capture() as captured:
-        output.print(render(found))
+        output.print(shown(found))
     return " ".join(captured.get().split())
 
 
@@ -81,23 +87,23 @@ def test_the_report_says_where_plans_are_beaten_and_what_they_miss():
 
 
 def test_a_cell_has_both_states_of_the_gradients(counted, tmp_path):
-    found = cells.measure_here(cells.Request(Cell("mlp", EXACT), 2, "cpu", threads=1, seed=0))
+    found = here(cells.measure, Cell("mlp", EXACT), rounds=2, device="cpu", seed=0)
     assert not found.failure
     assert found.error == 0
     assert len(found.seconds) == len(found.fresh.seconds) == 2
     assert found.peak_bytes == found.fresh.peak_bytes == 1 << 20
     # The gradients that a fresh step makes are no part of its activation peak.
     assert found.fresh.planned_plain_bytes < found.planned_plain_bytes
-    saved = SystemResults(MACHINE, "cpu", cells=[found])
+    saved = recorded(found)
     records.save(saved, tmp_path / "out.json")
     assert records.load(tmp_path / "out.json") == saved
-    assert saved.as_fresh.cell("mlp", EXACT).seconds == found.fresh.seconds
-    assert not SystemResults(MACHINE, "cpu", cells=[replace(found, fresh=None)]).as_fresh.cells
+    assert as_fresh(saved).find(Cell, subject="mlp", way=EXACT).seconds == found.fresh.seconds
+    assert not as_fresh(recorded(replace(found, fresh=None))).entries
 
 
 def test_a_budget_out_of_reach_does_not_apply(counted, monkeypatch):
     monkeypatch.setattr(cells, "WAYS", {**WAYS, "tiny": replace(WAYS[EXACT], ready=lambda s: _tiny(s))})
-    found = cells.measure_here(cells.Request(Cell("mlp", "tiny"), 0, "cpu", threads=1, seed=0))
+    found = here(cells.measure, Cell("mlp", "tiny"), rounds=0, device="cpu", seed=0)
     assert "memory" in found.does_not_apply
     assert not found.failure
 
@@ -109,14 +115,14 @@ def _tiny(subject):
 def test_peaks_are_of_twenty_models_and_of_plans(monkeypatch, capsys):
     asked = []
 
-    def measured(processes, request, seconds):
-        asked.append(request)
-        return request.cell
+    def measured(processes, cell, request, seconds):
+        asked.append((cell, request))
+        return cell
 
     monkeypatch.setattr(cells.Processes, "measure", measured)
     assert cli.main(["systems", "--part", "peaks", "--threads", "1"]) == 0
-    assert {request.rounds for request in asked} == {0}
-    assert {request.cell.way for request in asked} == set(PEAK_WAYS)
-    models = {request.cell.subject for request in asked}
+    assert {request.rounds for _, request in asked} == {0}
+    assert {cell.way for cell, _ in asked} == set(PEAK_WAYS)
+    models = {cell.subject for cell, _ in asked}
     assert models == {*BESIDE, *PEAK_SUBJECTS} <= set(NAMES)
     assert len(models) >= 20

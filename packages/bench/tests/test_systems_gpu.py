@@ -1,6 +1,7 @@
 """What ``python -m bench systems --gpu`` measures, as far as a machine without a GPU can tell."""
 
 import time
+from argparse import Namespace
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,13 +12,16 @@ from torch._C._autograd import DeviceType
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench import cli, process_memory, records, step_clock
+from bench.benches import BENCHES
 from bench.deadline import Deadline
 from bench.layout import console
 from bench.machine import Machine
+from bench.record.child import here
+from bench.record.record import Record
+from bench.records import shown
 from bench.systems import cell as cells
 from bench.systems import device, gpu_subjects, measure, ways
-from bench.systems.report import render
-from bench.systems.results import Cell, Figures, SystemResults
+from bench.systems.results import Cell, Figures
 from bench.systems.subjects import NAMES, made
 from bench.systems.ways import PLAIN, WAYS
 from bench.workers import TooLong
@@ -58,8 +62,8 @@ def test_a_step_of_a_subject_at_a_gpu_s_size(name):
 
 @pytest.mark.parametrize("way", [PLAIN, "plan, 50 %, exact"])
 def test_a_cell_with_figures(way, counted):
-    request = cells.Request(Cell("llama-1", way), 1, "cpu", threads=1, seed=0, figures=True)
-    found = cells.measure_here(cells.Request.of(vars(request) | {"cell": vars(request.cell)}))
+    options = {"rounds": 1, "device": "cpu", "seed": 0}
+    found = Cell.of(here(cells.measure, Cell("llama-1", way), figures=True, **options).content())
     assert not found.failure
     assert found.error == 0
     assert len(found.figures.host_seconds) == len(found.figures.cpu_seconds) == 3
@@ -68,7 +72,7 @@ def test_a_cell_with_figures(way, counted):
     assert found.figures.allocated_bytes is None
     planned = found.planned_bytes, found.planned_plain_bytes
     assert planned == (None, None) if way == PLAIN else 0 < planned[0] < planned[1]
-    assert cells.measure_here(replace(request, figures=False)).figures is None
+    assert here(cells.measure, Cell("llama-1", way), **options).figures is None
 
 
 def test_a_plan_is_made_under_the_autocast_that_steps_run_in(monkeypatch):
@@ -244,13 +248,13 @@ def test_the_time_of_a_step_has_python_s_part_on_cuda(monkeypatch, cuda):
 
 
 class Processes:
-    """Stands for those that measure cells, by a function of a request."""
+    """Stands for those that measure cells, by a function of a cell."""
 
     def __init__(self, measured):
         self.ends, self._measured = 0, measured
 
-    def measure(self, request, seconds):
-        return self._measured(request)
+    def measure(self, cell, request, seconds):
+        return self._measured(cell)
 
     def __enter__(self):
         return self
@@ -280,28 +284,30 @@ def asked(monkeypatch):
     """The cells that were asked for, none of which is measured: L1 fails, and each of ``slow`` takes too long."""
     found = []
 
-    def measured(request):
-        found.append((request.cell.subject, request.cell.way))
-        if request.cell.subject == "slow":
+    def measured(cell):
+        found.append((cell.subject, cell.way))
+        if cell.subject == "slow":
             raise TooLong("it was not done in 25 seconds")
-        return replace(request.cell, failure="it ended" if request.cell.way == "L1" else "")
+        return replace(cell, failure="it ended" if cell.way == "L1" else "")
 
     process = Processes(measured)
-    monkeypatch.setattr(cells, "Processes", lambda: process)
-    monkeypatch.setattr(measure, "NAMES", ("one", "slow", "other"))
-    monkeypatch.setattr(measure, "missing_for", lambda name: "")
+    monkeypatch.setattr(cells, "Processes", lambda threads: process)
+    monkeypatch.setattr(measure, "require", lambda name: None)
     return SimpleNamespace(cells=found, process=process)
 
 
-def options(count, found, subjects=("one", "other")):
-    ways = (PLAIN, "L1", "L1.2")
-    return measure.Options(subjects, ways, True, 1, CPU, 1, 0, None, gpu=True, deadline=Until(count, found.cells))
+def options(count, found, models=("one", "other")):
+    ways, within = (PLAIN, "L1", "L1.2"), Until(count, found.cells)
+    return Namespace(
+        models=models, ways=ways, timed=True, rounds=1, device="cpu", threads=1, seed=0, json=None, part="ways",
+        on_gpu=True, within=within,
+    )  # fmt: skip
 
 
 def test_what_is_worth_most_is_measured_before_the_deadline(asked):
     results = measure.run(options(3, asked))
     assert asked.cells == [("one", PLAIN), ("other", PLAIN), ("one", "L1")]
-    assert len(results.cells) == 3
+    assert len(results.entries) == 3
     [left] = results.skipped
     assert left == "the deadline of 100 s came before L1 of other; L1.2 of one, other"
     assert asked.process.ends == 1  # after the one that failed
@@ -316,12 +322,12 @@ def test_what_pins_most_of_the_host_s_memory_waits_for_all_others(asked, monkeyp
 
 def test_what_takes_too_long_is_a_row_and_what_the_deadline_ended_is_none(asked):
     results = measure.run(options(10, asked, ("slow", "other")))
-    assert results.cell("slow", PLAIN).failure == "it was not done in 25 seconds"
-    assert results.cell("other", "L1.2") is not None
+    assert results.find(Cell, subject="slow", way=PLAIN).failure == "it was not done in 25 seconds"
+    assert results.find(Cell, subject="other", way="L1.2") is not None
     assert not results.skipped
     asked.cells.clear()
     results = measure.run(options(1, asked, ("slow", "other")))
-    assert not results.cells
+    assert not results.entries
     assert "came before plain of slow, other; L1" in results.skipped[0]
 
 
@@ -334,16 +340,16 @@ def test_what_a_gpu_is_measured_with(monkeypatch, arguments, compiled):
 
     def run(options):
         found.append(options)
-        return SystemResults(MACHINE, "cpu")
+        return Record("systems", MACHINE, {"device": "cpu", "seed": 0})
 
-    monkeypatch.setattr(measure, "run", run)
+    monkeypatch.setattr(cli, "BENCHES", {"systems": replace(BENCHES["systems"], run=run)})
     assert cli.main(["systems", *arguments, "--deadline", "50"]) == 0
     [given] = found
-    assert given.subjects == list(gpu_subjects.SUBJECTS)
+    assert given.models == list(gpu_subjects.SUBJECTS)
     assert ("torch.compile, budget 0.5" in given.ways) is compiled
-    assert given.gpu
-    assert given.deadline.seconds == 50
-    assert given.deadline.start <= time.monotonic()
+    assert given.on_gpu
+    assert given.within.seconds == 50
+    assert given.within.start <= time.monotonic()
 
 
 def figures(**others):
@@ -352,10 +358,11 @@ def figures(**others):
 
 def test_the_report_has_what_was_planned_beside_what_was_measured(tmp_path):
     mib = 1 << 20
-    found = SystemResults(
+    found = Record(
+        "systems",
         MACHINE,
-        "cuda",
-        cells=[
+        {"device": "cuda", "seed": 0},
+        [
             Cell("llama-1", PLAIN, "a Llama", 100 * mib, 0.0, [0.1], [0.1], figures=figures(
                 allocated_bytes=300 * mib, reserved_bytes=400 * mib, workspace_bytes=8 * mib, workspace_of="aten.mm"
             )),
@@ -371,7 +378,7 @@ def test_the_report_has_what_was_planned_beside_what_was_measured(tmp_path):
     assert records.load(file) == found
     output = console()
     with output.capture() as captured:
-        output.print(render(found))
+        output.print(shown(found))
     text = " ".join(captured.get().split())
     assert "plan, 50 %, exact 1.0 50.0 98.0 55.0" in text
     assert "L4bit-swap 100.0 100.0 10.0 20.0 1,234 5.0 2.0 75" in text

@@ -8,7 +8,7 @@ import pytest
 from actcore import checkpoint_plans
 from bench import cli, records
 from bench.systems import planning
-from bench.systems.results import SystemResults
+from bench.systems.results import Cell, Planning
 
 
 def test_the_search_is_beside_every_choice():
@@ -45,8 +45,7 @@ def test_a_quick_run(tmp_path, capsys, monkeypatch):
     file = tmp_path / "planning.json"
     assert cli.main(["systems", "--part", "planning", "--quick", "--threads", "1", "--json", str(file)]) == 0
     found = records.load(file)
-    assert isinstance(found, SystemResults)
-    (one,) = found.plannings
+    (one,) = found.of(Planning)
     assert one.subject == "bert-small"
     assert min(one.values, one.options, one.choices) > 10
     assert one.peak_ratio >= 1
@@ -76,12 +75,12 @@ def test_what_a_file_has_stays(tmp_path, monkeypatch, capsys):
     file = tmp_path / "systems.json"
     command = ["systems", "--threads", "1", "--json", str(file), "--model", "mlp"]
     assert cli.main([*command, "--no-time", "--way", "L1"]) == 0
-    cells = records.load(file).cells
+    cells = records.load(file).of(Cell)
     assert len(cells) == 2
     for _ in range(2):
         assert cli.main([*command, "--part", "planning"]) == 0
     found = records.load(file)
-    assert found.cells == cells
-    assert [one.subject for one in found.plannings] == ["mlp"]
+    assert found.of(Cell) == cells
+    assert [one.subject for one in found.of(Planning)] == ["mlp"]
     assert cli.main([*command, "--part", "planning", "--chart", "x.png"]) == 1
     assert "no chart" in capsys.readouterr().err

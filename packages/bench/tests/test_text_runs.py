@@ -1,6 +1,7 @@
 """The runs of ``python -m bench text``: pairs, cells, what is taken up, and what is said of it."""
 
 import json
+from argparse import Namespace
 from dataclasses import replace
 from functools import partial
 
@@ -9,14 +10,17 @@ import pytest
 import torch
 
 from bench import cli, records, sentences
+from bench.errors import DoesNotApply
 from bench.layout import console
 from bench.machine import Machine
-from bench.systems.ways import PLAIN, DoesNotApply
+from bench.record.child import here, in_child
+from bench.record.record import Record
+from bench.records import shown
+from bench.systems.ways import PLAIN
 from bench.text import cell as cells
 from bench.text import chart, encoding, measure, models, texts, training, ways
 from bench.text.models import NETWORKS, Network
-from bench.text.report import render
-from bench.text.results import Cell, Facts, Run, TextResults
+from bench.text.results import Cell, Facts, Run
 from bench.text.tasks import GENERATED, TASKS
 from bench.text.training import Recipe
 from bench.text.ways import CONTROL, EACH_BLOCK
@@ -109,19 +113,19 @@ def test_memory_and_time_of_a_cell(monkeypatch):
     pytest.importorskip("transformers", exc_type=(ImportError, RuntimeError))
     monkeypatch.setitem(vars(cells), "NETWORKS", {"tiny": SMALL})
     blank = Cell("tiny", "L1", 8, 16)
-    found = cells.measure_here(blank, True, 2, CPU)
+    found = here(cells.measure, blank, memory=True, rounds=2, device="cpu")
     assert not found.failure
     assert len(found.seconds) == len(found.plain_seconds) == 2
-    reference = cells.measure_here(replace(blank, way=PLAIN), True, 0, CPU)
+    reference = here(cells.measure, replace(blank, way=PLAIN), memory=True, rounds=0, device="cpu")
     assert 0 < found.stored_bytes < reference.original_bytes
     assert not reference.seconds
     monkeypatch.setattr(cells, "from_scratch", lambda *_: 1 / 0)
-    assert "ZeroDivisionError" in cells.measure_here(blank, True, 0, CPU).failure
+    assert "ZeroDivisionError" in here(cells.measure, blank, memory=True, rounds=0, device="cpu").failure
 
 
 def test_the_process_of_a_cell_counts_bytes():
     pytest.importorskip("transformers", exc_type=(ImportError, RuntimeError))
-    found = cells.measure(Cell("tiny", "L1", 8, 16), True, 0, "cpu", 1)
+    found = in_child(cells.measure, Cell("tiny", "L1", 8, 16), memory=True, rounds=0, device="cpu", threads=1)
     assert not found.failure
     assert found.stored_bytes > 0
     if not found.not_measured:
@@ -129,11 +133,6 @@ def test_the_process_of_a_cell_counts_bytes():
         assert found.stored_bytes <= found.live_bytes < 2 * found.stored_bytes
         assert found.peak_bytes > 0
         assert found.whole_bytes > 0
-
-
-def test_a_process_that_ends_is_said(monkeypatch):
-    monkeypatch.setattr(cells, "_MODULE", "bench.text.no_such_module")
-    assert "No module named" in cells.measure(Cell("tiny", PLAIN, 8, 16), True, 0, "cpu", 1).failure
 
 
 def test_networks_are_the_published_ones():
@@ -156,13 +155,14 @@ def stand_ins(monkeypatch, asked, failing=()):
             raise DoesNotApply("no blocks")
         return replace(blank, losses=[0.5], held_out=0.5, metrics=dict.fromkeys(TASKS[blank.task].metrics, 60.0))
 
-    def measured(blank, memory, rounds, device, threads):
+    def measured(function, blank, *, memory, rounds, device, threads):
+        assert function is cells.measure
         asked.append((blank.way, memory, rounds))
         found = replace(blank, live_bytes=100, peak_bytes=100) if memory else blank
         return replace(found, seconds=[1.0] * rounds, plain_seconds=[1.0] * rounds) if rounds else found
 
     monkeypatch.setattr(training, "train", trained)
-    monkeypatch.setattr(cells, "measure", measured)
+    monkeypatch.setattr(measure, "in_child", measured)
 
 
 def test_a_run_is_taken_up_and_what_failed_is_tried_again(monkeypatch, tmp_path, capsys, corpus):
@@ -193,7 +193,7 @@ def test_a_run_is_taken_up_and_what_failed_is_tried_again(monkeypatch, tmp_path,
     assert cli.main([*command, "--seeds", "2"]) == 1
     assert "runs on other sentences of mrpc (MRPC as first published (40 for" in capsys.readouterr().err
     assert cli.main([*command[:-4], "--threads", "2", "--json", str(file)]) == 1
-    assert "holds other results" in capsys.readouterr().err
+    assert "another number of threads" in capsys.readouterr().err
     assert not asked
 
 
@@ -218,27 +218,29 @@ def run(way, seed, held_out, **fields):
     return Run("tiny", GENERATED, way, seed, {}, [held_out], held_out, {"accuracy": 100 * (1 - held_out)}, **fields)
 
 
-RESULTS = TextResults(
-    MACHINE,
-    "cpu",
-    facts=[Facts(GENERATED, "generated sentences", {"accuracy": 50.0}, 0.693, 100.0)],
-    runs=[
-        run(PLAIN, 0, 0.10, original_bytes=1000),
-        run(PLAIN, 1, 0.20, original_bytes=1000),
-        run(CONTROL, 0, 0.70),
-        run(CONTROL, 1, 0.81),
-        run("L1", 0, 0.12, stored_bytes=200),
-        run("L1", 1, 0.20, stored_bytes=200),
-        Run("tiny", GENERATED, "L2", 0, failure="it ended"),
-    ],
-    cells=[
-        Cell("large", PLAIN, 16, 128, 2**30, None, 2**30, 2**30, 2**31, [1.0], [1.0]),
-        Cell("large", "L2", 16, 128, None, 2**28, 2**28, 2**29, 2**30, [1.25], [1.0]),
-        Cell("base", "linear 20 % dct", 8, 128, seconds=[3.0], plain_seconds=[2.0]),
-        Cell("base", EACH_BLOCK, 8, 128, does_not_apply="no blocks"),
-    ],
-    skipped=["cola: no network"],
-)
+RUNS = [
+    run(PLAIN, 0, 0.10, original_bytes=1000),
+    run(PLAIN, 1, 0.20, original_bytes=1000),
+    run(CONTROL, 0, 0.70),
+    run(CONTROL, 1, 0.81),
+    run("L1", 0, 0.12, stored_bytes=200),
+    run("L1", 1, 0.20, stored_bytes=200),
+    Run("tiny", GENERATED, "L2", 0, failure="it ended"),
+]
+CELLS = [
+    Cell("large", PLAIN, 16, 128, 2**30, None, 2**30, 2**30, 2**31, [1.0], [1.0]),
+    Cell("large", "L2", 16, 128, None, 2**28, 2**28, 2**29, 2**30, [1.25], [1.0]),
+    Cell("base", "linear 20 % dct", 8, 128, seconds=[3.0], plain_seconds=[2.0]),
+    Cell("base", EACH_BLOCK, 8, 128, does_not_apply="no blocks"),
+]
+
+
+def recorded(runs=RUNS, cells=CELLS):
+    facts = Facts(GENERATED, "generated sentences", {"accuracy": 50.0}, 0.693, 100.0)
+    return Record("text", MACHINE, {"device": "cpu"}, [facts, *runs, *cells], ["cola: no network"])
+
+
+RESULTS = recorded()
 
 
 def test_the_report_has_differences_and_published_figures(tmp_path, capsys):
@@ -275,11 +277,11 @@ def test_only_what_was_trained_as_published_stands_beside_it():
         Run("roberta", "cola", sketch, seed, {"words": words, "steps": steps}, [1.0], 1.0, {"matthews": score})
         for seed, words, steps, score in ((0, False, 0, 51.0), (1, True, 0, 1.0), (2, False, 30, 3.0))
     ]
-    assert f"{sketch} 58.81 51.00 1.90" in text_of(replace(RESULTS, runs=runs, cells=[]))
-    assert "FewBit: CoLA" not in text_of(replace(RESULTS, runs=runs[1:], cells=[]))
-    short = [replace(cell, length=32) for cell in RESULTS.cells]
-    assert "GACT: training" not in text_of(replace(RESULTS, cells=short))
-    text = text_of(replace(RESULTS, cells=[*short, *RESULTS.cells[1:]]))
+    assert f"{sketch} 58.81 51.00 1.90" in text_of(recorded(runs, []))
+    assert "FewBit: CoLA" not in text_of(recorded(runs[1:], []))
+    short = [replace(cell, length=32) for cell in CELLS]
+    assert "GACT: training" not in text_of(recorded(cells=short))
+    text = text_of(recorded(cells=[*short, *CELLS[1:]]))
     assert "large, 4 bits, automatic 16 15.41 0.87 L2 16 12.80 0.80" in text
     assert "large, full precision 16 17.66 plain" not in text
 
@@ -288,31 +290,30 @@ def text_of(results):
     output = console()
     output.width = 200
     with output.capture() as captured:
-        output.print(render(results))
+        output.print(shown(results))
     return " ".join(captured.get().split())
 
 
 def test_a_way_that_stores_more_than_plain_is_in_the_chart():
     """It was cut off at 115 %."""
-    plain = next(run for run in RESULTS.runs if run.original_bytes)
-    more = [replace(run, stored_bytes=2 * plain.original_bytes) if run.stored_bytes else run for run in RESULTS.runs]
-    figure = chart._draw(replace(RESULTS, runs=more), [(plain.model, plain.task)])
+    plain = next(run for run in RUNS if run.original_bytes)
+    more = [replace(run, stored_bytes=2 * plain.original_bytes) if run.stored_bytes else run for run in RUNS]
+    figure = chart.draw(recorded(more))
     assert figure.axes[0].get_xlim()[1] > 200
     plt.close(figure)
 
 
 def test_a_chart_of_nothing_is_refused(tmp_path, capsys):
     file = tmp_path / "out.json"
-    records.save(replace(RESULTS, runs=RESULTS.runs[:2]), file)
+    records.save(recorded(RUNS[:2]), file)
     assert cli.main(["show", str(file), "--chart", str(tmp_path / "out.png")]) == 1
     assert "nothing to draw" in capsys.readouterr().err
 
 
 def test_recipes_are_those_of_the_references():
-    options = measure.Options(
-        ("accuracy",), ("base",), (), ("cola",), (PLAIN,), CPU, None, False, 1, None, None, None, 1, 1, False, None
-    )
+    options = Namespace(random_weights=False, batch=None, rate=None, epochs=None, quick=False)
     found = measure.recipe(options, "base", "rte")
     assert (found.batch, found.rate, found.epochs, found.weight_decay, found.words) == (16, 2e-5, 10, 0.1, False)
     assert measure.recipe(options, "base", "sst2").batch == 32
-    assert measure.recipe(replace(options, random_weights=True), "base", "rte").words
+    options.random_weights = True
+    assert measure.recipe(options, "base", "rte").words

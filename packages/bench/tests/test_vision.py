@@ -1,7 +1,7 @@
 """``python -m bench vision``: short runs on small data, and what is computed from its values."""
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,11 +12,12 @@ from bench.layout import console
 from bench.machine import Machine
 from bench.memory import Memory
 from bench.networks import Case
+from bench.record.record import Record
+from bench.records import shown
 from bench.vision import images, measure, memory, resnet, step_time, tasks, training, variance
 from bench.vision.notes import below
-from bench.vision.report import ratio_of, render
-from bench.vision.results import StepTimes, Variance, VisionResults
-from bench.vision.training import VisionCurve
+from bench.vision.report import ratio_of
+from bench.vision.results import Ablated, StepTimes, Variance, VisionCurve, comparisons, noise_of
 from integrations.qmodules import GradientVariance, LayerVariance
 from integrations.qmodules.layers import QLayer
 
@@ -44,19 +45,18 @@ def test_a_run_prints_writes_and_draws(few, monkeypatch, tmp_path, capsys):
     assert "Networks for images" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
     found = records.load(file)
-    assert isinstance(found, VisionResults)
-    assert [(curve.seed, curve.level) for curve in found.curves] == [
+    assert [(curve.seed, curve.level) for curve in found.of(VisionCurve)] == [
         (seed, level) for seed in range(measure.QUICK_SEEDS) for level in ("L0", "Q-layers L3")
     ]
-    assert [entry.name for entry in found.variances] == list(measure.VARIANCES)
+    assert [entry.name for entry in found.of(Variance)] == list(measure.VARIANCES)
     # 7 convolutions and 2 projections with a norm each, and the linear layer
-    assert {len(entry.found.layers) for entry in found.variances} == {19}
-    assert len(found.ablation) == 5
-    assert all(
-        one.commit for entries in (found.curves, found.variances, found.ablation, found.times) for one in entries
-    )
-    assert [times.order for times in found.times] == ["contiguous", "channels last"]
-    assert {len(seconds) for times in found.times for seconds in times.seconds.values()} == {measure.QUICK_ROUNDS}
+    assert {len(entry.layers) for entry in found.of(Variance)} == {19}
+    assert len(found.of(Ablated)) == 5
+    assert all(one.commit for one in found.entries)
+    assert [times.order for times in found.of(StepTimes)] == ["contiguous", "channels last"]
+    assert {len(seconds) for times in found.of(StepTimes) for seconds in times.seconds.values()} == {
+        measure.QUICK_ROUNDS
+    }
     assert cli.main(["show", str(file)]) == 0
     assert capsys.readouterr().out == printed
 
@@ -72,7 +72,7 @@ def test_each_part_is_written_when_it_is_done(few, monkeypatch, tmp_path):
     monkeypatch.setattr(step_time, "measure", interrupted)
     command = ["vision", "--part", "variance", "--part", "time", "--dataset", "digits", "--repeats", "2"]
     assert cli.main([*command, "--threads", "1", "--json", str(file)]) == 130
-    assert [entry.name for entry in records.load(file).variances] == list(measure.VARIANCES)
+    assert [entry.name for entry in records.load(file).of(Variance)] == list(measure.VARIANCES)
 
 
 def test_the_recipe_has_the_momenta_that_are_used(few, monkeypatch):
@@ -90,14 +90,12 @@ def test_the_recipe_has_the_momenta_that_are_used(few, monkeypatch):
     assert "momentum" not in task.recipe
     assert max(used) == task.recipe["momentum, most"]
     assert min(used) == pytest.approx(task.recipe["momentum, least"])
-    old = VisionResults(MACHINE, "", {"batch": 64, "momentum": 0.9})
-    assert VisionResults.of(asdict(old)).recipe == {"batch": 64, **tasks.MOMENTA}
 
 
 def test_what_a_gpu_did_not_do_is_said():
     """The header names the GPU, but small networks are trained and timed on the CPU."""
-    assert "all else is of the CPU" in _text(VisionResults(MACHINE, "", {}, device="cuda"))
-    assert "all else" not in _text(VisionResults(MACHINE, "", {}))
+    assert "all else is of the CPU" in _text(recorded(device="cuda"))
+    assert "all else" not in _text(recorded())
 
 
 def test_resnet20_is_the_papers():
@@ -139,21 +137,20 @@ def test_memory_counts_what_the_graph_keeps():
     model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
     x = torch.randn(64, 256)
     case = Case(model, lambda: model(x).square().mean(), "small")
-    kept = memory.measure_here(["L0", "L2"], case)
+    kept = [memory.measure_here(Memory("resnet50", level), case) for level in ("L0", "L2")]
     # ReLU's output, and the network's, which square keeps; x is the caller's.
     assert kept[0].original_bytes == kept[1].original_bytes == 4 * (64 * 256 + 64 * 4)
     # Two inputs in 4 bits, their 64 groups with two float32 bounds each, ReLU's mask of a bit, the network's output,
     # and a scalar that has the shape of ReLU's input.
     assert kept[1].stored_bytes == 2 * (64 * 256 // 2 + 64 * 8) + 64 * 256 // 8 + 4 * 64 * 4 + 4
     assert [memory.level for memory in kept] == ["L0", "L2"]
-    assert not any(isinstance(module, QLayer) for module in model.modules())
 
 
 def test_what_several_layers_save_is_counted_once():
     model = nn.ModuleList([nn.Linear(256, 256), nn.Linear(256, 256)])
     x = torch.randn(64, 256)
     case = Case(model, lambda: (model[0](x) + model[1](x)).sum(), "two branches")
-    kept = memory.measure_here(["L0", "L2"], case)
+    kept = [memory.measure_here(Memory("resnet50", level), case) for level in ("L0", "L2")]
     assert kept[1].stored_bytes == 64 * 256 // 2 + 64 * 8
 
 
@@ -161,13 +158,17 @@ def test_the_larger_of_graph_and_allocator_counts():
     plain = Memory("resnet50", "L0", 110, None, 100)
     assert ratio_of(Memory("resnet50", "L2", 30, None, 100, 10), plain) == 5.0  # the allocator's 20
     assert ratio_of(Memory("resnet50", "L2", 18, None, 100, 10), plain) == 10.0  # the graph's
-    assert ratio_of(Memory("resnet50", "L2", None, None, 100, 10, "no counters"), plain) == 10.0
+    assert ratio_of(Memory("resnet50", "L2", None, None, 100, 10, not_measured="no counters"), plain) == 10.0
     assert ratio_of(plain, plain) is None
 
 
-def entry(name, share, *ratios):
+def recorded(*entries, device="cpu", **settings):
+    return Record("vision", MACHINE, {"device": device, "seed": 0, **settings}, list(entries))
+
+
+def entry(name, share, *ratios, kind=Variance):
     layers = tuple(LayerVariance(f"{n}", "QConv2d", 2.0, 1.0, ratio, 1.0, 1.0, 0.0) for n, ratio in enumerate(ratios))
-    return Variance(name, GradientVariance(layers, 1.0, share, 0.0, 10))
+    return kind(name, **noise_of(GradientVariance(layers, 1.0, share, 0.0, 10)))
 
 
 def test_what_is_judged():
@@ -176,24 +177,27 @@ def test_what_is_judged():
         for seed in range(10)
         for level, loss, accuracy in (("L0", 1.0, 40.0), ("Q-layers L3", 1.02, 39.0 + seed % 2))
     ]
-    results = VisionResults(
-        MACHINE,
-        CIFAR,
-        {},
-        [Memory("resnet50", "L0", 110, 5, 100), Memory("resnet50", "L2", 26, 4, 100, 16)],
-        curves,
-        [entry("L2", 0.1, 0.6, 1.9), entry("L3", 0.2, 0.4, 1.0)],
-        [entry("per tensor", 3.0), entry("per group", 2.0), entry("+ per sample", 2.5)],
-        [StepTimes("contiguous", 8, [1.0, 2.0, 1.0], {"L2": [1.2, 2.4, 9.0]})],
-    )
-    (reference, compared) = results.comparisons()
+    entries = [
+        Memory("resnet50", "L0", 110, 5, 100),
+        Memory("resnet50", "L2", 26, 4, 100, 16),
+        *curves,
+        entry("L2", 0.1, 0.6, 1.9),
+        entry("L3", 0.2, 0.4, 1.0),
+        *(
+            entry(name, share, kind=Ablated)
+            for name, share in (("per tensor", 3.0), ("per group", 2.0), ("+ per sample", 2.5))
+        ),
+        StepTimes("contiguous", 8, [1.0, 2.0, 1.0], {"L2": [1.2, 2.4, 9.0]}),
+    ]
+    results = recorded(*entries, data=CIFAR)
+    (reference, compared) = comparisons(results)
     assert reference.difference.mean == 0.0
     assert compared.difference.mean == -0.5
     assert compared.loss_ratio == pytest.approx(1.02)
-    assert results.times[0].ratio("L2") == pytest.approx(1.2)
+    assert results.of(StepTimes)[0].ratio("L2") == pytest.approx(1.2)
     assert below(results) == [None, True, False]
     text = _text(results)
-    for shown in (
+    for words in (
         "6.2 ✓",
         "1.000 ✓",
         "] ✓",
@@ -203,14 +207,14 @@ def test_what_is_judged():
         "2.5 ✗",
         "1.20 ✓",
     ):
-        assert shown in text
-    assert "✓" not in _text(VisionResults(MACHINE, "digits (few)", {}, curves=curves, variances=results.variances))
+        assert words in text
+    assert "✓" not in _text(recorded(*curves, *results.of(Variance), data="digits (few)"))
 
 
 def _text(results):
     output = console()
     with output.capture() as captured:
-        output.print(render(results))
+        output.print(shown(results))
     return captured.get()
 
 

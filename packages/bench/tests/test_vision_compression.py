@@ -1,6 +1,6 @@
 """The part ``compression`` of ``python -m bench vision``: cells, what is taken up, what fails, and what is judged."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -8,11 +8,15 @@ from torch import nn
 
 import integrations
 from bench import cli, records
+from bench.errors import MissingLibrary
 from bench.layout import console
 from bench.machine import Machine
 from bench.memory import standing_peak_bytes
 from bench.networks import Case
 from bench.pages import rendered
+from bench.record.child import here
+from bench.record.record import Record
+from bench.records import shown
 from bench.vision import models
 from bench.vision.compression import cell as cells
 from bench.vision.compression import measure as compressing
@@ -23,8 +27,11 @@ from bench.vision.compression.targets import KEPT
 from bench.vision.compression.ways import PLAIN, WAYS
 from bench.vision.models import ImageModel
 from bench.vision.published import COMPRESSED
-from bench.vision.report import render
-from bench.vision.results import VisionResults
+
+
+def missing(name):
+    raise MissingLibrary("torchvision cannot be imported")
+
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 SETTINGS = Settings("cpu", 1, 0, 1 << 30)
@@ -63,10 +70,15 @@ def small(monkeypatch):
     monkeypatch.setattr(cells, "MODELS", {"resnet50": model})
     monkeypatch.setattr(cells, "CLASSES", 10)
     monkeypatch.setattr(cells, "counters", lambda device: Counted())
+    monkeypatch.setattr(cells, "limit_allocation", lambda nbytes: None)  # of a process that ends thereafter
+
+
+def counted_here(cell, counted):
+    return here(cells.measure_here, cell, settings=asdict(SETTINGS), counted=counted)
 
 
 def measured(way, counted="live", **changes):
-    return cells.measure_here(replace(Cell("resnet50", way, 4, 16), **changes), SETTINGS, counted)
+    return counted_here(replace(Cell("resnet50", way, 4, 16), **changes), counted)
 
 
 def test_what_report_and_graph_say_is_kept(small):
@@ -112,8 +124,6 @@ def test_what_fails_is_said(small, monkeypatch):
     assert "ZeroDivisionError" in measured("L1").failure
     monkeypatch.setattr(cells, "counters", lambda device: "needs Linux")
     assert measured("L1").failure == "needs Linux"
-    monkeypatch.setattr(cells, "_MODULE", "bench.vision.no_such_module")
-    assert "No module named" in cells.measure(Cell("resnet50", PLAIN, 4, 16), SETTINGS).failure
 
 
 class Takes(torch.autograd.Function):
@@ -169,8 +179,9 @@ def test_models_are_the_originals(name):
 def test_a_real_model_in_every_way(way, monkeypatch):
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     monkeypatch.setattr(cells, "counters", lambda device: Counted())
+    monkeypatch.setattr(cells, "limit_allocation", lambda nbytes: None)
     monkeypatch.setattr(cells, "WARM_UP", 1)  # without the steps in which levels adapt: they take half a minute
-    found = cells.measure_here(Cell("resnet18", way, 2, 32), SETTINGS, "both")
+    found = counted_here(Cell("resnet18", way, 2, 32), "both")
     assert not found.failure
     assert not found.does_not_apply
     assert found.peak_in == ""  # the counters count nothing
@@ -196,7 +207,7 @@ def cell(way, live, stored, peak=200, standing=180, **changes):
 def text_of(found):
     output = console()
     with output.capture() as captured:
-        output.print(render(VisionResults(MACHINE, "", {}, compressions=found)))
+        output.print(shown(Record("vision", MACHINE, {"device": "cpu", "seed": 0}, found)))
     return " ".join(captured.get().split())
 
 
@@ -243,12 +254,13 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     file = tmp_path / "out.json"
     asked = []
 
-    def measure(blank, settings):
+    def measure(blank, settings, function):
+        assert function is cells.measure_here
         asked.append((blank.way, blank.batch, settings.seed))
         return replace(PLAIN_CELL, **{**vars(blank), "failure": "it ended" if blank.way == "L2" else ""})
 
     monkeypatch.setattr(cells, "measure", measure)
-    monkeypatch.setattr(compressing, "missing", lambda models: {})
+    monkeypatch.setattr(compressing, "require", lambda name: None)
     command = ["vision", "--part", "compression", "--model", "resnet50", "--threads", "1", "--json", str(file)]
     command += ["--way", "L1", "--way", "L2"]
     assert cli.main(command) == 0
@@ -261,16 +273,16 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     assert cli.main([*command, "--batch", "4"]) == 0
     assert [batch for _, batch, _ in asked] == [4, 4, 4]
     found = records.load(file)
-    assert [(one.batch, one.way) for one in found.compressions] == [
+    assert [(one.batch, one.way) for one in found.of(Cell)] == [
         *((4, way) for way in (PLAIN, "L1", "L2")),
         *((16, way) for way in (PLAIN, "L1", "L2", "Q-layers L3")),
     ]
-    assert all(one.commit for one in found.compressions)
+    assert all(one.commit for one in found.of(Cell))
     capsys.readouterr()
     page = "<!-- table out.json: peak -->\n<!-- /table -->\n<!-- table out.json: compression -->\n<!-- /table -->\n"
     assert rendered(page, tmp_path).text.count("**ResNet-50, 4 at 224**") == 2
     assert cli.main([*command, "--seed", "1"]) == 1
-    assert "holds other results" in capsys.readouterr().err
+    assert "holds results of another seed" in capsys.readouterr().err
     # Another part goes into the same file, and takes nothing from it.
     command = [
         "vision",
@@ -286,15 +298,16 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
         str(file),
     ]
     assert cli.main(command) == 0
-    assert len(records.load(file).compressions) == 7
+    assert len(records.load(file).of(Cell)) == 7
     # What is on other images does not.
-    records.save(replace(records.load(file), data="CIFAR-10 subset (3,805 images)"), file)
+    other = records.load(file)
+    records.save(replace(other, settings={**other.settings, "data": "CIFAR-10 subset (3,805 images)"}), file)
     assert cli.main(command) == 1
-    assert "holds results on the CIFAR-10 subset" in capsys.readouterr().err
+    assert "holds results of another set of images (CIFAR-10 subset" in capsys.readouterr().err
 
 
 def test_what_needs_a_library_is_left_out(monkeypatch, capsys):
-    monkeypatch.setattr(compressing, "missing", lambda models: {"resnet18": "torchvision cannot be imported"})
+    monkeypatch.setattr(compressing, "require", missing)
     assert cli.main(["vision", "--part", "compression", "--quick", "--threads", "1"]) == 0
     assert "Left out: compression of resnet18: torchvision cannot be imported." in " ".join(
         capsys.readouterr().out.split()

@@ -1,6 +1,6 @@
 """The part ``dense`` of ``python -m bench vision``: models, cells, what is taken up, and the report."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -8,8 +8,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from bench import cli, records
+from bench.errors import MissingLibrary
 from bench.layout import console
 from bench.machine import Machine
+from bench.record.child import here
+from bench.record.record import Record
+from bench.records import shown
 from bench.vision.compression import cell as compression_cell
 from bench.vision.compression.cell import Settings
 from bench.vision.compression.ways import PLAIN
@@ -19,8 +23,11 @@ from bench.vision.dense.moco import MOMENTUM, TEMPERATURE, MoCo
 from bench.vision.dense.models import DENSE, DenseModel
 from bench.vision.dense.results import DenseCell
 from bench.vision.published import TRAINED
-from bench.vision.report import render
-from bench.vision.results import VisionResults
+
+
+def missing(name):
+    raise MissingLibrary("torchvision cannot be imported")
+
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 SETTINGS = Settings("cpu", 1, 0, 1 << 34)
@@ -52,16 +59,18 @@ def tiny(monkeypatch):
     )
     monkeypatch.setattr(cells, "DENSE", {"fcn_resnet50": model})
     monkeypatch.setattr(compression_cell, "counters", lambda device: Still())
+    monkeypatch.setattr(compression_cell, "limit_allocation", lambda nbytes: None)  # of a process that ends thereafter
 
 
 def measured(way, counted="live"):
-    return cells.measure_here(DenseCell("fcn_resnet50", way, 2, 16), SETTINGS, counted)
+    blank = DenseCell("fcn_resnet50", way, 2, 16)
+    return here(cells.measure_here, blank, settings=asdict(SETTINGS), counted=counted)
 
 
 def text_of(found):
     output = console()
     with output.capture() as captured:
-        output.print(render(VisionResults(MACHINE, "", {}, dense=found)))
+        output.print(shown(Record("vision", MACHINE, {"device": "cpu", "seed": 0}, found)))
     return " ".join(captured.get().split())
 
 
@@ -84,15 +93,13 @@ def test_losses_that_differ_are_not_compared(tiny, monkeypatch):
     monkeypatch.setattr(cells, "_gradient", lambda *given: (next(calls), [torch.ones(1)]))
     found = measured("L2")
     assert found.gradient_error is None
-    assert found.losses == (1.0, 1.0 + 2 * cells.SAME)
+    assert found.losses == [1.0, 1.0 + 2 * cells.SAME]
     assert "not comparable" in text_of([PLAIN_CELL, found])
 
 
 def test_what_fails_is_said(tiny, monkeypatch):
     monkeypatch.setattr(cells, "relative_error", lambda *given: 1 / 0)
     assert "ZeroDivisionError" in measured("L2").failure
-    monkeypatch.setattr(cells, "_MODULE", "bench.vision.no_such_module")
-    assert "No module named" in cells.measure(PLAIN_CELL, SETTINGS).failure
 
 
 def encoder():
@@ -189,7 +196,7 @@ def test_published_rows_are_all_there():
 def test_report():
     layers = replace(PLAIN_CELL, way="L2", live_bytes=210, stored_bytes=190, standing_peak_bytes=180, peak_bytes=200)
     text = text_of(
-        [PLAIN_CELL, replace(layers, gradient_error=0.25, losses=(1.0, 1.0)), replace(layers, failure="it ended")]
+        [PLAIN_CELL, replace(layers, gradient_error=0.25, losses=[1.0, 1.0]), replace(layers, failure="it ended")]
     )
     assert "FCN-R50, 2 at 160 (mIoU, Cityscapes) 73.6 72.9" in text
     assert "L2 0.0 0.0 5.0 0.0 5.00 0.25" in text
@@ -201,12 +208,13 @@ def test_a_run_is_taken_up(monkeypatch, tmp_path, capsys):
     file = tmp_path / "out.json"
     asked = []
 
-    def measure(blank, settings):
+    def measure(blank, settings, function):
+        assert function is cells.measure_here
         asked.append((blank.model, blank.way, blank.batch, blank.size))
-        return replace(PLAIN_CELL, **{**vars(blank), "losses": (1.0, 1.0), "failure": "x" * (blank.way == "L2")})
+        return replace(PLAIN_CELL, **{**vars(blank), "losses": [1.0, 1.0], "failure": "x" * (blank.way == "L2")})
 
-    monkeypatch.setattr(cells, "measure", measure)
-    monkeypatch.setattr(dense, "missing", lambda: "")
+    monkeypatch.setattr(compression_cell, "measure", measure)
+    monkeypatch.setattr(dense, "require", lambda name: None)
     command = ["vision", "--part", "dense", "--threads", "1", "--json", str(file)]
     assert cli.main([*command, "--quick"]) == 0
     assert asked == [("fcn_resnet50", way, 1, 96) for way in (PLAIN, "L2", "Q-layers L3")]
@@ -217,12 +225,12 @@ def test_a_run_is_taken_up(monkeypatch, tmp_path, capsys):
     assert cli.main([*command, "--way", "L1"]) == 0
     assert asked == [(name, way, 2, 160) for name in DENSE for way in (PLAIN, "L1")]
     found = records.load(file)
-    assert len(found.dense) == 13
-    assert {one.losses for one in found.dense} == {(1.0, 1.0)}
-    assert all(one.commit for one in found.dense)
+    assert len(found.of(DenseCell)) == 13
+    assert all(one.losses == [1.0, 1.0] for one in found.of(DenseCell))
+    assert all(one.commit for one in found.of(DenseCell))
     capsys.readouterr()
     assert cli.main([*command, "--model", "resnet50"]) == 1
     assert "--model must name one of part dense, got resnet50" in capsys.readouterr().err
-    monkeypatch.setattr(dense, "missing", lambda: "torchvision cannot be imported")
+    monkeypatch.setattr(dense, "require", missing)
     assert cli.main([*command[:-2], "--quick"]) == 0
     assert "Left out: dense: torchvision cannot be imported." in " ".join(capsys.readouterr().out.split())

@@ -8,10 +8,9 @@ import torch
 
 from bench import cli, records
 from bench.errors import BenchError
-from bench.machine import Machine
+from bench.record.record import Record
 from bench.vision import folder, tasks, training
-from bench.vision.results import VisionResults
-from bench.vision.training import VisionCurve
+from bench.vision.results import VisionCurve, comparisons
 
 
 @pytest.fixture(scope="module")
@@ -103,15 +102,15 @@ def test_a_run_on_a_folder(pictures, tmp_path, capsys, monkeypatch):
     printed = " ".join(capsys.readouterr().out.split())
     assert "resnet18 full precision 1 " in printed
     found = records.load(file)
-    assert [(run.model, run.level, len(run.losses)) for run in found.curves] == [
+    assert [(run.model, run.level, len(run.losses)) for run in found.of(VisionCurve)] == [
         ("resnet18", "L0", 2),
         ("resnet18", "L1", 2),
         ("resnet18", "Q-layers L3", 2),
     ]
-    plain, *others = found.curves
-    assert all(run.images_per_second > 0 and run.accuracy in (0.0, 50.0, 100.0) for run in found.curves)
+    plain, *others = found.of(VisionCurve)
+    assert all(run.images_per_second > 0 and run.accuracy in (0.0, 50.0, 100.0) for run in found.of(VisionCurve))
     assert all(run.losses != plain.losses for run in others)
-    assert found.recipe["batch of resnet18"] == 3
+    assert found.settings["recipe"]["batch of resnet18"] == 3
     # The runs are there; another seed is trained, and a way that fails is said.
     trained = []
     train = training.train
@@ -126,11 +125,11 @@ def test_a_run_on_a_folder(pictures, tmp_path, capsys, monkeypatch):
     assert cli.main([*command, "--seeds", "2"]) == 0
     assert trained == [("L0", 1), ("L1", 1), ("Q-layers L3", 1)]
     assert "resnet18, L1, seed 1: failed: ZeroDivisionError: of this way." in " ".join(capsys.readouterr().out.split())
-    assert len(records.load(file).curves) == 6
+    assert len(records.load(file).of(VisionCurve)) == 6
     trained.clear()
     assert cli.main([*command, "--seeds", "2"]) == 0
     assert trained == [("L1", 1)]  # what failed is tried again, and is there once
-    assert len(records.load(file).curves) == 6
+    assert len(records.load(file).of(VisionCurve)) == 6
     capsys.readouterr()
     assert cli.main([*command, "--epochs", "3"]) == 1
     assert "results of another recipe (epochs)" in capsys.readouterr().err
@@ -156,30 +155,6 @@ def test_which_parts_a_folder_is_for(capsys, tmp_path, monkeypatch):
     assert "torchvision.datasets cannot be imported" in capsys.readouterr().err
 
 
-MACHINE = vars(Machine("a processor", 1, "Linux", {}, "", False, "python", "today"))
-
-
-def test_older_files_name_the_q_layers_level_alone():
-    empty = {name: [] for name in ("memories", "variances", "ablation", "times")}
-    old = [{"level": level, "seed": 0, "losses": [1.0], "accuracy": 50.0} for level in ("L0", "L3")]
-    found = VisionResults.of({"machine": MACHINE, "data": "", "recipe": {}, "curves": old, **empty})
-    assert [curve.level for curve in found.curves] == ["L0", "Q-layers L3"]
-    assert [row.speed for row in found.comparisons()] == [None, None]
-    new = VisionCurve("L1", 0, [1.0], model="resnet20")
-    again = VisionResults.of({**records_of(found), "curves": [vars(new)]})
-    assert again.curves == [new]  # hooks' L1
-
-
-def records_of(found):
-    return {
-        "machine": MACHINE,
-        **{name: getattr(found, name) for name in ("data", "recipe", "memories", "variances")},
-    } | {
-        "ablation": [],
-        "times": [],
-    }
-
-
 def test_runs_are_compared_in_pairs():
     runs = [
         VisionCurve("L0", 0, [2.0], 50.0, images_per_second=10.0),
@@ -188,7 +163,8 @@ def test_runs_are_compared_in_pairs():
         VisionCurve("L1", 1, [9.0], 90.0, images_per_second=9.0),
         VisionCurve("L1", 0, [7.0], 70.0, model="resnet50"),
     ]
-    found = VisionResults.of({**records_of(VisionResults(None, "", {})), "curves": [vars(run) for run in runs]})
-    exact, compared = found.comparisons()  # ResNet-50 has no run at full precision, and seed 1 no pair
+    exact, compared = comparisons(
+        Record("vision", None, entries=runs)
+    )  # ResNet-50 has no run at full precision, and seed 1 no pair
     assert (compared.level, compared.accuracies, compared.loss_ratio, compared.speed) == ("L1", [40.0], 1.5, 0.5)
     assert replace(exact, speed=None).images_per_second == 10.0

@@ -80,7 +80,7 @@ def test_a_call_is_that_of_fewbit(call, expected):
     found = step(model)
     assert equal(found, step(by_hand))
     assert torch.equal(found[0], step(plain)[0])
-    in_place = {"_PlacedBackward"}
+    in_place = {"_PlacedCopyBackward"}
     assert names_of_nodes(model(X)) - in_place == names_of_nodes(by_hand(X)) != names_of_nodes(plain(X))
 
 

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import integrations
 from integrations.runtime import replay
 from integrations.runtime.formulas.formula import Bound
+from integrations.runtime.formulas.table import Formulas
 
 from .formula_nets import FEATURES, Between, close, expected, inputs, step
 
@@ -258,3 +259,40 @@ def test_close_tells_another_function():
     h, found, gradient, _ = step(net, inputs(net))
     assert close(found, expected(gradient, F.silu(h)))
     assert not close(found, expected(gradient, F.silu(h * 1.0001)))
+
+
+def test_what_was_of_no_use_is_not_noted_again_until_it_is(monkeypatch):
+    """Results that nobody saves are most of a forward's. A part that is unfrozen later has formulas soon."""
+
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(64, FEATURES))
+            self.last = nn.Linear(FEATURES, 8).requires_grad_(False)
+
+        def forward(self, x):
+            h = x * self.scale + 0 * x
+            return self.last(F.silu(h) + 1).sum() + h.neg().sum()
+
+    made = []
+    formula = Formulas._formula
+    monkeypatch.setattr(Formulas, "_formula", lambda self, *given: made.append(given[-2]) or formula(self, *given))
+    model = integrations.compress_model(Late(), "L1", recompute=True)
+    x = torch.randn(64, FEATURES, requires_grad=True)
+
+    def names():
+        made.clear()
+        model(x).backward()
+        return made.copy()
+
+    assert len(names()) > 4
+    assert names() == names()
+    assert not {"add", "neg"} & set(names())
+    model.last.requires_grad_()
+    codecs = []
+    for _ in range(20):
+        names()
+        rows = integrations.compression(model).report().rows
+        codecs += [row.codec for row in rows if row.module == "last" and row.role == "input" and not row.owner]
+    assert codecs[0].startswith("GroupAffine")
+    assert codecs[-1] == "recomputed"

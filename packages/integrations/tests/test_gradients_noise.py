@@ -158,7 +158,7 @@ def test_a_bias_and_what_lies_below_get_exact_gradients():
 
 # ---- slopes ----
 
-# name: operator, what of its input is saved, the gradient's factor
+# name: operator, what of its input is saved, the gradient's factor; squares have a norm's 8 bits at L1.2, too
 PROPORTIONAL = {
     "square": (torch.square, lambda h: h, 2),
     "power of 2": (lambda h: h**2, lambda h: h, 2),
@@ -167,8 +167,10 @@ PROPORTIONAL = {
 }
 
 
-@pytest.mark.parametrize(("level", "bits"), [("L1", 8), ("L1.2", 4)])
-@pytest.mark.parametrize("name", PROPORTIONAL)
+SLOPES = [(name, "L1", 8) for name in PROPORTIONAL] + [(name, "L1.2", 4) for name in ("exp", "exp2")]
+
+
+@pytest.mark.parametrize(("name", "level", "bits"), [*SLOPES, ("square", "L1.2", 8)])
 def test_a_slope_proportional_to_what_is_saved_is_unbiased(name, level, bits):
     operator, saved, factor = PROPORTIONAL[name]
     model = Net(lambda self, x: operator(x + self.offset), offset=torch.zeros(256))
@@ -216,3 +218,18 @@ def test_a_smooth_slopes_bias_is_second_order(operator):
     # Roundings of probability below 1 / DRAWS may not have happened: as far as they weigh, they move less than this.
     step = bias * 512
     assert ((found - exact).abs() <= bound + change * Z * step / DRAWS + 2e-4).all()
+
+
+@pytest.mark.parametrize("exponent", [2, 2.5, 3, 4])
+def test_the_slope_of_a_power_is_that_within_a_step(exponent):
+    """No element moves by a step, so its slope is one that the power has within a step of it: up to the arithmetic, of
+    which a power takes a few roundings."""
+    h = normal(32, 256, seed=1).abs() + 0.5
+    model = Net(lambda self, zero: (self.w + zero) ** exponent, w=h)
+    integrations.compress_model(model, "L1.1")
+    model(torch.zeros(())).sum().backward()
+    step = (h.view(-1, 256).amax(1) - h.view(-1, 256).amin(1)).view(32, 1) / 255
+    low, high = (exponent * (h + by) ** (exponent - 1) for by in (-step, step))
+    found = model.w.grad
+    assert ((found >= low * (1 - 1e-6)) & (found <= high * (1 + 1e-6))).all()
+    assert (found != exponent * h ** (exponent - 1)).any()

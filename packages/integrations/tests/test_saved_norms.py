@@ -10,7 +10,7 @@ from torch import nn
 import integrations
 from actcore import GroupAffine, SavedTensor, compress, decompress
 from integrations.adaptive.copies import MeasuredCopy
-from integrations.rules.norms import CHANNELS, FEW, Normalizer, Standardized
+from integrations.rules.norms import CHANNELS, FEW, Normalizer, RowByRow, Standardized
 from integrations.storing.extent import Extent
 from integrations.storing.records import Record
 from integrations.storing.regions import View
@@ -119,6 +119,50 @@ def _laid_out(parameter, like):
     if like.is_contiguous(memory_format=torch.channels_last):
         return parameter.contiguous(memory_format=torch.channels_last)
     return F.pad(parameter, (1, 0))[..., 1:]
+
+
+# ---- rows that lie across each other ----
+
+ACROSS = {
+    "transposed": lambda h: h.transpose(1, 2),
+    "permuted": lambda h: h.view(4, 64, 5, 8).permute(0, 2, 3, 1),
+}
+
+
+@pytest.mark.parametrize("view", ACROSS.values(), ids=ACROSS.keys())
+@pytest.mark.parametrize("norm", [F.layer_norm, F.rms_norm], ids=["layer_norm", "rms_norm"])
+def test_rows_that_lie_across_each_other_are_stored_row_by_row(view, norm):
+    """As the features of an image are, or of a sound after a convolution: channels come before places. Rows of a
+    thousandth of the others' size would be lost in groups in the order of memory, of 40 rows each."""
+    x = normal(4, 64, 40) * torch.logspace(-3, 0, 40)
+    weights = normal(*view(x).shape, seed=3)
+    net = Net(lambda self, zero: norm(view(self.w + zero), (64,)) * weights, w=x)
+    plain, compressed, model = plain_and_compressed(net, torch.zeros(()), level="L1.1", loss=torch.sum)
+    found = [row for row in rows(model, norm.__name__) if row.role == "input"]
+    assert {row.codec for row in found} == {"GroupAffine(bits=8, group_size=64, rounding='stochastic'), row by row"}
+    # A step is 1/255 of a row's range, of some five deviations; its gradient is a sum of two parts with such errors.
+    for one, other in zip(view(plain["w"]).flatten(0, -2), view(compressed["w"]).flatten(0, -2), strict=True):
+        assert (one - other).norm() <= 0.05 * one.norm()
+
+
+def test_a_tensor_stored_row_by_row_comes_back_as_it_lay():
+    x = normal(4, 64, 40).transpose(1, 2)
+    codec = RowByRow(8, 64)
+    stored = compress(x, codec, seed=1, stream=2)
+    assert stored.layout.strides == x.stride()
+    restored = decompress(stored)
+    assert restored.stride() == x.stride()
+    same = decompress(compress(x.contiguous(), GroupAffine(8, 64), seed=1, stream=2))
+    assert torch.equal(restored, same)
+    assert stored.nbytes == codec.stored_bytes(x.numel(), x.dtype)
+
+
+def test_a_norm_of_rows_that_lie_across_is_compiled_as_it_is():
+    net = Net(lambda self, x: F.layer_norm((x * self.w).transpose(1, 2), (64,)), w=normal(64, 1))
+    x = normal(4, 64, 40)
+    expected = gradients(copy.deepcopy(net), x)
+    model = integrations.compress_model(net, "L1.1")
+    assert relative_error(expected, trained(model, compiled(model), x)) < EIGHT_BITS
 
 
 @pytest.mark.parametrize(("size", "group"), [(16, 256), (56, 224)])

@@ -6,23 +6,13 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bench import commands
-from bench.activations import command as activations
-from bench.arguments import add_chart
-from bench.checkpoint import command as checkpointing
+from bench.benches import BENCHES
 from bench.errors import BenchError
-from bench.fewbit import command as fewbit
-from bench.gnn import command as gnn
-from bench.kernels import command as kernels
-from bench.llm import command as llm
-from bench.search import command as search
-from bench.sensitivity import command as sensitivity
-from bench.sweep import command as sweep
-from bench.systems import command as systems
-from bench.text import command as text
-from bench.vision import command as vision
+from bench.record.bench import Bench
+from bench.record.options import Options
 
 
 class _Parser(argparse.ArgumentParser):
@@ -53,28 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m bench", description="What compressed activations save and cost, measured.")
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def add(name: str, arguments: Callable[[argparse.ArgumentParser], None], what: str) -> None:
-        arguments(parsers.add_parser(name, help=what))
-
-    add("gnn", gnn.add_arguments, "train GNNs at full precision and compressed; accuracy, memory and time")
-    add("kernels", kernels.add_arguments, "time codecs and operators beside copies, plain PyTorch and others")
-    add("sensitivity", sensitivity.add_arguments, "how well adaptive levels know which tensors matter")
-    add("activations", activations.add_arguments, "bytes, gradients and time of models of any kind")
-    add("vision", vision.add_arguments, "image models: bytes, peaks, accuracy, the gradient's variance, time")
-    add("fewbit", fewbit.add_arguments, "few-bit activations and randomized linear layers")
-    add("checkpoint", checkpointing.add_arguments, "planned recomputation: peaks, time and gradients")
-    add("systems", systems.add_arguments, "every way to train with less memory: peaks against time")
-    add("search", search.add_arguments, "the largest models and batches that train within a given memory")
-    add("sweep", sweep.add_arguments, "one compressed training step of many models and layers")
-    add("text", text.add_arguments, "BERT on GLUE's tasks: accuracy, memory and time of every way")
-
-    add("llm", llm.add_arguments, "language models: the loss of large vocabularies, whole and in chunks")
+    for bench in BENCHES.values():
+        _add(parsers, bench)
 
     show = parsers.add_parser("show", help="print, and draw, results that were recorded with --json")
     show.set_defaults(command=commands.show)
     show.add_argument("results", type=Path, metavar="FILE")
-    add_chart(show)
+    Options(show).chart()
 
     report = parsers.add_parser("report", help="make the tables of pages anew, from recorded results")
     report.set_defaults(command=commands.report)
@@ -88,3 +63,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--check", action="store_true", help="change nothing; fail where a table is another one")
     return parser
+
+
+def _add(parsers: Any, bench: Bench) -> None:
+    """The command of a bench."""
+    parser = parsers.add_parser(bench.kind.name, help=bench.what)
+    options = Options(parser)
+    bench.options(options)
+
+    def command(said: argparse.Namespace) -> None:
+        options.settle(said)
+        bench.command(said)
+
+    parser.set_defaults(command=command)

@@ -6,7 +6,8 @@ from argparse import Namespace
 
 from bench import pages, records
 from bench.errors import BenchError
-from bench.finish import finish, require_writable
+from bench.layout import console
+from bench.record.bench import require_writable
 
 
 def report(options: Namespace) -> None:
@@ -37,4 +38,7 @@ def report(options: Namespace) -> None:
 def show(options: Namespace) -> None:
     """``python -m bench show``."""
     require_writable(None, options.chart)
-    finish(records.load(options.results), None, options.chart)
+    record = records.load(options.results)
+    console().print(records.shown(record))
+    if options.chart is not None:
+        records.draw(record, options.chart)

@@ -9,6 +9,10 @@ class BenchError(Exception):
     """Something that the user can mend. Its message is one line: what is wrong, what was found, what to do."""
 
 
+class DoesNotApply(Exception):
+    """A way that a subject has no use for; the message says why."""
+
+
 class MissingLibrary(BenchError):
     """A network's library is not installed."""
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-_PACKAGES = ("torch", "torch-geometric", "actcore", "actcore-integrations")
+PACKAGES = ("torch", "actcore", "actcore-integrations")
+"""Whose versions all records say."""
 _MODULES = {"actcore": "actcore", "actcore-integrations": "integrations"}
 COMMIT = "ACTCORE_COMMIT"
 """The environment variable that says the commit where git does not: in a copy of the files alone. A plus behind it says
@@ -55,7 +56,7 @@ class Machine:
         return [*self.earlier, self.command]
 
     @classmethod
-    def here(cls, device: torch.device, threads: int, packages: Sequence[str] = _PACKAGES) -> Machine:
+    def here(cls, device: torch.device, threads: int, packages: Sequence[str] = PACKAGES) -> Machine:
         """This machine, now, with the versions of ``packages``."""
         commit, dirty = _commit()
         return cls(
@@ -73,11 +74,6 @@ class Machine:
         versions = ", ".join(f"{package} {number}" for package, number in self.versions.items())
         commit = f"commit {self.commit[:10]}{' with changes' if self.dirty else ''}" if self.commit else "no commit"
         return f"{self.processor}, {self.threads} threads, {self.system}; {versions}; {commit}; {self.date}"
-
-
-def installed(package: str) -> bool:
-    """Whether a distribution is there, so that its version can be said."""
-    return bool(version_of(package))
 
 
 def version_of(package: str) -> str:

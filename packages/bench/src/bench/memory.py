@@ -10,14 +10,9 @@ Two quantities, each the median of ``REPEATS`` steps after warm-up steps that pa
 from __future__ import annotations
 
 import gc
-import json
-import os
 import statistics
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,37 +20,29 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import integrations
-from bench.errors import BenchError
-from bench.process_memory import ENVIRONMENT, Counters, counters
+from bench.process_memory import HEAP_ONLY, Counters, counters
+from bench.record.child import Child
+from bench.record.entry import Entry, at, metric, part
 
 REPEATS = 3
+
+PLAIN = "L0"
+"""The level of an untouched model."""
 
 AGREEMENT = 0.05
 """By how much of themselves the measured bytes may differ from those that the report says are stored."""
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of one step of one model at one level.
+@part("memory", "a step of a model at a level, measured in a process of its own")
+class Memory(Entry):
+    """One model at one level; level ``"L0"`` is the untouched model."""
 
-    Attributes:
-        model, level: which; level ``"L0"`` is the untouched model.
-        live_bytes, peak_bytes: as measured, see the module; ``None`` where not measured.
-        original_bytes: of what autograd alone keeps: at a level as the report says, of the untouched model as hooks
-            count; ``None`` for that in files of before hooks did.
-        stored_bytes: what the report says is kept instead; ``None`` for the untouched model.
-        not_measured: why nothing was measured; empty otherwise.
-        commit: that it was measured with; empty where the results say it of all.
-    """
-
-    model: str
-    level: str
-    live_bytes: int | None
-    peak_bytes: int | None
-    original_bytes: int | None = None
-    stored_bytes: int | None = None
-    not_measured: str = ""
-    commit: str = ""
+    model: str = at("its name")
+    level: str = at("of integrations.LEVELS, or a way's name")
+    live_bytes: int | None = metric("bytes", "that the forward left allocated, its result among them")
+    peak_bytes: int | None = metric("bytes", "the most in forward and backward, less those before and the gradients")
+    original_bytes: int | None = metric("bytes", "that autograd alone keeps: by the report, or as hooks count")
+    stored_bytes: int | None = metric("bytes", "that are kept instead, by the report; none of the untouched model")
 
     def agreement(self, plain: Memory) -> float | None:
         """Live bytes of the saved tensors, measured, over what the report says is stored; ``None`` where unknown.
@@ -72,49 +59,26 @@ class Memory:
         return (self.live_bytes - others) / self.stored_bytes if self.stored_bytes else None
 
 
-def child_answer(
-    module: str, request: Mapping[str, Any], environment: Mapping[str, str] = MappingProxyType(ENVIRONMENT)
-) -> Any:
-    """What ``python -m MODULE REQUEST`` says, in JSON, in a process that is started with the allocator's setting.
+def measured_twice(function: Callable[..., Memory], wanted: Sequence[Memory], **options: Any) -> list[Memory]:
+    """Measures entries in two processes: one counts live bytes exactly, the other gives back at once what is freed, and
+    has the peaks.
 
     Args:
-        module: the last line that it prints is its answer.
-        request: what to measure, as JSON can say it.
-        environment: that setting.
-
-    Raises:
-        BenchError: the child process failed, or said nothing.
+        function: measures an entry in the process that it is called in, with the options.
+        wanted: without numbers.
+        **options: of the function.
     """
-    child = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", module, json.dumps(request)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
-    if child.returncode:
-        last = (child.stderr.strip().splitlines() or ["it wrote nothing"])[-1]
-        raise BenchError(f"the process that measures memory ended with code {child.returncode}: {last}")
-    try:
-        return json.loads(child.stdout.splitlines()[-1])
-    except (IndexError, ValueError) as error:
-        raise BenchError(f"the process that measures memory, {module}, ended without an answer") from error
-
-
-def in_child(
-    module: str, request: Mapping[str, Any], environment: Mapping[str, str] = MappingProxyType(ENVIRONMENT)
-) -> list[Memory]:
-    """What ``child_answer`` gives, of a module that ends in ``answer``."""
-    return [Memory(**fields) for fields in child_answer(module, request, environment)]
-
-
-def answer(found: Sequence[Memory]) -> None:
-    """What the child process says: one line of JSON."""
-    print(json.dumps([asdict(memory) for memory in found]))
+    found = []
+    with Child(HEAP_ONLY) as exact, Child() as sized:
+        for entry in wanted:
+            live = exact.measure(function, entry, **options)
+            peak = live if live.failure else sized.measure(function, entry, **options)
+            found.append(replace(live, peak_bytes=peak.peak_bytes, failure=peak.failure))
+    return found
 
 
 def measure_step(
-    model: str,
-    level: str | None,
+    entry: Memory,
     network: nn.Module,
     forward: Callable[[], Tensor],
     loss: Callable[[], Tensor],
@@ -123,24 +87,30 @@ def measure_step(
     """Measures one model at one level in this process.
 
     Args:
-        model: its name.
-        level: to compress it at; ``None`` leaves it untouched.
-        network: the model, in training mode.
+        entry: which.
+        network: the model, in training mode, which is compressed; ``PLAIN`` leaves it untouched.
         forward: runs it; what its result holds is alive after the forward.
         loss: the same, down to a loss.
         device: of the model.
     """
-    adaptive = (
-        level is not None and integrations.compression(integrations.compress_model(network, level)).level.adaptive
-    )
+    plain = entry.level == PLAIN
+    adaptive = not plain and integrations.compression(integrations.compress_model(network, entry.level)).level.adaptive
     for _ in range(3 if adaptive else 1):  # the warm-up; an unchanged loop plans in its second step
         loss().backward()
 
     live, peak, reason = step_bytes(network, forward, loss, device)
-    if level is None:
-        return Memory(model, "L0", live, peak, saved_bytes(network, forward), not_measured=reason)
-    report = integrations.compression(network).report()
-    return Memory(model, level, live, peak, report.original_bytes, report.stored_bytes, reason)
+    original, stored = saved_bytes(network, forward) if plain else None, None
+    if not plain:
+        report = integrations.compression(network).report()
+        original, stored = report.original_bytes, report.stored_bytes
+    return replace(
+        entry,
+        live_bytes=live,
+        peak_bytes=peak,
+        original_bytes=original,
+        stored_bytes=stored,
+        not_measured=reason,
+    )
 
 
 def step_bytes(

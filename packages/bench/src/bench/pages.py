@@ -14,10 +14,14 @@ A page says which, and what is between is replaced::
     <!-- stage kernels -->
     <!-- /stage -->
 
+    <!-- entries systems -->
+    <!-- /entries -->
+
 A table's name is how its headings begin, as ``python -m bench show`` prints them, with `` | `` between; most often a
 part of the first is enough. A chart has a place beside the page, and words for those who do not see it. A README's
 table is one of ``bench.readmes``. A stage is one of ``tools/gpu.sh``, whose results are in ``gpu-kernels.json``; where
-that file is not there, the page says that nothing was measured, and what would be settled.
+that file is not there, the page says that nothing was measured, and what would be settled. Entries are those of a kind
+of record, as its bench declares them.
 """
 
 from __future__ import annotations
@@ -27,24 +31,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 
-from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from bench import records
+from bench.benches import RECORDS
 from bench.errors import BenchError
-from bench.finish import draw, shown
 from bench.gpu import report as stages
 from bench.gpu.claims import CLAIMS
 from bench.gpu.results import StageResults
 from bench.machine import Machine
 from bench.readmes.tables import TABLES
+from bench.record.declared import declared
+from bench.record.record import Record
 
 _MARKED = re.compile(
-    r"(?P<begin><!-- (?P<kind>table|chart|readme|stage) (?P<what>[^\n]+?) -->\n).*?(?P<end><!-- /(?P=kind) -->)",
+    r"(?P<begin><!-- (?P<kind>table|chart|readme|stage|entries) (?P<what>[^\n]+?) -->\n)"
+    r".*?(?P<end><!-- /(?P=kind) -->)",
     re.DOTALL,
 )
-_BEGUN = re.compile(r"<!-- (?:table|chart|readme|stage) ")
+_BEGUN = re.compile(r"<!-- (?:table|chart|readme|stage|entries) ")
 
 
 @dataclass
@@ -87,12 +93,18 @@ class _Maker:
     def __init__(self, folder: Path) -> None:
         self.charts: dict[str, Callable[[Path], None]] = {}
         self._folder = folder
-        self._found: dict[str, records.AnyResults] = {}
+        self._found: dict[str, Record] = {}
         self._said: set[str] = set()
 
     def between(self, match: re.Match[str]) -> str:
         """A mark, what it asks for, and its end."""
-        kinds = {"table": self._table, "chart": self._chart, "readme": self._readme, "stage": self._stage}
+        kinds = {
+            "table": self._table,
+            "chart": self._chart,
+            "readme": self._readme,
+            "stage": self._stage,
+            "entries": self._entries,
+        }
         made = kinds[match["kind"]](match["what"])
         return f"{match['begin']}{made}\n{match['end']}"
 
@@ -112,7 +124,7 @@ class _Maker:
     def _chart(self, what: str) -> str:
         file, place, words = _parts(what, 3, "<!-- chart FILE: PLACE: WORDS -->")
         results = self._results(file)
-        self.charts[place] = lambda path: draw(results, path)
+        self.charts[place] = lambda path: records.draw(results, path)
         return f"![{words}]({place})"
 
     def _readme(self, what: str) -> str:
@@ -128,21 +140,28 @@ class _Maker:
         if not (self._folder / file).exists():
             settled = "\n".join(f"- {claim}" for claim in CLAIMS[what].values())
             return f"**Not measured on a GPU yet.** What `tools/gpu.sh {what}` would settle:\n\n{settled}"
-        results = self._results(file)
-        if not isinstance(results, StageResults) or results.stage != what or not results.measured:
+        record = self._results(file)
+        results = record.find(StageResults, stage=what)
+        if results is None or not results.measured:
             raise BenchError(f"{file} must hold the stage {what}, run on a GPU and not --dry; leave other files out")
         tables = [to_markdown(one) for one in (stages.claims(results), stages.table(results))]
         failed = [f"- {row.case}: {row.outcome}: {row.reason}" for row in stages.failed(results)]
-        return self._with_where("\n\n".join([*tables, *filter(None, ["\n".join(failed)])]), results)
+        return self._with_where("\n\n".join([*tables, *filter(None, ["\n".join(failed)])]), record)
 
-    def _with_where(self, made: str, *all_results: records.AnyResults) -> str:
+    def _entries(self, what: str) -> str:
+        if what not in RECORDS:
+            raise BenchError(f"there is no kind of record {what!r}; there are {', '.join(RECORDS)}")
+        kind, _ = RECORDS[what]
+        return to_markdown(declared(kind))
+
+    def _with_where(self, made: str, *all_results: Record) -> str:
         """A table, and below it what made its numbers, which a page says of each file once."""
         said = [where(results) for results in all_results]
         new = [line for line in said if line not in self._said]
         self._said.update(new)
         return "\n\n".join([made, *new])
 
-    def _results(self, file: str) -> records.AnyResults:
+    def _results(self, file: str) -> Record:
         if file not in self._found:
             self._found[file] = records.load(self._folder / file)
         return self._found[file]
@@ -164,10 +183,9 @@ def to_markdown(table: Table) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ends, *rows))
 
 
-def _tables(results: records.AnyResults) -> dict[str, Table]:
+def _tables(results: Record) -> dict[str, Table]:
     """By the headings of their columns, with lines between."""
-    text = shown(results)
-    parts = text.renderables if isinstance(text, Group) else []
+    parts = records.shown(results).renderables
     return {
         " | ".join(_cell(column.header) for column in part.columns): part for part in parts if isinstance(part, Table)
     }
@@ -189,7 +207,7 @@ def _commits(entry: object) -> Iterator[str]:
                 yield from _commits(one)
 
 
-def where(results: records.AnyResults) -> str:
+def where(results: Record) -> str:
     """What made the numbers, in a line. Entries that were taken up say of which commit they are, with a plus where
     files differed from it."""
     machine: Machine = results.machine

@@ -1,87 +1,39 @@
-"""JSON files in packages/bench/results: what ``--json`` writes and ``show`` reads."""
+"""JSON files in packages/bench/results: what ``--json`` writes, and ``show`` and pages read."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from bench.activations.results import ActivationResults
-from bench.checkpoint.results import CheckpointResults
-from bench.errors import BenchError
-from bench.fewbit.results import FewBitResults
-from bench.gnn.results import Results
-from bench.gpu.results import StageResults
-from bench.json_files import FORMAT, save_as
-from bench.kernels.estimate import EstimateResults
-from bench.kernels.results import KernelResults
-from bench.llm.results import LlmResults
-from bench.search.results import SearchResults
-from bench.sensitivity.results import SensitivityResults
-from bench.sweep.results import SweepResults
-from bench.systems.results import SystemResults
-from bench.text.results import TextResults
-from bench.vision.results import VisionResults
+from rich.console import Group
 
-AnyResults = (
-    Results
-    | KernelResults
-    | EstimateResults
-    | SensitivityResults
-    | ActivationResults
-    | VisionResults
-    | FewBitResults
-    | CheckpointResults
-    | SystemResults
-    | SweepResults
-    | SearchResults
-    | TextResults
-    | LlmResults
-    | StageResults
-)
+from bench.benches import RECORDS, kind_of
+from bench.record import files
+from bench.record.files import save
+from bench.record.record import Record
 
-_KINDS: Mapping[str, type[AnyResults]] = {
-    "gnn": Results,
-    "kernels": KernelResults,
-    "kernels-estimate": EstimateResults,
-    "sensitivity": SensitivityResults,
-    "activations": ActivationResults,
-    "vision": VisionResults,
-    "fewbit": FewBitResults,
-    "checkpoint": CheckpointResults,
-    "systems": SystemResults,
-    "sweep": SweepResults,
-    "search": SearchResults,
-    "text": TextResults,
-    "llm": LlmResults,
-    "gpu": StageResults,
-}
+__all__ = ["draw", "load", "save", "shown"]
 
 
-def save(results: AnyResults, path: Path) -> None:
-    """Writes JSON, as ``save_as`` does.
-
-    Raises:
-        BenchError: the file cannot be written.
-    """
-    kind = next(name for name, found in _KINDS.items() if isinstance(results, found))
-    save_as(kind, results, path)
-
-
-def load(path: Path) -> AnyResults:
+def load(path: Path) -> Record:
     """Reads what ``save`` wrote.
 
     Raises:
         BenchError: the file cannot be read, or holds something else.
     """
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-        if content.pop("format") != FORMAT:
-            raise ValueError("another format")
-        # Files that say no kind are older than the kinds.
-        return _KINDS[content.pop("kind", "gnn")].of(content)
-    except OSError as error:
-        raise BenchError(f"results cannot be read from {path} ({error.strerror})") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BenchError(f"{path} holds no results of `python -m bench ... --json` ({error})") from error
+    return files.load(path, kind_of)
+
+
+def shown(record: Record) -> Group:
+    """What is printed of a record: header, tables and notes."""
+    _, report = RECORDS[record.kind]
+    return report.render(record)
+
+
+def draw(record: Record, picture: Path) -> None:
+    """Draws the chart of a record into a file of the type that its name says, such as PNG or SVG.
+
+    Raises:
+        BenchError: it cannot be written, or there is nothing to draw.
+    """
+    _, report = RECORDS[record.kind]
+    report.save_chart(record, picture)

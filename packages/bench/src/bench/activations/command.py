@@ -1,62 +1,43 @@
-"""``python -m bench activations``: its arguments, and what it does with them."""
+"""``python -m bench activations``: its options, and what makes it a bench."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from bench.activations import measure
 from bench.activations.cases import MODELS
-from bench.arguments import THREADS, add_chart, positive
+from bench.activations.report import REPORT
+from bench.activations.results import KIND
+from bench.arguments import THREADS
 from bench.errors import BenchError
-from bench.finish import finish, require_writable
+from bench.record.bench import Bench
+from bench.record.options import Options
 from integrations import LEVELS
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of this command."""
-    parser.set_defaults(command=run_activations)
-    parser.add_argument(
-        "--part", action="append", choices=measure.PARTS, help="of the measurements, repeatable; default: all"
-    )
-    parser.add_argument(
-        "--model",
-        action="append",
-        choices=MODELS,
-        help="repeatable; default: all; those whose library is not installed are left out",
-    )
+def options(add: Options) -> None:
+    """Those of the command."""
+    add.part(measure.PARTS, quick=measure.QUICK_PARTS)
+    words = "repeatable; default: all; those whose library is not installed are left out"
+    add.many("--model", MODELS, words, default=list(MODELS), quick=measure.QUICK_MODELS)
     compressing = [name for name, level in LEVELS.items() if level.bits is not None and not level.offload]
-    parser.add_argument(
-        "--level", action="append", choices=compressing, help=f"repeatable; default: {', '.join(measure.LEVELS)}"
+    words = f"repeatable; default: {', '.join(measure.LEVELS)}"
+    add.many("--level", compressing, words, default=measure.LEVELS, quick=measure.QUICK_LEVELS)
+    add.number("--steps", "of the gradient's error", default=measure.STEPS, quick=measure.QUICK_STEPS)
+    add.number("--rounds", "of timed steps", default=measure.ROUNDS, quick=measure.QUICK_ROUNDS)
+    add.threads(THREADS)
+    add.quick(
+        f"{', '.join(measure.QUICK_MODELS)} at {', '.join(measure.QUICK_LEVELS)}, all parts but {measure.PARTS[-1]}, "
+        f"{measure.QUICK_STEPS} steps, {measure.QUICK_ROUNDS} rounds"
     )
-    parser.add_argument("--steps", type=positive, help=f"of the gradient's error; default: {measure.STEPS}")
-    parser.add_argument("--rounds", type=positive, help=f"of timed steps; default: {measure.ROUNDS}")
-    parser.add_argument("--threads", type=positive, default=THREADS, help="default: %(default)s")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"{', '.join(measure.QUICK_MODELS)} at {', '.join(measure.QUICK_LEVELS)}, all parts but "
-        f"{measure.PARTS[-1]}, {measure.QUICK_STEPS} steps, {measure.QUICK_ROUNDS} rounds: shows that it works",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
-    add_chart(parser)
+    add.json(", model by model; what the file has is not measured again")
+    add.chart()
 
 
-def run_activations(options: argparse.Namespace) -> None:
-    """``python -m bench activations``."""
-    quick = options.quick
-    parts = list(dict.fromkeys(options.part or (measure.QUICK_PARTS if quick else measure.PARTS)))
-    if options.chart is not None and "models" not in parts:
+def check(asked: argparse.Namespace) -> None:
+    """Raises ``BenchError`` for a chart of what is not measured."""
+    if asked.chart is not None and "models" not in asked.parts:
         raise BenchError("a chart shows the part models; add --part models, or leave --chart out")
-    require_writable(options.json, options.chart)
-    results = measure.run(
-        measure.Options(
-            models=list(dict.fromkeys(options.model or (measure.QUICK_MODELS if quick else MODELS))),
-            levels=list(dict.fromkeys(options.level or (measure.QUICK_LEVELS if quick else measure.LEVELS))),
-            steps=options.steps or (measure.QUICK_STEPS if quick else measure.STEPS),
-            rounds=options.rounds or (measure.QUICK_ROUNDS if quick else measure.ROUNDS),
-            threads=options.threads,
-            parts=parts,
-        )
-    )
-    finish(results, options.json, options.chart)
+
+
+BENCH = Bench(KIND, "bytes, gradients and time of models of any kind", options, measure.run, REPORT, check)

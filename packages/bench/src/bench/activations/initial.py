@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 import integrations
@@ -22,8 +24,8 @@ MODELS = (
 LEVELS = ("L1", "L1.1")
 
 
-def measure(name: str, steps: int) -> list[InitialError]:
-    """The error at each of ``LEVELS`` in some steps, each with noise of its own, of one of timm's models.
+def measure(name: str, steps: int, levels: Sequence[str] = LEVELS) -> list[InitialError]:
+    """The error at each of some levels in some steps, each with noise of its own, of one of timm's models.
 
     Raises:
         MissingLibrary: timm is not installed.
@@ -32,10 +34,10 @@ def measure(name: str, steps: int) -> list[InitialError]:
     plain, generator = image_model(name, 4), torch.get_rng_state()
     exact = gradient(plain, generator)
     found = []
-    for level in LEVELS:
+    for level in levels:
         torch.manual_seed(0)
         case = image_model(name, 4)
         integrations.compress_model(case.model, level)
         errors = [relative_error(gradient(case, generator), exact) for _ in range(steps)]
-        found.append(InitialError(name, plain.what, level, errors))
+        found.append(InitialError(name, level, plain.what, errors))
     return found

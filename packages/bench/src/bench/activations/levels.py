@@ -8,12 +8,12 @@ from functools import partial
 import torch
 
 from bench.activations.cases import compressed, made
-from bench.activations.results import LevelResult, ModelResult
+from bench.activations.results import LevelResult
 from bench.gradients import backward, gradient, relative_error
 from bench.kernels.clock import in_turn
 
 
-def measure(name: str, levels: Sequence[str], steps: int, rounds: int) -> ModelResult:
+def measure(name: str, levels: Sequence[str], steps: int, rounds: int) -> list[LevelResult]:
     """Measures one of ``cases.MODELS``.
 
     Args:
@@ -33,8 +33,7 @@ def measure(name: str, levels: Sequence[str], steps: int, rounds: int) -> ModelR
 
     actions = [partial(backward, case, generator) for case in (plain, *cases)]
     plain_seconds, *seconds = in_turn(actions, rounds, torch.device("cpu"))
-    found = [
-        LevelResult(level, report.original_bytes, report.stored_bytes, error, times)
+    return [
+        LevelResult(name, level, plain.what, report.original_bytes, report.stored_bytes, error, times, plain_seconds)
         for level, report, error, times in zip(levels, reports, errors, seconds, strict=True)
     ]
-    return ModelResult(name, plain.what, plain_seconds, found)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+import argparse
+from collections.abc import Sequence
 
-import torch
-from rich.console import Console
-from rich.progress import track
-
-import integrations
 from bench.activations import adaptation, cases, initial, levels, memory, overhead
-from bench.activations.results import ActivationResults
+from bench.activations.results import KIND, Adaptation, InitialError, LevelResult, Overhead
 from bench.errors import BenchError, MissingLibrary
-from bench.kernels.clock import threads
-from bench.machine import Machine
+from bench.memory import Memory
+from bench.record.record import Record
+from bench.record.run import Run, begun
+from integrations import LEVELS as KNOWN
 
 PARTS = ("models", "overhead", "memory", "adaptation", "initial")
 LEVELS = ("L1", "L1.1", "L2", "L2.2")
@@ -24,86 +19,70 @@ STEPS, ROUNDS = 5, 9
 QUICK_STEPS, QUICK_ROUNDS = 2, 2
 QUICK_PARTS, QUICK_MODELS, QUICK_LEVELS = PARTS[:-1], ("bert", "gcn"), ("L1", "L2")
 
-Item = TypeVar("Item")
+_OF_MODELS = {"models", "memory", "adaptation"}
 
 
-@dataclass(frozen=True)
-class Options:
-    """What to run.
-
-    Attributes:
-        models: names of ``cases.MODELS``; those whose library is not installed are left out.
-        levels: names of ``integrations.LEVELS``.
-        steps: in which the gradient's error is measured, each with noise of its own.
-        rounds: of timed steps that count.
-        threads: of torch's operators.
-        parts: of ``PARTS``.
-    """
-
-    models: Sequence[str]
-    levels: Sequence[str]
-    steps: int
-    rounds: int
-    threads: int
-    parts: Sequence[str] = PARTS
-
-
-def run(options: Options) -> ActivationResults:
+def run(asked: argparse.Namespace) -> Record:
     """Runs the parts, with a progress bar each on stderr.
 
     Raises:
-        BenchError: no model's library is installed, or the process that measures memory failed.
+        BenchError: no model's library is installed, or the file holds other results.
     """
-    start = time.perf_counter()
-    skipped: list[str] = []
-    with threads(options.threads):
-        names = _installed(options.models, skipped) if set(options.parts) - {"overhead", "initial"} else []
-        asked = {part: names if part in options.parts else [] for part in ("models", "memory", "adaptation")}
-        adaptive = [level for level in options.levels if integrations.LEVELS[level].adaptive]
-        models = [
-            levels.measure(name, options.levels, options.steps, options.rounds)
-            for name in _shown(asked["models"], "models")
-        ]
-        chains = overhead.CHAINS if "overhead" in options.parts else ()
-        overheads = [overhead.measure(chain, options.rounds) for chain in _shown(chains, "overhead")]
-        memories = [
-            found
-            for name in _shown(asked["memory"], "memory")
-            for found in memory.measure(name, options.levels, options.threads)
-        ]
-        adaptations = [
-            adaptation.measure(name, level, options.rounds)
-            for name in _shown(asked["adaptation"], "adaptation")
-            for level in adaptive
-        ]
-        image_models = initial.MODELS if "initial" in options.parts else ()
-        try:
-            errors = [
-                found for name in _shown(image_models, "initial") for found in initial.measure(name, options.steps)
-            ]
-        except MissingLibrary as error:
-            errors = []
-            skipped.append(f"initial: {error}")
-    machine = Machine.here(torch.device("cpu"), options.threads, ("torch", "actcore", "actcore-integrations"))
-    seconds = time.perf_counter() - start
-    return ActivationResults(machine, models, overheads, skipped, seconds, memories, adaptations, errors)
+    going = begun(KIND, asked)
+    names = going.present(asked.models, cases.made) if _OF_MODELS & set(asked.parts) else []
+    if not names and _OF_MODELS & set(asked.parts):
+        raise BenchError(f"no model can be measured: {'; '.join(going.record.skipped)}")
+    for part in asked.parts:
+        _RUN[part](going, names, asked)
+    return going.record
 
 
-def _installed(models: Sequence[str], skipped: list[str]) -> list[str]:
-    """Those that can be made; the others are said in ``skipped``."""
-    names = []
-    for name in models:
-        try:
-            cases.made(name)
-            names.append(name)
-        except MissingLibrary as error:
-            skipped.append(f"{name}: {error}")
-    if not names:
-        raise BenchError(f"no model can be measured: {'; '.join(skipped)}")
-    return names
+def _models(going: Run, names: Sequence[str], asked: argparse.Namespace) -> None:
+    going.measure_together(
+        [[LevelResult(name, level) for level in asked.levels] for name in names],
+        lambda some: levels.measure(some[0].model, [one.level for one in some], asked.steps, asked.rounds),
+        name="models",
+        lacks=lambda one: len(one.seconds) < asked.rounds or len(one.errors) < asked.steps,
+    )
 
 
-def _shown(items: Iterable[Item], part: str) -> Iterable[Item]:
-    """The items, with a progress bar where there are any."""
-    found = list(items)
-    return track(found, part, console=Console(stderr=True)) if found else ()
+def _overhead(going: Run, names: Sequence[str], asked: argparse.Namespace) -> None:
+    going.measure(
+        [Overhead(chain) for chain in overhead.CHAINS],
+        lambda blank: overhead.measure(blank.chain, asked.rounds),
+        name="overhead",
+        lacks=lambda one: len(one.seconds) < asked.rounds,
+    )
+
+
+def _memory(going: Run, names: Sequence[str], asked: argparse.Namespace) -> None:
+    going.measure_together(
+        [[Memory(name, level) for level in ("L0", *asked.levels)] for name in names],
+        lambda some: memory.measure(some[0].model, asked.levels, asked.threads),
+        name="memory",
+    )
+
+
+def _adaptation(going: Run, names: Sequence[str], asked: argparse.Namespace) -> None:
+    adaptive = [level for level in asked.levels if KNOWN[level].adaptive]
+    going.measure(
+        [Adaptation(name, level) for name in names for level in adaptive],
+        lambda blank: adaptation.measure(blank.model, blank.level, asked.rounds),
+        name="adaptation",
+        lacks=lambda one: len(one.seconds) < asked.rounds,
+    )
+
+
+def _initial(going: Run, names: Sequence[str], asked: argparse.Namespace) -> None:
+    try:
+        going.measure_together(
+            [[InitialError(name, level) for level in initial.LEVELS] for name in initial.MODELS],
+            lambda some: initial.measure(some[0].model, asked.steps, [one.level for one in some]),
+            name="initial",
+            lacks=lambda one: len(one.errors) < asked.steps,
+        )
+    except MissingLibrary as error:
+        going.skip(f"initial: {error}")
+
+
+_RUN = {"models": _models, "overhead": _overhead, "memory": _memory, "adaptation": _adaptation, "initial": _initial}

@@ -1,13 +1,13 @@
-"""What stands below the tables of ``python -m bench activations``: what the numbers are, and what was asked of them."""
+"""What stands below the tables of ``python -m bench activations``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.text import Text
-
-from bench.activations.results import ActivationResults
-from bench.memory import AGREEMENT
+from bench.activations.results import Adaptation, InitialError, LevelResult, Overhead
+from bench.memory import AGREEMENT, Memory
+from bench.record.record import Record
+from bench.record.run import said
 
 # At least, by level, of ResNet-18, ViT-tiny and BERT.
 RATIOS = {"L1": 5.0, "L2": 7.0, "L2.2": 12.0}
@@ -31,21 +31,13 @@ HELD = (
 )  # a graph network's tensors are as small as the objects that hold them
 
 
-def notes(results: ActivationResults) -> Text:
-    """A paragraph a part that was run, and what was asked of it."""
-    lines = list(_lines(results))
-    if targets := "; ".join(_targets(results)):
-        lines.append(f"✓ reached, ✗ not: {targets}.")
-    return Text("\n".join(lines), style="dim")
-
-
-def _lines(results: ActivationResults) -> Iterator[str]:
-    for model in results.models:
-        yield f"{model.model}: {model.what}."
-    for reason in results.skipped:
-        yield f"Left out: {reason}."
-    if results.models:
-        level = results.models[0].levels[0]  # as many steps and rounds as all others
+def notes(record: Record) -> Iterator[str]:
+    """A paragraph a part that was run."""
+    levels = [entry for entry in record.of(LevelResult) if not entry.failure]
+    yield from (f"{model}: {what}." for model, what in {entry.model: entry.what for entry in levels}.items())
+    yield from (f"{said(entry)}: {entry.reason}." for entry in record.entries if entry.failure)
+    if levels:
+        level = levels[0]  # as many steps and rounds as all others
         yield (
             "saved: what autograd alone keeps of the model's forward. gradient's error: of the whole gradient at "
             "initialisation, relative to full precision with the same dropout; mean of "
@@ -53,41 +45,42 @@ def _lines(results: ActivationResults) -> Iterator[str]:
             f"plain, in turn; median of the ratios of {len(level.seconds)} rounds. Adaptive levels after two steps, "
             "with their plan."
         )
-    if results.overheads:
+    if record.of(Overhead):
         yield (
             "overhead: all that compression adds to forward and backward of tiny layers, a step's fixed part included: "
             "over the saved tensors, in the chain whose layers save nothing but buffers, which are left alone; in the "
             "others less that for each weight, over the packed tensors, less the codec, which is the time to compress "
             "and decompress one such tensor in 4 bits with nothing around it."
         )
-    if results.memories:
+    if memories := record.of(Memory):
         yield (
             "measured: live bytes of the process after a forward; at a level without what lives beside the untouched "
             "model's saved tensors, too, its result and the graph. peak: the most during forward and backward, less "
             "what was there before and the gradients."
         )
-        yield from sorted({f"Not measured: {one.not_measured}." for one in results.memories if one.not_measured})
-    if results.adaptations:
+        yield from sorted({f"Not measured: {one.not_measured}." for one in memories if one.not_measured})
+    if adaptations := record.of(Adaptation):
         yield (
             "adaptation: an ordinary step, with a plan, and one that is measured and makes the next plan, in turn; "
-            f"median of the ratios of {len(results.adaptations[0].seconds)} rounds."
+            f"median of the ratios of {len(adaptations[0].seconds)} rounds."
         )
-    if results.initial:
-        first = results.initial[0]
+    if initial := record.of(InitialError):
+        first = initial[0]
         yield (
             f"initial: models as timm makes them, {first.what}; error of the whole gradient, mean of "
             f"{len(first.errors)} steps, each with other noise."
         )
 
 
-def _targets(results: ActivationResults) -> Iterator[str]:
-    if results.models:
+def targets(record: Record) -> Iterator[str]:
+    """What was asked of the parts that were run."""
+    if record.of(LevelResult):
         ratios = ", ".join(f"{level} {least:g}" for level, least in RATIOS.items())
         times = ", ".join(f"{model} at {level} {most:g}" for (model, level), most in TIMES.items())
         yield f"times smaller at least {ratios} (not {', '.join(NO_RATIO)}); step time at most {times}"
-    if results.models or results.initial:
+    if bool(record.of(LevelResult)) or bool(record.of(InitialError)):
         yield f"error at most {', '.join(f'{level} {most:g}' for level, most in ERRORS.items())}"
-    if results.overheads:
+    if record.of(Overhead):
         yield f"{MICROSECONDS:g} µs a packed tensor beyond its codec, {ALONE:g} µs one that is left alone"
-    if results.memories:
+    if record.of(Memory):
         yield f"measured bytes those of the report within {AGREEMENT:.0%} ({', '.join(HELD)})"

@@ -1,133 +1,160 @@
-"""Results of ``python -m bench activations`` as text."""
+"""What is printed of ``python -m bench activations``."""
 
 from __future__ import annotations
 
-from statistics import median
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 
-from bench.activations.notes import ALONE, ERRORS, HELD, MICROSECONDS, NO_RATIO, RATIOS, TIMES, notes
-from bench.activations.results import ActivationResults, alone_microseconds
-from bench.layout import columns, header
+from bench.activations.chart import draw
+from bench.activations.notes import ALONE, ERRORS, HELD, MICROSECONDS, NO_RATIO, RATIOS, TIMES, notes, targets
+from bench.activations.results import Adaptation, InitialError, LevelResult, Overhead, alone_microseconds
 from bench.marks import marked
 from bench.memory import AGREEMENT, Memory
-from bench.units import MIB
+from bench.record.bench import Report
+from bench.record.record import Record
+from bench.record.tables import mib, milliseconds, table
 
 
-def render(results: ActivationResults) -> RenderableType:
-    """Header, tables and notes."""
-    tables = (
-        (results.models, _models),
-        (results.overheads, _overheads),
-        (results.memories, _memories),
-        (results.adaptations, _adaptations),
-        (results.initial, _initial),
+def tables(record: Record) -> Iterator[Table]:
+    """One for each part that was run."""
+    if levels := [entry for entry in record.of(LevelResult) if not entry.failure]:
+        yield _models(levels)
+    if overheads := [entry for entry in record.of(Overhead) if not entry.failure]:
+        yield _overheads(overheads)
+    if memories := [entry for entry in record.of(Memory) if not entry.failure]:
+        yield _memories(memories)
+    if adaptations := [entry for entry in record.of(Adaptation) if not entry.failure]:
+        yield _adaptations(adaptations)
+    if initial := [entry for entry in record.of(InitialError) if not entry.failure]:
+        yield _initial(initial)
+
+
+def _models(levels: Sequence[LevelResult]) -> Table:
+    """A row of plain training above each model's levels."""
+    rows: list[tuple[LevelResult, bool]] = []
+    for _, found in groupby(levels, lambda entry: entry.model):
+        some = list(found)
+        rows += [(some[0], True), *((entry, False) for entry in some)]
+    return table(
+        rows,
+        ("model", lambda row: row[0].model if row[1] else ""),
+        ("level", lambda row: "plain" if row[1] else row[0].level),
+        ("saved\nMiB", lambda row: mib(row[0].original_bytes, 2)),
+        ("stored\nMiB", lambda row: mib(row[0].stored_bytes, 2)),
+        ("times\nsmaller", lambda row: _smaller(row[0])),
+        ("gradient's\nerror", lambda row: _error(row[0])),
+        ("step time", lambda row: _time(row[0])),
+        labels=2,
+        instead=lambda row: [*[""] * 4, f"{milliseconds(row[0].plain_seconds, 0)} ms  "] if row[1] else None,
     )
-    top = header("Models under compression", results.machine, results.seconds)
-    return Group(top, *(table(results) for found, table in tables if found), notes(results))
 
 
-def _models(results: ActivationResults) -> Table:
-    table = columns(
-        "model", "level", "saved\nMiB", "stored\nMiB", "times\nsmaller", "gradient's\nerror", "step time", labels=2
-    )
-    for model in results.models:
-        table.add_row(model.model, "plain", "", "", "", "", f"{1e3 * median(model.plain_seconds):,.0f} ms  ")
-        for level in model.levels:
-            least = None if model.model in NO_RATIO else RATIOS.get(level.level)
-            error, time = ERRORS.get(level.level), TIMES.get((model.model, level.level))
-            slower = model.time_ratio(level)
-            table.add_row(
-                "",
-                level.level,
-                f"{level.original_bytes / MIB:,.2f}",
-                f"{level.stored_bytes / MIB:,.2f}",
-                marked(f"{level.ratio:.1f}", None if least is None else level.ratio >= least),
-                marked(f"{level.error:.3f}", None if error is None else level.error <= error),
-                marked(f"{slower:.2f}", None if time is None else slower <= time),
-            )
-    return table
+def _smaller(entry: LevelResult) -> RenderableType:
+    least = None if entry.model in NO_RATIO else RATIOS.get(entry.level)
+    return marked(f"{entry.smaller:.1f}", None if least is None else entry.smaller >= least)
 
 
-def _overheads(results: ActivationResults) -> Table:
-    table = columns(
-        "overhead at L1",
-        "bytes",
-        "saved\ntensors",
-        "packed",
-        "plain step\nµs",
-        "more\nµs",
-        "µs one\nleft alone",
-        "codec\nµs",
-        "µs a packed\nbeyond it",
+def _error(entry: LevelResult | InitialError) -> RenderableType:
+    most = ERRORS.get(entry.level)
+    return marked(f"{entry.error:.3f}", None if most is None else entry.error <= most)
+
+
+def _time(entry: LevelResult) -> RenderableType:
+    most, slower = TIMES.get((entry.model, entry.level)), entry.ratio or 0.0
+    return marked(f"{slower:.2f}", None if most is None else slower <= most)
+
+
+def _overheads(overheads: Sequence[Overhead]) -> Table:
+    alone = alone_microseconds(overheads)
+    return table(
+        overheads,
+        ("overhead at L1", lambda entry: entry.chain),
+        ("bytes", lambda entry: str(entry.nbytes)),
+        ("saved\ntensors", lambda entry: str(entry.saved)),
+        ("packed", lambda entry: str(entry.packed)),
+        ("plain step\nµs", lambda entry: milliseconds([1e3 * one for one in entry.plain_seconds], 0)),
+        ("more\nµs", lambda entry: f"{entry.step_microseconds:,.0f}"),
+        ("µs one\nleft alone", _left_alone),
+        ("codec\nµs", lambda entry: f"{entry.codec_microseconds:.1f}"),
+        ("µs a packed\nbeyond it", lambda entry: _beyond(entry, alone)),
         labels=2,
     )
-    alone = alone_microseconds(results.overheads)
-    for entry in results.overheads:
-        beyond = None if alone is None or not entry.packed else entry.packed_microseconds(alone)
-        table.add_row(
-            entry.chain,
-            str(entry.nbytes),
-            str(entry.saved),
-            str(entry.packed),
-            f"{1e6 * median(entry.plain_seconds):,.0f}",
-            f"{entry.step_microseconds:,.0f}",
-            "" if entry.packed else marked(f"{entry.saved_microseconds:.1f}", entry.saved_microseconds <= ALONE),
-            f"{entry.codec_microseconds:.1f}",
-            "" if beyond is None else marked(f"{beyond:.1f}", beyond <= MICROSECONDS),
-        )
-    return table
 
 
-def _memories(results: ActivationResults) -> Table:
-    table = columns("memory", "level", "reported\nMiB", "measured\nMiB", "measured /\nreported", "peak\nMiB", labels=2)
-    plain: dict[str, Memory] = {}
-    for memory in results.memories:
-        peak = "" if memory.peak_bytes is None else f"{memory.peak_bytes / MIB:,.1f}"
+def _left_alone(entry: Overhead) -> RenderableType:
+    return "" if entry.packed else marked(f"{entry.saved_microseconds:.1f}", entry.saved_microseconds <= ALONE)
+
+
+def _beyond(entry: Overhead, alone: float | None) -> RenderableType:
+    if alone is None or not entry.packed:
+        return ""
+    beyond = entry.packed_microseconds(alone)
+    return marked(f"{beyond:.1f}", beyond <= MICROSECONDS)
+
+
+def _memories(memories: Sequence[Memory]) -> Table:
+    plain = {memory.model: memory for memory in memories if memory.stored_bytes is None}
+
+    def reported(memory: Memory) -> float | None:
+        """The measured bytes over those of the report."""
+        return memory.agreement(plain[memory.model]) if memory.model in plain else None
+
+    def measured(memory: Memory) -> str:
         if memory.stored_bytes is None:
-            plain[memory.model] = memory
-            live = "" if memory.live_bytes is None else f"{memory.live_bytes / MIB:,.2f}"
-            table.add_row(memory.model, "plain", "", live, "", peak)
-            continue
-        ratio = memory.agreement(plain[memory.model])
+            return mib(memory.live_bytes, 2)
+        ratio = reported(memory)
+        return "" if ratio is None else mib(ratio * memory.stored_bytes, 2)
+
+    def agreement(memory: Memory) -> RenderableType:
+        if memory.stored_bytes is None:
+            return ""
+        ratio = reported(memory)
         judged = ratio is not None and memory.model in HELD
-        table.add_row(
-            "",
-            memory.level,
-            f"{memory.stored_bytes / MIB:,.2f}",
-            "" if ratio is None else f"{ratio * memory.stored_bytes / MIB:,.2f}",
-            marked("" if ratio is None else f"{ratio:.3f}", _agrees(ratio) if judged else None),
-            peak,
-        )
-    return table
+        return marked("" if ratio is None else f"{ratio:.3f}", _agrees(ratio) if judged else None)
+
+    return table(
+        memories,
+        ("memory", lambda memory: memory.model if memory.stored_bytes is None else ""),
+        ("level", lambda memory: "plain" if memory.stored_bytes is None else memory.level),
+        ("reported\nMiB", lambda memory: mib(memory.stored_bytes, 2)),
+        ("measured\nMiB", measured),
+        ("measured /\nreported", agreement),
+        ("peak\nMiB", lambda memory: mib(memory.peak_bytes)),
+        labels=2,
+    )
 
 
 def _agrees(ratio: float | None) -> bool:
     return ratio is not None and abs(ratio - 1) <= AGREEMENT
 
 
-def _adaptations(results: ActivationResults) -> Table:
-    table = columns(
-        "adaptation", "level", "step\nms", "measured\nstep, ms", "times\nas long", "every ... steps", "adds", labels=2
+def _adaptations(adaptations: Sequence[Adaptation]) -> Table:
+    return table(
+        adaptations,
+        ("adaptation", lambda entry: entry.model),
+        ("level", lambda entry: entry.level),
+        ("step\nms", lambda entry: milliseconds(entry.seconds, 0)),
+        ("measured\nstep, ms", lambda entry: milliseconds(entry.adapting_seconds, 0)),
+        ("times\nas long", lambda entry: f"{entry.steps:.1f}"),
+        ("every ... steps", lambda entry: f"{entry.interval:,}"),
+        ("adds", lambda entry: f"{entry.share:.1%}"),
+        labels=2,
     )
-    for entry in results.adaptations:
-        table.add_row(
-            entry.model,
-            entry.level,
-            f"{1e3 * median(entry.seconds):,.0f}",
-            f"{1e3 * median(entry.adapting_seconds):,.0f}",
-            f"{entry.steps:.1f}",
-            f"{entry.interval:,}",
-            f"{entry.share:.1%}",
-        )
-    return table
 
 
-def _initial(results: ActivationResults) -> Table:
-    levels = list(dict.fromkeys(entry.level for entry in results.initial))
-    table = columns("initial", "", *(f"error at\n{level}" for level in levels), labels=2)
-    for model in dict.fromkeys(entry.model for entry in results.initial):
-        errors = {entry.level: entry.error for entry in results.initial if entry.model == model}
-        table.add_row(model, "", *(marked(f"{errors[one]:.3f}", errors[one] <= ERRORS[one]) for one in levels))
-    return table
+def _initial(initial: Sequence[InitialError]) -> Table:
+    errors = {(entry.model, entry.level): _error(entry) for entry in initial}
+    levels = [(f"error at\n{level}", level) for level in dict.fromkeys(entry.level for entry in initial)]
+    return table(
+        dict.fromkeys(entry.model for entry in initial),
+        ("initial", lambda model: model),
+        ("", lambda model: ""),
+        *((heading, lambda model, level=level: errors.get((model, level), "")) for heading, level in levels),
+        labels=2,
+    )
+
+
+REPORT = Report("Models under compression", tables, notes, targets, draw=draw)

@@ -9,12 +9,12 @@ unet.py             a U-Net
 sizes.py            at which sizes a model is measured
 contenders.py       the ways to train it
 step.py             one step
+command.py          its options, and what makes it a bench
 measure.py          a run: which parts, in which order
 planning.py         part "plan": what is planned, at any size
 memory.py           part "memory": activation peaks, in a process of their own
 step_time.py        part "time": steps in turn, and how far their gradients differ; part "compile": the same, compiled
-results.py          what comes out, as JSON
-record.py           the file, written from the first result on and taken up by the next run
+results.py          what is recorded
 targets.py          what is asked for, and what was found
 report.py           the tables, notes.py what stands below them
 chart.py            the chart

@@ -50,6 +50,9 @@ PLAIN = Way("plain").name
 LEAST = Way("planned").name
 LEAST_MASKS = Way("planned", masks=True).name
 
+CLOSE = ("resnet50", "bert")
+"""The models whose time is measured at many budgets, and drawn."""
+
 _RELUS = ("relu", "relu6", "leaky_relu")
 
 

@@ -1,4 +1,4 @@
-"""Measured activation peaks, in a process of their own (``python -m bench.checkpoint.memory``).
+"""Measured activation peaks, in a process of their own.
 
 The activation peak is the most memory during forward and backward, less what was there before, with ``.grad`` unset,
 and less the gradients. A step that pays for caches goes before; where a step takes long, that one is of few samples.
@@ -6,12 +6,9 @@ and less the gradients. A step that pays for caches goes before; where a step ta
 
 from __future__ import annotations
 
-import json
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,15 +17,13 @@ from bench.checkpoint.architectures import ARCHITECTURES, Architecture
 from bench.checkpoint.contenders import Way, ready
 from bench.checkpoint.results import Peak
 from bench.checkpoint.step import Setup, build, inputs_of, loss
-from bench.errors import BenchError, reason
-from bench.memory import child_answer, peak_bytes
+from bench.memory import peak_bytes
 from bench.process_memory import Counters, counters, limit_allocation
+from bench.record.child import Child
 from integrations.checkpoint import Plan
 
 LONG = 2.0  # modelled seconds of a step from which few samples go before it; it takes about as long on two cores
 FEW = 2  # samples of that one; BatchNorm needs two
-
-_MODULE = "bench.checkpoint.memory"  # of the child process; this file's name for itself is __main__ there
 
 
 @dataclass(frozen=True)
@@ -84,86 +79,43 @@ def measure(architecture: Architecture, jobs: Sequence[Job], settings: Settings,
         settings: common to all.
         found: called with each peak, or with why there is none.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        left = list(jobs)
-        while left:
-            answers = Path(folder) / "answers.jsonl"
-            answers.touch()
-            request = {
-                "model": architecture.name,
-                "jobs": [_request(job, Path(folder) / f"plan-{place}.json") for place, job in enumerate(left)],
-                "settings": asdict(settings),
-                "answers": str(answers),
-            }
-            failure = ""
-            try:
-                child_answer(_MODULE, request)
-            except BenchError as error:
-                failure = str(error)
-            lines = answers.read_text().splitlines()
-            answers.unlink()
-            for line in lines:
-                found(Peak(**json.loads(line)))
-            left = left[len(lines) :]
-            if left:  # the process ended at the first of them
-                found(replace(_unmeasured(architecture, left.pop(0)), failure=failure))
+    common: dict[str, Any] = {"settings": asdict(settings), "threads": settings.threads}
+    with Child() as child:
+        for job in jobs:
+            plan = None if job.plan is None else job.plan.to_json()
+            blank = Peak(architecture.name, job.way.name, job.batch, job.size, None, job.planned_bytes, job.warm_up)
+            found(child.measure(measure_here, blank, way=asdict(job.way), plan=plan, **common))
 
 
-def measure_here(architecture: Architecture, job: Job, settings: Settings) -> Peak:
-    """Measures one step in this process. What fails is said in the answer."""
-    peak = _unmeasured(architecture, job)
-    count = counters(settings.setup.device)
+def measure_here(peak: Peak, *, way: Mapping[str, Any], plan: str | None, settings: Mapping[str, Any]) -> Peak:
+    """Measures one step in this process, which may take so much memory from the first of them on.
+
+    Args:
+        peak: without the measured one.
+        way: as ``dataclasses.asdict`` makes it of a ``Way``.
+        plan: for ways that follow one, as JSON.
+        settings: as ``dataclasses.asdict`` makes them of ``Settings``.
+    """
+    setup = Settings(**settings).setup
+    if setup.device.type == "cpu":
+        _limit(settings["memory_limit"])
+    count = counters(setup.device)
     if isinstance(count, str):
         return replace(peak, failure=count)
-    try:
-        return replace(peak, peak_bytes=_measured(architecture, job, settings.setup, count))
-    except Exception as error:  # whatever one step fails with, others are to be measured
-        return replace(peak, failure=reason(error))
+    step = ARCHITECTURES[peak.model], Way(**way), None if plan is None else Plan.from_json(plan)
+    return replace(peak, peak_bytes=_measured(peak, *step, setup, count))
 
 
-def _unmeasured(architecture: Architecture, job: Job) -> Peak:
-    return Peak(architecture.name, job.way.name, job.batch, job.size, None, job.planned_bytes, job.warm_up)
+@cache  # a process has one limit
+def _limit(nbytes: int) -> None:
+    limit_allocation(nbytes)
 
 
-def _measured(architecture: Architecture, job: Job, setup: Setup, count: Counters) -> int:
+def _measured(
+    peak: Peak, architecture: Architecture, way: Way, plan: Plan | None, setup: Setup, count: Counters
+) -> int:
     model = build(architecture, setup)
-    forward = ready(job.way, model, architecture.blocks(model), job.plan)
-    loss(forward, inputs_of(architecture, job.warm_up, job.size, setup), setup.seed).backward()
-    inputs = inputs_of(architecture, job.batch, job.size, setup)
+    forward = ready(way, model, architecture.blocks(model), plan)
+    loss(forward, inputs_of(architecture, peak.warm_up, peak.size, setup), setup.seed).backward()
+    inputs = inputs_of(architecture, peak.batch, peak.size, setup)
     return peak_bytes(model, lambda: loss(forward, inputs, setup.seed), count)
-
-
-def _request(job: Job, file: Path) -> dict[str, Any]:
-    """A job as JSON can say it; its plan is too long for a command line."""
-    if job.plan is not None:
-        file.write_text(job.plan.to_json())
-    return {**vars(job), "way": asdict(job.way), "plan": None if job.plan is None else str(file)}
-
-
-def _job(request: Mapping[str, Any]) -> Job:
-    plan = None if request["plan"] is None else Plan.from_json(Path(request["plan"]).read_text())
-    return Job(**{**request, "way": Way(**request["way"]), "plan": plan})
-
-
-def answer(request: Mapping[str, Any]) -> None:
-    """Measures what a request asks for, and adds each peak to the file that it names."""
-    settings = Settings(**request["settings"])
-    architecture = ARCHITECTURES[request["model"]]
-    for entry in request["jobs"]:
-        peak = measure_here(architecture, _job(entry), settings)
-        with Path(request["answers"]).open("a") as file:
-            file.write(json.dumps(asdict(peak)) + "\n")
-
-
-def _child(text: str) -> None:
-    """What the child process does. Its answer is the file: what it measured stays if it is ended."""
-    request = json.loads(text)
-    torch.set_num_threads(request["settings"]["threads"])
-    if request["settings"]["device"] == "cpu":
-        limit_allocation(request["settings"]["memory_limit"])
-    answer(request)
-    print("null")
-
-
-if __name__ == "__main__":
-    _child(sys.argv[1])

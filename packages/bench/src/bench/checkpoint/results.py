@@ -1,55 +1,33 @@
-"""``CheckpointResults``: everything ``python -m bench checkpoint`` found, with what is needed to repeat it."""
+"""What a run of ``python -m bench checkpoint`` records."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, TypeVar
 
 from bench.checkpoint.contenders import PLAIN
-from bench.kernels.clock import median_ratio
-from bench.machine import Machine
+from bench.record.entry import Entry, Timed, at, metric, part, series
+from bench.record.kind import Kind
+from bench.record.record import Record
 
 
-@dataclass(frozen=True)
-class Planned:
-    """What is planned for a model at one size, without a step.
+@part("plan", "what is planned for a model at one size, without a step")
+class Planned(Entry):
+    """One model at one size."""
 
-    Attributes:
-        model: its name.
-        batch, size: of its inputs.
-        plain_bytes: the planned activation peak where everything is kept.
-        peaks: of the plans that none beats in both bytes and time, rising; in bytes.
-        overheads: of these plans, the time that is added, as a part of a plain step's.
-        bound_bytes: no plan has a lower peak.
-        segments: of the plan with the least peak: how many there are.
-        gradient_bytes: of the parameters' gradients, which are in no peak.
-        plain_seconds: of a plain step, by the model of time.
-        capture_seconds: that the capture took.
-        search_seconds: that the search took, for all plans together.
-        paper_cut: the cut of activation memory by the paper's own accounting; ``None`` where not computed.
-        note: what the capture says, such as why it ran on real tensors; empty where there is nothing to say.
-        failure: why there is no plan; empty otherwise.
-        commit: that this was planned with.
-    """
-
-    model: str
-    batch: int
-    size: int
-    plain_bytes: int = 0
-    peaks: list[int] = field(default_factory=list)
-    overheads: list[float] = field(default_factory=list)
-    bound_bytes: int = 0
-    segments: int = 0
-    gradient_bytes: int = 0
-    plain_seconds: float = 0.0
-    capture_seconds: float = 0.0
-    search_seconds: float = 0.0
-    paper_cut: float | None = None
-    note: str = ""
-    failure: str = ""
-    commit: str = ""
+    model: str = at("its name")
+    batch: int = at("of its inputs")
+    size: int = at("of its inputs")
+    plain_bytes: int = metric("bytes", "the planned activation peak where everything is kept", default=0)
+    peaks: list[int] = series("bytes", "of the plans that none beats in both bytes and time, rising")
+    overheads: list[float] = series("", "of these plans, the time that is added, as a part of a plain step's")
+    bound_bytes: int = metric("bytes", "no plan has a lower peak", default=0)
+    segments: int = metric("", "of the plan with the least peak: how many there are", default=0)
+    gradient_bytes: int = metric("bytes", "of the parameters' gradients, which are in no peak", default=0)
+    plain_seconds: float = metric("s", "of a plain step, by the model of time", default=0.0)
+    capture_seconds: float = metric("s", "that the capture took", default=0.0)
+    search_seconds: float = metric("s", "that the search took, for all plans together", default=0.0)
+    paper_cut: float | None = metric("", "the cut of activation memory by the paper's own accounting")
+    note: str = metric("", "what the capture says, such as why it ran on real tensors", default="")
 
     @property
     def cut(self) -> float:
@@ -58,42 +36,25 @@ class Planned:
 
     def overhead(self, part: float) -> float | None:
         """The least time added with at most this part of the plain peak; ``None`` where no plan has so little."""
-        fitting = [
-            overhead
-            for peak, overhead in zip(self.peaks, self.overheads, strict=True)
-            if peak <= part * self.plain_bytes
-        ]
-        return min(fitting, default=None)
+        pairs = zip(self.peaks, self.overheads, strict=True)
+        return min((overhead for peak, overhead in pairs if peak <= part * self.plain_bytes), default=None)
 
     def reaches(self, part: float) -> bool:
         """Whether a plan has at most this part of the plain peak."""
         return self.overhead(part) is not None
 
 
-@dataclass(frozen=True)
-class Peak:
-    """The activation peak of one step of a model, trained in one way.
+@part("memory", "the activation peak of one step of a model, trained in one way")
+class Peak(Entry):
+    """One model in one way at one size."""
 
-    Attributes:
-        model: its name.
-        way: name of a ``contenders.Way``.
-        batch, size: of its inputs.
-        peak_bytes: as measured, see ``memory.py``; ``None`` where it was not.
-        planned_bytes: as planned; ``None`` for ways without a plan.
-        warm_up: samples of the step that went before.
-        failure: why there is nothing, or nothing measured; empty otherwise.
-        commit: that this was measured with.
-    """
-
-    model: str
-    way: str
-    batch: int
-    size: int
-    peak_bytes: int | None = None
-    planned_bytes: int | None = None
-    warm_up: int = 0
-    failure: str = ""
-    commit: str = ""
+    model: str = at("its name")
+    way: str = at("how it is trained")
+    batch: int = at("of its inputs")
+    size: int = at("of its inputs")
+    peak_bytes: int | None = metric("bytes", "as measured")
+    planned_bytes: int | None = metric("bytes", "as planned; none for ways without a plan")
+    warm_up: int = metric("", "samples of the step that went before", default=0)
 
     @property
     def agreement(self) -> float | None:
@@ -103,118 +64,45 @@ class Peak:
         return self.peak_bytes / self.planned_bytes
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """Steps of a model, trained in one way, and plain ones between them; and how far the gradients of one step differ.
+@part("time", "steps of a model, trained in one way, with plain ones between them")
+class StepTimes(Timed, Entry):
+    """One model in one way at one size."""
 
-    Attributes:
-        model: its name.
-        way: name of a ``contenders.Way``.
-        batch, size: of its inputs.
-        seconds: by round.
-        plain_seconds: of the plain step of the same round.
-        gradients: the largest difference of any element of a gradient from a plain step's with the same random numbers,
-            as a part of the largest element of all gradients.
-        buffers: the same for buffers after that step, such as the statistics of BatchNorm.
-        failure: why there is nothing; empty otherwise.
-        commit: that this was measured with.
-    """
-
-    model: str
-    way: str
-    batch: int
-    size: int
-    seconds: list[float] = field(default_factory=list)
-    plain_seconds: list[float] = field(default_factory=list)
-    gradients: float | None = None
-    buffers: float | None = None
-    failure: str = ""
-    commit: str = ""
-
-    @property
-    def ratio(self) -> float:
-        """A step's time over the plain one's of the same round, as the median over rounds."""
-        return median_ratio(self.seconds, self.plain_seconds)
+    model: str = at("its name")
+    way: str = at("how it is trained")
+    batch: int = at("of its inputs")
+    size: int = at("of its inputs")
+    seconds: list[float] = series("s", "by round")
+    plain_seconds: list[float] = series("s", "of the plain step of the same round")
+    gradients: float | None = metric("", "the largest difference of any element from plain, over the largest of all")
+    buffers: float | None = metric("", "the same for buffers after that step, such as BatchNorm's statistics")
 
     @property
     def ratios(self) -> list[float]:
-        """The same, of each round."""
+        """A step's time over the plain one's, of each round."""
         return [a / b for a, b in zip(self.seconds, self.plain_seconds, strict=True)]
 
     @property
-    def median_seconds(self) -> float:
-        """Of a step."""
-        return median(self.seconds)
+    def times_plain(self) -> float:
+        """The median of these."""
+        return median(self.ratios)
 
 
-Entry = Planned | Peak | StepTimes
-_Entry = TypeVar("_Entry", Planned, Peak, StepTimes)
+KIND = Kind(
+    "checkpoint",
+    (Planned, Peak, StepTimes),
+    {
+        "device": "device",
+        "memory_limit": "memory limit of a step's process",
+        "seed": "seed",
+        "channels_last": "order of channels",
+    },
+)
 
 
-@dataclass(frozen=True)
-class CheckpointResults:
-    """What ``python -m bench checkpoint`` found; empty lists for the parts that were not run.
-
-    Attributes:
-        machine: where and with what.
-        device: that memory and time are of: ``"cpu"`` or ``"cuda"``.
-        memory_limit: bytes that a step's process may take.
-        seed: of weights, inputs and gradients.
-        plans: by model and size.
-        peaks: by model, way and size.
-        times: the same.
-        skipped: what was left out, and why.
-        seconds: that it took, what was taken up included.
-        channels_last: whether images and kernels were in that order.
-    """
-
-    machine: Machine
-    device: str
-    memory_limit: int
-    seed: int = 0
-    plans: list[Planned] = field(default_factory=list)
-    peaks: list[Peak] = field(default_factory=list)
-    times: list[StepTimes] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    channels_last: bool = False
-
-    @property
-    def entries(self) -> list[Entry]:
-        """All plans, peaks and times."""
-        return [*self.plans, *self.peaks, *self.times]
-
-    def plan(self, model: str, batch: int, size: int) -> Planned | None:
-        """Of a model at a size."""
-        return _first(self.plans, model=model, batch=batch, size=size)
-
-    def peak(self, model: str, way: str, batch: int, size: int) -> Peak | None:
-        """Of a model, trained in a way, at a size."""
-        return _first(self.peaks, model=model, way=way, batch=batch, size=size)
-
-    def time(self, model: str, way: str, batch: int, size: int) -> StepTimes | None:
-        """Of a model, trained in a way, at a size."""
-        return _first(self.times, model=model, way=way, batch=batch, size=size)
-
-    def cut(self, peak: Peak) -> float | None:
-        """The part of the measured plain peak that a measured peak saves; ``None`` where one is unknown."""
-        plain = self.peak(peak.model, PLAIN, peak.batch, peak.size)
-        if plain is None or plain.peak_bytes is None or peak.peak_bytes is None:
-            return None
-        return 1 - peak.peak_bytes / plain.peak_bytes
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> CheckpointResults:
-        """From what ``dataclasses.asdict`` made of one."""
-        fields = dict(content)
-        return cls(
-            machine=Machine(**fields.pop("machine")),
-            plans=[Planned(**entry) for entry in fields.pop("plans")],
-            peaks=[Peak(**entry) for entry in fields.pop("peaks")],
-            times=[StepTimes(**entry) for entry in fields.pop("times")],
-            **fields,
-        )
-
-
-def _first(entries: Sequence[_Entry], **wanted: object) -> _Entry | None:
-    return next((one for one in entries if all(getattr(one, name) == value for name, value in wanted.items())), None)
+def cut(record: Record, peak: Peak) -> float | None:
+    """The part of the measured plain peak that a measured peak saves; ``None`` where one is unknown."""
+    plain = record.find(Peak, model=peak.model, way=PLAIN, batch=peak.batch, size=peak.size)
+    if plain is None or plain.peak_bytes is None or peak.peak_bytes is None:
+        return None
+    return 1 - peak.peak_bytes / plain.peak_bytes

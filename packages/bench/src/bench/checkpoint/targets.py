@@ -9,8 +9,10 @@ from types import MappingProxyType
 
 from bench.checkpoint.architectures import ARCHITECTURES, Published
 from bench.checkpoint.contenders import LEAST, LEAST_MASKS
-from bench.checkpoint.results import CheckpointResults, Peak, Planned, StepTimes
+from bench.checkpoint.results import Peak, Planned, StepTimes
+from bench.checkpoint.results import cut as cut_of
 from bench.checkpoint.sizes import small
+from bench.record.record import Record
 from bench.units import MIB
 
 AGREEMENT = 0.05  # by which part of the planned peak the measured one may differ from it
@@ -54,19 +56,19 @@ class Target:
     reached: bool | None = None
 
 
-def targets(results: CheckpointResults) -> Iterator[Target]:
+def targets(record: Record) -> Iterator[Target]:
     """Everything that is asked for."""
     for model, least in PAPER_CUTS.items():
-        plan = at_own_size(results, model)
+        plan = at_own_size(record, model)
         cut = None if plan is None else plan.paper_cut
         yield _at_least(f"predicted cut, the paper's accounting, {model}", least, cut)
     for what, limits in (("capture", CAPTURE), ("search", SEARCH)):
         for model, most in limits.items():
-            plan = at_own_size(results, model)
+            plan = at_own_size(record, model)
             yield _seconds(f"{what}, {model}", most, None if plan is None else getattr(plan, f"{what}_seconds"))
-    yield _agreement(results)
-    yield from _judged(results)
-    yield from _published(results)
+    yield _agreement(record)
+    yield from _judged(record)
+    yield from _published(record)
     yield Target("small random graphs beside every choice", "1.00 to 1.05 times", "actcore's tests: every graph")
 
 
@@ -75,10 +77,10 @@ def left(published: Published) -> float:
     return math.floor(100 * (1 - published.cut)) / 100
 
 
-def at_own_size(results: CheckpointResults, model: str) -> Planned | None:
+def at_own_size(record: Record, model: str) -> Planned | None:
     """What was planned for a model at its table's own size."""
     architecture = ARCHITECTURES[model]
-    plan = results.plan(model, architecture.batch, architecture.size)
+    plan = record.find(Planned, model=model, batch=architecture.batch, size=architecture.size)
     return plan if plan is not None and not plan.failure else None
 
 
@@ -87,13 +89,13 @@ def within(peak: Peak) -> bool | None:
     return None if peak.agreement is None else abs(peak.agreement - 1) <= AGREEMENT
 
 
-def published_cut(results: CheckpointResults, peak: Peak) -> bool | None:
+def published_cut(record: Record, peak: Peak) -> bool | None:
     """Whether the least measured peak saves what was published; ``None`` where nothing was, for that size.
 
     A batch that is smaller than the table's, because that one does not fit, is judged too.
     """
     architecture = ARCHITECTURES.get(peak.model)
-    cut = results.cut(peak)
+    cut = cut_of(record, peak)
     if architecture is None or architecture.published is None or cut is None or peak.way not in (LEAST, LEAST_MASKS):
         return None
     if peak.size != architecture.size or (peak.batch, peak.size) == small(architecture):
@@ -101,23 +103,21 @@ def published_cut(results: CheckpointResults, peak: Peak) -> bool | None:
     return cut >= architecture.published.cut
 
 
-def steps_of_ours(results: CheckpointResults, model: str, batch: int, size: int) -> list[Peak]:
+def steps_of_ours(record: Record, model: str, batch: int, size: int) -> list[Peak]:
     """Measured peaks of a model's plans within rising budgets, the least first."""
-    ways = [peak for peak in results.peaks if (peak.model, peak.batch, peak.size) == (model, batch, size)]
+    ways = record.of(Peak, model=model, batch=batch, size=size)
     found = [peak for peak in ways if peak.way.startswith("ours, ") and peak.peak_bytes is not None]
     return sorted(found, key=lambda peak: peak.planned_bytes or 0)
 
 
-def quickest(
-    results: CheckpointResults, model: str, batch: int, size: int, cut: float
-) -> tuple[StepTimes, float] | None:
+def quickest(record: Record, model: str, batch: int, size: int, cut: float) -> tuple[StepTimes, float] | None:
     """The plan that takes the least time of those whose measured peak is so much below the plain one, and its cut."""
     found = []
-    for peak in steps_of_ours(results, model, batch, size):
-        time, reached = results.time(model, peak.way, batch, size), results.cut(peak)
+    for peak in steps_of_ours(record, model, batch, size):
+        time, reached = record.find(StepTimes, model=model, way=peak.way, batch=batch, size=size), cut_of(record, peak)
         if time is not None and not time.failure and reached is not None and reached >= cut:
             found.append((time, reached))
-    return min(found, key=lambda pair: pair[0].ratio, default=None)
+    return min(found, key=lambda pair: pair[0].times_plain, default=None)
 
 
 def _at_least(what: str, least: float, found: float | None) -> Target:
@@ -133,9 +133,9 @@ def _seconds(what: str, most: float, found: float | None) -> Target:
     return Target(what, f"{most:g} s", f"{found:.2f} s", found <= most)
 
 
-def _agreement(results: CheckpointResults) -> Target:
+def _agreement(record: Record) -> Target:
     what, asked = "measured peak over planned peak, every model", f"within {AGREEMENT:.0%}"
-    judged = [peak for peak in results.peaks if peak.agreement is not None]
+    judged = [peak for peak in record.of(Peak) if peak.agreement is not None]
     if not judged:
         return Target(what, asked)
     worst = max(judged, key=lambda peak: abs((peak.agreement or 1) - 1))
@@ -144,7 +144,7 @@ def _agreement(results: CheckpointResults) -> Target:
     return Target(what, asked, found, inside == len(judged))
 
 
-def _judged(results: CheckpointResults) -> Iterator[Target]:
+def _judged(record: Record) -> Iterator[Target]:
     """What is asked of ``JUDGED`` at its small size."""
     architecture = ARCHITECTURES[JUDGED]
     batch, size = small(architecture)
@@ -154,14 +154,16 @@ def _judged(results: CheckpointResults) -> Iterator[Target]:
         ("step time at the published cut", architecture.published.cut, 1 + OVERHEAD),
         ("step time at a high cut", HALF_CUT, HALF_TIME),
     ):
-        found = quickest(results, JUDGED, batch, size, cut)
+        found = quickest(record, JUDGED, batch, size, cut)
         what, asked = f"{what}, {where}", f"{most:.2f} times at {cut:.0%}"
         if found is None:
             yield Target(what, asked)
         else:
             time, reached = found
-            yield Target(what, asked, f"{time.ratio:.2f} times at {reached:.1%}, {time.way}", time.ratio <= most)
-    yield _monotone(steps_of_ours(results, JUDGED, batch, size), where)
+            yield Target(
+                what, asked, f"{time.times_plain:.2f} times at {reached:.1%}, {time.way}", time.times_plain <= most
+            )
+    yield _monotone(steps_of_ours(record, JUDGED, batch, size), where)
 
 
 def _monotone(peaks: Sequence[Peak], where: str) -> Target:
@@ -173,9 +175,9 @@ def _monotone(peaks: Sequence[Peak], where: str) -> Target:
     return Target(what, asked, found, shown == sorted(shown, key=float))
 
 
-def _published(results: CheckpointResults) -> Iterator[Target]:
+def _published(record: Record) -> Iterator[Target]:
     what, asked = "measured cut of the least peak, each model", "the published one"
-    judged = [(peak.model, peak.way, published_cut(results, peak)) for peak in results.peaks]
+    judged = [(peak.model, peak.way, published_cut(record, peak)) for peak in record.of(Peak)]
     reached = list(dict.fromkeys(model for model, _, one in judged if one))
     missed = list(dict.fromkeys(model for model, _, one in judged if one is False and model not in reached))
     with_masks = [model for model, way, one in judged if one and way == LEAST_MASKS]

@@ -1,15 +1,14 @@
-"""Results of ``python -m bench fewbit`` as text."""
+"""What is printed of ``python -m bench fewbit``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby
-from statistics import fmean, median
+from collections.abc import Iterator, Sequence
+from statistics import median
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
+from bench.fewbit.chart import draw
 from bench.fewbit.notes import (
     LOSS,
     NATS,
@@ -21,149 +20,139 @@ from bench.fewbit.notes import (
     learned,
     least_of,
     notes,
+    targets,
 )
 from bench.fewbit.published import ROWS
-from bench.fewbit.results import Comparison, FewBitResults, GridCell, Peak
-from bench.fewbit.roberta import WAYS
-from bench.fewbit.training import EXACT
-from bench.layout import columns, header
+from bench.fewbit.results import EXACT, BertRun, Comparison, GridCell, Peak, Sized, Times, held_out, training_loss
+from bench.fewbit.roberta import WAYS, Way
 from bench.marks import marked
-from bench.statistics import spread
-from bench.units import MIB
+from bench.record.bench import Report
+from bench.record.record import Record
+from bench.record.tables import dim, interval, mean, mib, milliseconds, table
+
+TITLES = {"activation": "activation", "linear": "randomized linear"}
 
 
-def render(results: FewBitResults) -> RenderableType:
-    """Header, tables and notes."""
-    top = header("Few-bit activations and randomized linear layers", results.machine, results.seconds)
-    return Group(top, *_tables(results), notes(results))
+def tables(record: Record) -> Iterator[Table]:
+    """One for each part that was run."""
+    if peaks := [peak for peak in record.of(Peak) if peak.raw_bytes]:
+        yield _memory(peaks)
+    if cells := record.of(GridCell):
+        yield _grid(cells)
+    if record.of(BertRun):
+        yield _training(record)
+    for what, heading in TITLES.items():
+        if times := [one for one in record.of(Times, what=what) if one.seconds]:
+            yield _times(record, times, heading)
 
 
-def _tables(results: FewBitResults) -> Iterator[Table]:
-    if any(peak.raw_bytes for peak in results.peaks):
-        yield _memory(results)
-    if results.grid:
-        yield _grid(results)
-    if results.runs:
-        yield _training(results)
-    for what, heading in (("activation", "activation"), ("linear", "randomized linear")):
-        if any(times.what == what for times in results.times):
-            yield _times(results, what, heading)
+def _memory(peaks: Sequence[Peak]) -> Table:
+    plain = {(peak.network, peak.batch): peak for peak in peaks if peak.way == "vanilla"}
+    several = len({(peak.network, peak.batch) for peak in peaks}) > 1
 
+    def saving(peak: Peak, bytes_of: str) -> RenderableType:
+        least = SAVINGS.get(peak.way) if judged_memory(peak) else None
+        return _saving(peak, plain.get((peak.network, peak.batch)), bytes_of, least)
 
-def _memory(results: FewBitResults) -> Table:
-    table = columns(
-        "memory",
-        "kept\nMiB",
-        "activation\npeak, MiB",
-        "\nsaving, %",
-        "with gradients\nMiB",
-        "\nsaving, %",
-        "raw\nMiB",
-        "\nsaving, %",
-        "published\nGiB",
-        "\nsaving, %",
+    return table(
+        peaks,
+        ("memory", lambda peak: peak.way),
+        ("kept\nMiB", lambda peak: mib(median(peak.kept_bytes))),
+        ("activation\npeak, MiB", lambda peak: mib(peak.activation_bytes)),
+        ("\nsaving, %", lambda peak: saving(peak, "activation_bytes")),
+        ("with gradients\nMiB", lambda peak: mib(median(peak.peak_bytes))),
+        ("\nsaving, %", lambda peak: saving(peak, "peak_bytes")),
+        ("raw\nMiB", lambda peak: mib(median(peak.raw_bytes))),
+        ("\nsaving, %", lambda peak: saving(peak, "raw_bytes")),
+        ("published\nGiB", lambda peak: _published_gib(WAYS[peak.way])),
+        ("\nsaving, %", lambda peak: _published_saving(WAYS[peak.way])),
+        above=(lambda peak: f"{peak.network}, batch {peak.batch}") if several else None,
     )
-    plain = results.peaks[0]
-    for peak in results.peaks:
-        least = SAVINGS.get(peak.way) if judged_memory(results) else None
-        pairs = (
-            (peak.activation_bytes, plain.activation_bytes, least),
-            (median(peak.peak_bytes), median(plain.peak_bytes), least),
-            (median(peak.raw_bytes), median(plain.raw_bytes), least),
-        )
-        row: list[RenderableType] = [f"{median(peak.kept_bytes) / MIB:,.1f}"]
-        for nbytes, reference, asked in pairs:
-            saving = 1 - nbytes / reference
-            reached = None if asked is None else saving >= asked
-            row += [f"{nbytes / MIB:,.1f}", "" if peak is plain else marked(f"{100 * saving:.1f}", reached)]
-        way = WAYS.get(peak.way)
-        table.add_row(peak.way, *row, *([] if way is None else _published(way.bits, way.ratio)))
-    return table
 
 
-def _grid(results: FewBitResults) -> Table:
-    table = columns(
-        "grid: GELU",
-        "linear layers",
-        "kept\nMiB",
-        "activation\npeak, MiB",
-        "\nsaving, %",
-        "raw\nMiB",
-        "\nsaving, %",
-        "published\nGiB",
-        "\nsaving, %",
+def _grid(cells: Sequence[GridCell]) -> Table:
+    exact = {(cell.network, cell.batch): cell for cell in cells if cell.bits is None and cell.ratio is None}
+
+    def saving(cell: GridCell, bytes_of: str, least: float | None) -> RenderableType:
+        return _saving(cell, exact.get((cell.network, cell.batch)), bytes_of, least)
+
+    return table(
+        cells,
+        ("grid: GELU", lambda cell: "exact" if cell.bits is None else f"{cell.bits} bit{'s' * (cell.bits > 1)}"),
+        ("linear layers", lambda cell: "exact" if cell.ratio is None else f"{cell.ratio:.0%} of the rows"),
+        ("kept\nMiB", lambda cell: mib(median(cell.kept_bytes))),
+        ("activation\npeak, MiB", lambda cell: mib(cell.activation_bytes)),
+        ("\nsaving, %", lambda cell: saving(cell, "activation_bytes", least_of(cell))),
+        ("raw\nMiB", lambda cell: mib(median(cell.raw_bytes))),
+        ("\nsaving, %", lambda cell: saving(cell, "raw_bytes", None)),
+        ("published\nGiB", lambda cell: _published_gib(Way(cell.bits, cell.ratio))),
+        ("\nsaving, %", lambda cell: _published_saving(Way(cell.bits, cell.ratio))),
         labels=2,
+        above=lambda cell: f"{cell.network.partition(' of ')[0]}, batch {cell.batch}",
+        instead=_not_measured,
     )
-    for (network, batch), found in groupby(results.grid, key=lambda cell: (cell.network, cell.batch)):
-        cells = list(found)
-        table.add_row(Text(f"{network.partition(' of ')[0]}, batch {batch}", style="bold"))
-        exact = next((cell.peak for cell in cells if cell.bits is None and cell.ratio is None), None)
-        for cell in cells:
-            names = [
-                "exact" if cell.bits is None else f"{cell.bits} bit{'s' * (cell.bits > 1)}",
-                "exact" if cell.ratio is None else f"{cell.ratio:.0%} of the rows",
-            ]
-            table.add_row(*names, *_cell(cell, exact), *_published(cell.bits, cell.ratio))
-    return table
 
 
-def _cell(cell: GridCell, exact: Peak | None) -> list[RenderableType]:
-    if cell.peak is None:
-        return [Text("failed", style="dim"), "", "", "", ""]
-    row: list[RenderableType] = [f"{median(cell.peak.kept_bytes) / MIB:,.1f}"]
-    least = least_of(cell)
-    for nbytes, reference, asked in (
-        (cell.peak.activation_bytes, None if exact is None else exact.activation_bytes, least),
-        (median(cell.peak.raw_bytes), None if exact is None else median(exact.raw_bytes), None),
-    ):
-        saving = None if reference is None or cell.peak is exact else 1 - nbytes / reference
-        reached = None if asked is None or saving is None else saving >= asked
-        row += [f"{nbytes / MIB:,.1f}", "" if saving is None else marked(f"{100 * saving:.1f}", reached)]
-    return row
+def _not_measured(cell: GridCell) -> list[RenderableType] | None:
+    if cell.raw_bytes:
+        return None
+    way = Way(cell.bits, cell.ratio)
+    return [dim(cell.outcome or "not measured"), *[""] * 4, _published_gib(way), _published_saving(way)]
 
 
-def _published(bits: int | None, ratio: float | None) -> list[str]:
-    row = ROWS.get((bits, ratio))
-    return ["", ""] if row is None else [f"{row.gib:.2f}", f"{100 * row.saving:.1f}" if row.saving else ""]
+def _saving(entry: Sized, plain: Sized | None, bytes_of: str, least: float | None) -> RenderableType:
+    """The part of the exact network's bytes that are saved, with a sign if something was asked."""
+    if plain is None or entry is plain or not plain.raw_bytes:
+        return ""
+    saving = 1 - _bytes(entry, bytes_of) / _bytes(plain, bytes_of)
+    return marked(f"{100 * saving:.1f}", None if least is None else saving >= least)
 
 
-def _training(results: FewBitResults) -> Table:
-    table = columns("training", "seeds", "exact", "this", "difference", "relative")
-    kinds = {run.kind: None for run in results.runs if run.kind != EXACT}
-    for kind in kinds:
-        for name, row in (("held-out", results.held_out(kind)), ("training", results.training_loss(kind))):
-            judged = name == "held-out" and judged_training(results, kind)
-            table.add_row(
-                f"{kind}: {name} loss",
-                str(row.seeds),
-                marked(_mean(row.exact), learned(results) >= NATS if judged else None),
-                _mean(row.other),
-                _interval(row),
-                marked(f"{row.ratio:.4f}", abs(row.ratio - 1) <= LOSS if judged else None),
-            )
-    return table
+def _bytes(entry: Sized, name: str) -> float:
+    found = getattr(entry, name)
+    return float(median(found) if isinstance(found, list) else found)
 
 
-def _mean(values: list[float]) -> str:
-    deviation = spread(values)
-    return f"{fmean(values):.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
+def _published_gib(way: Way) -> str:
+    row = ROWS.get((way.bits, way.ratio))
+    return "" if row is None else f"{row.gib:.2f}"
 
 
-def _interval(row: Comparison) -> str:
-    difference = row.difference
-    if difference.low is None:
-        return f"{difference.mean:+.4f}"
-    return f"{difference.mean:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"
+def _published_saving(way: Way) -> str:
+    row = ROWS.get((way.bits, way.ratio))
+    return "" if row is None or not row.saving else f"{100 * row.saving:.1f}"
 
 
-def _times(results: FewBitResults, what: str, heading: str) -> Table:
-    table = columns(heading, "torch's\nms", "ours\nms", "ratio")
-    for times in results.times:
-        if times.what == what:
-            table.add_row(
-                times.name,
-                f"{1e3 * median(times.plain_seconds):.1f}",
-                f"{1e3 * median(times.seconds):.1f}",
-                marked(f"{times.ratio:.2f}", times.ratio <= TIME if judged_time(results, times) else None),
-            )
-    return table
+def _training(record: Record) -> Table:
+    kinds = [kind for kind in record.values(BertRun, "kind") if kind != EXACT]
+    rows = [
+        (kind, name, found)
+        for kind in kinds
+        for name, found in (("held-out", held_out(record, kind)), ("training", training_loss(record, kind)))
+    ]
+
+    def judged(row: tuple[str, str, Comparison]) -> bool:
+        return row[1] == "held-out" and judged_training(record, row[0])
+
+    return table(
+        rows,
+        ("training", lambda row: f"{row[0]}: {row[1]} loss"),
+        ("seeds", lambda row: str(row[2].seeds)),
+        ("exact", lambda row: marked(mean(row[2].exact, 3), learned(record) >= NATS if judged(row) else None)),
+        ("this", lambda row: mean(row[2].other, 3)),
+        ("difference", lambda row: interval(row[2].difference, 4)),
+        ("relative", lambda row: marked(f"{row[2].ratio:.4f}", abs(row[2].ratio - 1) <= LOSS if judged(row) else None)),
+    )
+
+
+def _times(record: Record, found: Sequence[Times], heading: str) -> Table:
+    return table(
+        found,
+        (heading, lambda one: one.name),
+        ("torch's\nms", lambda one: milliseconds(one.plain_seconds)),
+        ("ours\nms", lambda one: milliseconds(one.seconds)),
+        ("ratio", lambda one: marked(f"{one.ratio:.2f}", one.ratio <= TIME if judged_time(record, one) else None)),
+    )
+
+
+REPORT = Report("Few-bit activations and randomized linear layers", tables, notes, targets, draw=draw)

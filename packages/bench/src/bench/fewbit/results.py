@@ -1,38 +1,30 @@
-"""``FewBitResults``: everything ``python -m bench fewbit`` found, with what is needed to repeat it."""
+"""What a run of ``python -m bench fewbit`` records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
 
-from bench.fewbit.training import EXACT, FEW_BITS, BertRun
-from bench.machine import Machine
+from bench.fewbit.roberta import BITS, RATIOS
+from bench.record.entry import Entry, at, metric, metrics, part, series
+from bench.record.kind import Kind
+from bench.record.record import Record, pairs_of
 from bench.statistics import Difference, paired_difference
 
+EXACT, FEW_BITS, COMPRESSED = "exact", f"{BITS} bits", f"L1, {BITS} bits"
+CONTROL = "no gradient"
+"""A run of the first seed whose gradients are set to zero: what a comparison must tell from all others."""
 
-@dataclass(frozen=True)
-class Peak:
-    """Memory of steps of RoBERTa, trained in one way.
 
-    Attributes:
-        way: of ``bench.fewbit.roberta.WAYS``, or a cell of the grid.
-        kept_bytes: that live after the forward and did not before, by step.
-        peak_bytes: the most during forward and backward, more than before, by step. Gradients are among them.
-        raw_bytes: the most in all, by step: with weights, and on the CPU with the process itself.
-        gradient_bytes: of the gradients of all parameters.
-        not_measured: why nothing was measured; empty otherwise.
-        commit: that it was measured with; empty in older files, and where a cell of the grid says it.
-    """
+@metrics
+class Sized(Entry):
+    """Memory of steps of RoBERTa."""
 
-    way: str
-    kept_bytes: list[int] = field(default_factory=list)
-    peak_bytes: list[int] = field(default_factory=list)
-    raw_bytes: list[int] = field(default_factory=list)
-    gradient_bytes: int = 0
-    not_measured: str = ""
-    commit: str = ""
+    kept_bytes: list[int] = series("bytes", "that live after the forward and did not before, by step")
+    peak_bytes: list[int] = series("bytes", "the most in forward and backward, more than before, with gradients")
+    raw_bytes: list[int] = series("bytes", "the most in all: with weights, and on the CPU with the process itself")
+    gradient_bytes: int = metric("bytes", "of the gradients of all parameters", default=0)
 
     @property
     def activation_bytes(self) -> float:
@@ -40,27 +32,23 @@ class Peak:
         return median(self.peak_bytes) - self.gradient_bytes
 
 
-@dataclass(frozen=True)
-class GridCell:
-    """Memory of a step of RoBERTa with a number of bits and a ratio.
+@part("memory", "steps of RoBERTa, trained in one of FewBit's ways")
+class Peak(Sized):
+    """One way."""
 
-    Attributes:
-        bits: of GELU; ``None``: exact.
-        ratio: of the rows that linear layers keep; ``None``: exact.
-        network: its shape in words.
-        batch: sequences of its input.
-        peak: what was measured; ``None`` where nothing was.
-        failure: what went wrong; empty otherwise.
-        commit: that this was measured with.
-    """
+    way: str = at("of bench.fewbit.roberta.WAYS")
+    network: str = at("in words")
+    batch: int = at("sequences of its input")
 
-    bits: int | None
-    ratio: float | None
-    network: str
-    batch: int
-    peak: Peak | None = None
-    failure: str = ""
-    commit: str = ""
+
+@part("grid", "a step of RoBERTa with a number of bits and a ratio")
+class GridCell(Sized):
+    """One cell."""
+
+    bits: int | None = at("of GELU; none: exact")
+    ratio: float | None = at("of the rows that linear layers keep; none: exact")
+    network: str = at("its shape in words")
+    batch: int = at("sequences of its input")
 
     @property
     def name(self) -> str:
@@ -68,38 +56,27 @@ class GridCell:
         gelu = "exact GELU" if self.bits is None else f"{self.bits}-bit GELU"
         return f"{gelu}, {'exact linear' if self.ratio is None else f'{self.ratio:.0%} of the rows'}"
 
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """What tells it from other cells."""
-        return self.network, self.batch, self.ratio, self.bits
 
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> GridCell:
-        """From what ``dataclasses.asdict`` made of one."""
-        fields = dict(content)
-        peak = fields.pop("peak")
-        return cls(peak=None if peak is None else Peak(**peak), **fields)
+@part("training", "a BERT, trained from scratch")
+class BertRun(Entry):
+    """One run."""
+
+    kind: str = at(f"{EXACT}, {FEW_BITS}, {COMPRESSED} or {CONTROL}")
+    seed: int = at("of weights, order, masks and dropout")
+    losses: list[float] = series("nats a word", "of training, means over some steps")
+    held_out: float = metric("nats a word", "of the pairs that were not trained on, after the last step", default=0.0)
+    seconds: float = metric("s", "that it took", default=0.0)
 
 
-@dataclass(frozen=True)
-class Times:
-    """Forward and backward of one thing beside torch's own, in turn.
+@part("time", "forward and backward of one thing beside torch's own, in turn")
+class Times(Entry):
+    """A function, or a kind of sketch."""
 
-    Attributes:
-        name: of a function or of a kind of sketch.
-        what: ``"activation"`` or ``"linear"``.
-        elements: of its input, float32.
-        seconds: by round.
-        plain_seconds: of torch's own.
-        commit: that it was timed with; empty in older files.
-    """
-
-    name: str
-    what: str
-    elements: int
-    seconds: list[float]
-    plain_seconds: list[float]
-    commit: str = ""
+    name: str = at("of it")
+    what: str = at("activation or linear")
+    elements: int = metric("", "of its input, float32", default=0)
+    seconds: list[float] = series("s", "by round")
+    plain_seconds: list[float] = series("s", "of torch's own")
 
     @property
     def ratio(self) -> float:
@@ -112,15 +89,18 @@ class Comparison:
     """Runs of one kind beside the exact ones of the same seeds.
 
     Attributes:
-        seeds: how many pairs.
         exact, other: losses, by seed.
         difference: of the losses, the others' less the exact ones'.
     """
 
-    seeds: int
     exact: list[float]
     other: list[float]
     difference: Difference
+
+    @property
+    def seeds(self) -> int:
+        """How many pairs."""
+        return len(self.exact)
 
     @property
     def ratio(self) -> float:
@@ -128,63 +108,42 @@ class Comparison:
         return fmean(self.other) / fmean(self.exact)
 
 
-@dataclass(frozen=True)
-class FewBitResults:
-    """What ``python -m bench fewbit`` found; empty lists for the parts that were not run.
+def held_out(record: Record, kind: str = FEW_BITS) -> Comparison:
+    """The losses of the pairs that were not trained on."""
+    return _compare(record, kind, lambda run: run.held_out)
 
-    Attributes:
-        machine: where and with what.
-        device: that memory and time are of: ``"cpu"`` or ``"cuda"``.
-        network: whose memory was measured, in words; empty where none was.
-        batch: sequences of its input.
-        data: the sentences in words; empty where none were needed.
-        recipe: of training, by name of the setting; empty where there was none.
-        entropy: of the held-out words that were to be guessed, in nats.
-        peaks: by way of training RoBERTa, the untouched one first.
-        runs: of every training run.
-        times: of activations and linear layers.
-        skipped: what was left out, and why.
-        seconds: that it took, what was taken up included.
-        grid: RoBERTa's peaks by bits and ratio.
-    """
 
-    machine: Machine
-    device: str
-    network: str = ""
-    batch: int = 0
-    data: str = ""
-    recipe: dict[str, float] = field(default_factory=dict)
-    entropy: float = 0.0
-    peaks: list[Peak] = field(default_factory=list)
-    runs: list[BertRun] = field(default_factory=list)
-    times: list[Times] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    grid: list[GridCell] = field(default_factory=list)
+def training_loss(record: Record, kind: str = FEW_BITS) -> Comparison:
+    """The training losses of the last steps."""
+    return _compare(record, kind, lambda run: run.losses[-1])
 
-    def held_out(self, kind: str = FEW_BITS) -> Comparison:
-        """The losses of the pairs that were not trained on."""
-        return self._compare(kind, lambda run: run.held_out)
 
-    def training_loss(self, kind: str = FEW_BITS) -> Comparison:
-        """The training losses of the last steps."""
-        return self._compare(kind, lambda run: run.losses[-1])
+def _compare(record: Record, kind: str, loss: Callable[[BertRun], float]) -> Comparison:
+    done = [run for run in record.of(BertRun) if run.losses]
+    others = [run for run in done if run.kind == kind]
+    pairs = pairs_of(others, [run for run in done if run.kind == EXACT])
+    exact, other = [loss(plain) for _, plain in pairs], [loss(run) for run, _ in pairs]
+    return Comparison(exact, other, paired_difference(other, exact))
 
-    def _compare(self, kind: str, loss: Callable[[BertRun], float]) -> Comparison:
-        others = {run.seed: loss(run) for run in self.runs if run.kind == kind}
-        exact = {run.seed: loss(run) for run in self.runs if run.kind == EXACT and run.seed in others}
-        other = [others[seed] for seed in exact]
-        return Comparison(len(exact), list(exact.values()), other, paired_difference(other, list(exact.values())))
 
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> FewBitResults:
-        """From what ``dataclasses.asdict`` made of one."""
-        fields = dict(content)
-        return cls(
-            machine=Machine(**fields.pop("machine")),
-            peaks=[Peak(**entry) for entry in fields.pop("peaks")],
-            runs=[BertRun(**entry) for entry in fields.pop("runs")],
-            times=[Times(**entry) for entry in fields.pop("times")],
-            grid=[GridCell.of(entry) for entry in fields.pop("grid", [])],
-            **fields,
-        )
+def _order(entry: Entry) -> tuple[str, str, int, int, int]:
+    """Of the grid's cells; all else stays as it was found."""
+    if not isinstance(entry, GridCell):
+        return "", "", 0, 0, 0
+    return "grid", entry.network, entry.batch, RATIOS.index(entry.ratio), _BITS.index(entry.bits)
+
+
+_BITS = (None, 1, 2, 3, 4)
+
+KIND = Kind(
+    "fewbit",
+    (Peak, GridCell, BertRun, Times),
+    {"device": "device"},
+    {
+        "data": "set of sentences",
+        "recipe": "recipe of training",
+        "entropy": "entropy of the words to be guessed, in nats",
+    },
+    _order,
+    ("transformers",),
+)

@@ -16,6 +16,7 @@ from integrations.fewbit import RandomizedLinear
 from integrations.fewbit.util import convert_linear, map_module
 
 BITS, RATIO = 3, 0.2
+RATIOS = (None, 0.5, 0.2, 0.1)  # of the rows that linear layers keep; None is all, exactly
 DROPOUT = 0.1
 ATTENTION = "sdpa"  # torch's scaled_dot_product_attention
 

@@ -24,25 +24,21 @@ SKETCHES = ("gaussian", "rademacher", "dct", "dft", "rows")
 ROUNDS, QUICK_ROUNDS = 9, 3
 
 
-def activations(elements: int, rounds: int, device: torch.device, advance: Callable[[str], None]) -> list[Times]:
-    """Every function in ``BITS`` bits, the piecewise linear ones in the bits that they have, beside torch's.
+def activation(name: str, elements: int, rounds: int, device: torch.device) -> Times:
+    """A function in ``BITS`` bits, or in the bits that it has if it is piecewise linear, beside torch's.
 
     Args:
+        name: of ``integrations.fewbit.FUNCTIONS``.
         elements: of the float32 tensor.
         rounds: that count.
         device: where it is.
-        advance: called with what was timed.
     """
     x = torch.randn(elements, generator=torch.Generator().manual_seed(0)).to(device)
-    found = []
-    for name, function in FUNCTIONS.items():
-        plain = partial(_plain, function)
-        passes = (Pass(ACTCORE, few_bit(function)), Pass(TORCH, plain))
-        actions = [contender.action for one in passes for contender in one.contenders(x)]
-        own, others = in_turn(actions, rounds, device)
-        found.append(Times(name, "activation", elements, own, others))
-        advance(f"time, {name}")
-    return found
+    function = FUNCTIONS[name]
+    passes = (Pass(ACTCORE, few_bit(function)), Pass(TORCH, partial(_plain, function)))
+    actions = [contender.action for one in passes for contender in one.contenders(x)]
+    own, others = in_turn(actions, rounds, device)
+    return Times(name, "activation", elements, own, others)
 
 
 def few_bit(function: FewBitFunction) -> Callable[[Tensor], Tensor]:
@@ -57,7 +53,7 @@ def _plain(function: FewBitFunction, x: Tensor) -> Tensor:
     return function.call(x, *function.defaults.values())
 
 
-def linear(rows: int, rounds: int, device: torch.device, advance: Callable[[str], None]) -> list[Times]:
+def linear(rows: int, rounds: int, device: torch.device) -> list[Times]:
     """A linear layer of ``FEATURES`` with every kind of sketch, and ``nn.Linear``, all in turn."""
     torch.manual_seed(0)
     x = torch.randn(rows, FEATURES[0], device=device, requires_grad=True)
@@ -65,7 +61,6 @@ def linear(rows: int, rounds: int, device: torch.device, advance: Callable[[str]
     layers = [nn.Linear(*FEATURES)]
     layers += [RandomizedLinear(*FEATURES, proj_dim_ratio=RATIO, matmul=kind) for kind in SKETCHES]
     plain, *others = in_turn([_step(layer.to(device), x, gradient) for layer in layers], rounds, device)
-    advance("time, linear layers")
     return [Times(kind, "linear", x.numel(), seconds, plain) for kind, seconds in zip(SKETCHES, others, strict=True)]
 
 

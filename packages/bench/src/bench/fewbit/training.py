@@ -7,46 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from bench.fewbit.bert import Masked, Recipe, losses, make
+from bench.fewbit.results import COMPRESSED, CONTROL, EXACT, FEW_BITS, BertRun
+from bench.fewbit.roberta import BITS
 from bench.sentences import MARKS, Pairs, Sentences
 from integrations import compress_model, fewbit
 
-BITS = 3
-EXACT, FEW_BITS, COMPRESSED = "exact", f"{BITS} bits", f"L1, {BITS} bits"
 KINDS = (EXACT, FEW_BITS, COMPRESSED)
-CONTROL = "no gradient"
-"""A run of the first seed whose gradients are set to zero: what a comparison must tell from all others."""
 STRIDE = 100  # steps whose mean loss is one of a run's numbers
 CLIPPED = 1.0  # norm of the gradient, at most
 BETAS, WEIGHT_DECAY = (0.9, 0.98), 0.01
 
 _HELD_OUT_SEED = 1  # of the masks of what is held out, the same for all runs
 _SORTED_BATCHES = 16  # among which pairs are sorted by length, so that little is padding
-
-
-@dataclass
-class BertRun:
-    """What one run did.
-
-    Attributes:
-        kind, seed: which run; kind is one of ``KINDS``, or ``CONTROL``.
-        losses: of training, in nats a word, the mean over each ``STRIDE`` steps.
-        held_out: the loss of the pairs that were not trained on, after the last step.
-        seconds: that it took.
-        commit: of the code that ran.
-    """
-
-    kind: str
-    seed: int
-    losses: list[float] = field(default_factory=list)
-    held_out: float = 0.0
-    seconds: float = 0.0
-    commit: str = ""
 
 
 class Guesses(nn.Module):
@@ -82,7 +59,7 @@ def train(kind: str, seed: int, sentences: Sentences, recipe: Recipe, advance: C
         advance: called after each ``STRIDE`` steps.
     """
     start = time.perf_counter()
-    run = BertRun(kind, seed)
+    found: list[float] = []
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         model = Guesses(make(recipe, _frequencies(sentences.train, recipe)))
@@ -109,12 +86,11 @@ def train(kind: str, seed: int, sentences: Sentences, recipe: Recipe, advance: C
             schedule.step()
             recent.append(loss.item())
             if step % STRIDE == 0 or step == recipe.steps:
-                run.losses.append(sum(recent) / len(recent))
+                found.append(sum(recent) / len(recent))
                 recent.clear()
                 advance()
-        run.held_out = _mean_loss(model, held_out(sentences, recipe))
-    run.seconds = time.perf_counter() - start
-    return run
+        last = _mean_loss(model, held_out(sentences, recipe))
+    return BertRun(kind, seed, found, last, time.perf_counter() - start)
 
 
 def strides(recipe: Recipe) -> int:

@@ -11,7 +11,8 @@ recipe.py, models.py    how the networks are built: GCN, GraphSAGE, GAT, GCNII
 sampling.py             subgraphs to train on, and evaluation of large graphs block by block
 training.py             runs side by side
 memory.py               the memory of a step, in a process of its own
+command.py              its options, and what makes it a bench
 measure.py              a run: curve by curve, written as it is found
-results.py, summary.py  what comes out, as JSON; the rows made of it
+results.py, summary.py  what is recorded; the rows made of it
 report.py, chart.py     tables and the picture
 """

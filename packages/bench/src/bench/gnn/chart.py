@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.errors import BenchError
 from bench.gnn.models import NAMES
-from bench.gnn.results import Results
-from bench.gnn.summary import MARGINS, REFERENCE, Row, rows
-from bench.style import BLUE, FAINT, GREEN, GREY, GRID, INK, PURPLE, STYLE, VERMILION, require_drawable, write
+from bench.gnn.results import REFERENCE, Curve
+from bench.gnn.summary import MARGINS, Row, rows
+from bench.record.charts import beside, lined, titled
+from bench.record.record import Record
+from bench.style import BLUE, FAINT, GREEN, GREY, INK, PURPLE, VERMILION
 from bench.units import MIB
 
 _COLOURS = {"L1.1": BLUE, "L1": GREEN, "L1.2": VERMILION}
 
 
-def save_chart(results: Results, path: Path) -> None:
-    """Draws results into a file of the type that its name says, such as PNG or SVG.
+def draw(record: Record) -> Figure:
+    """Memory, and beside it accuracy where networks were trained.
 
     Raises:
-        BenchError: no level was compared, the type is unknown, or the file cannot be written.
+        BenchError: no level was compared.
     """
-    require_drawable(path)
-    levels = [row for row in rows(results) if row.level != REFERENCE]
+    levels = [row for row in rows(record) if row.level != REFERENCE]
     if not levels:
         raise BenchError("a chart compares levels with full precision; run with --level L1")
     compared = [row for row in levels if row.ratio is not None]
     if not compared:
         raise BenchError("there is nothing to draw: memory was measured of no level; add --part memory")
-    with mpl.rc_context(STYLE):
-        write(_draw(results, compared), path)
-
-
-def _draw(results: Results, compared: list[Row]) -> Figure:
     places = _places(compared)
     height = 1.7 + 0.34 * (max(places) + 1)
     trained = any(row.difference for row in compared)
@@ -52,28 +45,19 @@ def _draw(results: Results, compared: list[Row]) -> Figure:
     left.set_ylim(max(places) + 0.7, -0.9)
     for model in dict.fromkeys(row.model for row in compared):
         own = [place for row, place in zip(compared, places, strict=True) if row.model == model]
-        left.annotate(
-            NAMES.get(model, model),
-            (0, sum(own) / len(own)),
-            xytext=(-48, 0),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            ha="right",
-            va="center",
-            weight="bold",
-        )
+        words = {"ha": "right", "va": "center", "weight": "bold", "xycoords": ("axes fraction", "data")}
+        beside(left, NAMES.get(model, model), (0, sum(own) / len(own)), (-48, 0), **words)
     for axes in grid.flat:
         axes.tick_params(axis="y", length=0)
-        axes.grid(axis="x", color=GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
-    seeds = len({curve.seed for curve in results.curves})
-    epochs = f"{results.recipe['epochs']} epochs, {seeds} {'seed' if seeds == 1 else 'paired seeds'}"
+        lined(axes, "x")
+    seeds = len(record.values(Curve, "seed"))
+    epochs = f"{record.settings['recipe']['epochs']} epochs, {seeds} {'seed' if seeds == 1 else 'paired seeds'}"
     trained_for = epochs if trained else "one step"
     figure.text(
         0.01,
         0.02,
-        f"{results.dataset}, {trained_for}. "
-        f"{results.machine.processor}, torch {results.machine.versions['torch']}, {results.machine.date}.",
+        f"{record.settings['dataset']}, {trained_for}. "
+        f"{record.machine.processor}, torch {record.machine.versions['torch']}, {record.machine.date}.",
         color=FAINT,
         fontsize=8,
     )
@@ -99,18 +83,11 @@ def _draw_memory(axes: Axes, compared: list[Row], places: list[float]) -> None:
         before, after = (memory.original_bytes or 0) / MIB, (memory.stored_bytes or 0) / MIB
         axes.barh(place, before, height=0.62, color=GREY)
         axes.barh(place, after, height=0.62, color=_COLOURS.get(row.level, PURPLE))
-        axes.annotate(
-            f"{before / after:.1f}×" if after else "",
-            (before, place),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            weight="bold",
-        )
+        beside(axes, f"{before / after:.1f}×" if after else "", (before, place), (5, 0), va="center", weight="bold")
     axes.margins(x=0.12)
     axes.set_xlim(left=0)
     axes.set_xlabel("MiB kept for backward")
-    axes.set_title("Saved activations, before (grey) and after", loc="left", fontsize=11, weight="bold")
+    titled(axes, "Saved activations, before (grey) and after")
 
 
 def _draw_accuracy(axes: Axes, compared: list[Row], places: list[float]) -> None:
@@ -130,4 +107,4 @@ def _draw_accuracy(axes: Axes, compared: list[Row], places: list[float]) -> None
     axes.axvline(0, color=INK, linewidth=1)
     axes.set_xlim(-1.1 * reach, 1.1 * reach)
     axes.set_xlabel("points of test accuracy; line: 95 % interval, band: target")
-    axes.set_title("Accuracy against full precision, paired seeds", loc="left", fontsize=11, weight="bold")
+    titled(axes, "Accuracy against full precision, paired seeds")

@@ -2,213 +2,130 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from bench import records
 from bench.arguments import THREADS
-from bench.errors import BenchError
 from bench.gnn import datasets, memory, training
 from bench.gnn.graph import Graph
 from bench.gnn.models import MODELS, NAMES, WEIGHT_DECAY
-from bench.gnn.recipe import DEFAULT, Recipe
-from bench.gnn.results import Results
+from bench.gnn.results import FINAL, KIND, REFERENCE, Curve
 from bench.gnn.sampling import Walks
-from bench.gnn.summary import REFERENCE, rows
-from bench.kernels import time_kernels
-from bench.machine import Machine
-from bench.progress import progress
-from bench.taken_up import commit_of, taken_up
-from integrations import LEVELS
+from bench.gnn.summary import rows
+from bench.kernels import KernelTime, time_kernels
+from bench.memory import Memory
+from bench.record.record import Record
+from bench.record.run import Run, begun
 
 PARTS = ("train", "memory", "kernels")
 
 
-@dataclass(frozen=True)
-class Options:
-    """What to run.
-
-    Attributes:
-        parts: names in ``PARTS``.
-        models: names of ``bench.gnn.models.MODELS``.
-        levels: names of ``integrations.LEVELS``; full precision, ``"L0"``, is always run, too.
-        dataset, data_root: as for ``bench.gnn.datasets.load``.
-        device: to train on.
-        seeds: how many; they are 0, 1, ...
-        epochs: of each run.
-        threads: of torch's operators.
-        recipe: how networks are built and trained.
-        json: the file that results are written to.
-        anew: whether what the file has is left alone, and written over.
-    """
-
-    parts: Sequence[str]
-    models: Sequence[str]
-    levels: Sequence[str]
-    dataset: str
-    data_root: Path | None
-    device: torch.device
-    seeds: int
-    epochs: int
-    threads: int
-    recipe: Recipe = DEFAULT
-    json: Path | None = None
-    anew: bool = False
-
-
-def run(options: Options) -> Results:
-    """Trains, measures memory and times the kernels where the file has no results yet, with progress bars on stderr.
+def run(asked: argparse.Namespace) -> Record:
+    """Trains, measures memory and times the kernels where the file has nothing yet, with progress bars on stderr.
 
     Raises:
-        BenchError: the dataset cannot be used, there is no such device, the recipe has no sense, or the file holds
-            other results.
+        BenchError: the dataset cannot be used, the recipe has no sense, or the file holds other results.
     """
-    if options.device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
+    device = torch.device(asked.device)
+    if device.type == "cuda":
         # What cuBLAS needs to be deterministic; it reads this when it starts.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_num_threads(options.threads)
-    graph = datasets.load(options.dataset, options.data_root, tell=lambda line: print(line, file=sys.stderr))
-    _require_sense(options, graph)
-    blank = Results(
-        machine=Machine.here(options.device, options.threads),
-        dataset=graph.name,
-        data=str(graph),
-        recipe=_recipe(options),
-        device=options.device.type,
-        measure=graph.measure,
-    )
-    named = "machine, data, recipe, number of epochs or threads, or version of a library"
-    results = taken_up(blank, None if options.anew else options.json, _settings, named)
-    if "train" in options.parts:
-        results = _train(options, graph.to(options.device), results)
-    if "memory" in options.parts:
-        results = _measure_memory(options, graph.name.lower(), results)
-    if "kernels" in options.parts and not results.kernels:
+    graph = datasets.load(asked.dataset, asked.data_root, tell=lambda line: print(line, file=sys.stderr))
+    _require_sense(asked, graph)
+    settings = {
+        "data": str(graph),
+        "recipe": _recipe(asked),
+        "dataset": graph.name,
+        "measure": graph.measure,
+    }
+    going = begun(KIND, asked, **settings)
+    if "train" in asked.parts:
+        _train(going, asked, graph.to(device))
+    if "memory" in asked.parts:
+        _measure_memory(going, asked, graph.name.lower())
+    if "kernels" in asked.parts and not going.record.of(KernelTime):
         with Console(stderr=True).status("timing the kernels"):
-            results = replace(results, kernels=time_kernels(options.device, THREADS))
-    return results
+            going.add(*time_kernels(device, THREADS))
+    return going.record
 
 
-def _recipe(options: Options) -> dict[str, float | str]:
+def _recipe(asked: argparse.Namespace) -> dict[str, float | str]:
     return {
-        **options.recipe.words(),
+        **asked.recipe.words(),
         "Adam lr": training.LEARNING_RATE,
         "weight decay": WEIGHT_DECAY,
-        "epochs": options.epochs,
-        "final loss over epochs": min(training.FINAL, options.epochs),
+        "epochs": asked.epochs,
+        "final loss over epochs": min(FINAL, asked.epochs),
     }
 
 
-def _require_sense(options: Options, graph: Graph) -> None:
+def _require_sense(asked: argparse.Namespace, graph: Graph) -> None:
     """Before anything is measured, that every network and subgraph can be made."""
     with torch.device("meta"):
-        for model in options.models:
-            MODELS[model](graph.x.shape[1], graph.classes, options.recipe)
-    if options.recipe.sample is not None:
-        Walks(graph, options.recipe.sample)
+        for model in asked.models:
+            MODELS[model](graph.x.shape[1], graph.classes, asked.recipe)
+    if asked.recipe.sample is not None:
+        Walks(graph, asked.recipe.sample)
 
 
-def _settings(results: Results) -> tuple[object, ...]:
-    machine = results.machine
-    return machine.processor, machine.threads, machine.versions, results.data, results.recipe, results.device
-
-
-def _levels(options: Options) -> list[str]:
+def _levels(asked: argparse.Namespace) -> list[str]:
     """With full precision, which comes first."""
-    return [REFERENCE, *(level for level in options.levels if level != REFERENCE)]
+    return [REFERENCE, *(level for level in asked.levels if level != REFERENCE)]
 
 
-def _train(options: Options, graph: Graph, results: Results) -> Results:
-    done = {(curve.model, curve.level, curve.seed) for curve in results.curves if not curve.failure}
+def _train(going: Run, asked: argparse.Namespace, graph: Graph) -> None:
     # Seeds outermost: an interrupted or a slow hour touches all models alike.
-    left = {
-        (seed, model): missing
-        for seed in range(options.seeds)
-        for model in options.models
-        if (missing := [level for level in _levels(options) if (model, level, seed) not in done])
-    }
-    # Full precision is always trained with them: what their time is compared with.
-    jobs = {key: list(dict.fromkeys([REFERENCE, *missing])) for key, missing in left.items()}
-    with training.deterministic(options.device), _epochs(graph.name, jobs, options.epochs) as bar:
-        for (seed, model), levels in jobs.items():
-            start = time.perf_counter()
-            found = training.train_in_turn(
-                model,
-                [None if level == REFERENCE else level for level in levels],
-                seed,
-                graph,
-                options.epochs,
-                bar.advance,
-                options.recipe,
-            )
-            commit = commit_of(results.machine)
-            new = [replace(curve, commit=commit) for curve in found if (model, curve.level, seed) not in done]
-            results = replace(
-                results,
-                curves=_in_order([*results.curves, *new]),
-                seconds=results.seconds + time.perf_counter() - start,
-            )
-            _save(results, options)
-            if seed == options.seeds - 1:  # the last of this model
-                bar.tell(_accuracies(model, results))
-            elif not bar.is_live:
-                bar.tell(f"{model}, seed {seed + 1} of {options.seeds}: {results.seconds / 60:.1f} minutes")
-    return results
+    groups = [
+        [Curve(model, level, seed) for level in _levels(asked)] for seed in range(asked.seeds) for model in asked.models
+    ]
+    left = [missing for group in groups if (missing := [curve for curve in group if not going.has(curve)])]
+    total = asked.epochs * sum(len(_with_reference(missing)) for missing in left)
+    with training.deterministic(graph.x.device), _epochs(graph.name, total) as bar:
 
-
-def _accuracies(model: str, results: Results) -> str:
-    """A model's row, before the table is there."""
-    found = [row for row in rows(results) if row.model == model and row.accuracy is not None]
-    each = (f"{'fp32' if row.level == REFERENCE else row.level} {row.accuracy:.1f} %" for row in found)
-    return f"{NAMES.get(model, model)}, test {results.measure}: {', '.join(each)}"
-
-
-def _measure_memory(options: Options, dataset: str, results: Results) -> Results:
-    done = {(found.model, found.level) for found in results.memories if found.live_bytes is not None}
-    left = {
-        model: missing
-        for model in options.models
-        if (missing := [level for level in _levels(options) if (model, level) not in done])
-    }
-    with progress(f"memory, {dataset}", len(left)) as advance:
-        for model, levels in left.items():
+        def trained(missing: Sequence[Curve]) -> list[Curve]:
+            first, levels = missing[0], _with_reference(missing)
             names = [None if level == REFERENCE else level for level in levels]
-            found = memory.measure(
-                [model], names, dataset, options.data_root, options.device, options.threads, options.recipe
+            found = training.train_in_turn(
+                first.model, names, first.seed, graph, asked.epochs, bar.advance, asked.recipe
             )
-            commit = commit_of(results.machine)
-            new = [replace(one, commit=commit) for one in found]
-            known = {(one.model, one.level): one for one in [*results.memories, *new]}
-            results = replace(results, memories=sorted(known.values(), key=lambda one: _place(one.model, one.level)))
-            _save(results, options)
-            advance(f"{model}, memory")
-    return results
+            wanted = {curve.level for curve in missing}
+            return [curve for curve in found if curve.level in wanted]
+
+        for missing in left:
+            going.measure_together([missing], trained, advance=lambda _: None)
+            model, seed = missing[0].model, missing[0].seed
+            if seed == asked.seeds - 1:  # the last of this model
+                bar.tell(_accuracies(model, going.record))
+            elif not bar.is_live:
+                bar.tell(f"{model}, seed {seed + 1} of {asked.seeds}: {going.record.seconds / 60:.1f} minutes")
 
 
-def _in_order(curves: Sequence[training.Curve]) -> list[training.Curve]:
-    """One for each model, level and seed, the last of several."""
-    known = {(*_place(curve.model, curve.level), curve.seed): curve for curve in curves}
-    return [curve for _, curve in sorted(known.items())]
+def _with_reference(missing: Sequence[Curve]) -> list[str]:
+    """Levels, with full precision before them: what their time is compared with is always trained with them."""
+    return list(dict.fromkeys([REFERENCE, *(curve.level for curve in missing)]))
 
 
-def _place(model: str, level: str) -> tuple[int, int]:
-    return list(MODELS).index(model), list(LEVELS).index(level)
+def _accuracies(model: str, record: Record) -> str:
+    """A model's row, before the table is there."""
+    found = [row for row in rows(record) if row.model == model and row.accuracy is not None]
+    each = (f"{'fp32' if row.level == REFERENCE else row.level} {row.accuracy:.1f} %" for row in found)
+    return f"{NAMES.get(model, model)}, test {record.settings['measure']}: {', '.join(each)}"
 
 
-def _save(results: Results, options: Options) -> None:
-    if options.json is not None:
-        records.save(results, options.json)
+def _measure_memory(going: Run, asked: argparse.Namespace, dataset: str) -> None:
+    going.measure_together(
+        [[Memory(model, level) for level in _levels(asked)] for model in asked.models],
+        lambda some: memory.measure(some, dataset, asked.data_root, asked.device, asked.threads, asked.recipe),
+        name=f"memory, {dataset}",
+        lacks=lambda one: one.live_bytes is None,
+    )
 
 
 class _Bar:
@@ -231,7 +148,7 @@ class _Bar:
 
 
 @contextmanager
-def _epochs(name: str, jobs: dict[tuple[int, str], list[str]], epochs: int) -> Iterator[_Bar]:
+def _epochs(name: str, total: int) -> Iterator[_Bar]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -241,4 +158,4 @@ def _epochs(name: str, jobs: dict[tuple[int, str], list[str]], epochs: int) -> I
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        yield _Bar(bar, name, epochs * sum(len(levels) for levels in jobs.values()))
+        yield _Bar(bar, name, total)

@@ -1,108 +1,67 @@
-"""Measured memory of a graph network's training step, in a child process (``python -m bench.gnn.memory``)."""
+"""Measured memory of a graph network's training step, in a process of its own."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench.errors import BenchError, reason
 from bench.gnn import datasets
 from bench.gnn.graph import Graph
 from bench.gnn.models import MODELS
 from bench.gnn.recipe import DEFAULT, Recipe
 from bench.gnn.sampling import Walks
-from bench.memory import Memory, answer, in_child, measure_step
-
-_MODULE = "bench.gnn.memory"  # of the child process; this file's name for itself is __main__ there
+from bench.memory import Memory, measure_step
+from bench.record.child import Child
 
 
 def measure(
-    models: Sequence[str],
-    levels: Sequence[str | None],
+    wanted: Sequence[Memory],
     dataset: str,
     data_root: Path | None,
-    device: torch.device,
+    device: str,
     threads: int,
     recipe: Recipe = DEFAULT,
 ) -> list[Memory]:
-    """Measures models at several levels, in a child process that has the allocator's setting.
-
-    A level that fails says so in ``not_measured``. If the process ends, as one does that takes more memory than there
-    is, each model and level has one of its own.
+    """Measures models at levels, in one process that has the allocator's setting; another one where it ended, as one
+    does that takes more memory than there is.
 
     Args:
-        models: of ``bench.gnn.models.MODELS``.
-        levels: names of levels; ``None`` is the untouched model.
+        wanted: without numbers.
         dataset, data_root: as for ``bench.gnn.datasets.load``; name a dataset that is at hand, not ``"auto"``.
         device, threads: to measure on and with.
         recipe: how the networks are built; a subgraph is drawn where it says how large.
     """
-    cells = [(model, level) for model in models for level in levels]
-    try:
-        return in_child(_MODULE, _request(cells, dataset, data_root, device, threads, recipe))
-    except BenchError as error:
-        if len(cells) == 1:
-            [(model, level)] = cells
-            return [Memory(model, level or "L0", None, None, not_measured=str(error))]
-    return [
-        memory
-        for model, level in cells
-        for memory in measure([model], [level], dataset, data_root, device, threads, recipe)
-    ]
+    root = None if data_root is None else str(data_root)
+    options = {"dataset": dataset, "data_root": root, "device": device, "recipe": asdict(recipe), "threads": threads}
+    with Child() as child:
+        return [child.measure(measure_on, entry, None, **options) for entry in wanted]
 
 
-def measure_here(model: str, level: str | None, graph: Graph, recipe: Recipe = DEFAULT) -> Memory:
-    """Measures one model at one level in this process, on the graph's device. What fails is said in the answer."""
-    try:
-        return _measured(model, level, graph, recipe)
-    except Exception as error:  # whatever one cell fails with, others are to be measured
-        return Memory(model, level or "L0", None, None, not_measured=reason(error))
+def measure_on(entry: Memory, *, dataset: str, data_root: str | None, device: str, recipe: Mapping[str, Any]) -> Memory:
+    """Measures one model at one level in this process, on a dataset by its name."""
+    return measure_here(entry, _graph(dataset, data_root, device), Recipe(**recipe))
 
 
-def _measured(model: str, level: str | None, graph: Graph, recipe: Recipe) -> Memory:
+@cache  # for all models and levels that this process is asked for
+def _graph(dataset: str, data_root: str | None, device: str) -> Graph:
+    root = None if data_root is None else Path(data_root)
+    return datasets.load(dataset, root).to(torch.device(device))
+
+
+def measure_here(entry: Memory, graph: Graph, recipe: Recipe = DEFAULT) -> Memory:
+    """Measures one model at one level in this process, on the graph's device."""
     torch.manual_seed(0)
-    network = MODELS[model](graph.x.shape[1], graph.classes, recipe).to(graph.x.device)
+    network = MODELS[entry.model](graph.x.shape[1], graph.classes, recipe).to(graph.x.device)
     part = graph if recipe.sample is None else Walks(graph, recipe.sample).draw()
 
     def forward() -> Tensor:
         logits: Tensor = network(part.x, part.edge_index)
         return logits
 
-    return measure_step(model, level, network, forward, lambda: part.loss(forward()), graph.x.device)
-
-
-def _request(
-    cells: Sequence[tuple[str, str | None]],
-    dataset: str,
-    data_root: Path | None,
-    device: torch.device,
-    threads: int,
-    recipe: Recipe,
-) -> dict[str, object]:
-    return {
-        "cells": list(cells),
-        "dataset": dataset,
-        "data_root": None if data_root is None else str(data_root),
-        "device": str(device),
-        "threads": threads,
-        "recipe": asdict(recipe),
-    }
-
-
-def _child(request: str) -> None:
-    """What the child process does: reads the request, says what it found."""
-    wanted = json.loads(request)
-    torch.set_num_threads(wanted["threads"])
-    root = None if wanted["data_root"] is None else Path(wanted["data_root"])
-    graph = datasets.load(wanted["dataset"], root).to(torch.device(wanted["device"]))
-    answer([measure_here(model, level, graph, Recipe(**wanted["recipe"])) for model, level in wanted["cells"]])
-
-
-if __name__ == "__main__":
-    _child(sys.argv[1])
+    return measure_step(entry, network, forward, lambda: part.loss(forward()), graph.x.device)

@@ -1,64 +1,67 @@
-"""Results as text: a table of accuracy and one of memory, with a header that says what was measured where."""
+"""What is printed of ``python -m bench gnn``: a table of accuracy and one of memory, and the kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from bench.gnn import generated
+from bench.gnn.chart import draw
 from bench.gnn.models import NAMES
-from bench.gnn.results import Results
-from bench.gnn.summary import EPOCHS, LOSS_MARGIN, REFERENCE, SEEDS, Row, rows
+from bench.gnn.results import REFERENCE, Curve
+from bench.gnn.summary import EPOCHS, LOSS_MARGIN, SEEDS, Row, rows
 from bench.kernels import TARGET, KernelTime
 from bench.layout import columns, commands
 from bench.marks import marked
-from bench.memory import AGREEMENT
+from bench.memory import AGREEMENT, Memory
+from bench.record.bench import Report
+from bench.record.record import Record
+from bench.record.tables import interval
 from bench.units import MIB
 from integrations import LEVELS
 
-
-def render(results: Results) -> RenderableType:
-    """Header, tables, notes and, where they were timed, the kernels."""
-    parts: list[RenderableType] = [_header(results)]
-    if results.curves:
-        parts.append(_accuracy(results))
-    if results.memories:
-        parts.append(_memory(results))
-    parts.append(Text("\n".join(_notes(results)), style="dim"))
-    if results.kernels:
-        parts += [Text(""), kernel_table(results.kernels)]
-    return Group(*parts)
+TITLE = "Training with compressed activations"
 
 
-def _header(results: Results) -> Text:
+def head(record: Record) -> Text:
     """What was trained on what, where."""
-    recipe = ", ".join(f"{name} {_value(value)}" for name, value in results.recipe.items())
-    seeds = len({curve.seed for curve in results.curves})
+    recipe = ", ".join(f"{name} {_value(value)}" for name, value in record.settings["recipe"].items())
+    seeds = len(record.values(Curve, "seed"))
     trained = f"; {seeds} {'seed' if seeds == 1 else 'seeds, paired'}" if seeds else ""
-    took = f"; training took {results.seconds / 60:.1f} minutes" if seeds else ""
+    took = f"; training took {record.seconds / 60:.1f} minutes" if seeds else ""
     return Text.assemble(
-        ("Training with compressed activations\n", "bold"),
+        (f"{TITLE}\n", "bold"),
         ("data     ", "dim"),
-        f"{results.data}\n",
+        f"{record.settings['data']}\n",
         ("recipe   ", "dim"),
         f"{recipe}{trained}\n",
         ("machine  ", "dim"),
-        f"{results.machine}\n",
+        f"{record.machine}\n",
         ("command  ", "dim"),
-        f"{commands(results.machine)}{took}\n",
+        f"{commands(record.machine)}{took}\n",
     )
 
 
-def _accuracy(results: Results) -> Table:
-    measure = f"test\n{results.measure}, %"
-    found = [row for row in rows(results) if row.trained]
+def tables(record: Record) -> Iterator[Table]:
+    """One for each part that was run."""
+    if record.of(Curve):
+        yield _accuracy(record)
+    if record.of(Memory):
+        yield _memory(record)
+    if kernels := record.of(KernelTime):
+        yield kernel_table(kernels)
+
+
+def _accuracy(record: Record) -> Table:
+    measure = f"test\n{record.settings['measure']}, %"
+    found = [row for row in rows(record) if row.trained]
     failures = [""] if any(row.failures for row in found) else []
     headings = (measure, "difference\n95 % interval", "final loss\nrelative", "epoch\nrelative", *failures)
-    table = columns(f"accuracy on\n{results.dataset}", *headings)
+    table = columns(f"accuracy on\n{record.settings['dataset']}", *headings)
     for row in _by_model(table, found):
         table.add_row(*_accuracy_cells(row)[: len(table.columns)])
     return table
@@ -82,10 +85,10 @@ def _accuracy_cells(row: Row) -> list[RenderableType]:
     ]
 
 
-def _memory(results: Results) -> Table:
+def _memory(record: Record) -> Table:
     headings = ("activations\nMiB", "times\nsmaller", "measured /\nreported", "peak\nMiB", "times\nsmaller")
-    table = columns(f"memory on\n{results.dataset}", *headings)
-    for row in _by_model(table, [row for row in rows(results) if row.memory is not None]):
+    table = columns(f"memory on\n{record.settings['dataset']}", *headings)
+    for row in _by_model(table, [row for row in rows(record) if row.memory is not None]):
         table.add_row(*_memory_cells(row))
     return table
 
@@ -125,29 +128,26 @@ def _level(row: Row) -> str:
 
 
 def _difference(row: Row) -> str:
-    difference = row.difference
-    if difference is None:
-        return "-"
-    if difference.low is None:
-        return f"{difference.mean:+.2f}"
-    return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
+    return interval(row.difference, 2) or "-"
 
 
-def _notes(results: Results) -> Iterator[str]:
-    if results.dataset == generated.NAME:
+def notes(record: Record) -> Iterator[str]:
+    """What the numbers are, and what was asked of them."""
+    dataset, measure = record.settings["dataset"], record.settings["measure"]
+    if dataset == generated.NAME:
         yield "The graph is generated: its sizes are ogbn-arxiv's, its accuracies say nothing about ogbn-arxiv."
-    final = _value(results.recipe["final loss over epochs"])
-    if results.curves:
+    final = _value(record.settings["recipe"]["final loss over epochs"])
+    if record.of(Curve):
         yield (
             "fp32: full precision, untouched. ✓ reached, ✗ not: fp32 GCN 80 % on Cora; the interval of the difference "
             f"overlaps ±1.0 point (L1.2: ±2.0); final loss within {LOSS_MARGIN:.0%} (both judged from {SEEDS} seeds "
             f"and {EPOCHS} epochs on)."
         )
         yield (
-            f"{results.measure}: at the best validation epoch; mean and standard deviation over seeds. "
+            f"{measure}: at the best validation epoch; mean and standard deviation over seeds. "
             f"final loss: training loss, mean of the last {final} epoch{'' if final == '1' else 's'}."
         )
-    if results.memories:
+    if record.of(Memory):
         yield (
             "activations: what autograd alone keeps after the forward, by the report; on Cora, those of GCN and "
             "GraphSAGE should be 5 times smaller at L1, 8 at L1.2. measured / reported: live bytes of the process "
@@ -157,14 +157,14 @@ def _notes(results: Results) -> Iterator[str]:
             "peak: the most memory during forward and backward, less what was there before and the gradients, "
             "measured; it includes what message passing holds for a moment, which compression does not touch."
         )
-    levels = {entry.level for entries in (results.curves, results.memories) for entry in entries}
+    levels = {*record.values(Curve, "level"), *record.values(Memory, "level")}
     moved = [level for level in LEVELS if level in levels and LEVELS[level].offload]
-    if moved and results.device == "cpu":
+    if moved and record.settings["device"] == "cpu":
         yield f"{', '.join(moved)}: only tensors on a GPU go to host memory; on a CPU, L3 stores what L2 does."
-    reasons = {memory.not_measured for memory in results.memories if memory.not_measured}
-    for reason in sorted(reasons):
-        cells = [f"{found.model} {found.level}" for found in results.memories if found.not_measured == reason]
-        which = "" if len(cells) == len(results.memories) else f" of {', '.join(cells)}"
+    memories = record.of(Memory)
+    for reason in sorted({memory.reason for memory in memories if memory.reason}):
+        cells = [f"{found.model} {found.level}" for found in memories if found.reason == reason]
+        which = "" if len(cells) == len(memories) else f" of {', '.join(cells)}"
         yield f"memory{which} not measured: {reason}"
 
 
@@ -207,3 +207,6 @@ def _number(value: float | None, form: str) -> str:
 
 def _mib(count: int) -> str:
     return f"{count / MIB:,.1f}" if count >= MIB else f"{count / MIB:.2f}"
+
+
+REPORT = Report(TITLE, tables, notes, head=head, draw=draw)

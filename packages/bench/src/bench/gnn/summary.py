@@ -10,12 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from bench.gnn.results import Results
-from bench.gnn.training import Curve
+from bench.gnn.results import REFERENCE, Curve
 from bench.memory import AGREEMENT, Memory
-from bench.statistics import Difference, paired_difference, spread
-
-REFERENCE = "L0"
+from bench.record.record import Record, paired, pairs_of
+from bench.statistics import Difference, spread
 
 MARGINS = MappingProxyType({"L1": 1.0, "L1.1": 1.0, "L1.2": 2.0})
 """Points of accuracy either side of full precision that the interval should overlap."""
@@ -131,24 +129,24 @@ class Row:
         return None if self.agreement is None else abs(self.agreement - 1) <= AGREEMENT
 
 
-def rows(results: Results) -> Iterator[Row]:
+def rows(record: Record) -> Iterator[Row]:
     """One row for each model and level of which there is anything, in the order they ran, a model's together."""
-    memories = {(memory.model, memory.level): memory for memory in results.memories}
+    memories = {(memory.model, memory.level): memory for memory in record.of(Memory)}
     runs: dict[tuple[str, str], list[Curve]] = {}
-    for curve in results.curves:
+    for curve in record.of(Curve):
         runs.setdefault((curve.model, curve.level), []).append(curve)
     found = dict.fromkeys([*runs, *memories])
     models = list(dict.fromkeys(model for model, _ in found))
     for model, level in sorted(found, key=lambda one: models.index(one[0])):
         curves = [curve for curve in runs.get((model, level), ()) if not curve.failure]
         plain = {curve.seed: curve for curve in runs.get((model, REFERENCE), ()) if not curve.failure}
-        pairs = [(curve, plain[curve.seed]) for curve in curves if curve.seed in plain]
+        pairs = pairs_of(curves, plain.values())
         epochs = [seconds for curve in curves for seconds in curve.epoch_seconds]
         yield Row(
             model=model,
             level=level,
             accuracies=[curve.test_accuracy for curve in curves],
-            difference=_difference(pairs),
+            difference=paired(curves, plain.values(), lambda curve: curve.test_accuracy),
             loss_ratio=statistics.fmean(curve.final_loss / other.final_loss for curve, other in pairs)
             if pairs
             else None,
@@ -156,16 +154,10 @@ def rows(results: Results) -> Iterator[Row]:
             epoch_seconds=statistics.median(epochs) if epochs else None,
             memory=memories.get((model, level)),
             plain_memory=memories.get((model, REFERENCE)),
-            judged=len(curves) >= SEEDS and float(results.recipe["epochs"]) >= EPOCHS,
-            dataset=results.dataset,
+            judged=len(curves) >= SEEDS and float(record.settings["recipe"]["epochs"]) >= EPOCHS,
+            dataset=record.settings["dataset"],
             failures=tuple(dict.fromkeys(curve.failure for curve in runs.get((model, level), ()) if curve.failure)),
         )
-
-
-def _difference(pairs: Sequence[tuple[Curve, Curve]]) -> Difference | None:
-    if not pairs:
-        return None
-    return paired_difference(*([curve.test_accuracy for curve in side] for side in zip(*pairs, strict=True)))
 
 
 def _time_ratio(pairs: Sequence[tuple[Curve, Curve]]) -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import torch
 
@@ -18,62 +18,12 @@ from bench.errors import BenchError, reason
 from bench.gnn.graph import Graph
 from bench.gnn.models import MODELS
 from bench.gnn.recipe import DEFAULT, Recipe
+from bench.gnn.results import BLOCK, REFERENCE, Curve
 from bench.gnn.sampling import Walks, evaluated
 from integrations import LEVELS
 from integrations.pyg import compress_model
 
 LEARNING_RATE = 0.01
-BLOCK = 5  # epochs a turn
-FINAL = 10  # epochs that the final training loss is the mean of
-
-
-@dataclass
-class Curve:
-    """What one run did.
-
-    Attributes:
-        model, level, seed: which run; level ``"L0"`` is full precision.
-        losses: training loss (cross-entropy with dropout) of each epoch, the mean over its steps.
-        validation, test: accuracies, or micro-F1, after each epoch, in percent.
-        block_seconds: seconds of each turn of ``BLOCK`` epochs: forward, loss, backward and optimizer step of each.
-        plain_seconds: the same of full precision, in the same turns; empty in files of before runs were taken up.
-        failure: what went wrong, in which case the run ended there; empty otherwise.
-        commit: that this was measured with.
-    """
-
-    model: str
-    level: str
-    seed: int
-    losses: list[float] = field(default_factory=list)
-    validation: list[float] = field(default_factory=list)
-    test: list[float] = field(default_factory=list)
-    block_seconds: list[float] = field(default_factory=list)
-    plain_seconds: list[float] = field(default_factory=list)
-    failure: str = ""
-    commit: str = ""
-
-    @property
-    def epoch_seconds(self) -> list[float]:
-        """Mean seconds of an epoch in each turn; the last turn may be shorter than ``BLOCK``."""
-        epochs = len(self.losses)
-        turns = (min(BLOCK, epochs - start) for start in range(0, epochs, BLOCK))
-        return [seconds / turn for seconds, turn in zip(self.block_seconds, turns, strict=True)]
-
-    @property
-    def best_epoch(self) -> int:
-        """The first epoch, counted from 0, with the best validation accuracy."""
-        return self.validation.index(max(self.validation))
-
-    @property
-    def test_accuracy(self) -> float:
-        """Test accuracy in percent after the best epoch."""
-        return self.test[self.best_epoch]
-
-    @property
-    def final_loss(self) -> float:
-        """Mean training loss of the last ``FINAL`` epochs: one epoch's dropout would decide that of the last alone."""
-        last = self.losses[-FINAL:]
-        return sum(last) / len(last)
 
 
 class Run:
@@ -91,7 +41,7 @@ class Run:
         self.graph = graph
         self._walks = None if recipe.sample is None else Walks(graph, recipe.sample)
         self._part = graph  # to train on in the next step
-        self.curve = Curve(model, level or "L0", seed)
+        self.curve = Curve(model, level or REFERENCE, seed)
         self._devices = [graph.x.device] if graph.x.is_cuda else []
         with torch.random.fork_rng(self._devices):
             torch.manual_seed(seed)
@@ -176,17 +126,17 @@ def train_in_turn(
     Returns:
         The curves, in the order of ``levels``.
     """
-    curves, runs = [], []
+    found: list[Run | Curve] = []  # in the order of the levels, a curve where there is no run
     for level in levels:
         try:
             run = Run(model, level, seed, graph, recipe)
         except BenchError:
             raise  # what was asked for cannot be, for no run
         except Exception as error:
-            curves.append(Curve(model, level or "L0", seed, failure=reason(error)))
+            found.append(Curve(model, level or REFERENCE, seed, failure=reason(error)))
         else:
-            runs.append(run)
-            curves.append(run.curve)
+            found.append(run)
+    runs = [one for one in found if isinstance(one, Run)]
     for start in range(0, epochs, BLOCK):
         turn = min(BLOCK, epochs - start)
         # Every run is first in some rounds: what runs first finds the caches as the others' evaluations left them.
@@ -195,14 +145,15 @@ def train_in_turn(
             try:
                 run.train(turn)
             except Exception as error:  # such as memory that is not there
-                run.curve.failure = reason(error)
+                run.curve = replace(run.curve, failure=reason(error))
             advance(f"{model} {run.curve.level}, seed {seed}", turn)
         runs = [run for run in runs if not run.curve.failure]
+    curves = [one.curve if isinstance(one, Run) else one for one in found]
     plain = next((curve for curve, level in zip(curves, levels, strict=True) if level is None), None)
-    for curve in curves:
-        if plain is not None and not plain.failure and not curve.failure:
-            curve.plain_seconds = list(plain.block_seconds)
-    return curves
+    if plain is None or plain.failure:
+        return curves
+    turns = list(plain.block_seconds)
+    return [curve if curve.failure else replace(curve, plain_seconds=turns) for curve in curves]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ stages.py         the stages by name; claims.py: what each of them would settle
 place.py          where a stage runs: device, sizes, folders, the environment of its processes
 cases.py          one process of a stage, and what its rows are read from
 run.py            cases within a stage's time, as results.py has them
-report.py         tables
+report.py         tables; stage_report.py: the same of a record
 build.py          versions, ceilings and the build: facts.py, building.py and ceilings.py are its processes
 tests.py          the tests that take a GPU
 sanitize.py       compute-sanitizer over sanitized.py

@@ -20,6 +20,7 @@ from bench.gpu.place import ROOT, Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, StageResults
 from bench.gpu.run import LOG, StageRun
 from bench.gpu.stages import STAGES
+from bench.machine import Machine
 
 _ALL = "all"
 
@@ -89,9 +90,9 @@ def _run(options: argparse.Namespace) -> int:
             try:
                 run.run()
             finally:  # of one that is interrupted, too
-                if run.results is not None:
+                if run.results is not None and run.machine is not None:
                     found.append(run.results)
-                    _show(run.results)
+                    _show(run.results, run.machine)
     finally:
         _tell(found)
     return int(any(results.failed for results in found))
@@ -111,7 +112,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _show(results: StageResults) -> None:
+def _show(results: StageResults, machine: Machine) -> None:
     """Prints a stage's tables; plainly where what draws them is not there."""
     try:
         from bench.gpu.report import render
@@ -123,7 +124,7 @@ def _show(results: StageResults) -> None:
         return
     wide = console()
     with wide.capture() as capture:
-        wide.print(render(results))
+        wide.print(render(results, machine))
     # Columns are filled with blanks; where only the last of what is printed can be seen, they cost lines of it.
     print("\n".join(line.rstrip() for line in capture.get().splitlines()), flush=True)
 

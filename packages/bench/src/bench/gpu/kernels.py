@@ -10,7 +10,7 @@ from bench.gpu.place import Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, Row
 
 if TYPE_CHECKING:
-    from bench.kernels.results import KernelResults
+    from bench.record.record import Record
 
 _GROUPS = (256, 192)  # the default; and the inputs of layers 384, 1152 or 1600 wide
 _DTYPES = (("float32", "int64", "int32"), ("bfloat16",))
@@ -38,13 +38,10 @@ def _case(place: Place, dtypes: Sequence[str]) -> Case:
     def read(done: Done) -> Iterator[Row]:
         place.make_importable()
         from bench import records  # imports actcore, which the stage `build` makes
-        from bench.kernels.results import KernelResults
 
         if not file.exists():
             raise FileNotFoundError(f"the command wrote no {file.name}")
-        results = records.load(file)
-        assert isinstance(results, KernelResults)
-        yield from rows(results)
+        yield from rows(records.load(file))
         if done.reason:  # what it had not come to, of whatever claim it is
             outcome = NOT_REACHED if done.over else FAILED
             yield Row(f"the rest, {', '.join(dtypes)}", outcome, done.reason, claims=claims)
@@ -53,13 +50,18 @@ def _case(place: Place, dtypes: Sequence[str]) -> Case:
     return Case(f"all codecs, {', '.join(dtypes)}", command, _SECONDS, claims, read=read)
 
 
-def rows(results: KernelResults) -> Iterator[Row]:
+def rows(record: Record) -> Iterator[Row]:
     """A row for each codec or operator and dtype."""
     from bench.kernels.cases import cases as known
     from bench.kernels.contenders import ACTCORE, COMPRESS, DECOMPRESS, TRAIN
+    from bench.kernels.results import Measurement
 
     operators = {case.name for case in known() if not case.stores}
-    for entry in results.measurements:
+    for entry in record.of(Measurement):
+        if entry.failure:
+            claims = [] if entry.case in operators else [_claim(entry.case, entry.dtype)]
+            yield Row(f"{entry.case}, {entry.dtype}", FAILED, entry.failure, claims=claims)
+            continue
         timings = {what: timing for what in (COMPRESS, DECOMPRESS, TRAIN) if (timing := entry.get(ACTCORE, what))}
         values: dict[str, float | str] = {what: round(entry.achievable(timing), 3) for what, timing in timings.items()}
         values["GB/s"] = ", ".join(_rate(timing.logical_io_gbps) for timing in timings.values())
@@ -67,10 +69,6 @@ def rows(results: KernelResults) -> Iterator[Row]:
         goal = f"{' and '.join(missed)}: {entry.least_achievable} of a copy is the goal"
         claims = [_claim(entry.case, entry.dtype)] if entry.least_achievable else []  # operators have no goal
         yield Row(f"{entry.case}, {entry.dtype}", MISSED if missed else OK, goal if missed else "", 0, values, claims)
-    for line in results.skipped:
-        name, _, reason = line.partition(": ")
-        case, dtype, _ = name.rsplit(", ", 2)
-        yield Row(name, FAILED, reason, claims=[] if case in operators else [_claim(case, dtype)])
 
 
 def _claim(case: str, dtype: str) -> str:

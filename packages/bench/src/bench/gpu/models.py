@@ -12,7 +12,8 @@ from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row
 from bench.gpu.to_deadline import to_deadline
 
 if TYPE_CHECKING:
-    from bench.systems.results import Cell, Figures, SystemResults
+    from bench.record.record import Record
+    from bench.systems.results import Cell, Figures
 
 _PLAIN = "plain"
 _CLAIMS = ["smaller", "planned"]
@@ -25,10 +26,12 @@ def cases(place: Place) -> list[Case]:
     return [to_deadline(place, "every model in every way", ["systems", *small], rows, _CLAIMS)]
 
 
-def rows(results: SystemResults, done: Done) -> Iterator[Row]:
+def rows(record: Record, done: Done) -> Iterator[Row]:
     """A row for each model and way, plain training's first."""
-    plain = {cell.subject: cell.peak_bytes or 0 for cell in results.cells if cell.way == _PLAIN}
-    for cell in results.cells:
+    from bench.systems.results import Cell  # imports actcore, which the stage `build` makes
+
+    plain = {cell.subject: cell.peak_bytes or 0 for cell in record.of(Cell, way=_PLAIN)}
+    for cell in record.of(Cell):
         name = f"{cell.subject}: {cell.way}"
         if cell.failure:
             yield Row(name, FAILED, cell.failure, claims=["smaller"])
@@ -36,7 +39,7 @@ def rows(results: SystemResults, done: Done) -> Iterator[Row]:
             yield Row(name, SKIPPED, cell.does_not_apply)
         else:
             yield _measured(name, cell, plain.get(cell.subject, 0))
-    for line in results.skipped:
+    for line in record.skipped:
         yield Row("left out", NOT_REACHED, line, claims=_CLAIMS)
     if done.reason:  # the file may have what was measured before
         yield Row("the command", FAILED, done.reason, claims=_CLAIMS)

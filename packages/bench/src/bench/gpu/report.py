@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.errors import BenchError
 from bench.gpu.claims import CLAIMS
 from bench.gpu.results import OK, Row, StageResults
 from bench.layout import columns, header, short
+from bench.machine import Machine
 
 _REASON = 70  # characters of a reason in a table; the file has all of it
 
 
-def render(results: StageResults) -> RenderableType:
+def render(results: StageResults, machine: Machine) -> RenderableType:
     """Header, rows, what failed in full, and what is settled."""
+    return Group(head(results, machine), *parts(results))
+
+
+def head(results: StageResults, machine: Machine) -> Text:
+    """The header of a stage."""
     dry = "; a dry run, which settles nothing" if not results.measured else ""
-    return Group(
-        header(f"GPU, stage {results.stage}{dry}", results.machine, results.seconds),
-        table(results),
-        Text("\n".join(f"{row.case}: {row.outcome}: {row.reason}" for row in failed(results))),
-        claims(results),
-    )
+    return header(f"GPU, stage {results.stage}{dry}", machine, results.seconds)
 
 
-def no_chart(results: StageResults, path: Path) -> None:
-    """Raises ``BenchError``: the tables say it all."""
-    raise BenchError("a stage has no chart; leave --chart out, the tables say it all")
+def parts(results: StageResults) -> Iterator[RenderableType]:
+    """Rows, what failed in full, and what is settled."""
+    yield table(results)
+    yield Text("\n".join(f"{row.case}: {row.outcome}: {row.reason}" for row in failed(results)))
+    yield claims(results)
 
 
 def table(results: StageResults) -> Table:

@@ -2,57 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
-from bench.machine import Machine
+from bench.record.entry import Entry, at, metric, nested, numbers, part, series, table
+from bench.record.kind import Kind
 
 OK, MISSED, FAILED, SKIPPED, NOT_REACHED = "ok", "missed", "failed", "skipped", "not reached"
 HOLDS, DOES_NOT_HOLD, NOT_SETTLED = "holds", "does not hold", "not settled"
 
 
-@dataclass(frozen=True)
+@numbers
 class Row:
     """What a part of a stage came to.
 
-    Attributes:
-        case: what was run.
-        outcome: ``OK``; ``MISSED``: a figure is not what it should be; ``FAILED``; ``SKIPPED``: it cannot run here;
-            ``NOT_REACHED``: the time was over.
-        reason: of another outcome than ``OK``; what else is to be said of this one.
-        seconds: that it took, where it was a process of its own.
-        values: by the heading of their column.
-        claims: that it speaks for, of ``bench.gpu.claims``.
+    ``MISSED``: a figure is not what it should be; ``SKIPPED``: it cannot run here; ``NOT_REACHED``: the time was over.
     """
 
-    case: str
-    outcome: str = OK
-    reason: str = ""
-    seconds: float = 0.0
-    values: dict[str, float | str] = field(default_factory=dict)
-    claims: list[str] = field(default_factory=list)
+    case: str = metric("", "what was run", default="")
+    outcome: str = metric("", "ok, missed, failed, skipped or not reached", default=OK)
+    reason: str = metric("", "of another outcome than ok; what else is to be said of that one", default="")
+    seconds: float = metric("s", "that it took, where it was a process of its own", default=0.0)
+    values: dict[str, float | str] = table("", "by the heading of their column")
+    claims: list[str] = series("", "that it speaks for, of bench.gpu.claims")
 
 
-@dataclass(frozen=True)
-class StageResults:
-    """What a stage of ``tools/gpu.sh`` found.
+@part("stage", "a stage of tools/gpu.sh")
+class StageResults(Entry):
+    """One stage."""
 
-    Attributes:
-        machine: where and with what.
-        stage: its name.
-        device: ``"cuda"``, or ``"cpu"`` in a dry run.
-        dry: whether sizes were small, to show that it works: nothing is settled then.
-        rows: of all cases, those that were not reached included.
-        seconds: that it took.
-    """
-
-    machine: Machine
-    stage: str
-    device: str
-    dry: bool
-    rows: list[Row] = field(default_factory=list)
-    seconds: float = 0.0
+    stage: str = at("its name")
+    device: str = metric("", "cuda, or cpu in a dry run", default="cuda")
+    dry: bool = metric("", "whether sizes were small, to show that it works: nothing is settled then", default=False)
+    rows: list[Row] = nested(Row, "of all cases, those that were not reached included", many=True)
+    seconds: float = metric("s", "that it took", default=0.0)
 
     @property
     def measured(self) -> bool:
@@ -74,8 +54,5 @@ class StageResults:
                 return verdict
         return NOT_SETTLED
 
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> StageResults:
-        """From what ``dataclasses.asdict`` made of one."""
-        fields = dict(content)
-        return cls(machine=Machine(**fields.pop("machine")), rows=[Row(**row) for row in fields.pop("rows")], **fields)
+
+KIND = Kind("gpu", (StageResults,))

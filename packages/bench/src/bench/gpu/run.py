@@ -19,10 +19,11 @@ import torch
 
 from bench.gpu.cases import Case, Done
 from bench.gpu.place import ROOT, Place
-from bench.gpu.results import NOT_REACHED, SKIPPED, Row, StageResults
+from bench.gpu.results import KIND, NOT_REACHED, SKIPPED, Row, StageResults
 from bench.gpu.stages import Stage
-from bench.json_files import save_as
 from bench.machine import Machine
+from bench.record.files import save
+from bench.record.record import Record
 
 _PACKAGES = ("torch", "triton", "timm", "transformers", "torch-geometric", "actcore", "actcore-integrations")
 LOG = "gpu.log"
@@ -58,12 +59,14 @@ class StageRun:
         stage, place: what, and where.
         seconds: that it may take.
         results: what was written last; ``None`` before.
+        machine: where; ``None`` before.
     """
 
     stage: Stage
     place: Place
     seconds: float
     results: StageResults | None = None
+    machine: Machine | None = None
     _running: list[_Process] = field(default_factory=list)
 
     def run(self) -> StageResults:
@@ -145,9 +148,10 @@ class StageRun:
         machine = Machine.here(device, torch.get_num_threads(), _PACKAGES)
         machine = replace(machine, command=shlex.join(["tools/gpu.sh", *sys.argv[1:]]))
         seconds = round(time.monotonic() - begin, 1)
-        results = StageResults(machine, self.stage.name, self.place.device, self.place.dry, list(rows), seconds)
-        save_as("gpu", results, self.place.out / f"gpu-{self.stage.name}.json")
-        self.results = results
+        results = StageResults(self.stage.name, self.place.device, self.place.dry, list(rows), seconds)
+        record = Record(KIND.name, machine, entries=[results], seconds=seconds)
+        save(record, self.place.out / f"gpu-{self.stage.name}.json")
+        self.results, self.machine = results, machine
         return results
 
 

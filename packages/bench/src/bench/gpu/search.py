@@ -11,7 +11,7 @@ from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row
 from bench.gpu.to_deadline import to_deadline
 
 if TYPE_CHECKING:
-    from bench.search.results import SearchResults
+    from bench.record.record import Record
 
 _PLAIN = "plain"
 _PUBLISHED: Sequence[tuple[str, str, str, str, float]] = (  # whose, what is searched, ways, claim, times the batch
@@ -27,29 +27,32 @@ def cases(place: Place) -> list[Case]:
     return [to_deadline(place, "every search in every way", ["search", "--gpu", *small], rows)]
 
 
-def rows(results: SearchResults, done: Done) -> Iterator[Row]:
+def rows(record: Record, done: Done) -> Iterator[Row]:
     """A row for each search and way, then one for each that was published: the most of its kind of ways."""
-    plain = {search.dimension: search.largest for search in results.searches if search.way == _PLAIN}
-    whole = not done.reason and not results.skipped and all(search.ended for search in results.searches)
+    from bench.search.results import Search  # imports actcore, which the stage `build` makes
+
+    searches = record.of(Search)
+    plain = {search.dimension: search.largest for search in searches if search.way == _PLAIN}
+    whole = not done.reason and not record.skipped and all(search.ended for search in searches)
     most: dict[tuple[str, str], float] = {}
-    for search in results.searches:
+    for search in searches:
         dimension, way, largest = search.dimension, search.way, search.largest or search.most
         values: dict[str, float | str] = {"largest": largest or 0, "trials": len(search.trials)}
         if largest and (beside := plain.get(dimension)):
             values["times plain"] = round(largest / beside, 2)
             most[dimension, way] = largest / beside
         outcome, reason = OK, ""
-        if search.does_not_apply:
-            outcome, reason = SKIPPED, search.does_not_apply
-        elif search.failure:
-            outcome, reason = FAILED, search.failure
+        if search.refusal:
+            outcome, reason = SKIPPED, search.refusal
+        elif search.crash:
+            outcome, reason = FAILED, search.crash
         elif not search.ended:
             outcome, reason = NOT_REACHED, "at least this; the time was over"
         yield Row(f"{dimension}: {way}", outcome, reason, values=values)
     for whose, dimension, begin, claim, published in _PUBLISHED:
         found = {way: times for (of, way), times in most.items() if of == dimension and way.startswith(begin)}
         yield _beside(f"{dimension}: {whose}'s {published} times", found, claim, published, whole)
-    for line in results.skipped:
+    for line in record.skipped:
         yield Row("left out", NOT_REACHED, line)
     if done.reason:
         yield Row("the command", FAILED, done.reason)

@@ -4,8 +4,9 @@ cases.py            the table of what is measured; a new codec or operator needs
 contenders.py       what runs side by side in a case, and the bytes that each must move
 plain.py, rivals.py the same codec in plain PyTorch; the nearest thing in other libraries
 clock.py            taking turns
+command.py          its options, and what makes it a bench
 measure.py          cases x dtypes x sizes
-results.py          what comes out, as JSON
+results.py          what is recorded
 report.py, chart.py tables and the picture
 estimate.py, estimate_report.py, sass.py    what compiled code says of a GPU that is not there: nothing is run
 copies.py           the short form that ``python -m bench gnn`` adds to its results

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,8 +12,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from bench.errors import BenchError
 from bench.kernels.contenders import ACTCORE, CLONE, COMPRESS, COPY, DECOMPRESS, PLAIN
-from bench.kernels.results import KernelResults, Measurement
-from bench.style import BLUE, FAINT, GRID, INK, ORANGE, PURPLE, STYLE, VERMILION, require_drawable, write
+from bench.kernels.results import Measurement
+from bench.record.charts import lined, titled
+from bench.record.record import Record
+from bench.style import BLUE, FAINT, GRID, INK, ORANGE, PURPLE, VERMILION
 from bench.units import size_name
 
 _LOOKS = {  # colour, marker and size by whose code it is
@@ -30,32 +30,30 @@ _DTYPES = ("float32", "bfloat16")
 _NOTHING = 1e-6  # where a bar begins on a logarithmic axis
 
 
-def save_chart(results: KernelResults, path: Path) -> None:
-    """Draws the largest tensors' results into a file of the type that its name says, such as PNG or SVG.
+def draw(record: Record) -> Figure:
+    """A panel for each dtype and direction, of the largest tensors.
 
     Raises:
-        BenchError: no codec was measured, the type is unknown, or the file cannot be written.
+        BenchError: no codec was measured.
     """
-    require_drawable(path)
-    stored = [entry for entry in results.measurements if entry.get(ACTCORE, COMPRESS)]
+    stored = [entry for entry in record.of(Measurement) if entry.get(ACTCORE, COMPRESS)]
     largest = max((entry.nbytes for entry in stored), default=0)
     shown = [entry for entry in stored if entry.nbytes == largest]
     dtypes = [dtype for dtype in _DTYPES if any(entry.dtype == dtype for entry in shown)]
     shown = [entry for entry in shown if entry.dtype in dtypes]
     if not shown:
         raise BenchError("a chart shows codecs with float32 or bfloat16; measure one of them")
-    with mpl.rc_context(STYLE):
-        write(_draw(results, shown, dtypes), path)
+    return _draw(record, shown, dtypes)
 
 
-def _draw(results: KernelResults, shown: Sequence[Measurement], dtypes: Sequence[str]) -> Figure:
+def _draw(record: Record, shown: Sequence[Measurement], dtypes: Sequence[str]) -> Figure:
     names = list(dict.fromkeys(entry.case for entry in shown))
     height = 1.4 + (0.5 + 0.33 * len(names)) * len(dtypes)
     figure, axes = plt.subplots(len(dtypes), 2, figsize=(11, height), sharex=True, sharey=True, squeeze=False)
     for row, dtype in zip(axes, dtypes, strict=True):
         for place, what, yardstick in zip(row, (COMPRESS, DECOMPRESS), (COPY, CLONE), strict=True):
             _draw_panel(place, [entry for entry in shown if entry.dtype == dtype], names, what)
-            place.set_title(f"{what} / {yardstick}, {dtype}", loc="left", fontsize=11, weight="bold")
+            titled(place, f"{what} / {yardstick}, {dtype}")
     for place in axes[-1]:
         place.set_xlabel("times as long as the copy; band: target")
     _scale(axes[0][0], [entry.ratio(timing) for entry in shown for timing in entry.timings])
@@ -64,12 +62,12 @@ def _draw(results: KernelResults, shown: Sequence[Measurement], dtypes: Sequence
     figure.legend(
         handles=handles, loc="lower right", ncols=len(handles), frameon=False, bbox_to_anchor=(0.99, 0.0), fontsize=9
     )
-    machine = results.machine
+    machine = record.machine
     figure.text(
         0.01,
         0.1 / height,
-        f"{size_name(shown[0].nbytes)} a tensor, {results.rounds} rounds in turn, medians. {machine.processor}, "
-        f"{machine.threads} threads,\ntorch {machine.versions['torch']}, {machine.date}, "
+        f"{size_name(shown[0].nbytes)} a tensor, {record.settings['rounds']} rounds in turn, medians. "
+        f"{machine.processor}, {machine.threads} threads,\ntorch {machine.versions['torch']}, {machine.date}, "
         f"commit {machine.commit[:10] or 'unknown'}{' with changes' if machine.dirty else ''}.",
         color=FAINT,
         fontsize=8,
@@ -90,8 +88,7 @@ def _draw_panel(axes: Axes, entries: Sequence[Measurement], names: Sequence[str]
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
+    lined(axes, "x")
 
 
 def _draw_row(axes: Axes, entry: Measurement, place: int, what: str) -> None:

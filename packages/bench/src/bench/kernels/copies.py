@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 import actcore
 from bench.kernels.clock import in_turn, median_ratio, threads
+from bench.record.entry import Entry, at, metric, part, series
 
 BITS = (4, 8, 2, 1)
 MEBIBYTES = 256
@@ -17,24 +17,17 @@ ROUNDS = 9
 TARGET = 2.0  # what 4 bits should reach
 
 
-@dataclass(frozen=True)
-class KernelTime:
-    """Times of one width.
+@part("kernels", "times of the codec at one width")
+class KernelTime(Entry):
+    """One width."""
 
-    Attributes:
-        bits: of the codec.
-        mebibytes: of the float32 tensor.
-        threads: of torch's operators; on CUDA they mean nothing.
-        compress, copy, decompress, clone: seconds of each round.
-    """
-
-    bits: int
-    mebibytes: int
-    threads: int
-    compress: list[float]
-    copy: list[float]
-    decompress: list[float]
-    clone: list[float]
+    bits: int = at("of the codec")
+    mebibytes: int = metric("MiB", "of the float32 tensor", default=0)
+    threads: int = metric("", "of torch's operators; on CUDA they mean nothing", default=0)
+    compress: list[float] = series("s", "of each round")
+    copy: list[float] = series("s", "of each round")
+    decompress: list[float] = series("s", "of each round")
+    clone: list[float] = series("s", "of each round")
 
     @property
     def compress_ratio(self) -> float:

@@ -22,10 +22,8 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
@@ -33,6 +31,9 @@ from bench.errors import BenchError
 from bench.kernels.contenders import COMPRESS, DECOMPRESS
 from bench.kernels.sass import INTEGER, Work, functions, path
 from bench.machine import Machine
+from bench.record.entry import Entry, at, part, table
+from bench.record.kind import Kind
+from bench.record.record import Record
 
 ARCHITECTURE = "sm_90"
 CLOCK, MULTIPROCESSORS, SCHEDULERS, COPY = 1.98e9, 132, 4, 4.3e12  # of an H200: Hz, ..., bytes a second
@@ -53,27 +54,20 @@ _CSRC = Path(__file__).parents[5] / "csrc"
 _SOURCES = {GROUP_AFFINE: "cuda/group_affine.cu", FLOAT8: "cuda/float8.cu"}
 
 
-@dataclass(frozen=True)
-class Count:
-    """The instructions of a kernel, a thread's for its 32 elements.
+@part("count", "the instructions of a kernel, a thread's for its 32 elements")
+class Count(Entry):
+    """One kernel."""
 
-    Attributes:
-        what: "compress" or "decompress".
-        dtype, bits: of what it is for.
-        earlier: whether of the commit that was compared with.
-        pipes: how many, by what executes them.
-        codec: one of ``CODECS``.
-    """
-
-    what: str
-    dtype: str
-    bits: int
-    earlier: bool
-    pipes: dict[str, int]
-    codec: str = GROUP_AFFINE
+    what: str = at("compress or decompress")
+    dtype: str = at("of what it is for")
+    bits: int = at("of what it is for")
+    earlier: bool = at("whether of the commit that was compared with")
+    pipes: dict[str, int] = table("", "how many, by what executes them")
+    codec: str = at("one of CODECS", default=GROUP_AFFINE)
 
     @property
     def instructions(self) -> int:
+        """All of them."""
         return sum(self.pipes.values())
 
     @property
@@ -88,37 +82,10 @@ class Count:
         return min(1.0, moved / COPY * ISSUE * CLOCK * MULTIPROCESSORS * SCHEDULERS / cycles)
 
 
-@dataclass(frozen=True)
-class EstimateResults:
-    """What was counted.
-
-    Attributes:
-        machine: where it was compiled.
-        compiler: nvcc's version.
-        against: the commit that was compared with, or empty.
-        counts: of every kernel.
-    """
-
-    machine: Machine
-    compiler: str
-    against: str
-    counts: list[Count]
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> EstimateResults:
-        """From what ``dataclasses.asdict`` made of one."""
-        fields = dict(content)
-        counts = [Count(**entry) for entry in fields.pop("counts")]
-        return cls(machine=Machine(**fields.pop("machine")), counts=counts, **fields)
-
-    def get(self, codec: str, what: str, dtype: str, bits: int, *, earlier: bool) -> Count | None:
-        """One of the counts."""
-        wanted = (codec, what, dtype, bits, earlier)
-        found = (one for one in self.counts if (one.codec, one.what, one.dtype, one.bits, one.earlier) == wanted)
-        return next(found, None)
+KIND = Kind("kernels-estimate", (Count,), others={"compiler": "nvcc's version", "against": "commit compared with"})
 
 
-def run(against: str, threads: int) -> EstimateResults:
+def run(against: str, threads: int) -> Record:
     """Compiles the kernels of this repository, and those of the commit ``against`` if one is named.
 
     Raises:
@@ -131,14 +98,9 @@ def run(against: str, threads: int) -> EstimateResults:
     if against:
         with TemporaryDirectory() as folder:
             counts += _counted(nvcc, _taken_from(against, Path(folder)), earlier=True)
-    version = _output([nvcc, "--version"])
-    found = re.search(r"release ([\d.]+)", version)
-    return EstimateResults(
-        machine=Machine.here(torch.device("cpu"), threads),
-        compiler=found[1] if found else "unknown",
-        against=against,
-        counts=counts,
-    )
+    found = re.search(r"release ([\d.]+)", _output([nvcc, "--version"]))
+    settings = {"compiler": found[1] if found else "unknown", "against": against}
+    return Record(KIND.name, Machine.here(torch.device("cpu"), threads), settings, [*counts])
 
 
 def _counted(nvcc: str, csrc: Path, *, earlier: bool) -> Iterator[Count]:

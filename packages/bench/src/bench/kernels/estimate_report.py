@@ -1,49 +1,65 @@
-"""Results of ``python -m bench kernels --estimate`` as text."""
+"""What is printed of ``python -m bench kernels --estimate``."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
-from rich import box
-from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.errors import BenchError
 from bench.kernels.contenders import COMPRESS, DECOMPRESS
-from bench.kernels.estimate import ARCHITECTURE, CODECS, DTYPES, FLOAT8, Count, EstimateResults
+from bench.kernels.estimate import ARCHITECTURE, CODECS, DTYPES, FLOAT8, Count
 from bench.kernels.sass import INTEGER
+from bench.record.bench import Report
+from bench.record.record import Record
+from bench.record.tables import Column, table
+
+Row = tuple[Count, Count | None]
+"""A kernel now, and that of the commit that was compared with."""
 
 
-def render(results: EstimateResults) -> RenderableType:
-    """A table of all kernels, and what it is made of."""
-    table = Table(title="Estimated from compiled code, nothing was run", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("estimated for an H200, not run", no_wrap=True)
-    for heading in ("instructions", "of the integer pipe", "of a copy"):
-        if results.against:
-            table.add_column(f"{heading}, before", justify="right")
-        table.add_column(heading, justify="right")
-    for what in (COMPRESS, DECOMPRESS):
-        for dtype in DTYPES:
-            for codec, bits in CODECS:
-                now = results.get(codec, what, dtype, bits, earlier=False)
-                before = results.get(codec, what, dtype, bits, earlier=True)
-                stored = FLOAT8 if codec == FLOAT8 else f"{bits} bit{'s' if bits > 1 else ''}"
-                if now is not None:
-                    table.add_row(f"{what}, {dtype}, {stored}", *_cells([before, now] if before else [now]))
-    against = f"before: commit {results.against}\n" if results.against else ""
-    note = f"nvcc {results.compiler} for {ARCHITECTURE}; instructions of a thread, for 32 elements\n{against}"
-    return Group(Text(note, style="dim"), table)
+def head(record: Record) -> Text:
+    """What the counts are made of."""
+    against = record.settings["against"]
+    earlier = f"before: commit {against}\n" if against else ""
+    made = f"nvcc {record.settings['compiler']} for {ARCHITECTURE}; instructions of a thread, for 32 elements\n"
+    return Text(f"{made}{earlier}", style="dim")
 
 
-def _cells(counts: list[Count]) -> list[str]:
-    return [
-        *(str(one.instructions) for one in counts),
-        *(str(one.pipes.get(INTEGER, 0)) for one in counts),
-        *(f"{one.of_copy:.2f}" for one in counts),
+def tables(record: Record) -> Iterator[Table]:
+    """One of all kernels."""
+    kernels = [
+        {"codec": codec, "what": what, "dtype": dtype, "bits": bits}
+        for what in (COMPRESS, DECOMPRESS)
+        for dtype in DTYPES
+        for codec, bits in CODECS
     ]
+    rows = [
+        (now, record.find(Count, earlier=True, **kernel))
+        for kernel in kernels
+        if (now := record.find(Count, earlier=False, **kernel)) is not None
+    ]
+    beside = bool(record.settings["against"])
+    made = table(
+        rows,
+        ("estimated for an H200, not run", lambda row: _named(row[0])),
+        *_both("instructions", lambda count: str(count.instructions), beside),
+        *_both("of the integer pipe", lambda count: str(count.pipes.get(INTEGER, 0)), beside),
+        *_both("of a copy", lambda count: f"{count.of_copy:.2f}", beside),
+    )
+    made.title = "Estimated from compiled code, nothing was run"
+    yield made
 
 
-def no_chart(results: EstimateResults, path: Path) -> None:
-    """Raises ``BenchError``: the table says it all."""
-    raise BenchError("an estimate has no chart; leave --chart out")
+def _named(count: Count) -> str:
+    stored = FLOAT8 if count.codec == FLOAT8 else f"{count.bits} bit{'s' if count.bits > 1 else ''}"
+    return f"{count.what}, {count.dtype}, {stored}"
+
+
+def _both(heading: str, cell: Callable[[Count], str], beside: bool) -> list[Column[Row]]:
+    """A column, and before it that of the commit that was compared with."""
+    now: Column[Row] = heading, lambda row: cell(row[0])
+    return [(f"{heading}, before", lambda row: cell(row[1]) if row[1] else ""), now] if beside else [now]
+
+
+REPORT = Report("Estimated", tables, head=head, draw="an estimate has no chart")

@@ -1,53 +1,54 @@
-"""Results of ``python -m bench kernels`` as text: a table for each size, then the operators, then the small tensors."""
+"""What is printed of ``python -m bench kernels``: a table for each size, the operators, and the small tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bench.kernels.chart import draw
 from bench.kernels.contenders import ACTCORE, CLONE, COMPRESS, COPY, DECOMPRESS, PLAIN, TORCH, TRAIN
-from bench.kernels.results import YARDSTICKS, KernelResults, Measurement
+from bench.kernels.results import YARDSTICKS, Measurement
+from bench.layout import commands
 from bench.marks import marked
+from bench.record.bench import Report
+from bench.record.record import Record
 from bench.units import size_name
 
 SMALL = 64 * 2**10  # up to here a call's own cost is what counts
 CALL_TARGET = 20.0  # microseconds of a compress and a decompress together, on a CPU
 
+TITLE = "Codecs and operators beside a copy"
 _GBPS, _ACHIEVABLE = "logical_io_gbps", "logical_io_vs_\nachievable_%"
 
 
-def render(results: KernelResults) -> RenderableType:
-    """Header, tables and notes."""
-    stored = [entry for entry in results.measurements if entry.get(ACTCORE, COMPRESS)]
-    trained = [entry for entry in results.measurements if entry.get(ACTCORE, TRAIN)]
-    sizes = sorted({entry.nbytes for entry in stored if entry.nbytes > SMALL})
-    parts: list[RenderableType] = [_header(results)]
-    parts += [
-        _codecs(nbytes, what, [entry for entry in stored if entry.nbytes == nbytes])
-        for nbytes in sizes
-        for what in (COMPRESS, DECOMPRESS)
-    ]
-    if trained:
-        parts.append(_operators(trained))
+def tables(record: Record) -> Iterator[Table]:
+    """One for each size of tensors and direction, one of operators, and one of small tensors."""
+    measured = [entry for entry in record.of(Measurement) if not entry.failure]
+    stored = [entry for entry in measured if entry.get(ACTCORE, COMPRESS)]
+    for nbytes in sorted({entry.nbytes for entry in stored if entry.nbytes > SMALL}):
+        for what in (COMPRESS, DECOMPRESS):
+            yield _codecs(nbytes, what, [entry for entry in stored if entry.nbytes == nbytes])
+    if trained := [entry for entry in measured if entry.get(ACTCORE, TRAIN)]:
+        yield _operators(trained)
     if small := [entry for entry in stored if entry.nbytes <= SMALL]:
-        parts.append(_calls(results.device, small))
-    return Group(*parts, _notes(results))
+        yield _calls(record.settings["device"], small)
 
 
-def _header(results: KernelResults) -> Text:
-    others = ", ".join(f"{library} {state}" for library, state in results.libraries.items())
+def head(record: Record) -> Text:
+    """The header, with the libraries that took part."""
+    others = ", ".join(f"{library} {state}" for library, state in record.settings["libraries"].items())
     return Text.assemble(
-        ("Codecs and operators beside a copy\n", "bold"),
+        (f"{TITLE}\n", "bold"),
         ("machine  ", "dim"),
-        f"{results.machine}\n",
+        f"{record.machine}\n",
         ("beside   ", "dim"),
         f"{others or 'nothing else'}\n",
         ("command  ", "dim"),
-        f"{results.machine.command}; {results.rounds} rounds, {results.seconds / 60:.1f} minutes\n",
+        f"{commands(record.machine)}; {record.settings['rounds']} rounds, {record.seconds / 60:.1f} minutes\n",
     )
 
 
@@ -121,16 +122,20 @@ def _calls(device: str, entries: list[Measurement]) -> Table:
     return table
 
 
-def _notes(results: KernelResults) -> Text:
-    lines = [
+def notes(record: Record) -> Iterator[str]:
+    """What the numbers are."""
+    yield (
         "Ratios: one's time over that of copy_ (into memory that is there) or clone (into new memory) of the same "
         "tensor in the same round, median over rounds. Others, and copies beside them, take turns of their own. "
-        "✓ within the target, ✗ not.",
+        "✓ within the target, ✗ not."
+    )
+    yield (
         "logical_io_gbps: 10^9 bytes a second that must be read and written, each once. logical_io_vs_achievable_%: "
-        "the same as a fraction of copy_'s.",
-        *(f"left out: {line}" for line in results.skipped),
-    ]
-    return Text("\n".join(lines), style="dim")
+        "the same as a fraction of copy_'s."
+    )
+    for entry in record.of(Measurement):
+        if entry.failure:
+            yield f"{entry.case}, {entry.dtype}, {size_name(entry.nbytes)} failed: {entry.failure}"
 
 
 def _others(entries: list[Measurement]) -> list[str]:
@@ -141,3 +146,6 @@ def _others(entries: list[Measurement]) -> list[str]:
 
 def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+REPORT = Report(TITLE, tables, notes, head=head, draw=draw)

@@ -1,35 +1,27 @@
-"""``KernelResults``: every time that was taken, with what is needed to repeat it."""
+"""What a run of ``python -m bench kernels`` records: every time that was taken."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from bench.kernels.clock import median_ratio
 from bench.kernels.contenders import ACTCORE, CLONE, COMPRESS, COPY, DECOMPRESS, TORCH, TRAIN
-from bench.machine import Machine
+from bench.record.entry import Entry, at, metric, nested, numbers, part, series, table
+from bench.record.kind import Kind
 
 # What each is a multiple of.
 YARDSTICKS = {COMPRESS: COPY, DECOMPRESS: CLONE, TRAIN: TRAIN, COPY: COPY, CLONE: CLONE}
 
 
-@dataclass(frozen=True)
+@numbers
 class Timing:
-    """One contender's times in one case.
+    """One contender's times in one case."""
 
-    Attributes:
-        who, what, moved_bytes: as in ``bench.kernels.contenders.Contender``.
-        seconds: a call, of each round.
-        beside: who took turns with it: 0 for actcore and its yardsticks, 1 for the others and theirs.
-    """
-
-    who: str
-    what: str
-    moved_bytes: int
-    seconds: list[float]
-    beside: int = 0
+    who: str = metric("", "whose code it is", default="")
+    what: str = metric("", "that it does", default="")
+    moved_bytes: int = metric("bytes", "that must be read and written, each once", default=0)
+    seconds: list[float] = series("s", "of a call, of each round")
+    beside: int = metric("", "who took turns with it: 0 for actcore and its copies, 1 for others and theirs", default=0)
 
     @property
     def logical_io_gbps(self) -> float:
@@ -37,27 +29,17 @@ class Timing:
         return self.moved_bytes / median(self.seconds) / 1e9
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """A case with one dtype and size: contenders in turn.
+@part("case", "a codec or an operator with one dtype and size: contenders in turn")
+class Measurement(Entry):
+    """One case; each group that took turns has torch's ``copy_`` and ``clone`` of its own."""
 
-    Attributes:
-        case: its name.
-        bits: an element, as in the table of cases.
-        dtype: without ``torch.``.
-        nbytes: of the tensor.
-        targets: what each of actcore's ratios should not exceed, by "compress", "decompress" or "forward + backward".
-        least_achievable: the fraction of ``copy_``'s bytes a second that actcore should reach.
-        timings: of all contenders; each group that took turns has torch's ``copy_`` and ``clone`` of its own.
-    """
-
-    case: str
-    bits: int
-    dtype: str
-    nbytes: int
-    targets: dict[str, float]
-    least_achievable: float | None
-    timings: list[Timing]
+    case: str = at("its name")
+    bits: int = at("of an element, as in the table of cases")
+    dtype: str = at("without torch.")
+    nbytes: int = at("of the tensor")
+    targets: dict[str, float] = table("", "what each of actcore's ratios should not exceed, by what it does")
+    least_achievable: float | None = metric("", "the part of a copy's bytes a second that actcore should reach")
+    timings: list[Timing] = nested(Timing, "of all contenders", many=True)
 
     def get(self, who: str, what: str) -> Timing | None:
         """The times of one contender, if it took part."""
@@ -95,34 +77,9 @@ class Measurement:
         return 1e6 * median(a + b for a, b in zip(there.seconds, back.seconds, strict=True))
 
 
-@dataclass(frozen=True)
-class KernelResults:
-    """What ``python -m bench kernels`` found.
-
-    Attributes:
-        machine: where and with what.
-        device: ``"cpu"`` or ``"cuda"``.
-        rounds: that were counted, of each case.
-        libraries: version of each other library, or why it did not take part.
-        skipped: what was left out, and why.
-        measurements: of every case, dtype and size.
-        seconds: that it took.
-    """
-
-    machine: Machine
-    device: str
-    rounds: int
-    libraries: dict[str, str]
-    skipped: list[str]
-    measurements: list[Measurement]
-    seconds: float
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> KernelResults:
-        """From what ``dataclasses.asdict`` made of one."""
-        fields = dict(content)
-        measurements = [
-            Measurement(**{**entry, "timings": [Timing(**timing) for timing in entry["timings"]]})
-            for entry in fields.pop("measurements")
-        ]
-        return cls(machine=Machine(**fields.pop("machine")), measurements=measurements, **fields)
+KIND = Kind(
+    "kernels",
+    (Measurement,),
+    {"device": "device", "rounds": "number of rounds"},
+    {"libraries": "version of a library"},
+)

@@ -1,65 +1,28 @@
-"""``LlmResults``: everything ``python -m bench llm`` found, with what is needed to repeat it."""
+"""What a run of ``python -m bench llm`` records."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
-from bench.machine import Machine
+from bench.record.entry import Entry, at, metric, part, series
+from bench.record.kind import Kind
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A subject in a way.
+@part("way", "a subject, trained in one way")
+class Trained(Entry):
+    """One subject in one way, in turn with its other ways."""
 
-    Attributes:
-        subject: its name.
-        way: in words.
-        peak: bytes of a step beyond what was there before, gradients among them; ``None`` where not measured.
-        gradients: bytes of these.
-        error: of the whole gradient, relative.
-        loss_error: of the loss, absolute.
-        seconds: of each step, in turn with those of the subject's other ways.
-        failure: why it has not been measured; empty otherwise.
-        commit: that this was measured with.
-    """
-
-    subject: str
-    way: str
-    peak: int | None = None
-    gradients: int = 0
-    error: float = 0.0
-    loss_error: float = 0.0
-    seconds: list[float] = field(default_factory=list)
-    failure: str = ""
-    commit: str = ""
+    subject: str = at("its name in SUBJECTS")
+    way: str = at("in words")
+    peak: int | None = metric("bytes", "of a step beyond what was there before, gradients among them")
+    gradients: int = metric("bytes", "of the gradients", default=0)
+    error: float = metric("", "of the whole gradient, relative", default=0.0)
+    loss_error: float = metric("", "of the loss, absolute", default=0.0)
+    seconds: list[float] = series("s", "of each step, in turn with those of the subject's other ways")
 
     def times(self, plain: Trained) -> float:
         """A step's time over that of another way: the median of the ratios of rounds."""
         return median(one / other for one, other in zip(self.seconds, plain.seconds, strict=True))
 
 
-@dataclass(frozen=True)
-class LlmResults:
-    """What ``python -m bench llm`` found.
-
-    Attributes:
-        machine: where and with what.
-        rounds: of timed steps.
-        cells: of every subject in every way, the subject's first way first.
-        seconds: that it took.
-    """
-
-    machine: Machine
-    rounds: int
-    cells: list[Trained] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> LlmResults:
-        """From what ``dataclasses.asdict`` made of one."""
-        fields = dict(content)
-        cells = [Trained(**entry) for entry in fields.pop("cells")]
-        return cls(machine=Machine(**fields.pop("machine")), cells=cells, **fields)
+KIND = Kind("llm", (Trained,), {"rounds": "number of rounds"}, packages=("transformers",))

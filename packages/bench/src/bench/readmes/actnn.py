@@ -10,7 +10,6 @@ from bench.vision.compression.ways import PLAIN
 from bench.vision.dense.models import DENSE
 from bench.vision.dense.results import DenseCell
 from bench.vision.published import TRAINED
-from bench.vision.results import VisionResults
 
 FILE = "vision-dense-cpu.json"
 WAY = "Q-layers L3"
@@ -25,7 +24,7 @@ def table(folder: Path) -> Made:
     Raises:
         BenchError: the file holds something else.
     """
-    results = recorded(folder, FILE, VisionResults)
+    results = recorded(folder, FILE, "vision")
     made = columns(
         "ResNet-50 in",
         "accuracy",
@@ -44,7 +43,7 @@ def table(folder: Path) -> Made:
             published.metric,
             f"{published.official:.1f}",
             f"{published.compressed:.1f}",
-            *_measured([] if results is None else [cell for cell in results.dense if cell.model == name]),
+            *_measured([] if results is None else results.of(DenseCell, model=name)),
             f"--model {name} --way '{WAY}'",
         )
     return Made(made, [results] if results is not None else [])
@@ -57,7 +56,7 @@ def _measured(cells: list[DenseCell]) -> list[str]:
     if cell is None or plain is None or ratio is None:
         return [NOT_MEASURED, "", ""]
     peaks = cell.peak_ratios(plain)
-    error = "not comparable" if cell.losses is not None else ""
+    error = "not comparable" if cell.losses else ""
     return [
         f"{ratio:.1f}",
         "" if peaks is None else f"{peaks[1]:.2f}",

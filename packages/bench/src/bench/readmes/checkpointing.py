@@ -8,11 +8,13 @@ from rich.text import Text
 
 from bench.checkpoint.architectures import ARCHITECTURES, Architecture
 from bench.checkpoint.contenders import LEAST, LEAST_MASKS, PLAIN
-from bench.checkpoint.results import CheckpointResults, Peak
+from bench.checkpoint.results import Peak
+from bench.checkpoint.results import cut as cut_of
 from bench.checkpoint.targets import at_own_size, published_cut
 from bench.layout import columns
 from bench.marks import marked
 from bench.readmes.made import NOT_MEASURED, Made, recorded
+from bench.record.record import Record
 from bench.units import MIB
 
 CHANNELS_LAST, USUAL = "checkpoint-channels-last-cpu.json", "checkpoint-cpu.json"
@@ -27,7 +29,7 @@ def table(folder: Path) -> Made:
     Raises:
         BenchError: a file holds something else.
     """
-    last, usual = (recorded(folder, file, CheckpointResults) for file in (CHANNELS_LAST, USUAL))
+    last, usual = (recorded(folder, file, "checkpoint") for file in (CHANNELS_LAST, USUAL))
     made = columns(
         "architecture",
         "inputs",
@@ -65,9 +67,7 @@ def _published(architecture: Architecture) -> list[str]:
     ]
 
 
-def _measured(
-    architecture: Architecture, way: str, last: CheckpointResults | None, usual: CheckpointResults | None
-) -> list[Text | str]:
+def _measured(architecture: Architecture, way: str, last: Record | None, usual: Record | None) -> list[Text | str]:
     """In channels last, where the model has been measured so; otherwise in torch's usual order."""
     plan = at_own_size(usual, architecture.name) if usual is not None and way == LEAST else None
     time = "" if plan is None else f"{100 * plan.overheads[0]:.0f}"
@@ -76,7 +76,7 @@ def _measured(
         if results is None or peaks is None:
             continue
         plain, least = peaks
-        cut = results.cut(least) or 0.0
+        cut = cut_of(results, least) or 0.0
         return [
             f"{(plain.peak_bytes or 0) / MIB:,.0f}",
             f"{(least.peak_bytes or 0) / MIB:,.0f}",
@@ -87,10 +87,10 @@ def _measured(
     return [NOT_MEASURED, "", "", time, f"--model {architecture.name} --channels-last"]
 
 
-def _peaks(results: CheckpointResults, architecture: Architecture, way: str) -> tuple[Peak, Peak] | None:
+def _peaks(results: Record, architecture: Architecture, way: str) -> tuple[Peak, Peak] | None:
     """The plain one and that of a way, at the table's own size."""
-    at = architecture.batch, architecture.size
-    plain, least = (results.peak(architecture.name, one, *at) for one in (PLAIN, way))
+    at = {"model": architecture.name, "batch": architecture.batch, "size": architecture.size}
+    plain, least = (results.find(Peak, way=one, **at) for one in (PLAIN, way))
     if plain is None or least is None or plain.peak_bytes is None or least.peak_bytes is None:
         return None
     return plain, least

@@ -10,11 +10,12 @@ from rich.console import RenderableType
 from bench.layout import columns
 from bench.marks import marked
 from bench.readmes.made import NOT_MEASURED, Made, recorded
-from bench.search.report import times_plain
-from bench.search.results import SearchResults
+from bench.record.record import Record
+from bench.search.compared import times_plain
+from bench.search.results import search_of
+from bench.vision.compression.results import Cell
 from bench.vision.compression.targets import PEAK
 from bench.vision.compression.ways import PLAIN
-from bench.vision.results import VisionResults
 
 COMPRESSION, SEARCH = "vision-compression-cpu.json", "search-cpu.json"
 
@@ -75,7 +76,10 @@ def table(folder: Path) -> Made:
     Raises:
         BenchError: a file holds something else.
     """
-    compression, search = recorded(folder, COMPRESSION, VisionResults), recorded(folder, SEARCH, SearchResults)
+    compression, search = (
+        recorded(folder, COMPRESSION, "vision"),
+        recorded(folder, SEARCH, "search"),
+    )
     made = columns("claim", "", "times\npublished", "times\nmeasured", "way", "python -m bench", labels=2)
     made.columns[-2].justify = made.columns[-1].justify = "left"
     for claim in CLAIMS:
@@ -85,16 +89,16 @@ def table(folder: Path) -> Made:
     return Made(made, [found for found in (compression, search) if found is not None])
 
 
-def _measured(claim: Claim, compression: VisionResults | None, search: SearchResults | None) -> float | None:
+def _measured(claim: Claim, compression: Record | None, search: Record | None) -> float | None:
     if claim.measured in ("kept", "peak"):
         return None if compression is None else _smaller(compression, claim)
-    found = None if search is None else search.search(claim.measured, claim.way)
+    found = None if search is None else search_of(search, claim.measured, claim.way)
     return None if search is None or found is None else times_plain(search, found)
 
 
-def _smaller(results: VisionResults, claim: Claim) -> float | None:
+def _smaller(record: Record, claim: Claim) -> float | None:
     """How many times less ResNet-50 keeps in channels last, or how much lower its peak is, by the lesser count."""
-    cells = [cell for cell in results.compressions if cell.model == "resnet50" and cell.channels_last]
+    cells = record.of(Cell, model="resnet50", channels_last=True)
     cell = next((one for one in cells if one.way == claim.way), None)
     plain = next((one for one in cells if one.way == PLAIN), None)
     if cell is None or plain is None or cell.inputs != plain.inputs:

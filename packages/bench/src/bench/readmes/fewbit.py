@@ -10,7 +10,7 @@ from types import MappingProxyType
 from rich.text import Text
 
 from bench.fewbit.published import ROWS
-from bench.fewbit.results import FewBitResults
+from bench.fewbit.results import Peak
 from bench.fewbit.roberta import WAYS
 from bench.layout import columns
 from bench.marks import marked
@@ -39,7 +39,7 @@ def table(folder: Path) -> Made:
     Raises:
         BenchError: a file holds something else.
     """
-    results = recorded(folder, FILE, FewBitResults)
+    results = recorded(folder, FILE, "fewbit")
     made = columns(
         "RoBERTa-base",
         "peak, GiB\npublished",
@@ -53,7 +53,7 @@ def table(folder: Path) -> Made:
         "command",
     )
     made.columns[-1].justify = "left"
-    peaks = {peak.way: peak for peak in results.peaks if peak.raw_bytes} if results is not None else {}
+    peaks = {peak.way: peak for peak in results.of(Peak) if peak.raw_bytes} if results is not None else {}
     plain = peaks.get("vanilla")
     for way, (gibibytes, saving) in PUBLISHED.items():
         published = [way, f"{gibibytes:.2f}", f"{saving:.1f}" if saving else ""]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rich.console import RenderableType
 
-from bench.gnn.results import Results
-from bench.gnn.summary import REFERENCE, Row, rows
+from bench.gnn.results import REFERENCE
+from bench.gnn.summary import Row, rows
 from bench.layout import columns
 from bench.readmes.made import NOT_MEASURED, Made, recorded
 
@@ -32,7 +32,7 @@ def table(folder: Path) -> Made:
     Raises:
         BenchError: a file holds something else.
     """
-    results = [one for file in FILES if (one := recorded(folder, file, Results)) is not None]
+    results = [one for file in FILES if (one := recorded(folder, file, "gnn")) is not None]
     found: dict[tuple[str, str], Row] = {}
     for candidate in (candidate for file in results for candidate in rows(file)):
         key = candidate.model, candidate.level

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from rich.table import Table
 
 from bench import records
 from bench.errors import BenchError
-
-Results = TypeVar("Results", bound=records.AnyResults)
+from bench.record.record import Record
 
 NOT_MEASURED = "not measured"
 
@@ -26,11 +24,11 @@ class Made:
     """
 
     table: Table
-    results: list[records.AnyResults] = field(default_factory=list)
+    results: list[Record] = field(default_factory=list)
 
 
-def recorded(folder: Path, file: str, kind: type[Results]) -> Results | None:
-    """The results of a file; ``None`` where it is not there, so that its rows say that they are not measured.
+def recorded(folder: Path, file: str, kind: str) -> Record | None:
+    """The record of a file; ``None`` where it is not there, so that its rows say that they are not measured.
 
     Raises:
         BenchError: the file holds something else.
@@ -38,6 +36,6 @@ def recorded(folder: Path, file: str, kind: type[Results]) -> Results | None:
     if not (folder / file).exists():
         return None
     found = records.load(folder / file)
-    if not isinstance(found, kind):
-        raise BenchError(f"{folder / file} must hold {kind.__name__}, got {type(found).__name__}; name another folder")
+    if not isinstance(found, Record) or found.kind != kind:
+        raise BenchError(f"{folder / file} must hold results of {kind}; name another folder")
     return found

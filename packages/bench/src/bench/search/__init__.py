@@ -8,9 +8,10 @@ bisection.py       the search: growth, then bisection
 trial.py           some training steps within a limit, in this process
 processes.py       the processes that trials are made in
 measure.py         a run: search by search, each trial written as it is made
-results.py         what comes out, as JSON
+results.py         what is recorded
 published.py       what the papers' authors have found
+compared.py        searches beside the plain one
 report.py          the tables
 chart.py           the chart
-command.py         the command line
+command.py         its options, and what makes it a bench
 """

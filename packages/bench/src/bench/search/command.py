@@ -1,4 +1,4 @@
-"""``python -m bench search``: its arguments, and what it does with them."""
+"""``python -m bench search``: its options, and what makes it a bench."""
 
 from __future__ import annotations
 
@@ -7,85 +7,66 @@ from collections.abc import Mapping
 
 import torch
 
-from bench.arguments import add_chart, add_deadline, add_shared, size
+from bench.arguments import size
 from bench.deadline import Deadline
 from bench.errors import BenchError
-from bench.finish import finish, require_writable
+from bench.record.bench import Bench
+from bench.record.options import Options
 from bench.search import measure
 from bench.search.dimensions import DEFAULT, FAMILIES, MEMORY_LIMITS, NAMES, QUICK, QUICK_LIMITS, dimensions
+from bench.search.report import REPORT
+from bench.search.results import KIND
 from bench.systems.ways import WAYS
 from bench.units import size_name
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of this command."""
-    parser.set_defaults(command=run_search)
-    parser.add_argument(
+def options(add: Options) -> None:
+    """Those of the command."""
+    add.add(
         "--family", action="append", choices=FAMILIES, help="all searches of these models, repeatable; default: all"
     )
-    parser.add_argument(
+    add.add(
         "--search",
         action="append",
         choices=NAMES,
         metavar="NAME",
         help=f"what to search, repeatable: {', '.join(NAMES)}; default: all on CUDA, on the CPU {', '.join(DEFAULT)}",
     )
-    parser.add_argument(
-        "--way",
-        action="append",
-        choices=WAYS,
-        metavar="WAY",
-        help=f"to train, repeatable; default: {'; '.join(measure.COMPRESSED)}; plain is always searched",
-    )
-    parser.add_argument(
+    words = f"to train, repeatable; default: {'; '.join(measure.COMPRESSED)}; plain is always searched"
+    add.many("--way", WAYS, words, quick=measure.QUICK_WAYS, metavar="WAY")
+    add.add(
         "--memory-limit",
         type=size,
         help="that training may take: weights, gradients, the optimizer's state and activations; enforced by CUDA's "
         f"allocator, and on the CPU by the kernel; default: {'; '.join(map(_in_words, MEMORY_LIMITS))}",
     )
-    parser.add_argument(
-        "--precise",
-        action="store_true",
-        help=f"to the last number; otherwise the largest is found to {100 * measure.RESOLUTION:g} %%",
+    words = f"to the last number; otherwise the largest is found to {100 * measure.RESOLUTION:g} %%"
+    add.add("--precise", action="store_true", help=words)
+    add.seed("of weights and inputs")
+    add.quick(
+        f"{', '.join(QUICK)}, {len(measure.QUICK_WAYS)} ways, in less memory, to {100 * measure.QUICK_RESOLUTION:g} %"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of weights and inputs; default: %(default)s")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"{', '.join(QUICK)}, {len(measure.QUICK_WAYS)} ways, in less memory, to "
-        f"{100 * measure.QUICK_RESOLUTION:g} %%: shows that it works",
-    )
-    parser.add_argument(
-        "--gpu",
-        action="store_true",
-        help=f"{', '.join(measure.GPU_NAMES)} in the ways {'; '.join(measure.GPU_WAYS)}, what is worth most first",
-    )
-    add_deadline(parser, "trial")
-    add_shared(parser, threads=torch.get_num_threads(), place=", trial by trial; what the file has is not tried again")
-    add_chart(parser)
+    words = f"{', '.join(measure.GPU_NAMES)} in the ways {'; '.join(measure.GPU_WAYS)}, what is worth most first"
+    add.add("--gpu", action="store_true", help=words)
+    add.deadline("trial")
+    add.device()
+    add.threads(torch.get_num_threads())
+    add.json(", trial by trial; what the file has is not tried again")
+    add.chart()
 
 
-def run_search(options: argparse.Namespace) -> None:
-    """The file is written from the first trial on, and taken up if it is there."""
-    deadline = Deadline(options.deadline)
-    require_writable(options.json, options.chart)
-    resolution = 0.0 if options.precise else measure.QUICK_RESOLUTION if options.quick else measure.RESOLUTION
-    limits = (QUICK_LIMITS if options.quick else MEMORY_LIMITS)[options.device]
-    results = measure.run(
-        measure.Options(
-            names=_names(options),
-            ways=options.way or (measure.QUICK_WAYS if options.quick else None),
-            memory_limits=dict.fromkeys(limits, options.memory_limit) if options.memory_limit else limits,
-            resolution=resolution,
-            device=torch.device(options.device),
-            threads=options.threads,
-            seed=options.seed,
-            json=options.json,
-            by_default=measure.GPU_WAYS if options.gpu else measure.COMPRESSED,
-            deadline=deadline,
-        )
-    )
-    finish(results, options.json, options.chart)
+def settle(asked: argparse.Namespace) -> None:
+    """Finds what is searched, in which memory and how precisely, and begins to count the time.
+
+    Raises:
+        BenchError: what was named does not go together.
+    """
+    asked.within = Deadline(asked.deadline)
+    asked.names = _names(asked)
+    asked.resolution = 0.0 if asked.precise else measure.QUICK_RESOLUTION if asked.quick else measure.RESOLUTION
+    limits = (QUICK_LIMITS if asked.quick else MEMORY_LIMITS)[asked.device]
+    asked.memory_limits = dict.fromkeys(limits, asked.memory_limit) if asked.memory_limit else limits
+    asked.by_default = measure.GPU_WAYS if asked.gpu else measure.COMPRESSED
 
 
 def _in_words(device: str) -> str:
@@ -117,3 +98,7 @@ def _names(options: argparse.Namespace) -> list[str]:
             f"--family {', '.join(options.family)} has none of --search {', '.join(chosen)}; leave one of them out"
         )
     return names
+
+
+WHAT = "the largest models and batches that train within a given memory"
+BENCH = Bench(KIND, WHAT, options, measure.run, REPORT, settle)

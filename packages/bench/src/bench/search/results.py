@@ -1,47 +1,32 @@
-"""``SearchResults``: everything ``python -m bench search`` found, trial by trial."""
+"""What a run of ``python -m bench search`` records, trial by trial."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
-from bench.machine import Machine
+from bench.record.entry import Entry, at, metric, nested, numbers, part, series
+from bench.record.kind import Kind
+from bench.record.record import Record
+from bench.search.dimensions import NAMES
+from bench.systems.ways import WAYS
 
 
-@dataclass(frozen=True)
+@numbers
 class Trial:
-    """Some training steps of one model within the limit.
+    """Some training steps of one model within the limit."""
 
-    Attributes:
-        value: the number that is searched.
-        fits: whether all steps were made.
-        failure: what went wrong; empty otherwise.
-        crashed: whether what went wrong was something else than too little memory.
-        does_not_apply: why the way is none for this model; empty otherwise.
-        finite: whether each step's loss was.
-        seconds: that the trial took, the making of the model included.
-        step_seconds: of the steps after the warm-up.
-        items: images, sentences or nodes of a step.
-        commit: that it was made with.
-        reserved_bytes: the most that CUDA's allocator has taken of the device; ``None`` on the CPU.
-        outside_bytes: what else was in use of the device at the end: contexts, what libraries take by themselves, other
-            processes; ``None`` on the CPU, and for what did not fit.
-    """
-
-    value: int
-    fits: bool = False
-    failure: str = ""
-    crashed: bool = False
-    does_not_apply: str = ""
-    finite: bool = True
-    seconds: float = 0.0
-    step_seconds: list[float] = field(default_factory=list)
-    items: int = 0
-    commit: str = ""
-    reserved_bytes: int | None = None
-    outside_bytes: int | None = None
+    value: int = metric("", "the number that is searched", default=0)
+    fits: bool = metric("", "whether all steps were made", default=False)
+    failure: str = metric("", "what went wrong; empty otherwise", default="")
+    crashed: bool = metric("", "whether that was something else than too little memory", default=False)
+    does_not_apply: str = metric("", "why the way is none for this model; empty otherwise", default="")
+    finite: bool = metric("", "whether each step's loss was", default=True)
+    seconds: float = metric("s", "that the trial took, the making of the model included", default=0.0)
+    step_seconds: list[float] = series("s", "of the steps after the warm-up")
+    items: int = metric("", "images, sentences or nodes of a step", default=0)
+    commit: str = metric("", "that it was made with", default="")
+    reserved_bytes: int | None = metric("bytes", "the most that CUDA's allocator has taken of the device")
+    outside_bytes: int | None = metric("bytes", "what else was in use of the GPU at the end, by whomever")
 
     @property
     def throughput(self) -> float | None:
@@ -49,35 +34,21 @@ class Trial:
         return self.items / statistics.median(self.step_seconds) if self.step_seconds else None
 
 
-@dataclass(frozen=True)
-class Search:
-    """The largest number at which a model trains in one way, within the limit.
+@part("search", "the largest number at which a model trains in one way, within the limit")
+class Search(Entry):
+    """One dimension in one way. A plain search's trials hold the proofs, too: those at other ways' largest numbers."""
 
-    Attributes:
-        dimension, way: names in ``dimensions.NAMES`` and ``systems.ways.WAYS``.
-        title: the model and the number in words.
-        items: what a step is counted by.
-        memory_limit: bytes that training may take.
-        largest: the largest number found; ``None`` where none fits, and before the search has ended.
-        capped: whether it is the largest that was to be tried.
-        resolution: by how much, relatively, the largest may be missed; 0: not at all.
-        ended: whether the search has.
-        trials: in the order in which they were made. A plain search's hold the proofs, too: trials at the largest
-            numbers of other ways.
-        optimizer: that takes the steps; empty in older files.
-    """
-
-    dimension: str
-    way: str
-    title: str = ""
-    items: str = "items"
-    memory_limit: int = 0
-    largest: int | None = None
-    capped: bool = False
-    resolution: float = 0.0
-    ended: bool = False
-    trials: list[Trial] = field(default_factory=list)
-    optimizer: str = ""
+    dimension: str = at("what is searched")
+    way: str = at("how the model is trained")
+    title: str = metric("", "the model and the number in words", default="")
+    items: str = metric("", "what a step is counted by", default="items")
+    memory_limit: int = metric("bytes", "that training may take", default=0)
+    largest: int | None = metric("", "the largest number found; none where none fits, and before the search has ended")
+    capped: bool = metric("", "whether it is the largest that was to be tried", default=False)
+    resolution: float = metric("", "by how much, relatively, it may be missed; 0: not at all", default=0.0)
+    ended: bool = metric("", "whether the search has", default=False)
+    trials: list[Trial] = nested(Trial, "in the order in which they were made", many=True)
+    optimizer: str = metric("", "that takes the steps", default="")
 
     def trial(self, value: int | None) -> Trial | None:
         """The last at a number; ``None`` where there is none."""
@@ -94,53 +65,28 @@ class Search:
         return max((one.value for one in self.trials if one.fits), default=None)
 
     @property
-    def does_not_apply(self) -> str:
+    def refusal(self) -> str:
         """Why the way is none for this model; empty otherwise."""
         return next((one.does_not_apply for one in self.trials if one.does_not_apply), "")
 
     @property
-    def failure(self) -> str:
+    def crash(self) -> str:
         """What crashed, so that the search has no end; empty otherwise."""
         return "" if self.ended else next((one.failure for one in reversed(self.trials) if one.crashed), "")
 
 
-@dataclass(frozen=True)
-class SearchResults:
-    """What ``python -m bench search`` found.
+_NAMES = {name: place for place, name in enumerate(NAMES)}
+_WAYS = {name: place for place, name in enumerate(WAYS)}
 
-    Attributes:
-        machine: where and with what.
-        device: ``"cpu"`` or ``"cuda"``.
-        memory_limits: bytes that training may take, by family.
-        seed: of weights and inputs.
-        searches: by dimension and way.
-        skipped: what was left out, and why.
-        seconds: that it took, what was taken up included.
-    """
+KIND = Kind(
+    "search",
+    (Search,),
+    {"device": "device", "memory_limits": "memory limit", "seed": "seed"},
+    packages=("timm", "transformers", "torch-geometric"),
+    order=lambda one: (_NAMES.get(one.dimension, len(_NAMES)), _WAYS.get(one.way, len(_WAYS))),
+)
 
-    machine: Machine
-    device: str
-    memory_limits: dict[str, int]
-    seed: int = 0
-    searches: list[Search] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    seconds: float = 0.0
 
-    def search(self, dimension: str, way: str) -> Search | None:
-        """Of a dimension, in a way."""
-        return next((one for one in self.searches if (one.dimension, one.way) == (dimension, way)), None)
-
-    @property
-    def dimensions(self) -> list[str]:
-        """Those of which there are searches, in order."""
-        return list(dict.fromkeys(search.dimension for search in self.searches))
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> SearchResults:
-        """From what ``dataclasses.asdict`` made of one."""
-        fields = dict(content)
-        searches = [
-            Search(**{**search, "trials": [Trial(**trial) for trial in search["trials"]]})
-            for search in fields.pop("searches")
-        ]
-        return cls(machine=Machine(**fields.pop("machine")), searches=searches, **fields)
+def search_of(record: Record, dimension: str, way: str) -> Search | None:
+    """Of a dimension, in a way."""
+    return record.find(Search, dimension=dimension, way=way)

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from bench.errors import BenchError, reason
+from bench.errors import BenchError, DoesNotApply, reason
 from bench.process_memory import limit_allocation
 from bench.search.dimensions import dimensions
 from bench.search.results import Trial
 from bench.systems.cell import WARM_UP
 from bench.systems.subject import Subject
-from bench.systems.ways import WAYS, DoesNotApply
+from bench.systems.ways import WAYS
 from bench.units import size_name
 
 TIMED = 3  # steps, of which the median is taken

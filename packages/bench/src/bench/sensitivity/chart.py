@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.errors import BenchError
-from bench.sensitivity.results import Sensitivities, SensitivityResults
-from bench.style import BLUE, FAINT, GREEN, GREY, GRID, PURPLE, STYLE, VERMILION, footer, require_drawable, write
+from bench.record.charts import beside, lined, titled
+from bench.record.record import Record
+from bench.sensitivity.results import Sensitivities
+from bench.style import BLUE, FAINT, GREEN, GREY, PURPLE, VERMILION, footer
 
 _LOOKS = {
     "resnet18": ("ResNet-18", BLUE, "o"),
@@ -23,25 +23,20 @@ _LOOKS = {
 }
 
 
-def save_chart(results: SensitivityResults, path: Path) -> None:
-    """Draws results into a file of the type that its name says, such as PNG or SVG.
+def draw(record: Record) -> Figure:
+    """Two panels.
 
     Raises:
-        BenchError: no model was measured, the type is unknown, or the file cannot be written.
+        BenchError: no model was measured.
     """
-    require_drawable(path)
-    if not results.models:
+    models = [model for model in record.of(Sensitivities) if not model.failure]
+    if not models:
         raise BenchError("a chart shows models; measure one of them")
-    with mpl.rc_context(STYLE):
-        write(_draw(results), path)
-
-
-def _draw(results: SensitivityResults) -> Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), width_ratios=(1, 1.15))
-    _draw_sensitivities(left, results.models)
-    _draw_errors(right, results)
-    pairs = max(len(model.references) for model in results.models)
-    footer(figure, f"{pairs} pairs of seeds, {len(results.models[0].plain_errors)} steps.", results.machine)
+    _draw_sensitivities(left, models)
+    _draw_errors(right, models, record)
+    pairs = max(len(model.references) for model in models)
+    footer(figure, f"{pairs} pairs of seeds, {len(models[0].plain_errors)} steps.", record.machine)
     figure.subplots_adjust(left=0.07, right=0.98, top=0.91, bottom=0.23, wspace=0.25)
     return figure
 
@@ -67,30 +62,29 @@ def _draw_sensitivities(axes: Axes, models: Sequence[Sensitivities]) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("GACT's two-seed estimate, two passes a tensor and pair")
     axes.set_ylabel("one ordinary backward pass")
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
+    lined(axes)
     axes.legend(frameon=False, loc="lower right", fontsize=9, title="rank correlation", alignment="left")
-    axes.set_title("Sensitivity of each tensor, largest 1", loc="left", fontsize=11, weight="bold")
+    titled(axes, "Sensitivity of each tensor, largest 1")
 
 
-def _draw_errors(axes: Axes, results: SensitivityResults) -> None:
-    for place, model in enumerate(results.models):
+def _draw_errors(axes: Axes, models: Sequence[Sensitivities], record: Record) -> None:
+    bits, level = record.settings["bits"], record.settings["level"]
+    for place, model in enumerate(models):
         plain, planned = fmean(model.plain_errors), fmean(model.planned_errors)
         colour = _LOOKS[model.model][1]
         axes.barh(place - 0.19, plain, height=0.36, color=GREY)
         axes.barh(place + 0.19, planned, height=0.36, color=colour)
-        for value, level, bar in (
-            (plain, f"all {results.bits} bits", place - 0.19),
-            (planned, f"{results.level}: {model.error_ratio:.2f} of it", place + 0.19),
+        for value, words, bar in (
+            (plain, f"all {bits} bits", place - 0.19),
+            (planned, f"{level}: {model.error_ratio:.2f} of it", place + 0.19),
         ):
-            axes.annotate(f"{value:.3f}  {level}", (value, bar), xytext=(5, 0), textcoords="offset points", va="center")
-    axes.set_yticks(range(len(results.models)), [_LOOKS[model.model][0] for model in results.models])
-    axes.set_ylim(len(results.models) - 0.4, -0.6)
+            beside(axes, f"{value:.3f}  {words}", (value, bar), (5, 0), va="center")
+    axes.set_yticks(range(len(models)), [_LOOKS[model.model][0] for model in models])
+    axes.set_ylim(len(models) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.margins(x=0.35)
     axes.set_xlim(left=0)
     axes.set_xlabel("of the whole gradient, relative to full precision")
     axes.xaxis.label.set_color(FAINT)
-    axes.grid(axis="x", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.set_title("The gradient's error, at equal bytes", loc="left", fontsize=11, weight="bold")
+    lined(axes, "x")
+    titled(axes, "The gradient's error, at equal bytes")

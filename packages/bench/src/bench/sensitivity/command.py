@@ -1,45 +1,27 @@
-"""``python -m bench sensitivity``: its arguments, and what it does with them."""
+"""``python -m bench sensitivity``: its options, and what makes it a bench."""
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
-from bench.arguments import THREADS, add_chart, positive
-from bench.finish import finish, require_writable
-from bench.sensitivity import measure
+from bench.arguments import THREADS
+from bench.record.bench import Bench
+from bench.record.options import Options
+from bench.sensitivity.measure import MODELS, PAIRS, QUICK_MODELS, QUICK_PAIRS, QUICK_STEPS, STEPS, run
+from bench.sensitivity.report import REPORT
+from bench.sensitivity.results import KIND
 from integrations import LEVELS
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of this command."""
-    parser.set_defaults(command=run_sensitivity)
-    parser.add_argument("--model", action="append", choices=measure.MODELS, help="repeatable; default: all")
+def options(add: Options) -> None:
+    """Those of the command."""
+    add.many("--model", MODELS, "repeatable; default: all", default=list(MODELS), quick=QUICK_MODELS)
     adaptive = [name for name, level in LEVELS.items() if level.adaptive and not level.offload]
-    parser.add_argument("--level", default="L2", choices=adaptive, help="default: %(default)s")
-    parser.add_argument("--pairs", type=positive, help=f"of seeds in the reference; default: {measure.PAIRS}")
-    parser.add_argument("--steps", type=positive, help=f"of the gradient's error; default: {measure.STEPS}")
-    parser.add_argument("--threads", type=positive, default=THREADS, help="default: %(default)s")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"{', '.join(measure.QUICK_MODELS)}; {measure.QUICK_PAIRS} pairs, {measure.QUICK_STEPS} steps: shows that "
-        "it works",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all raw values, machine and versions")
-    add_chart(parser)
+    add.add("--level", default="L2", choices=adaptive, help="default: %(default)s")
+    add.number("--pairs", "of seeds in the reference", default=PAIRS, quick=QUICK_PAIRS)
+    add.number("--steps", "of the gradient's error", default=STEPS, quick=QUICK_STEPS)
+    add.threads(THREADS)
+    add.quick(f"{', '.join(QUICK_MODELS)}; {QUICK_PAIRS} pairs, {QUICK_STEPS} steps")
+    add.json(", model by model; what the file has is not measured again")
+    add.chart()
 
 
-def run_sensitivity(options: argparse.Namespace) -> None:
-    """``python -m bench sensitivity``."""
-    require_writable(options.json, options.chart)
-    results = measure.run(
-        measure.Options(
-            models=list(dict.fromkeys(options.model or (measure.QUICK_MODELS if options.quick else measure.MODELS))),
-            level=options.level,
-            pairs=options.pairs or (measure.QUICK_PAIRS if options.quick else measure.PAIRS),
-            steps=options.steps or (measure.QUICK_STEPS if options.quick else measure.STEPS),
-            threads=options.threads,
-        )
-    )
-    finish(results, options.json, options.chart)
+BENCH = Bench(KIND, "how well adaptive levels know which tensors matter", options, run, REPORT)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -15,9 +15,11 @@ from rich.progress import track
 
 import integrations
 from bench.gradients import backward, gradient, relative_error
-from bench.machine import Machine
 from bench.networks import Case, bert, gcn, resnet18, vit_tiny
-from bench.sensitivity.results import Sensitivities, SensitivityResults
+from bench.record.record import Record
+from bench.record.run import begun
+from bench.sensitivity.results import KIND, Sensitivities
+from integrations import LEVELS
 from integrations.handle.two_seed import two_seed_errors
 
 PAIRS, PASSES, STEPS = 40, 5, 10
@@ -30,49 +32,28 @@ REFERENCED = ("resnet18", "bert", "gcn")
 """Those whose two-seed reference is measured: it takes a pass a tensor, and a ViT has more than a hundred."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """What to run.
-
-    Attributes:
-        models: names of ``MODELS``.
-        level: an adaptive one.
-        pairs: of seeds in the reference, for ``REFERENCED``.
-        steps: in which the gradient's error is measured.
-        threads: of torch's operators.
-    """
-
-    models: Sequence[str]
-    level: str
-    pairs: int
-    steps: int
-    threads: int
-
-
-def run(options: Options) -> SensitivityResults:
-    """Measures each model, with a progress bar on stderr.
+def run(asked: argparse.Namespace) -> Record:
+    """Measures each model.
 
     Raises:
-        BenchError: a model's library is not installed.
+        BenchError: a model's library is not installed; the file holds other results.
     """
-    torch.set_num_threads(options.threads)
-    start = time.perf_counter()
-    bits = integrations.LEVELS[options.level].bits
+    bits = LEVELS[asked.level].bits
     assert bits is not None
-    models = [_measure(name, options, bits) for name in options.models]
-    packages = ("torch", "actcore", "actcore-integrations")
-    machine = Machine.here(torch.device("cpu"), options.threads, packages)
-    return SensitivityResults(machine, options.level, bits, models, time.perf_counter() - start)
+    going = begun(KIND, asked, bits=bits)
+    going.measure([Sensitivities(name) for name in asked.models], lambda blank: _measured(blank, asked, bits))
+    return going.record
 
 
-def _measure(name: str, options: Options, bits: int) -> Sensitivities:
+def _measured(blank: Sensitivities, asked: argparse.Namespace, bits: int) -> Sensitivities:
+    name = blank.model
     torch.manual_seed(0)
     case = MODELS[name]()
     generator = torch.get_rng_state()
     closure = partial(backward, case, generator)
     exact = gradient(case, generator)
 
-    handle = _compress(case, options.level, equal_bits(bits))
+    handle = _compress(case, asked.level, equal_bits(bits))
     fresh = handle.state_dict()
     plans = []
     for number in range(PASSES):
@@ -80,17 +61,17 @@ def _measure(name: str, options: Options, bits: int) -> Sensitivities:
         plans.append(handle.adapt(closure, passes=1))
     copies = [entry.identities for entry in plans[0].allotments]
     handle.load_state_dict({**fresh, "options": {**fresh["options"], "adaptive": False}, "adaptive": None})
-    count = options.pairs if name in REFERENCED else 0
+    count = asked.pairs if name in REFERENCED else 0
     pairs = track(range(count), f"{name}: pairs of seeds", console=Console(stderr=True))
     errors = [two_seed_errors(handle, closure, copies, pair) for pair in pairs]
-    plain_errors, plain_bytes = _errors(case, handle, generator, exact, options.steps)
+    plain_errors, plain_bytes = _errors(case, handle, generator, exact, asked.steps)
     integrations.restore_model(case.model)
 
-    handle = _compress(case, options.level, {})
+    handle = _compress(case, asked.level, {})
     plan = handle.adapt(closure, passes=PASSES)
-    planned_errors, planned_bytes = _errors(case, handle, generator, exact, options.steps)
-    return Sensitivities(
-        model=name,
+    planned_errors, planned_bytes = _errors(case, handle, generator, exact, asked.steps)
+    return replace(
+        blank,
         what=case.what,
         tensors=[", ".join(map(str, names)) for names in copies],
         estimates=[[entry.sensitivity for entry in found.allotments] for found in plans],

@@ -1,79 +1,63 @@
-"""Results of ``python -m bench sensitivity`` as text."""
+"""What is printed of ``python -m bench sensitivity``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import fmean
 
-from rich import box
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from bench.marks import marked
-from bench.sensitivity.results import SensitivityResults
+from bench.record.bench import Report
+from bench.record.record import Record
+from bench.record.tables import table
+from bench.sensitivity.chart import draw
+from bench.sensitivity.results import Sensitivities
 from bench.units import KIB
 
 CORRELATION, SPLIT_HALF, RATIO = 0.9, 0.98, 0.5  # at least, at least, at most
 
 
-def render(results: SensitivityResults) -> RenderableType:
-    """Header, table and notes."""
-    header = Text.assemble(
-        ("Which tensors matter, and what it buys to know\n", "bold"),
-        ("machine  ", "dim"),
-        f"{results.machine}\n",
-        ("command  ", "dim"),
-        f"{results.machine.command}; {results.seconds / 60:.1f} minutes\n",
+def tables(record: Record) -> Iterator[Table]:
+    """One, of all models."""
+    bits, level = record.settings["bits"], record.settings["level"]
+    yield table(
+        [model for model in record.of(Sensitivities) if not model.failure],
+        ("model", lambda model: model.model),
+        ("tensors", lambda model: str(len(model.tensors))),
+        ("correlation\none pass", lambda model: _correlation(model, model.correlation_of_one, CORRELATION)),
+        ("correlation\nall passes", lambda model: _correlation(model, model.correlation, CORRELATION)),
+        ("reference\nsplit half", lambda model: _correlation(model, model.split_half, SPLIT_HALF)),
+        (f"all {bits} bits\nKiB", lambda model: f"{model.plain_bytes / KIB:,.1f}"),
+        (f"{level}\nKiB", lambda model: f"{model.planned_bytes / KIB:,.1f}"),
+        (f"all {bits} bits\nerror", lambda model: f"{fmean(model.plain_errors):.3f}"),
+        (f"{level}\nerror", lambda model: f"{fmean(model.planned_errors):.3f}"),
+        ("predicted", lambda model: f"{model.predicted:.3f}"),
+        ("ratio", lambda model: marked(f"{model.error_ratio:.2f}", model.error_ratio <= RATIO)),
     )
-    return Group(header, _table(results), _notes(results))
 
 
-def _table(results: SensitivityResults) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("model", no_wrap=True)
-    for heading in (
-        "tensors",
-        "correlation\none pass",
-        "correlation\nall passes",
-        "reference\nsplit half",
-        f"all {results.bits} bits\nKiB",
-        f"{results.level}\nKiB",
-        f"all {results.bits} bits\nerror",
-        f"{results.level}\nerror",
-        "predicted",
-        "ratio",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for model in results.models:
-        table.add_row(
-            model.model,
-            str(len(model.tensors)),
-            *(
-                marked(f"{value:.3f}", value >= least) if model.references else ""
-                for value, least in (
-                    (model.correlation_of_one, CORRELATION),
-                    (model.correlation, CORRELATION),
-                    (model.split_half, SPLIT_HALF),
-                )
-            ),
-            f"{model.plain_bytes / KIB:,.1f}",
-            f"{model.planned_bytes / KIB:,.1f}",
-            f"{fmean(model.plain_errors):.3f}",
-            f"{fmean(model.planned_errors):.3f}",
-            f"{model.predicted:.3f}",
-            marked(f"{model.error_ratio:.2f}", model.error_ratio <= RATIO),
-        )
-    return table
+def _correlation(model: Sensitivities, value: float, least: float) -> RenderableType:
+    return marked(f"{value:.3f}", value >= least) if model.references else ""
 
 
-def _notes(results: SensitivityResults) -> Text:
-    pairs = max((len(model.references) for model in results.models), default=0)
-    lines = [f"{model.model}: {model.what}." for model in results.models]
-    lines.append(
+def notes(record: Record) -> Iterator[str]:
+    """What stands below the table."""
+    models = record.of(Sensitivities)
+    yield from (f"{model.model}: {model.reason or model.what}." for model in models)
+    pairs = max((len(model.references) for model in models), default=0)
+    yield (
         "correlation: Spearman's, over tensors, of the sensitivities by the backward pass of one step (and the mean of "
         f"several) with GACT's two-seed estimate, the mean of {pairs} pairs of seeds at a pass a tensor each; "
         "split half: the same between two halves of the pairs. error: of the whole gradient, relative, with every "
-        f"quantised tensor in {results.bits} bits, and with the plan. "
-        f"✓ reached, ✗ not: correlation {CORRELATION}, split half {SPLIT_HALF}, ratio {RATIO}."
+        f"quantised tensor in {record.settings['bits']} bits, and with the plan."
     )
-    return Text("\n".join(lines), style="dim")
+
+
+def targets(record: Record) -> Iterator[str]:
+    """What was asked."""
+    yield f"correlation {CORRELATION}, split half {SPLIT_HALF}, ratio {RATIO}"
+
+
+REPORT = Report("Which tensors matter, and what it buys to know", tables, notes, targets, draw=draw)

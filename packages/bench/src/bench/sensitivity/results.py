@@ -1,44 +1,30 @@
-"""``SensitivityResults``: every estimate and every error, from which the table is computed."""
+"""What a run of ``python -m bench sensitivity`` records: every estimate and every error."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from scipy.stats import spearmanr
 
-from bench.machine import Machine
+from bench.record.entry import Entry, at, metric, part, series
+from bench.record.kind import Kind
 
 
-@dataclass(frozen=True)
-class Sensitivities:
-    """One model's tensors, one entry a stored copy.
+@part("model", "a model's tensors, one number a stored copy")
+class Sensitivities(Entry):
+    """One model."""
 
-    Attributes:
-        model: its name.
-        what: model and data in words.
-        tensors: names.
-        estimates: sensitivities by one backward pass each, of every pass.
-        references: two-seed estimates, of every pair of seeds; none where they were not asked for.
-        plain_errors: relative errors of the whole gradient with the same bits for every quantised tensor, by step.
-        planned_errors: the same with the plan, in no more bytes.
-        plain_bytes, planned_bytes: that quantised tensors take.
-        predicted: relative error that the plan predicts.
-    """
-
-    model: str
-    what: str
-    tensors: list[str]
-    estimates: list[list[float]]
-    references: list[list[float]]
-    plain_errors: list[float]
-    planned_errors: list[float]
-    plain_bytes: int
-    planned_bytes: int
-    predicted: float
+    model: str = at("its name")
+    what: str = metric("", "model and data in words", default="")
+    tensors: list[str] = series("", "names")
+    estimates: list[list[float]] = series("", "sensitivities by one backward pass each, of every pass")
+    references: list[list[float]] = series("", "two-seed estimates, of every pair; none where not asked for")
+    plain_errors: list[float] = series("", "of the whole gradient, relative, by step, with the same bits everywhere")
+    planned_errors: list[float] = series("", "the same with the plan, in no more bytes")
+    plain_bytes: int = metric("bytes", "that quantised tensors take", default=0)
+    planned_bytes: int = metric("bytes", "the same with the plan", default=0)
+    predicted: float = metric("", "relative error that the plan predicts", default=0.0)
 
     @property
     def correlation(self) -> float:
@@ -61,30 +47,16 @@ class Sensitivities:
         return _root_mean_square(self.planned_errors) / _root_mean_square(self.plain_errors)
 
 
-@dataclass(frozen=True)
-class SensitivityResults:
-    """What ``python -m bench sensitivity`` found.
-
-    Attributes:
-        machine: where and with what.
-        level: adaptive level of the plan.
-        bits: of every tensor beside it.
-        models: of every model.
-        seconds: that it took.
-    """
-
-    machine: Machine
-    level: str
-    bits: int
-    models: list[Sensitivities]
-    seconds: float
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> SensitivityResults:
-        """From what ``dataclasses.asdict`` made of one."""
-        fields = dict(content)
-        models = [Sensitivities(**entry) for entry in fields.pop("models")]
-        return cls(machine=Machine(**fields.pop("machine")), models=models, **fields)
+KIND = Kind(
+    "sensitivity",
+    (Sensitivities,),
+    {
+        "level": "level of the plan",
+        "bits": "number of bits of every tensor beside it",
+        "pairs": "number of pairs of seeds",
+        "steps": "number of steps",
+    },
+)
 
 
 def _mean(rows: list[list[float]]) -> list[float]:

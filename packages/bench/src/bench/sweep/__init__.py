@@ -2,11 +2,10 @@
 
 timm_models.py, transformers_models.py, pyg_layers.py    what is swept, by ecosystem
 subjects.py    all of it
-command.py     the command: its arguments, and what it does with them
+command.py     its options, and what makes it a bench
 measure.py     one of them: compress_model, a step, restore_model
 run.py         a run, one subject after the other
-record.py      the file, written after each subject and taken up by the next run
-results.py     what comes out, as JSON, and what passes
+results.py     what is recorded, and what passes
 report.py      the tables, notes.py what stands below them
 page.py        the same as a page of the documentation
 """

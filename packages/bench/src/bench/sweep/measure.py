@@ -118,7 +118,7 @@ def measure(subject: Subject, level: str, steps: int, seed: int) -> Swept:
         rows=len(report.rows),
         kept=kept,
         kept_bytes=kept_bytes,
-        reason=why_not_smaller(report),
+        why=why_not_smaller(report),
         errors=[relative_error(step.filled(), again.filled()) for step in found],
         where=where,
         share=share,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from bench.sweep.results import ERROR, SweepResults, easing
+from bench.record.record import Record
+from bench.sweep.results import ERROR, Swept, easing
 from bench.units import MIB
 from integrations import LEVELS
 
@@ -25,11 +26,12 @@ WHY: Mapping[str, str] = MappingProxyType(
 """What was found out about those that did not pass at L1."""
 
 
-def notes(results: SweepResults) -> Iterator[str]:
+def notes(record: Record) -> Iterator[str]:
     """Paragraphs: what was done, then what is to be said of single subjects."""
-    steps = f"{results.steps} step{'s' * (results.steps > 1)}"
+    count, level, swept = record.settings["steps"], record.settings["level"], record.of(Swept)
+    steps = f"{count} step{'s' * (count > 1)}"
     yield (
-        f"One training step at {results.level} of each, with random weights and data: compress_model, forward and "
+        f"One training step at {level} of each, with random weights and data: compress_model, forward and "
         "backward, report, an optimizer's step, restore_model. Saved and stored: what autograd alone keeps of the "
         "model's forward, before and after. Error: the distance of the gradient of all parameters together from that "
         "of the plain step, over the plain one's length; the root of the mean square over "
@@ -41,39 +43,37 @@ def notes(results: SweepResults) -> Iterator[str]:
         "report says why not, the optimizer changed every parameter that has a gradient, and restore_model brought the "
         "plain model back: classes, attributes, hooks, state_dict keys, and the plain gradient bit for bit."
     )
-    if LEVELS[results.level].bits == 4:
+    if LEVELS[level].bits == 4:
         yield (
             "Four bits are off by 0.15 of a group's length where it holds 256 normal numbers: they span 5.6 standard "
             "deviations in 15 steps, and rounding at random is off by a step over the root of 6. A linear layer's "
             "gradient comes out there if its samples' gradients have random signs, as those of untrained transformers "
             "have; by less where they agree, by more where inputs agree and gradients cancel, or a group has outliers."
         )
-    if any(entry.eased_errors for entry in results.subjects):
+    if any(entry.eased_errors for entry in swept):
         yield (
-            f"Where {results.level} errs by more, the same was measured with {eased(results)}, and passes if that errs "
+            f"Where {level} errs by more, the same was measured with {eased(record)}, and passes if that errs "
             "by no more; error, and times smaller, are in the last column."
         )
-    for entry in results.subjects:
-        if entry.reason and not entry.failure:
-            yield f"No fewer bytes are stored of {entry.name}: {entry.reason}."
-    yield from _kept(results)
-    for entry in results.subjects:
+    for entry in swept:
+        if entry.why and not entry.failure:
+            yield f"No fewer bytes are stored of {entry.name}: {entry.why}."
+    yield from _kept(swept)
+    for entry in swept:
         if not entry.repeated and not entry.failure:
             yield f"Two plain steps of {entry.name} have different gradients: it cannot be restored bit for bit."
-    for entry in results.subjects:
+    for entry in swept:
         if not entry.passed:
             yield f"Did not pass: {entry.name}, {'; '.join(entry.shortcomings)}. {WHY.get(entry.name, '')}".rstrip()
-    for reason in results.skipped:
-        yield f"Left out: {reason}."
-    commits = sorted({entry.commit for entry in results.subjects if entry.commit})
+    commits = sorted({entry.commit for entry in swept if entry.commit})
     if len(commits) > 1:
         yield f"Measured with commits {', '.join(commits)}; the file says which number is of which."
 
 
-def _kept(results: SweepResults) -> Iterator[str]:
+def _kept(swept: Sequence[Swept]) -> Iterator[str]:
     """What keeps much exactly, by reason."""
     found: dict[str, list[str]] = {}
-    for entry in results.subjects:
+    for entry in swept:
         if not entry.failure and entry.kept_bytes > MUCH * entry.stored_bytes:
             sizes = f"{entry.kept_bytes / MIB:.2f} of {entry.stored_bytes / MIB:.2f} MiB"
             found.setdefault(entry.kept, []).append(f"{entry.name} ({sizes})")
@@ -81,6 +81,6 @@ def _kept(results: SweepResults) -> Iterator[str]:
         yield f"Much of what is stored is there because of {reason}. {', '.join(names)}."
 
 
-def eased(results: SweepResults) -> str:
+def eased(record: Record) -> str:
     """The options of ``easing``, in words."""
-    return ", ".join(f"{name}={value}" for name, value in easing(results.level).items())
+    return ", ".join(f"{name}={value}" for name, value in easing(record.settings["level"]).items())

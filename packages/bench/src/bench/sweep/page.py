@@ -8,43 +8,44 @@ from pathlib import Path
 
 from bench.errors import BenchError
 from bench.machine import Machine
+from bench.record.record import Record
 from bench.sweep.notes import eased, notes
 from bench.sweep.report import TITLE, of, summary
-from bench.sweep.results import SweepResults, Swept
+from bench.sweep.results import Swept
 from bench.units import MIB
 
 
-def write(results: SweepResults, path: Path) -> None:
+def write(record: Record, path: Path) -> None:
     """Writes the page.
 
     Raises:
         BenchError: the file cannot be written.
     """
     try:
-        path.write_text(page(results))
+        path.write_text(page(record))
     except OSError as error:
         raise BenchError(f"the page cannot be written to {path} ({error.strerror}); name another file") from error
 
 
-def page(results: SweepResults) -> str:
+def page(record: Record) -> str:
     """The page's text."""
-    return "\n".join(_lines(results)) + "\n"
+    return "\n".join(_lines(record)) + "\n"
 
 
-def _lines(results: SweepResults) -> Iterator[str]:
-    yield from (f"# {TITLE}", "", *(f"    {command}" for command in results.machine.commands), "")
-    yield f"{_where(results.machine)}; {results.seconds / 60:.1f} minutes. `nox -s bench_sweep` runs it again."
-    yield from ("", *(f"- {line}." for line in summary(results)), "")
-    for note in notes(results):
+def _lines(record: Record) -> Iterator[str]:
+    yield from (f"# {TITLE}", "", *(f"    {command}" for command in record.machine.commands), "")
+    yield f"{_where(record.machine)}; {record.seconds / 60:.1f} minutes. `nox -s bench_sweep` runs it again."
+    yield from ("", *(f"- {line}." for line in summary(record)), "")
+    for note in notes(record):
         yield from (note, "")
-    for ecosystem in dict.fromkeys(entry.ecosystem for entry in results.subjects):
+    for ecosystem in record.values(Swept, "ecosystem"):
         yield from (f"## {ecosystem}", "")
         yield (
             f"| family | name | batch | parameters, millions | saved, MiB | stored, MiB | times smaller | error | "
-            f"with {eased(results)} |"
+            f"with {eased(record)} |"
         )
         yield "|---|---|---|---|---|---|---|---|---|"
-        for _, entries in groupby(of(results, ecosystem), lambda entry: entry.family):
+        for _, entries in groupby(of(record, ecosystem), lambda entry: entry.family):
             for place, entry in enumerate(entries):
                 yield _row(entry, "" if place else entry.family)
         yield ""

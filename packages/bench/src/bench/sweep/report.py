@@ -1,55 +1,44 @@
-"""Results of ``python -m bench sweep`` as text."""
+"""What is printed of ``python -m bench sweep``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.errors import BenchError
-from bench.layout import columns, header
 from bench.marks import marked
+from bench.record.bench import Report
+from bench.record.record import Record
+from bench.record.tables import mib, table
 from bench.sweep.notes import eased, notes
-from bench.sweep.results import SweepResults, Swept
-from bench.units import MIB
+from bench.sweep.results import Swept
 
 STEP = "Step: the quickest compressed one over the quickest plain one, of models as small as these are."
 TITLE = "Sweep: a compressed training step of many models and layers"
 
 
-def render(results: SweepResults) -> RenderableType:
-    """Header, a table for each ecosystem, how many passed, and notes."""
-    ecosystems = dict.fromkeys(entry.ecosystem for entry in results.subjects)
-    return Group(
-        header(TITLE, results.machine, results.seconds),
-        *(_table(results, ecosystem) for ecosystem in ecosystems),
-        Text("\n".join(summary(results)), style="bold"),
-        Text("\n".join((*notes(results), STEP)), style="dim"),
-    )
+def parts(record: Record) -> Iterator[RenderableType]:
+    """A table for each ecosystem, and how many passed."""
+    yield from (_table(record, ecosystem) for ecosystem in record.values(Swept, "ecosystem"))
+    yield Text("\n".join(summary(record)), style="bold")
 
 
-def no_chart(results: SweepResults, path: Path) -> None:
-    """Raises ``BenchError``: the tables say it all."""
-    raise BenchError("a sweep has no chart; leave --chart out, the tables say it all")
-
-
-def of(results: SweepResults, ecosystem: str) -> list[Swept]:
+def of(record: Record, ecosystem: str) -> list[Swept]:
     """The subjects of an ecosystem."""
-    return [entry for entry in results.subjects if entry.ecosystem == ecosystem]
+    return record.of(Swept, ecosystem=ecosystem)
 
 
-def summary(results: SweepResults) -> Iterator[str]:
+def summary(record: Record) -> Iterator[str]:
     """A line for each ecosystem: how many passed, and the worst of them."""
-    for ecosystem in dict.fromkeys(entry.ecosystem for entry in results.subjects):
-        entries = of(results, ecosystem)
+    for ecosystem in record.values(Swept, "ecosystem"):
+        entries = of(record, ecosystem)
         measured = [entry for entry in entries if not entry.failure]
         exact = sum(entry.passed and entry.accurate for entry in entries)
-        line = f"{ecosystem}: {exact} of {len(entries)} passed at {results.level}"
+        line = f"{ecosystem}: {exact} of {len(entries)} passed at {record.settings['level']}"
         if others := sum(entry.passed and not entry.accurate for entry in entries):
-            line += f", {others} more with {eased(results)}"
+            line += f", {others} more with {eased(record)}"
         if measured:
             worst = max(measured, key=lambda entry: entry.error)
             least = min(measured, key=lambda entry: entry.ratio)
@@ -57,37 +46,32 @@ def summary(results: SweepResults) -> Iterator[str]:
         yield line
 
 
-def _table(results: SweepResults, ecosystem: str) -> Table:
-    table = columns(
-        ecosystem,
-        "family",
-        "batch",
-        "parameters\nmillions",
-        "saved\nMiB",
-        "stored\nMiB",
-        "times\nsmaller",
-        "error",
-        f"with\n{eased(results)}",
-        "step",
-        "passed",
+def _table(record: Record, ecosystem: str) -> Table:
+    return table(
+        of(record, ecosystem),
+        (ecosystem, lambda entry: entry.name),
+        ("family", lambda entry: entry.family),
+        ("batch", lambda entry: entry.what),
+        ("parameters\nmillions", lambda entry: f"{entry.parameters / 1e6:.2f}"),
+        ("saved\nMiB", lambda entry: mib(entry.original_bytes, 2)),
+        ("stored\nMiB", lambda entry: mib(entry.stored_bytes, 2)),
+        ("times\nsmaller", lambda entry: marked(f"{entry.ratio:.1f}", True if entry.smaller else None)),
+        ("error", lambda entry: marked(f"{entry.error:.3f}", entry.accurate)),
+        (f"with\n{eased(record)}", _eased),
+        ("step", lambda entry: f"{entry.seconds / entry.plain_seconds:.2f}"),
+        ("passed", lambda entry: marked("", entry.passed)),
         labels=3,
+        instead=lambda entry: [*[""] * 7, marked("", entry.passed)] if entry.failure else None,
     )
-    for entry in of(results, ecosystem):
-        passed = marked("", entry.passed)
-        if entry.failure:
-            table.add_row(entry.name, entry.family, *[""] * 8, passed)
-            continue
-        table.add_row(
-            entry.name,
-            entry.family,
-            entry.what,
-            f"{entry.parameters / 1e6:.2f}",
-            f"{entry.original_bytes / MIB:.2f}",
-            f"{entry.stored_bytes / MIB:.2f}",
-            marked(f"{entry.ratio:.1f}", True if entry.smaller else None),
-            marked(f"{entry.error:.3f}", entry.accurate),
-            f"{entry.eased_error:.3f}, {entry.eased_ratio:.1f}" if entry.eased_errors else "",
-            f"{entry.seconds / entry.plain_seconds:.2f}",
-            passed,
-        )
-    return table
+
+
+def _eased(entry: Swept) -> str:
+    return f"{entry.eased_error:.3f}, {entry.eased_ratio:.1f}" if entry.eased_errors else ""
+
+
+def _notes(record: Record) -> Iterator[str]:
+    yield from notes(record)
+    yield STEP
+
+
+REPORT = Report(TITLE, parts, _notes, draw="a sweep has no chart; the tables say it all")

@@ -1,12 +1,12 @@
-"""``SweepResults``: everything ``python -m bench sweep`` found, with what is needed to repeat it."""
+"""What a run of ``python -m bench sweep`` records, and what passes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
 
-from bench.machine import Machine
+from bench.record.entry import Entry, at, metric, part, series
+from bench.record.kind import Kind
+from bench.sweep.subjects import SUBJECTS
 from integrations import LEVELS
 
 ERROR = 0.15
@@ -19,61 +19,32 @@ def easing(level: str) -> dict[str, int]:
     return {} if bits is None or bits >= 8 else {"bits": bits + 1}
 
 
-@dataclass(frozen=True)
-class Swept:
-    """One training step of a model under compression, beside the plain step with the same random numbers.
+@part("step", "a training step of a model under compression, beside the plain step with the same random numbers")
+class Swept(Entry):
+    """One subject."""
 
-    Attributes:
-        ecosystem, family, name: of a ``Subject``.
-        what: the batch, in words.
-        parameters: how many.
-        original_bytes, stored_bytes: of what autograd alone keeps of the model's forward, by the report.
-        rows: of the report: tensors that autograd saved.
-        kept: the operator and the reason that keep the most bytes exactly; empty where nothing is kept.
-        kept_bytes: those.
-        reason: why no fewer bytes are stored, in the report's words; empty where fewer are.
-        errors: of the gradient of all parameters, relative to the plain one's length; by step, each of the same
-            weights, batch and dropout, with rounding noise of its own.
-        where: the parameter whose gradient has the largest part of the squared error, in the first of these steps.
-        share: that part.
-        eased_errors: as ``errors``, with the options of ``easing``; empty where ``error`` is small enough without.
-        eased_bytes: that are stored then.
-        repeated: whether two plain steps have the same gradient, bit for bit; what is restored can be no better.
-        same_loss: whether the loss under compression is the plain one, bit for bit.
-        stepped: whether an optimizer's step on the compressed gradient changed every parameter that has one, to finite
-            numbers.
-        restored: whether ``restore_model`` left the model as it was: class, attributes and hooks of every module, keys
-            of ``state_dict``, and the plain gradient, bit for bit.
-        plain_seconds, seconds: of a plain step and of a compressed one, the quickest of them; for the reader's
-            orientation, small as the models are.
-        failure: what went wrong, where something did; empty otherwise.
-        commit: that this was measured with.
-    """
-
-    ecosystem: str
-    family: str
-    name: str
-    what: str = ""
-    parameters: int = 0
-    original_bytes: int = 0
-    stored_bytes: int = 0
-    rows: int = 0
-    kept: str = ""
-    kept_bytes: int = 0
-    reason: str = ""
-    errors: list[float] = field(default_factory=list)
-    where: str = ""
-    share: float = 0.0
-    eased_errors: list[float] = field(default_factory=list)
-    eased_bytes: int = 0
-    repeated: bool = False
-    same_loss: bool = False
-    stepped: bool = False
-    restored: bool = False
-    plain_seconds: float = 0.0
-    seconds: float = 0.0
-    failure: str = ""
-    commit: str = ""
+    ecosystem: str = at("of a Subject")
+    family: str = at("that it stands for")
+    name: str = at("by which its library knows it")
+    what: str = metric("", "the batch, in words", default="")
+    parameters: int = metric("", "how many", default=0)
+    original_bytes: int = metric("bytes", "that autograd alone keeps of the forward, by the report", default=0)
+    stored_bytes: int = metric("bytes", "that are kept instead", default=0)
+    rows: int = metric("", "of the report: tensors that autograd saved", default=0)
+    kept: str = metric("", "the operator and the reason that keep the most bytes exactly", default="")
+    kept_bytes: int = metric("bytes", "those", default=0)
+    why: str = metric("", "no fewer bytes are stored, in the report's words; empty where fewer are", default="")
+    errors: list[float] = series("", "of the gradient of all parameters, relative, by step, each with noise of its own")
+    where: str = metric("", "the parameter with the largest part of the squared error in the first step", default="")
+    share: float = metric("", "that part", default=0.0)
+    eased_errors: list[float] = series("", "as errors, with the options of easing; none where errors are small without")
+    eased_bytes: int = metric("bytes", "that are stored then", default=0)
+    repeated: bool = metric("", "whether two plain steps have the same gradient, bit for bit", default=False)
+    same_loss: bool = metric("", "whether the loss is the plain one, bit for bit", default=False)
+    stepped: bool = metric("", "whether an optimizer changed what has a gradient, to finite numbers", default=False)
+    restored: bool = metric("", "whether restore_model left the model as it was, bit for bit", default=False)
+    plain_seconds: float = metric("s", "of the quickest plain step", default=0.0)
+    seconds: float = metric("s", "of the quickest compressed one", default=0.0)
 
     @property
     def error(self) -> float:
@@ -115,7 +86,7 @@ class Swept:
     def _shortcomings(self) -> Iterator[str]:
         if not self.accurate and not self.eased_error <= ERROR:
             yield f"the gradient's error is {self.error:.3f}, {self.share:.0%} of its square in {self.where}"
-        if not self.smaller and not self.reason:
+        if not self.smaller and not self.why:
             yield "no fewer bytes are stored, and the report has no reason"
         if not self.rows:
             yield "the report is empty"
@@ -136,34 +107,12 @@ def _root_mean_square(values: list[float]) -> float:
     return float((sum(value**2 for value in values) / len(values)) ** 0.5) if values else float("inf")
 
 
-@dataclass(frozen=True)
-class SweepResults:
-    """What ``python -m bench sweep`` found.
+_PLACES = {(subject.ecosystem, subject.name): place for place, subject in enumerate(SUBJECTS)}
 
-    Attributes:
-        machine: where and with what.
-        level: of ``integrations.LEVELS``.
-        steps: compressed ones of a subject.
-        seed: of weights, batches, dropout and rounding.
-        subjects: in the order of ``SUBJECTS``.
-        skipped: what was left out, and why.
-        seconds: that it took, what was taken up included.
-    """
-
-    machine: Machine
-    level: str
-    steps: int
-    seed: int = 0
-    subjects: list[Swept] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> SweepResults:
-        """From what ``dataclasses.asdict`` made of one."""
-        fields = dict(content)
-        return cls(
-            machine=Machine(**fields.pop("machine")),
-            subjects=[Swept(**entry) for entry in fields.pop("subjects")],
-            **fields,
-        )
+KIND = Kind(
+    "sweep",
+    (Swept,),
+    {"level": "level", "steps": "number of steps", "seed": "seed"},
+    packages=("timm", "transformers", "torch-geometric"),
+    order=lambda entry: _PLACES.get((entry.ecosystem, entry.name), len(_PLACES)),
+)

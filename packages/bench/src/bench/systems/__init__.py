@@ -8,9 +8,11 @@ ways.py            the ways: plain, ours alone and together, and those of torch 
 planning.py        how long planning takes, and how good plans are; planning_report.py has the tables
 cell.py            one model in one way, in another process
 device.py          what a step takes of a GPU and of the processor beside it
+command.py         its options, and what makes it a bench
 measure.py         a run: cell by cell; a crash is recorded, and the rest goes on
-results.py         what comes out, as JSON
-report.py          the tables, and who wins where; figures_report.py has those of device.py
+results.py         what is recorded
+front.py           who wins where
+report.py          the tables; figures_report.py has those of device.py
 budgets.py         within each budget, plans beside the fastest of all others; budgets_report.py has the tables
 chart.py           the chart
 """

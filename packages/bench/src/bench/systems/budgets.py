@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.systems.results import Cell, SystemResults
+from bench.record.record import Record
+from bench.systems.results import Cell
 from bench.systems.ways import BOUNDS, BUDGETS, PLAIN, WAYS
 
 FASTER = 0.03
@@ -50,16 +51,16 @@ def time_of(cell: Cell) -> float:
     return 1.0 if cell.way == PLAIN else cell.ratio or 0.0
 
 
-def within_budgets(results: SystemResults, subject: str) -> Iterator[Within]:
+def within_budgets(record: Record, subject: str) -> Iterator[Within]:
     """Of a model, for each budget and bound that a plan was asked for, what trains within them.
 
     A cell is within a budget if its measured peak is, or is above by no more than measured peaks are above planned
     ones; and within a bound if its measured error is known and no larger.
     """
-    plain = results.cell(subject, PLAIN)
+    plain = record.find(Cell, subject=subject, way=PLAIN)
     if plain is None or not plain.peak_bytes:
         return
-    cells = [cell for cell in results.cells if cell.subject == subject]
+    cells = record.of(Cell, subject=subject)
     for bound in BOUNDS:
         for budget in BUDGETS:
             asked = [cell for cell in cells if (WAYS[cell.way].budget, WAYS[cell.way].bound) == (budget, bound)]

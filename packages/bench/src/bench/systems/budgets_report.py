@@ -2,57 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.table import Table
 
-from bench.layout import columns
+from bench.record.record import Record
+from bench.record.tables import number, table
 from bench.systems.budgets import FASTER, Within, time_of, within_budgets
-from bench.systems.results import Cell, SystemResults
+from bench.systems.results import Cell, as_fresh
 from bench.systems.ways import PLAIN, label
 
 _STATES = ("adding", "fresh")
 
 
-def budget_tables(results: SystemResults) -> list[Table]:
+def budget_tables(record: Record) -> Iterator[Table]:
     """A table for each model that plans were timed of."""
-    found = []
-    for subject in results.subjects:
-        rows = list(_within(results, subject))
+    for subject in record.values(Cell, "subject"):
+        rows = list(_within(record, subject))
         if rows:
-            what = next((cell.what for cell in results.cells if cell.subject == subject and cell.what), subject)
-            table = columns(f"{what}: within a budget", "error", "plan's\ntime", "others'", "plan's over it", "whose")
-            for state, within in rows:
-                table.add_row(*_row(state, within))
-            found.append(table)
-    return found
+            what = next((cell.what for cell in record.of(Cell, subject=subject) if cell.what), subject)
+            yield table(
+                rows,
+                (f"{what}: within a budget", lambda row: f"{100 * row[1].budget:g} %, {row[0]}"),
+                ("error", lambda row: f"{row[1].bound:g}"),
+                ("plan's\ntime", lambda row: _time(row[1].plan)),
+                ("others'", lambda row: _time(row[1].rival)),
+                ("plan's over it", lambda row: number(row[1].ratio, ".2f")),
+                ("whose", lambda row: "" if row[1].rival is None else label(row[1].rival.way)),
+            )
 
 
-def _within(results: SystemResults, subject: str) -> Iterator[tuple[str, Within]]:
+def _time(cell: Cell | None) -> str:
+    return "" if cell is None else f"{time_of(cell):.2f}"
+
+
+def _within(record: Record, subject: str) -> Iterator[tuple[str, Within]]:
     """By the state of the gradients, budgets that anything reaches."""
-    for state, found in zip(_STATES, (results, results.as_fresh), strict=True):
+    for state, found in zip(_STATES, (record, as_fresh(record)), strict=True):
         for within in within_budgets(found, subject):
             if within.plan is not None or within.rival is not None:
                 yield state, within
 
 
-def _row(state: str, within: Within) -> list[str]:
-    plan, rival, ratio = within.plan, within.rival, within.ratio
-    return [
-        f"{100 * within.budget:g} %, {state}",
-        f"{within.bound:g}",
-        "" if plan is None else f"{time_of(plan):.2f}",
-        "" if rival is None else f"{time_of(rival):.2f}",
-        "" if ratio is None else f"{ratio:.2f}",
-        "" if rival is None else label(rival.way),
-    ]
-
-
-def notes_of_budgets(results: SystemResults) -> Iterator[str]:
+def notes_of_budgets(record: Record) -> Iterator[str]:
     """Where plans are beaten, and where one's error is above what was allowed."""
     some = False
-    for subject in results.subjects:
-        for state, within in _within(results, subject):
+    for subject in record.values(Cell, "subject"):
+        for state, within in _within(record, subject):
             some = True
             if within.beaten and within.rival is not None:
                 whose = f"{within.rival.way}, {time_of(within.rival):.2f}"
@@ -69,23 +65,37 @@ def notes_of_budgets(results: SystemResults) -> Iterator[str]:
         )
 
 
-def peak_table(results: SystemResults) -> list[Table]:
-    """Measured peaks over planned ones, of plain training as each plan has it, and of plans."""
-    cells = [cell for cell in results.cells if cell.planned_bytes and cell.peak_bytes]
-    if not cells:
-        return []
-    fresh = results.as_fresh
-    heads = ("way", "planned\nMiB", "measured\nover it", "plain's", "fresh:\nplanned", "measured\nover it", "plain's")
-    table = columns("Measured peaks over planned ones", *heads, labels=2)
-    for cell in cells:
-        table.add_row(cell.subject, cell.way, *_over(results, cell), *_over(fresh, fresh.cell(cell.subject, cell.way)))
-    return [table]
+def peak_table(record: Record) -> Iterator[Table]:
+    """Measured peaks over planned ones; none where nothing was planned."""
+    cells = [cell for cell in record.of(Cell) if cell.planned_bytes and cell.peak_bytes]
+    fresh = as_fresh(record)
+    other = {(cell.subject, cell.way): cell for cell in fresh.of(Cell)}
+
+    def over(place: int) -> Callable[[Cell], str]:
+        return lambda cell: _over(record, cell)[place]
+
+    def fresh_over(place: int) -> Callable[[Cell], str]:
+        return lambda cell: _over(fresh, other.get((cell.subject, cell.way)))[place]
+
+    if cells:
+        yield table(
+            cells,
+            ("Measured peaks over planned ones", lambda cell: cell.subject),
+            ("way", lambda cell: cell.way),
+            ("planned\nMiB", over(0)),
+            ("measured\nover it", over(1)),
+            ("plain's", over(2)),
+            ("fresh:\nplanned", fresh_over(0)),
+            ("measured\nover it", fresh_over(1)),
+            ("plain's", fresh_over(2)),
+            labels=2,
+        )
 
 
-def _over(state: SystemResults, cell: Cell | None) -> tuple[str, str, str]:
+def _over(state: Record, cell: Cell | None) -> tuple[str, str, str]:
     if cell is None or not cell.planned_bytes or not cell.peak_bytes:
         return "", "", ""
-    plain = state.cell(cell.subject, PLAIN)
+    plain = state.find(Cell, subject=cell.subject, way=PLAIN)
     plain_peak = plain.peak_bytes if plain is not None else None
     return (
         f"{cell.planned_bytes / 2**20:,.1f}",

@@ -1,12 +1,11 @@
-"""One model in one way, measured in another process (``python -m bench.systems.cell``)."""
+"""One model in one way, measured in another process."""
 
 from __future__ import annotations
 
 import gc
 import statistics
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -16,17 +15,16 @@ import torch
 from torch import Tensor, nn
 
 import integrations
-from bench.errors import reason
 from bench.gradients import relative_error
 from bench.memory import step_peak_bytes
 from bench.process_memory import Counters, counters, release_cached
+from bench.record.child import Child
 from bench.step_clock import steps_in_turn
 from bench.systems.device import figures, profiled, with_workspaces
 from bench.systems.results import Cell, Fresh
 from bench.systems.subject import Subject
 from bench.systems.subjects import made
-from bench.systems.ways import PLAIN, WAYS, DoesNotApply, Forward, Surroundings
-from bench.workers import Ended, Worker, serve
+from bench.systems.ways import PLAIN, WAYS, Forward, Surroundings
 from integrations.checkpoint import Plan, plan_of
 
 REPEATS = 3  # peaks, of which the median is taken
@@ -36,45 +34,39 @@ Taken = TypeVar("Taken", Cell, Fresh)
 Trained: TypeAlias = tuple[nn.Module, Callable[[], Tensor]]
 """A model, and its forward down to the loss."""
 
-_MODULE = "bench.systems.cell"  # of the child process; this file's name for itself is __main__ there
-
 
 @dataclass(frozen=True)
 class Request:
     """What to measure of a cell.
 
     Attributes:
-        cell: what it is of; what it has, is measured anew.
         rounds: of timed steps; 0 measures memory and the gradient alone.
         device: ``"cpu"`` or ``"cuda"``.
-        threads: of torch's operators.
         seed: of weights and inputs.
         figures: whether to measure the device's, too.
         timed: whether steps are timed and nothing else is measured.
         plan: as JSON, that steps follow; empty: what the way makes.
     """
 
-    cell: Cell
     rounds: int
     device: str
-    threads: int
     seed: int
     figures: bool = False
     timed: bool = False
     plan: str = ""
 
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Request:
-        """From what ``dataclasses.asdict`` made of one."""
-        return cls(**{**content, "cell": Cell.of(content["cell"])})
-
 
 class Processes:
     """Those that measure cells. On a CPU, memory is measured under the allocator's setting, by which each block is
-    mapped and goes back to the kernel at once; that takes up to a third of a step, so times are measured without it."""
+    mapped and goes back to the kernel at once; that takes up to a third of a step, so times are measured without it.
 
-    def __init__(self) -> None:
-        self._sized, self._timed = Worker(_MODULE), Worker(_MODULE, environment={})
+    Args:
+        threads: of torch's operators.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._sized, self._timed = Child(), Child(environment={})
 
     def __enter__(self) -> Self:
         return self
@@ -82,64 +74,66 @@ class Processes:
     def __exit__(self, *error: object) -> None:
         self.end()
 
-    def measure(self, request: Request, seconds: float | None = None) -> Cell:
+    def measure(self, cell: Cell, request: Request, seconds: float | None = None) -> Cell:
         """Measures a cell; a crash of a process is said in the answer.
 
         Args:
-            request: what to measure.
+            cell: which.
+            request: what to measure of it.
             seconds: after which the process at work is killed; ``None``: never.
 
         Raises:
             TooLong: it was.
         """
-        try:
-            if not request.rounds or request.figures or request.device == "cuda":
-                return self._asked(self._sized, request, seconds)[0]
-            # Plans are made where times are those of training: they follow from the rates that they measure.
-            start = time.monotonic()
-            found, plan = self._asked(self._timed, replace(request, timed=True), seconds)
-            if found.failure or found.does_not_apply:
-                return found
-            self._timed.end()
-            request = replace(request, cell=found, rounds=0, plan=plan)
-            left = None if seconds is None else max(0.0, seconds - (time.monotonic() - start))
-            return self._asked(self._sized, request, left)[0]
-        except Ended as error:
-            return replace(request.cell, failure=str(error))
+        if not request.rounds or request.figures or request.device == "cuda":
+            return self._asked(self._sized, cell, request, seconds)[0]
+        # Plans are made where times are those of training: they follow from the rates that they measure.
+        start = time.monotonic()
+        found, plan = self._asked(self._timed, cell, replace(request, timed=True), seconds)
+        if found.failure or found.does_not_apply:
+            return found
+        self._timed.end()
+        left = None if seconds is None else max(0.0, seconds - (time.monotonic() - start))
+        return self._asked(self._sized, found, replace(request, rounds=0, plan=plan), left)[0]
 
     def end(self) -> None:
         """Ends the processes; the next cell starts others."""
         self._sized.end()
         self._timed.end()
 
-    def _asked(self, process: Worker, request: Request, seconds: float | None) -> tuple[Cell, str]:
-        """The cell, and the plan that its steps followed."""
-        found = process.ask(asdict(request), seconds)
-        return Cell.of(found["cell"]), found["plan"]
+    def _asked(self, process: Child, cell: Cell, request: Request, seconds: float | None) -> tuple[Cell, Any]:
+        return process.measure_with(measure, cell, seconds, threads=self._threads, **asdict(request))
 
 
-def measure_here(request: Request) -> Cell:
-    """The same in this process. What fails is said in the answer."""
-    return _measured_with_plan(request)[0]
+def measure(cell: Cell, **options: Any) -> tuple[Cell, str]:
+    """Measures a cell in this process. What it has is measured anew, but for its times where none are asked for.
 
+    Args:
+        cell: which.
+        **options: of a ``Request``.
 
-def _measured_with_plan(request: Request) -> tuple[Cell, str]:
-    cell, device = request.cell, torch.device(request.device)
-    try:
-        subject = made(cell.subject, request.seed, device)
-        with subject.precisely():
-            measured = _timed_alone if request.timed else _measured
-            found = measured(request, replace(cell, what=subject.what), subject, device)
-            return found, "" if WAYS[cell.way].budget is None else plan_of(subject.model).to_json()
-    except DoesNotApply as error:
-        return replace(cell, does_not_apply=str(error)), ""
-    except Exception as error:  # whatever one cell fails with, others are to be measured
-        return replace(cell, failure=reason(error)), ""
+    Returns:
+        The cell, and the plan that its steps followed, as JSON; empty where there is none.
+
+    Raises:
+        DoesNotApply: the way is none for this model.
+    """
+    request = Request(**options)
+    device = torch.device(request.device)
+    torch._dynamo.reset()  # of a cell before: what is compiled holds its model
+    gc.collect()
+    if device.type == "cuda":
+        release_cached()
+    subject = made(cell.subject, request.seed, device)
+    with subject.precisely():
+        measured = _timed_alone if request.timed else _measured
+        found = measured(request, replace(cell, what=subject.what), subject, device)
+        return found, "" if WAYS[cell.way].budget is None else plan_of(subject.model).to_json()
 
 
 def _measured(request: Request, cell: Cell, subject: Subject, device: torch.device) -> Cell:
     seed, count = request.seed, _counters(device)
-    step = _ready(request, subject)
+    step = _ready(request, cell.way, subject)
     whole, adding = partial(_whole, subject.model, step), partial(_adding, step)
     for _ in range(WARM_UP):
         whole()
@@ -159,7 +153,7 @@ def _measured(request: Request, cell: Cell, subject: Subject, device: torch.devi
 
 
 def _timed_alone(request: Request, cell: Cell, subject: Subject, device: torch.device) -> Cell:
-    step = _ready(request, subject)
+    step = _ready(request, cell.way, subject)
     plain = made(cell.subject, request.seed, device)
     plain_step = _step(plain, *WAYS[PLAIN].ready(plain), request.seed)
     for _ in range(WARM_UP):
@@ -167,9 +161,9 @@ def _timed_alone(request: Request, cell: Cell, subject: Subject, device: torch.d
     return _with_times(request, cell, (plain.model, plain_step), (subject.model, step), device)
 
 
-def _ready(request: Request, subject: Subject) -> Callable[[], Tensor]:
+def _ready(request: Request, way: str, subject: Subject) -> Callable[[], Tensor]:
     """A subject's forward in the request's way, down to the loss."""
-    ready = partial(_following, request.plan) if request.plan else WAYS[request.cell.way].ready
+    ready = partial(_following, request.plan) if request.plan else WAYS[way].ready
     return _step(subject, *ready(subject), request.seed)
 
 
@@ -261,19 +255,3 @@ def _drops(model: nn.Module) -> bool:
 def _gradient(model: nn.Module, step: Callable[[], None]) -> list[Tensor]:
     step()
     return [torch.zeros_like(one) if one.grad is None else one.grad.clone() for one in model.parameters()]
-
-
-def _answer(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What the worker's process does with a request."""
-    request = Request.of(content)
-    torch.set_num_threads(request.threads)
-    cell, plan = _measured_with_plan(request)
-    torch._dynamo.reset()  # what is compiled holds the model
-    gc.collect()
-    if request.device == "cuda" and not cell.failure:  # what failed may have left the device in no state to ask
-        release_cached()
-    return {"cell": asdict(cell), "plan": plan}
-
-
-if __name__ == "__main__":
-    serve(_answer, iter(sys.stdin))

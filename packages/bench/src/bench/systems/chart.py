@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
 
 from bench.errors import BenchError
-from bench.style import BLUE, GREY, GRID, INK, ORANGE, STYLE, VERMILION, footer, require_drawable, write
+from bench.record.charts import lined, titled
+from bench.record.record import Record
+from bench.style import BLUE, GREY, INK, ORANGE, VERMILION, footer
 from bench.systems.budgets import time_of
-from bench.systems.report import NOISE, front, trains
-from bench.systems.results import SystemResults
+from bench.systems.front import NOISE, front, trains
+from bench.systems.results import Cell, as_fresh
 from bench.systems.ways import BOUNDS, PLAIN, WAYS
 
 _COLUMNS = 2
@@ -24,29 +24,27 @@ _NUMBERS = {way: number for number, way in enumerate(WAYS)}
 """Of the ways, by which points are told apart: names would lie on one another."""
 
 
-def save_chart(results: SystemResults, path: Path) -> None:
-    """Draws results into a file of the type that its name says, such as PNG or SVG.
+def draw(record: Record) -> Figure:
+    """A panel for each model and state of its gradients.
 
     Raises:
-        BenchError: nothing was timed, the type is unknown, or the file cannot be written.
+        BenchError: nothing was timed.
     """
-    require_drawable(path)
-    fresh = results.as_fresh
-    states = {"": results} if not fresh.cells else {", gradients are there": results, ", fresh": fresh}
+    fresh = as_fresh(record)
+    states = {"": record} if not fresh.entries else {", gradients are there": record, ", fresh": fresh}
     panels = [
         (state, subject, words)
-        for subject in results.subjects
+        for subject in record.values(Cell, "subject")
         for words, state in states.items()
         if front(state, subject)
     ]
     if not panels:
         raise BenchError("there is nothing to draw: no cell has both a peak and times; the text above says why")
-    with mpl.rc_context(STYLE):
-        write(_draw(results, panels), path)
+    return _draw(record, panels)
 
 
-def _draw(results: SystemResults, panels: Sequence[tuple[SystemResults, str, str]]) -> Figure:
-    """A panel for each model of results with one state of the gradients, which words name."""
+def _draw(record: Record, panels: Sequence[tuple[Record, str, str]]) -> Figure:
+    """A panel for each model of record with one state of the gradients, which words name."""
     rows = -(-len(panels) // _COLUMNS)
     height = 1.25 + 3.9 * rows
     figure, grid = plt.subplots(rows, _COLUMNS, figsize=(11, height), squeeze=False)
@@ -54,7 +52,7 @@ def _draw(results: SystemResults, panels: Sequence[tuple[SystemResults, str, str
         axes.axis("off")
     for axes, (state, subject, words) in zip(grid.flat, panels, strict=False):
         _draw_subject(axes, state, subject, words)
-    named = [way for way in _NUMBERS if any(cell.way == way and cell.ratio for cell in results.cells)]
+    named = [way for way in _NUMBERS if any(cell.way == way and cell.ratio for cell in record.of(Cell))]
     named = [way for way in named if WAYS[way].budget is None]
     half = -(-len(named) // 2)
     legend = "\n".join(
@@ -66,14 +64,14 @@ def _draw(results: SystemResults, panels: Sequence[tuple[SystemResults, str, str
         "orange those that may round."
     )
     figure.text(0.01, 0.8 / height, legend, color=INK, fontsize=8.5, va="bottom")
-    footer(figure, text, results.machine)
+    footer(figure, text, record.machine)
     figure.tight_layout(rect=(0, 1.1 / height, 1, 1))
     return figure
 
 
-def _draw_subject(axes: Axes, results: SystemResults, subject: str, words: str) -> None:
-    plain = results.cell(subject, PLAIN)
-    cells = [cell for cell in results.cells if cell.subject == subject and cell.peak_bytes and cell.ratio]
+def _draw_subject(axes: Axes, record: Record, subject: str, words: str) -> None:
+    plain = record.find(Cell, subject=subject, way=PLAIN)
+    cells = [cell for cell in record.of(Cell) if cell.subject == subject and cell.peak_bytes and cell.ratio]
     if plain is None or not plain.peak_bytes:
         return
 
@@ -81,8 +79,8 @@ def _draw_subject(axes: Axes, results: SystemResults, subject: str, words: str) 
         assert plain is not None
         return 100 * (peak or 0) / (plain.peak_bytes or 1)
 
-    best = sorted(front(results, subject), key=lambda cell: cell.peak_bytes or 0)
-    theirs = replace(results, cells=[cell for cell in cells if not WAYS[cell.way].ours])
+    best = sorted(front(record, subject), key=lambda cell: cell.peak_bytes or 0)
+    theirs = replace(record, entries=[cell for cell in cells if not WAYS[cell.way].ours])
     fronts = ((best, GREY, 3), (sorted(front(theirs, subject), key=lambda cell: cell.peak_bytes or 0), VERMILION, 1))
     for found, colour, width in fronts:
         ends = [place(cell.peak_bytes) for cell in found], [time_of(cell) for cell in found]
@@ -105,8 +103,7 @@ def _draw_subject(axes: Axes, results: SystemResults, subject: str, words: str) 
         number = str(_NUMBERS[cell.way])
         colour = "white" if filled else colour
         axes.annotate(number, at, fontsize=6.5, color=colour, ha="center", va="center", zorder=above)
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
+    lined(axes)
     axes.set_xlim(0, 1.08 * max(place(cell.peak_bytes) for cell in cells))
     axes.set_yscale("log")
     axes.margins(y=0.1)
@@ -118,4 +115,4 @@ def _draw_subject(axes: Axes, results: SystemResults, subject: str, words: str) 
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("activation peak, % of plain's")
     axes.set_ylabel("step time over plain's")
-    axes.set_title(plain.what + words, loc="left", fontsize=9, weight="bold")
+    titled(axes, plain.what + words, 9)

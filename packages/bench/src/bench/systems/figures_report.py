@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from bench.layout import columns
-from bench.systems.results import Cell, Figures, SystemResults
+from bench.record.record import Record
+from bench.record.tables import mib, milliseconds, number, percent, table
+from bench.systems.results import Cell, Figures
 from bench.systems.ways import PLAIN, label
-from bench.units import MIB
 
 
-def tables_of_figures(results: SystemResults, subject: str) -> Iterator[Table]:
+def tables_of_figures(record: Record, subject: str) -> Iterator[Table]:
     """A table of memory and one of times for a model; none where no figures were asked for."""
-    cells = [(cell, cell.figures) for cell in results.cells if cell.subject == subject and cell.figures is not None]
+    cells = [(cell, cell.figures) for cell in record.of(Cell) if cell.subject == subject and cell.figures is not None]
     if cells:
         yield _memory(cells)
         yield _times(cells)
 
 
-def notes_of_figures(results: SystemResults) -> Iterator[str]:
+def notes_of_figures(record: Record) -> Iterator[str]:
     """What the tables mean, and what is in no column of theirs."""
-    cells = [(cell, cell.figures) for cell in results.cells if cell.figures is not None]
+    cells = [(cell, cell.figures) for cell in record.of(Cell) if cell.figures is not None]
     if not cells:
         return
     yield (
@@ -39,70 +38,55 @@ def notes_of_figures(results: SystemResults) -> Iterator[str]:
         "busy: in which a kernel ran: what step has beyond it, the device has waited for the host. copies: between "
         "host and device; hidden: the part of them in which a kernel ran."
     )
-    if results.device != "cuda":
+    if record.settings["device"] != "cuda":
         yield "Launches, busy, copies, and peaks of the allocator are counted on CUDA alone; this was no GPU."
     for cell, figures in cells:
         where = f"{cell.subject}, {cell.way}"
         if figures.workspace_of:
             most = figures.workspace_bytes or 0
-            yield f"{where}: the most that an operator had for itself: {_mib(most)} MiB, {figures.workspace_of}."
+            yield f"{where}: the most that an operator had for itself: {mib(most)} MiB, {figures.workspace_of}."
         if cell.planned_bytes and cell.peak_bytes:
             more = cell.peak_bytes - cell.planned_bytes
-            yield f"{where}: the measured peak is {_mib(more)} MiB above the planned one{_plain(results, cell)}."
+            yield f"{where}: the measured peak is {mib(more)} MiB above the planned one{_plain(record, cell)}."
         if figures.not_profiled:
             yield f"{where} was not profiled: {figures.not_profiled.rstrip('.')}."
 
 
-def _plain(results: SystemResults, cell: Cell) -> str:
+def _plain(record: Record, cell: Cell) -> str:
     """How far the plain step is from what the plan has for it."""
-    plain = results.cell(cell.subject, PLAIN)
+    plain = record.find(Cell, subject=cell.subject, way=PLAIN)
     if plain is None or not plain.peak_bytes or not cell.planned_plain_bytes:
         return ""
-    return f", plain's {_mib(plain.peak_bytes - cell.planned_plain_bytes)} MiB"
+    return f", plain's {mib(plain.peak_bytes - cell.planned_plain_bytes)} MiB"
 
 
-def _memory(cells: Sequence[tuple[Cell, Figures]]) -> Table:
-    heads = ("kept", "planned", "planned,\nplain", "peak", "requested", "allocated", "active", "reserved")
-    table = columns(f"{cells[0][0].what}: memory, MiB", *heads, "pinned", "cuBLAS")
-    for cell, found in cells:
-        numbers = (
-            found.kept_bytes,
-            cell.planned_bytes,
-            cell.planned_plain_bytes,
-            cell.peak_bytes,
-            found.requested_bytes,
-            found.allocated_bytes,
-            found.active_bytes,
-            found.reserved_bytes,
-            found.pinned_bytes,
-            found.blas_bytes,
-        )
-        table.add_row(label(cell.way), *map(_mib, numbers))
-    return table
+def _memory(rows: Sequence[tuple[Cell, Figures]]) -> Table:
+    return table(
+        rows,
+        (f"{rows[0][0].what}: memory, MiB", lambda row: label(row[0].way)),
+        ("kept", lambda row: mib(row[1].kept_bytes)),
+        ("planned", lambda row: mib(row[0].planned_bytes)),
+        ("planned,\nplain", lambda row: mib(row[0].planned_plain_bytes)),
+        ("peak", lambda row: mib(row[0].peak_bytes)),
+        ("requested", lambda row: mib(row[1].requested_bytes)),
+        ("allocated", lambda row: mib(row[1].allocated_bytes)),
+        ("active", lambda row: mib(row[1].active_bytes)),
+        ("reserved", lambda row: mib(row[1].reserved_bytes)),
+        ("pinned", lambda row: mib(row[1].pinned_bytes)),
+        ("cuBLAS", lambda row: mib(row[1].blas_bytes)),
+    )
 
 
-def _times(cells: Sequence[tuple[Cell, Figures]]) -> Table:
-    heads = ("step\nms", "plain's\nms", "issued\nms", "CPU\nms", "launches", "busy\nms", "copies\nms", "hidden\n%")
-    table = columns(f"{cells[0][0].what}: time", *heads)
-    for cell, found in cells:
-        table.add_row(
-            label(cell.way),
-            *(_median(times) for times in (cell.seconds, cell.plain_seconds, found.host_seconds, found.cpu_seconds)),
-            f"{found.launches:,}" if found.launches else "",
-            _milliseconds(found.busy_seconds),
-            _milliseconds(found.copy_seconds),
-            "" if found.hidden is None else f"{100 * found.hidden:.0f}",
-        )
-    return table
-
-
-def _mib(nbytes: int | None) -> str:
-    return "" if nbytes is None else f"{nbytes / MIB:,.1f}"
-
-
-def _median(times: Sequence[float]) -> str:
-    return _milliseconds(statistics.median(times)) if times else ""
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return f"{1000 * seconds:,.1f}" if seconds else ""
+def _times(rows: Sequence[tuple[Cell, Figures]]) -> Table:
+    return table(
+        rows,
+        (f"{rows[0][0].what}: time", lambda row: label(row[0].way)),
+        ("step\nms", lambda row: milliseconds(row[0].seconds)),
+        ("plain's\nms", lambda row: milliseconds(row[0].plain_seconds)),
+        ("issued\nms", lambda row: milliseconds(row[1].host_seconds)),
+        ("CPU\nms", lambda row: milliseconds(row[1].cpu_seconds)),
+        ("launches", lambda row: f"{row[1].launches:,}" if row[1].launches else ""),
+        ("busy\nms", lambda row: milliseconds([row[1].busy_seconds] if row[1].busy_seconds else [])),
+        ("copies\nms", lambda row: milliseconds([row[1].copy_seconds] if row[1].copy_seconds else [])),
+        ("hidden\n%", lambda row: percent(row[1].hidden, 1) if row[1].hidden else number(row[1].hidden, ".0f")),
+    )

@@ -6,11 +6,8 @@ No step is taken: models run on fake tensors, and small random steps are numbers
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 
 import torch
@@ -18,9 +15,7 @@ from torch import nn
 
 import integrations
 from actcore import CheckpointPlans, Form, TrainingStep, checkpoint_plans
-from bench import records
-from bench.progress import progress
-from bench.systems.results import Compared, Planning, SystemResults
+from bench.systems.results import Compared, Planning
 from bench.systems.subject import Subject
 from bench.systems.subjects import bert, made
 
@@ -48,30 +43,9 @@ _VARIANCE = 0.02
 _EVERYTHING = (1 << 40) - 1  # search steps: enough to try every choice of a small training step
 
 
-def run(begun: SystemResults, names: Sequence[str], steps: int, file: Path | None) -> SystemResults:
-    """Plans for the models, and compares so many steps of each size, with a progress bar on stderr.
-
-    Args:
-        begun: results that these are added to, in the place of older ones of the same.
-        names: of the models.
-        steps: of each size.
-        file: that the results are written to, one by one; ``None``: nowhere.
-    """
-    results, before = begun, time.perf_counter() - begun.seconds
-    integrations.plan(nn.Linear(1, 1), torch.zeros(1, 1))  # pays for the rates of the machine, and for imports
-    with progress("planning", len(names) + len(OPS)) as advance:
-        for name, ops in [*((name, 0) for name in names), *(("", ops) for ops in OPS)]:
-            if name:
-                others = [one for one in results.plannings if one.subject != name]
-                results = replace(results, plannings=[*others, planned(name, begun.seed)])
-            else:
-                rows = [one for one in results.compared if one.ops != ops]
-                results = replace(results, compared=[*rows, compared(ops, steps, begun.seed)])
-            results = replace(results, seconds=time.perf_counter() - before)
-            if file is not None:
-                records.save(results, file)
-            advance(name or f"{ops} operators")
-    return results
+def pay_for_imports() -> None:
+    """Makes a first plan, which pays for the rates of the machine, and for imports."""
+    integrations.plan(nn.Linear(1, 1), torch.zeros(1, 1))
 
 
 def planned(name: str, seed: int) -> Planning:

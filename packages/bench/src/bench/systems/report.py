@@ -1,99 +1,71 @@
-"""Results of ``python -m bench systems`` as text."""
+"""What is printed of ``python -m bench systems``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
-from bench.layout import columns, header
+from bench.record.bench import Report
+from bench.record.record import Record
+from bench.record.tables import Column, dim, number, percent, table
 from bench.systems.budgets import time_of
 from bench.systems.budgets_report import budget_tables, notes_of_budgets, peak_table
+from bench.systems.chart import draw
 from bench.systems.figures_report import notes_of_figures, tables_of_figures
+from bench.systems.front import CLOSE, NOISE, front
 from bench.systems.planning_report import notes_of_planning, planning_tables
-from bench.systems.results import Cell, SystemResults
+from bench.systems.results import Cell, as_fresh
 from bench.systems.ways import PLAIN, WAYS, label
 from bench.units import KIB, MIB
 
-NOISE = 0.5
-"""The gradient's error above which a way is no rival to others: a fifth of such a gradient's square is noise."""
 
-_CLOSE = 0.02  # of a peak: a difference that says nothing
+def tables(record: Record) -> Iterator[Table]:
+    """One for each model, and those of budgets, plans and the device."""
+    subjects = record.values(Cell, "subject")
+    yield from (_table(record, subject) for subject in subjects)
+    yield from budget_tables(record)
+    yield from peak_table(record)
+    yield from planning_tables(record)
+    for subject in subjects:
+        yield from tables_of_figures(record, subject)
 
 
-def render(results: SystemResults) -> RenderableType:
-    """Header, a table for each model, and who wins."""
-    top = header("Ways to train with less memory", results.machine, results.seconds)
-    tables = [_table(results, subject) for subject in results.subjects]
-    taken = [table for subject in results.subjects for table in tables_of_figures(results, subject)]
-    return Group(
-        top,
-        *tables,
-        *budget_tables(results),
-        *peak_table(results),
-        *planning_tables(results),
-        *taken,
-        Text("\n".join(_notes(results)), style="dim"),
+def _table(record: Record, subject: str) -> Table:
+    cells = record.of(Cell, subject=subject)
+    what = next((cell.what for cell in cells if cell.what), subject)
+    plain = record.find(Cell, subject=subject, way=PLAIN)
+    # Of tiny models in KiB, so that percentages can be checked.
+    unit, name = (MIB, "MiB") if plain is None or (plain.peak_bytes or 0) >= MIB else (KIB, "KiB")
+    fresh = as_fresh(record)
+    states = [record, fresh] if fresh.entries else [record]
+    heads = [f"peak\n{name}", "\nof plain's, %", "step time\nover plain's"]
+    if fresh.entries:  # eight columns of such names would be cut short
+        heads = [f"peak\n{name}", "\n%", "\ntime", f"fresh:\n{name}", "\n%", "\ntime"]
+    winners = [{cell.way for cell in front(state, subject)} for state in states]
+    numbers = {cell.way: [one for state in states for one in _numbers(state, cell, unit)] for cell in cells}
+
+    def column(place: int) -> Column[Cell]:
+        return heads[place], lambda cell: numbers[cell.way][place]
+
+    return table(
+        cells,
+        (what, lambda cell: label(cell.way)),
+        *(column(place) for place in range(len(heads))),
+        ("gradient's\nerror", lambda cell: number(cell.error, ".3f") if cell.error else number(cell.error, "g")),
+        ("", lambda cell: dim(cell.outcome) if cell.outcome else _place([cell.way in found for found in winners])),
     )
 
 
-def front(results: SystemResults, subject: str) -> list[Cell]:
-    """The cells of a model that no other beats in both memory and time, by falling peak.
-
-    Peaks are the same that differ by ``_CLOSE``. What has plain training's is plain training: another time is noise.
-    """
-    plain = results.cell(subject, PLAIN)
-    most = (1 - _CLOSE) * plain.peak_bytes if plain is not None and plain.peak_bytes else float("inf")
-    cells = [
-        cell
-        for cell in results.cells
-        if cell.subject == subject and cell.peak_bytes and cell.ratio and trains(cell)
-        if cell.way == PLAIN or cell.peak_bytes < most
-    ]
-    best: list[Cell] = []
-    for cell in sorted(cells, key=lambda one: (time_of(one), one.peak_bytes or 0)):
-        if not best or (cell.peak_bytes or 0) < (1 - _CLOSE) * (best[-1].peak_bytes or 0):
-            best.append(cell)
-    return best
-
-
-def trains(cell: Cell) -> bool:
-    """Whether a way's gradient is known to be hardly noise."""
-    return cell.error is not None and cell.error <= NOISE
-
-
-def _table(results: SystemResults, subject: str) -> Table:
-    cells = [cell for cell in results.cells if cell.subject == subject]
-    what = next((cell.what for cell in cells if cell.what), subject)
-    plain = results.cell(subject, PLAIN)
-    # Of tiny models in KiB, so that percentages can be checked.
-    unit, name = (MIB, "MiB") if plain is None or (plain.peak_bytes or 0) >= MIB else (KIB, "KiB")
-    fresh = results.as_fresh
-    states = [results, fresh] if fresh.cells else [results]
-    heads = [f"peak\n{name}", "\nof plain's, %", "step time\nover plain's", "gradient's\nerror"]
-    if fresh.cells:  # eight columns of such names would be cut short
-        heads = [f"peak\n{name}", "\n%", "\ntime", f"fresh:\n{name}", "\n%", "\ntime", "gradient's\nerror"]
-    table = columns(what, *heads, "")
-    winners = [{cell.way for cell in front(state, subject)} for state in states]
-    for cell in cells:
-        numbers = [number for state in states for number in _numbers(state, cell, unit)]
-        error = "" if cell.error is None else f"{cell.error:.3f}" if cell.error else "0"
-        outcome = _outcome(cell)
-        where = Text(outcome, style="dim") if outcome else _place([cell.way in found for found in winners])
-        table.add_row(label(cell.way), *numbers, error, where)
-    return table
-
-
-def _numbers(state: SystemResults, cell: Cell, unit: int) -> tuple[str, str, str]:
+def _numbers(state: Record, cell: Cell, unit: int) -> tuple[str, str, str]:
     """Peak, its part of plain's, and time, of steps with one state of the gradients."""
-    plain, found = state.cell(cell.subject, PLAIN), state.cell(cell.subject, cell.way)
+    plain = state.find(Cell, subject=cell.subject, way=PLAIN)
+    found = state.find(Cell, subject=cell.subject, way=cell.way)
     if found is None or found.peak_bytes is None:
         return "", "", ""
     return (
         f"{found.peak_bytes / unit:,.1f}",
-        f"{100 * found.peak_bytes / plain.peak_bytes:.0f}" if plain and plain.peak_bytes else "",
+        percent(found.peak_bytes, plain.peak_bytes) if plain else "",
         "" if found.ratio is None else f"{time_of(found):.2f}",
     )
 
@@ -105,16 +77,10 @@ def _place(wins: Sequence[bool]) -> str:
     return "front, fresh" if wins[-1] else "front, adding" if wins[0] else ""
 
 
-def _outcome(cell: Cell) -> str:
-    """Of a cell that was not measured, in a word or two; the reason stands below the tables."""
-    return "failed" if cell.failure else "does not apply" if cell.does_not_apply else ""
-
-
-def _notes(results: SystemResults) -> Iterator[str]:
-    for reason in results.skipped:
-        yield f"Left out: {reason}."
-    yield from notes_of_planning(results)
-    if not results.cells:
+def notes(record: Record) -> Iterator[str]:
+    """What the numbers are, and who wins."""
+    yield from notes_of_planning(record)
+    if not record.of(Cell):
         return
     yield (
         "peak: the most during forward and backward, less what is left after it; steps add to gradients that are "
@@ -122,26 +88,30 @@ def _notes(results: SystemResults) -> Iterator[str]:
         "allocator's setting by which peaks are measured. gradient's error: of "
         "the whole gradient, with the same dropout; none for Q-layers where there is dropout, which draw their own. "
         "* not ours. on the "
-        f"front: none takes less of both memory and time, peaks within {_CLOSE:.0%} of each other being the same; a "
+        f"front: none takes less of both memory and time, peaks within {CLOSE:.0%} of each other being the same; a "
         f"way whose error is unknown or above {NOISE:g} is not on it."
     )
-    for subject in results.subjects:
-        found = [cell for cell in front(results, subject) if cell.way != PLAIN]
+    for subject in record.values(Cell, "subject"):
+        found = [cell for cell in front(record, subject) if cell.way != PLAIN]
         if not found:
             continue
         least = found[-1]
         whose = "ours" if WAYS[least.way].ours else "not ours"
         yield f"{subject}: the least memory has {least.way} ({whose}); front: {', '.join(cell.way for cell in found)}."
-    yield from notes_of_budgets(results)
-    yield from notes_of_figures(results)
-    yield from _reasons(results)
+    yield from notes_of_budgets(record)
+    yield from notes_of_figures(record)
+    yield from _reasons(record)
 
 
-def _reasons(results: SystemResults) -> Iterator[str]:
+def _reasons(record: Record) -> Iterator[str]:
     """Why cells were not measured, once for all models of which the same is to be said."""
     found: dict[tuple[str, str, str], list[str]] = {}
-    for cell in results.cells:
-        if outcome := _outcome(cell):
-            found.setdefault((label(cell.way), outcome, cell.failure or cell.does_not_apply), []).append(cell.subject)
+    for cell in record.of(Cell):
+        why = cell.failure or cell.does_not_apply
+        if cell.outcome:
+            found.setdefault((label(cell.way), cell.outcome, why), []).append(cell.subject)
     for (name, outcome, reason), subjects in found.items():
         yield f"{name} ({', '.join(subjects)}) {outcome}: {reason.rstrip('.')}."
+
+
+REPORT = Report("Ways to train with less memory", tables, notes, draw=draw)

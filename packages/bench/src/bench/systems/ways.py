@@ -16,16 +16,13 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 import integrations
+from bench.errors import DoesNotApply
 from bench.networks import needs
 from bench.systems.subject import Subject
 from integrations import checkpoint as planning
 
 Forward = Callable[..., object]
 Surroundings = Callable[[], AbstractContextManager[object]]
-
-
-class DoesNotApply(Exception):
-    """A way that a model has no use for; the message says why."""
 
 
 @dataclass(frozen=True)

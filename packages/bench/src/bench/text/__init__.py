@@ -9,9 +9,9 @@ models.py       the networks, tiny to large
 ways.py         the ways to train, by names such as "gelu 3 bits"
 training.py     part "accuracy": one run of a task, a way and a seed
 cell.py         parts "memory" and "time": a step in one way, in a process of its own
-command.py      the command's arguments
+command.py      its options, and what makes it a bench
 measure.py      a run: cell by cell; a crash is recorded, and the rest goes on
-results.py      what comes out, as JSON
+results.py      what is recorded
 published.py    the figures of GACT and FewBit
 report.py       the tables, beside.py those with published figures, notes.py what stands below them
 chart.py        the chart

@@ -8,27 +8,28 @@ from statistics import fmean
 from rich.table import Table
 
 from bench.layout import columns
+from bench.record.record import Record
 from bench.systems.ways import PLAIN
 from bench.text.published import LENGTH, MNLI, SKETCHES, THROUGHPUTS, Throughput
-from bench.text.results import Cell, TextResults
+from bench.text.results import Cell, Run, finished
 
 _TABLES_MODEL = "roberta"  # that FewBit's figures are of
 
 
-def tables(results: TextResults) -> Iterator[Table]:
+def tables(record: Record) -> Iterator[Table]:
     """GACT's throughputs where time was measured, FewBit's scores where a sketch was trained or timed."""
-    timed = [cell for cell in results.cells if cell.seconds and cell.length == LENGTH]
+    timed = [cell for cell in record.of(Cell) if cell.seconds and cell.length == LENGTH]
     if any(cell.model in ("base", "large") for cell in timed):
-        yield _throughputs(results)
+        yield _throughputs(record)
     sketches = {sketch.way for sketch in SKETCHES} - {PLAIN}
     found = [cell.way for cell in timed if cell.way in sketches]
-    found += [run.way for run in results.runs if run.way in sketches and run.fine_tuned]
+    found += [run.way for run in record.of(Run) if run.way in sketches and run.fine_tuned]
     if found:
-        yield _sketches(results)
-        yield _mnli(results)
+        yield _sketches(record)
+        yield _mnli(record)
 
 
-def _throughputs(results: TextResults) -> Table:
+def _throughputs(record: Record) -> Table:
     table = columns(
         f"GACT: training, {LENGTH} tokens",
         "batch",
@@ -40,7 +41,7 @@ def _throughputs(results: TextResults) -> Table:
         "over full\nprecision",
     )
     for one in THROUGHPUTS:
-        cell = _of(results, one) if one.way else None
+        cell = _of(record, one) if one.way else None
         table.add_row(
             f"{one.model}, {one.what}",
             "" if one.batch is None else str(one.batch),
@@ -54,7 +55,7 @@ def _throughputs(results: TextResults) -> Table:
     return table
 
 
-def _sketches(results: TextResults) -> Table:
+def _sketches(record: Record) -> Table:
     table = columns(
         "FewBit: CoLA by sketch",
         "published\nMatthews, %",
@@ -67,34 +68,40 @@ def _sketches(results: TextResults) -> Table:
         table.add_row(
             sketch.way,
             f"{sketch.score:.2f}",
-            _score(results, "cola", sketch.way, "matthews"),
+            _score(record, "cola", sketch.way, "matthews"),
             f"{sketch.minutes / plain:.2f}",
-            _time_over_plain(results, sketch.way),
+            _time_over_plain(record, sketch.way),
         )
     return table
 
 
-def _mnli(results: TextResults) -> Table:
+def _mnli(record: Record) -> Table:
     table = columns("FewBit: MNLI", "published\naccuracy, %", "measured\naccuracy, %")
     for way, score in MNLI.items():
-        table.add_row(way, f"{score:.1f}", _score(results, "mnli", way, "accuracy"))
+        table.add_row(way, f"{score:.1f}", _score(record, "mnli", way, "accuracy"))
     return table
 
 
-def _of(results: TextResults, one: Throughput) -> Cell | None:
+def _of(record: Record, one: Throughput) -> Cell | None:
     """At the same batch if it was measured, otherwise at any."""
-    return results.timed(one.model, one.way, LENGTH, one.batch) or results.timed(one.model, one.way, LENGTH)
+    return timed(record, one.model, one.way, LENGTH, one.batch) or timed(record, one.model, one.way, LENGTH)
 
 
-def _score(results: TextResults, task: str, way: str, metric: str) -> str:
-    runs = [run for run in results.finished(_TABLES_MODEL, task, way) if run.fine_tuned]
+def _score(record: Record, task: str, way: str, metric: str) -> str:
+    runs = [run for run in finished(record, _TABLES_MODEL, task, way) if run.fine_tuned]
     return f"{fmean(run.metrics[metric] for run in runs):.2f}" if runs else ""
 
 
-def _time_over_plain(results: TextResults, way: str) -> str:
+def _time_over_plain(record: Record, way: str) -> str:
     """Of FewBit's network if it was timed, otherwise of BERT-base, which has the same layers."""
     for model in (_TABLES_MODEL, "base"):
-        cell = results.timed(model, way, LENGTH)
+        cell = timed(record, model, way, LENGTH)
         if cell is not None and cell.ratio is not None:
             return f"{cell.ratio:.2f}"
     return ""
+
+
+def timed(record: Record, model: str, way: str, length: int, batch: int | None = None) -> Cell | None:
+    """A cell whose steps were timed, of a network in a way; of any batch, if none is named."""
+    found = (cell for cell in record.of(Cell, model=model, way=way, length=length) if cell.seconds)
+    return next((cell for cell in found if batch in (None, cell.batch)), None)

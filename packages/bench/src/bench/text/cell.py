@@ -1,26 +1,23 @@
 """Parts ``memory`` and ``time``: steps of a network in one way, in a process of their own.
 
-That is ``python -m bench.text.cell``. Weights are random: neither bytes nor times depend on them.
+Weights are random: neither bytes nor times depend on them.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 import integrations
-from bench.errors import BenchError, reason
-from bench.memory import child_answer, saved_bytes, standing_peak_bytes, step_bytes
+from bench.memory import saved_bytes, standing_peak_bytes, step_bytes
 from bench.process_memory import counters
 from bench.step_clock import steps_in_turn
 from bench.systems.subject import Subject
-from bench.systems.ways import PLAIN, DoesNotApply, Surroundings
+from bench.systems.ways import PLAIN, Surroundings
 from bench.text import ways
 from bench.text.models import NETWORKS, blocks, from_scratch, random_batch
 from bench.text.results import Cell
@@ -28,35 +25,22 @@ from bench.text.results import Cell
 WARM_UP = 3  # steps that pay for caches, and for the plans of levels that adapt
 
 _CLASSES = 2
-_MODULE = "bench.text.cell"  # of the child process; this file's name for itself is __main__ there
 
 
-def measure(cell: Cell, memory: bool, rounds: int, device: str, threads: int) -> Cell:
-    """Measures a cell in a new process; a crash of that process is said in the answer.
+def measure(cell: Cell, *, memory: bool, rounds: int, device: str) -> Cell:
+    """Measures a cell in this process. What it has already stays.
 
     Args:
-        cell: what it is of. What it has already stays.
+        cell: what it is of.
         memory: whether memory is measured.
         rounds: of timed steps; 0: none.
         device: ``"cpu"`` or ``"cuda"``.
-        threads: of torch's operators.
+
+    Raises:
+        DoesNotApply: the way is none for this network.
     """
-    request = {"cell": asdict(cell), "memory": memory, "rounds": rounds, "device": device, "threads": threads}
-    try:
-        return Cell(**child_answer(_MODULE, request))
-    except BenchError as error:
-        return replace(cell, failure=str(error))
-
-
-def measure_here(cell: Cell, memory: bool, rounds: int, device: torch.device) -> Cell:
-    """The same in this process. What fails is said in the answer."""
-    try:
-        cell = _memory(cell, device) if memory else cell
-        return _time(cell, rounds, device) if rounds else cell
-    except DoesNotApply as error:
-        return replace(cell, does_not_apply=str(error))
-    except Exception as error:  # whatever one cell fails with, others are to be measured
-        return replace(cell, failure=reason(error))
+    cell = _memory(cell, torch.device(device)) if memory else cell
+    return _time(cell, rounds, torch.device(device)) if rounds else cell
 
 
 def _memory(cell: Cell, device: torch.device) -> Cell:
@@ -117,15 +101,3 @@ def _loss(output: object) -> Tensor:
 def _step(model: nn.Module, forward: Callable[[], Tensor]) -> None:
     model.zero_grad(set_to_none=True)
     forward().backward()
-
-
-def _child(text: str) -> None:
-    """What the child process does: reads the request, says what it found."""
-    wanted = json.loads(text)
-    torch.set_num_threads(wanted["threads"])
-    cell, device = Cell(**wanted["cell"]), torch.device(wanted["device"])
-    print(json.dumps(asdict(measure_here(cell, wanted["memory"], wanted["rounds"], device))))
-
-
-if __name__ == "__main__":
-    _child(sys.argv[1])

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bench.record.record import Record
 from bench.systems.ways import PLAIN
 from bench.text import beside
 from bench.text.published import FEWBIT, FEWBIT_PAPER, GACT, LENGTH
-from bench.text.results import TextResults
+from bench.text.results import Cell, Facts, Run, difference, finished, trained
 from bench.text.ways import CONTROL
 
 
-def notes(results: TextResults) -> Iterator[str]:
+def notes(record: Record) -> Iterator[str]:
     """Line by line."""
-    for reason in results.skipped:
-        yield f"Left out: {reason}."
-    for facts in results.facts:
+    for facts in record.of(Facts):
         yield f"{facts.task}: {facts.what}."
-    if results.runs:
+    if record.of(Run):
         yield (
             "difference: from plain runs of the same seeds, which share initial weights, order of the batches and "
             "dropout, with Student's 95 % interval; of the first metric, and of the held-out loss. times smaller: what "
             "plain autograd keeps of a batch over what is kept instead, as the report says. one answer for all: the "
             "most frequent label of the sentences that were trained on; its loss is that of their frequencies."
         )
-        yield from _judged(results)
-    if results.cells:
+        yield from _judged(record)
+    if record.of(Cell):
         yield (
             "kept: of plain what autograd keeps, otherwise what the report says is kept instead. live: after the "
             "forward, less before. peak: the most during forward and backward, less before, with gradients that are "
             "there already; with gradients: the same where the step makes them, which no way makes smaller. time: "
             "forward and backward, in turn with plain ones. Weights are random in both."
         )
-    if any(True for _ in beside.tables(results)):
+    if any(True for _ in beside.tables(record)):
         yield (
             f"Published: GACT, {GACT}; what it calls L1 for BERT there is 4 bits on average, which is our L2. FewBit, "
             f"{FEWBIT}, one run a row, its times of whole trainings; MNLI, {FEWBIT_PAPER}. Figures of GACT's accuracy "
@@ -40,10 +39,10 @@ def notes(results: TextResults) -> Iterator[str]:
         )
 
 
-def _judged(results: TextResults) -> Iterator[str]:
+def _judged(record: Record) -> Iterator[str]:
     """Whether plain training learned anything, and whether losses tell the control from it."""
-    for model, task in dict.fromkeys((run.model, run.task) for run in results.runs):
-        plain, facts = results.finished(model, task, PLAIN), results.of_task(task)
+    for model, task in trained(record):
+        plain, facts = finished(record, model, task, PLAIN), record.find(Facts, task=task)
         if not plain or facts is None:
             continue
         name = next(iter(facts.majority))
@@ -53,7 +52,7 @@ def _judged(results: TextResults) -> Iterator[str]:
             f"{task}, {model}: plain training reaches {found:.1f} % {name}, {above:+.1f} points from one answer for all"
             + ("." if above > _LEARNED else ": too little for accuracies to tell ways apart; the losses may.")
         )
-        control = results.difference(model, task, CONTROL, lambda run: run.held_out)
+        control = difference(record, model, task, CONTROL, lambda run: run.held_out)
         if control is not None and control.low is not None and control.high is not None:
             apart = control.low > 0 or control.high < 0
             interval = f"{control.mean:+.3f} [{control.low:+.3f}, {control.high:+.3f}]"

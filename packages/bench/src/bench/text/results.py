@@ -1,50 +1,33 @@
-"""``TextResults``: everything ``python -m bench text`` found, with what is needed to repeat it."""
+"""What a run of ``python -m bench text`` records, and what follows from several of its entries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from bench.kernels.clock import median_ratio
-from bench.machine import Machine
-from bench.statistics import Difference, paired_difference
+from bench.record.entry import Entry, Timed, at, metric, part, series, table
+from bench.record.kind import Kind
+from bench.record.record import Record, paired
+from bench.statistics import Difference
 from bench.systems.ways import PLAIN
 
 
-@dataclass(frozen=True)
-class Run:
-    """A network that was trained on a task in one way.
+@part("accuracy", "a network that was trained on a task in one way")
+class Run(Entry):
+    """One training."""
 
-    Attributes:
-        model, task, way, seed: which.
-        recipe: of the training, by name of the setting.
-        losses: of training, means over equal parts of it.
-        held_out: the mean loss of what was not trained on, after the last step.
-        metrics: of that, by name, in percent.
-        original_bytes: of a plain run: what autograd keeps of a batch.
-        stored_bytes: of a compressed one: what is kept instead.
-        seconds: that it took.
-        does_not_apply: why the way is none for this network; empty otherwise.
-        failure: what went wrong; empty otherwise.
-        commit: that it was made with.
-    """
-
-    model: str
-    task: str
-    way: str
-    seed: int
-    recipe: dict[str, Any] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)
-    held_out: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
-    original_bytes: int | None = None
-    stored_bytes: int | None = None
-    seconds: float = 0.0
-    does_not_apply: str = ""
-    failure: str = ""
-    commit: str = ""
+    model: str = at("the network")
+    task: str = at("of GLUE, or generated")
+    way: str = at("how it is trained")
+    seed: int = at("of weights, order of the batches and dropout")
+    recipe: dict[str, Any] = table("", "of the training, by name of the setting")
+    losses: list[float] = series("nats", "of training, means over equal parts of it")
+    held_out: float = metric("nats", "the mean loss of what was not trained on, after the last step", default=0.0)
+    metrics: dict[str, float] = table("%", "of that, by name")
+    original_bytes: int | None = metric("bytes", "of a plain run: what autograd keeps of a batch")
+    stored_bytes: int | None = metric("bytes", "of a compressed one: what is kept instead")
+    seconds: float = metric("s", "that it took", default=0.0)
 
     @property
     def done(self) -> bool:
@@ -57,66 +40,37 @@ class Run:
         return not (self.recipe.get("words") or self.recipe.get("steps"))
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What there is to know of a task before anything is trained.
+@part("task", "what there is to know of a task before anything is trained")
+class Facts(Entry):
+    """One task."""
 
-    Attributes:
-        task: its name.
-        what: its sentences in words.
-        majority: the metrics of who answers all alike, with the most frequent label or the mean, in percent.
-        frequency_loss: the held-out loss of who knows how frequent the labels are that were trained on, and no more.
-        ceiling: of the first metric, in percent; ``None`` where nobody knows it.
-    """
-
-    task: str
-    what: str
-    majority: dict[str, float]
-    frequency_loss: float
-    ceiling: float | None = None
+    task: str = at("its name")
+    what: str = metric("", "its sentences in words", default="")
+    majority: dict[str, float] = table("%", "the metrics of who answers all alike, the most frequent label or the mean")
+    frequency_loss: float = metric("nats", "held out, of who knows how frequent labels are, no more", default=0.0)
+    ceiling: float | None = metric("%", "of the first metric; none where nobody knows it")
 
 
-@dataclass(frozen=True)
-class Cell:
-    """Memory and time of steps of a network in one way.
+@part("steps", "memory and time of steps of a network in one way")
+class Cell(Timed, Entry):
+    """One network in one way."""
 
-    Attributes:
-        model, way: which.
-        batch, length: of its input, in sentences and tokens.
-        original_bytes: of the plain network: what autograd keeps.
-        stored_bytes: what is kept instead, as the report says; ``None`` where there is none.
-        live_bytes: that live after the forward and did not before.
-        peak_bytes: the most during forward and backward, less what was there before, the gradients among it.
-        whole_bytes: the same of a step that makes the gradients: with them.
-        seconds, plain_seconds: of steps in this way, and of plain ones in turn.
-        not_measured: why bytes were not; empty otherwise.
-        does_not_apply: why the way is none for this network; empty otherwise.
-        failure: what went wrong; empty otherwise.
-        commit: that it was measured with.
-    """
-
-    model: str
-    way: str
-    batch: int
-    length: int
-    original_bytes: int | None = None
-    stored_bytes: int | None = None
-    live_bytes: int | None = None
-    peak_bytes: int | None = None
-    whole_bytes: int | None = None
-    seconds: list[float] = field(default_factory=list)
-    plain_seconds: list[float] = field(default_factory=list)
-    not_measured: str = ""
-    does_not_apply: str = ""
-    failure: str = ""
-    commit: str = ""
+    model: str = at("the network")
+    way: str = at("how it is trained")
+    batch: int = at("sentences of its input")
+    length: int = at("of these in tokens")
+    original_bytes: int | None = metric("bytes", "of the plain network: what autograd keeps")
+    stored_bytes: int | None = metric("bytes", "that are kept instead, as the report says")
+    live_bytes: int | None = metric("bytes", "that live after the forward and did not before")
+    peak_bytes: int | None = metric("bytes", "the most of a step, less what was there before, gradients among it")
+    whole_bytes: int | None = metric("bytes", "the same of a step that makes the gradients, with them")
+    seconds: list[float] = series("s", "of steps in this way")
+    plain_seconds: list[float] = series("s", "of plain ones in turn")
 
     @property
     def ratio(self) -> float | None:
-        """A step's time over the plain one's of the same round, the median over rounds; ``None`` where not timed."""
-        if self.way == PLAIN:  # what plain steps differ by from plain ones is noise
-            return 1.0 if self.seconds else None
-        return median_ratio(self.seconds, self.plain_seconds) if self.seconds else None
+        """A step's time over the plain one's; ``None`` where not timed. Plain ones differ by noise alone."""
+        return 1.0 if self.seconds and self.way == PLAIN else super().ratio
 
     @property
     def throughput(self) -> float | None:
@@ -124,70 +78,29 @@ class Cell:
         return self.batch / median(self.seconds) if self.seconds else None
 
 
-@dataclass(frozen=True)
-class TextResults:
-    """What ``python -m bench text`` found; empty lists for the parts that were not run.
+KIND = Kind("text", (Facts, Run, Cell), {"device": "device"}, packages=("transformers",))
 
-    Attributes:
-        machine: where and with what.
-        device: ``"cpu"`` or ``"cuda"``.
-        facts: of each task.
-        runs: of training.
-        cells: of memory and time.
-        skipped: what was left out, and why.
-        seconds: that it took, what was taken up included.
-    """
 
-    machine: Machine
-    device: str
-    facts: list[Facts] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
-    cells: list[Cell] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    seconds: float = 0.0
+def finished(record: Record, model: str, task: str, way: str) -> list[Run]:
+    """The runs that came to their end, by seed."""
+    found = [run for run in record.of(Run, model=model, task=task, way=way) if run.done]
+    return sorted(found, key=lambda run: run.seed)
 
-    def run(self, model: str, task: str, way: str, seed: int) -> Run | None:
-        """One of them."""
-        wanted = (model, task, way, seed)
-        return next((run for run in self.runs if (run.model, run.task, run.way, run.seed) == wanted), None)
 
-    def timed(self, model: str, way: str, length: int, batch: int | None = None) -> Cell | None:
-        """A cell whose steps were timed, of a network in a way; of any batch, if none is named."""
-        wanted = (model, way, length)
-        found = (cell for cell in self.cells if cell.seconds and (cell.model, cell.way, cell.length) == wanted)
-        return next((cell for cell in found if batch in (None, cell.batch)), None)
+def difference(record: Record, model: str, task: str, way: str, of: Callable[[Run], float]) -> Difference | None:
+    """Of runs in a way from the plain ones of the same seeds; ``None`` where there are no pairs."""
+    if way == PLAIN:
+        return None
+    return paired(finished(record, model, task, way), finished(record, model, task, PLAIN), of)
 
-    def of_task(self, task: str) -> Facts | None:
-        """What there is to know of a task."""
-        return next((facts for facts in self.facts if facts.task == task), None)
 
-    def finished(self, model: str, task: str, way: str) -> list[Run]:
-        """The runs that came to their end, by seed."""
-        found = [run for run in self.runs if (run.model, run.task, run.way) == (model, task, way) and run.done]
-        return sorted(found, key=lambda run: run.seed)
+def smaller(record: Record, model: str, task: str, way: str) -> float | None:
+    """How many times fewer bytes a batch's activations take than in a plain run; ``None`` where unknown."""
+    original = [run.original_bytes for run in finished(record, model, task, PLAIN) if run.original_bytes]
+    stored = [run.stored_bytes for run in finished(record, model, task, way) if run.stored_bytes]
+    return median(original) / median(stored) if original and stored else None
 
-    def difference(self, model: str, task: str, way: str, of: Callable[[Run], float]) -> Difference | None:
-        """Of runs in a way from the plain ones of the same seeds; ``None`` where there are no pairs."""
-        plain = {run.seed: run for run in self.finished(model, task, PLAIN)}
-        pairs = [(of(run), of(plain[run.seed])) for run in self.finished(model, task, way) if run.seed in plain]
-        if way == PLAIN or not pairs:
-            return None
-        return paired_difference(*map(list, zip(*pairs, strict=True)))
 
-    def smaller(self, model: str, task: str, way: str) -> float | None:
-        """How many times fewer bytes a batch's activations take than in a plain run; ``None`` where unknown."""
-        original = [run.original_bytes for run in self.finished(model, task, PLAIN) if run.original_bytes]
-        stored = [run.stored_bytes for run in self.finished(model, task, way) if run.stored_bytes]
-        return median(original) / median(stored) if original and stored else None
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> TextResults:
-        """From what ``dataclasses.asdict`` made of one."""
-        fields = dict(content)
-        return cls(
-            machine=Machine(**fields.pop("machine")),
-            facts=[Facts(**entry) for entry in fields.pop("facts")],
-            runs=[Run(**entry) for entry in fields.pop("runs")],
-            cells=[Cell(**entry) for entry in fields.pop("cells")],
-            **fields,
-        )
+def trained(record: Record) -> list[tuple[str, str]]:
+    """Networks and tasks of which there are runs, in order."""
+    return list(dict.fromkeys((run.model, run.task) for run in record.of(Run)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -118,12 +118,8 @@ def train(
         original, stored = _bytes(blank.way, model, lambda: step(first, steps), lambda: _loss(model(**first)))
         held_out, guesses = _tested(model, encoded.held_out, task, device)
     labels = encoded.held_out.labels.numpy()
-    return Run(
-        blank.model,
-        blank.task,
-        blank.way,
-        blank.seed,
-        recipe.settings(),
+    return replace(
+        blank,
         losses=_points(losses),
         held_out=held_out,
         metrics={name: METRICS[name](labels, guesses.numpy()) for name in task.metrics},

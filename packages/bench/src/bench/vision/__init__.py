@@ -1,6 +1,6 @@
 """``python -m bench vision``: networks for images, compressed by hooks and by layers, in parts that can be run alone.
 
-command.py      the command line
+command.py      its options, and what makes it a bench
 measure.py      a run: which parts, in which order
 models.py       the originals' models at full size
 compression/    part "compression": what they keep for backward, and their peaks, in every way
@@ -14,7 +14,7 @@ tasks.py        what is trained on what: ResNet-20 on those images, or a model o
 folder.py       a folder of images in the form of ImageNet
 variance.py     parts "variance" and "ablation": the gradient's variance, predicted and measured
 step_time.py    part "time": a step of ResNet-20 beside torch's own, in turn
-results.py      what comes out, as JSON
+results.py      what is recorded
 report.py       the tables, notes.py what stands below them
 chart.py        the chart
 """

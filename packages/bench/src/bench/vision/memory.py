@@ -1,9 +1,7 @@
-"""Part ``memory``: what ResNet-50 keeps for backward, in a process of its own (``python -m bench.vision.memory``)."""
+"""Part ``memory``: what ResNet-50 keeps for backward, in processes of its own."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -11,47 +9,45 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from bench.memory import Memory, answer, in_child, saved_bytes, step_bytes
+from bench.memory import PLAIN, Memory, measured_twice, saved_bytes, step_bytes
 from bench.networks import Case, resnet50
-from bench.process_memory import HEAP_ONLY
 from integrations import qmodules
 
 MODEL, BATCH = "resnet50", 16
 
-_MODULE = "bench.vision.memory"  # of the child process; this file's name for itself is __main__ there
 _WARM_UP = 3  # steps; layers have bits of their own from the second on
 
 
 def measure(levels: Sequence[str], threads: int) -> list[Memory]:
-    """Measures ResNet-50 with torch's own layers (``"L0"``) and at each level, live bytes and peaks in two processes.
+    """Measures ResNet-50 with torch's own layers and at each level.
 
     ``stored_bytes`` are those of the tensors in autograd's graph; live bytes are the allocator's.
+    """
+    return measured_twice(measure_resnet50, [Memory(MODEL, level) for level in (PLAIN, *levels)], threads=threads)
+
+
+def measure_resnet50(entry: Memory) -> Memory:
+    """Measures ResNet-50 in this process.
 
     Raises:
-        BenchError: the child process failed, as it does where timm is missing.
+        MissingLibrary: timm is not installed.
     """
-    request = {"levels": ["L0", *levels], "threads": threads}
-    exact = in_child(_MODULE, request, HEAP_ONLY)
-    return [
-        replace(one, peak_bytes=other.peak_bytes) for one, other in zip(exact, in_child(_MODULE, request), strict=True)
-    ]
+    torch.manual_seed(0)
+    return measure_here(entry, resnet50(BATCH))
 
 
-def measure_here(levels: Sequence[str], case: Case) -> list[Memory]:
-    """Measures a model in this process: as it is, and at each of ``levels``, the first of which is ``"L0"``."""
-    found: list[Memory] = []
-    for level in levels:
-        if level != "L0":
-            qmodules.QModule(case.model, level)
-        for _ in range(_WARM_UP):
-            case.loss().backward()
-        live, peak, reason = step_bytes(case.model, case.loss, case.loss, torch.device("cpu"))
-        original = found[0].original_bytes if found else saved_bytes(case.model, case.loss)
-        stored = graph_bytes(case.model, case.loss) if found else None
-        found.append(Memory(MODEL, level, live, peak, original, stored, reason))
-        if level != "L0":
-            qmodules.revert(case.model)
-    return found
+def measure_here(entry: Memory, case: Case) -> Memory:
+    """Measures a model in this process, which has Q-layers in the end."""
+    original = saved_bytes(case.model, case.loss)
+    if entry.level != PLAIN:
+        qmodules.QModule(case.model, entry.level)
+    for _ in range(_WARM_UP):
+        case.loss().backward()
+    live, peak, reason = step_bytes(case.model, case.loss, case.loss, torch.device("cpu"))
+    stored = None if entry.level == PLAIN else graph_bytes(case.model, case.loss)
+    return replace(
+        entry, live_bytes=live, peak_bytes=peak, original_bytes=original, stored_bytes=stored, not_measured=reason
+    )
 
 
 def graph_bytes(network: nn.Module, forward: Callable[[], Tensor]) -> int:
@@ -79,15 +75,3 @@ def _saved_by(node: Node) -> Iterator[Tensor]:
     names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
     for value in (getattr(node, name) for name in names):
         yield from (one for one in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(one, Tensor))
-
-
-def _child(request: str) -> None:
-    """What the child process does: reads the request, says what it found."""
-    wanted = json.loads(request)
-    torch.set_num_threads(wanted["threads"])
-    torch.manual_seed(0)
-    answer(measure_here(wanted["levels"], resnet50(BATCH)))
-
-
-if __name__ == "__main__":
-    _child(sys.argv[1])

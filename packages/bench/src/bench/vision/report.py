@@ -1,41 +1,44 @@
-"""Results of ``python -m bench vision`` as text."""
+"""What is printed of ``python -m bench vision``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
-from bench.layout import columns, header
 from bench.marks import marked
 from bench.memory import AGREEMENT, Memory
-from bench.statistics import spread
-from bench.units import MIB
+from bench.record.bench import Report
+from bench.record.record import Record
+from bench.record.tables import Column, interval, mean, mib, milliseconds, number, table
+from bench.vision.chart import draw
 from bench.vision.compression import report as compression
+from bench.vision.compression.results import Cell
 from bench.vision.dense import report as dense
-from bench.vision.notes import LOSS, POINTS, RATIOS, TIMES, below, enough, inside, judged, notes
+from bench.vision.dense.results import DenseCell
+from bench.vision.notes import LOSS, POINTS, RATIOS, TIMES, below, enough, inside, judged, notes, targets
 from bench.vision.published import ABLATION
-from bench.vision.results import Comparison, StepTimes, Variance, VisionResults
+from bench.vision.results import FULL, Ablated, Comparison, Noise, StepTimes, Variance, VisionCurve, comparisons
 
 
-def render(results: VisionResults) -> RenderableType:
-    """Header, tables and notes."""
-    tables = (
-        (results.memories, _memories),
-        (results.curves, _training),
-        (results.variances, _variances),
-        (results.ablation, _ablation),
-        (results.times, _times),
-    )
-    top = header("Networks for images", results.machine, results.seconds)
-    parts = [table(results) for found, table in tables if found]
-    if results.dense:
-        parts = [dense.table(results.dense), *parts]
-    if results.compressions:
-        parts = [*compression.tables(results.compressions), *parts]
-    return Group(top, *parts, notes(results))
+def tables(record: Record) -> Iterator[Table]:
+    """One for each part that was run."""
+    if cells := record.of(Cell):
+        yield from compression.tables(cells)
+    if denses := record.of(DenseCell):
+        yield dense.table_of(denses)
+    if memories := [memory for memory in record.of(Memory) if not memory.failure]:
+        yield _memories(memories)
+    if record.of(VisionCurve):
+        yield _training(record)
+    if variances := [one for one in record.of(Variance) if not one.failure]:
+        yield _variances(record, variances)
+    if record.of(Ablated):
+        yield _ablation(record)
+    if times := [one for one in record.of(StepTimes) if not one.failure]:
+        yield _times(record, times)
 
 
 def ratio_of(memory: Memory, plain: Memory) -> float | None:
@@ -45,117 +48,116 @@ def ratio_of(memory: Memory, plain: Memory) -> float | None:
     return plain.original_bytes / (memory.stored_bytes * max(1.0, memory.agreement(plain) or 1.0))
 
 
-def _memories(results: VisionResults) -> Table:
-    table = columns("memory", "graph\nMiB", "allocator\nMiB", "allocator /\ngraph", "times\nsmaller", "peak\nMiB")
-    plain = results.memories[0]
-    for memory in results.memories:
-        peak = "" if memory.peak_bytes is None else f"{memory.peak_bytes / MIB:,.1f}"
+def _memories(memories: Sequence[Memory]) -> Table:
+    plain = memories[0]
+
+    def is_plain(memory: Memory) -> bool:
+        return memory.stored_bytes is None
+
+    def allocated(memory: Memory) -> str:
+        agreement = memory.agreement(plain)
         if memory.stored_bytes is None:
-            live = "" if memory.live_bytes is None else f"{memory.live_bytes / MIB:,.2f}"
-            kept = "" if memory.original_bytes is None else f"{memory.original_bytes / MIB:,.2f}"
-            table.add_row("torch's layers", kept, live, "", "", peak)
-            continue
-        agreement, ratio = memory.agreement(plain), ratio_of(memory, plain)
-        least = RATIOS.get(memory.level)
-        table.add_row(
-            memory.level,
-            f"{memory.stored_bytes / MIB:,.2f}",
-            "" if agreement is None else f"{agreement * memory.stored_bytes / MIB:,.2f}",
-            "" if agreement is None else marked(f"{agreement:.3f}", abs(agreement - 1) <= AGREEMENT),
-            "" if ratio is None else marked(f"{ratio:.1f}", None if least is None else ratio >= least),
-            peak,
-        )
-    return table
+            return mib(memory.live_bytes, 2)
+        return "" if agreement is None else mib(agreement * memory.stored_bytes, 2)
 
+    def agreement(memory: Memory) -> RenderableType:
+        found = None if is_plain(memory) else memory.agreement(plain)
+        return "" if found is None else marked(f"{found:.3f}", abs(found - 1) <= AGREEMENT)
 
-def _training(results: VisionResults) -> Table:
-    table = columns(
-        "training", "seeds", "accuracy, %", "difference, points", "final loss", "\nrelative", "images/s", "\nrelative"
+    def smaller(memory: Memory) -> RenderableType:
+        ratio, least = ratio_of(memory, plain), RATIOS.get(memory.level)
+        return "" if ratio is None else marked(f"{ratio:.1f}", None if least is None else ratio >= least)
+
+    return table(
+        memories,
+        ("memory", lambda memory: "torch's layers" if is_plain(memory) else memory.level),
+        ("graph\nMiB", lambda memory: mib(memory.original_bytes if is_plain(memory) else memory.stored_bytes, 2)),
+        ("allocator\nMiB", allocated),
+        ("allocator /\ngraph", agreement),
+        ("times\nsmaller", smaller),
+        ("peak\nMiB", lambda memory: mib(memory.peak_bytes)),
     )
-    above = ""
-    for row in results.comparisons():
-        if row.model != above:
-            above = row.model
-            table.add_row(Text(above, style="bold"))
-        deviation = spread(row.accuracies)
-        table.add_row(
-            "  full precision" if row.level == "L0" else f"  {row.level}",
-            str(len(row.accuracies)),
-            f"{fmean(row.accuracies):.1f}" + ("" if deviation is None else f" ± {deviation:.1f}"),
-            ""
-            if row.level == "L0"
-            else marked(_interval(row), row.difference.meets(POINTS) if enough(results, row) else None),
-            f"{fmean(row.losses):.3f}",
-            ""
-            if row.level == "L0"
-            else marked(f"{row.loss_ratio:.3f}", abs(row.loss_ratio - 1) <= LOSS if enough(results, row) else None),
-            "" if row.images_per_second is None else f"{row.images_per_second:,.1f}",
-            "" if row.speed is None or row.level == "L0" else f"{row.speed:.2f}",
-        )
-    return table
 
 
-def _interval(row: Comparison) -> str:
-    difference = row.difference
-    if difference.low is None:
-        return f"{difference.mean:+.2f}"
-    return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
+def _training(record: Record) -> Table:
+    def difference(row: Comparison) -> RenderableType:
+        reached = row.difference.meets(POINTS) if enough(record, row) else None
+        return "" if row.level == FULL else marked(interval(row.difference, 2), reached)
 
+    def loss(row: Comparison) -> RenderableType:
+        reached = abs(row.loss_ratio - 1) <= LOSS if enough(record, row) else None
+        return "" if row.level == FULL else marked(f"{row.loss_ratio:.3f}", reached)
 
-def _shares(variance: Variance) -> tuple[str, str]:
-    return f"{variance.share:.3g}", f"{variance.found.bias / variance.found.gradient:.2g}"
-
-
-def _variances(results: VisionResults) -> Table:
-    table = columns(
-        "variance",
-        "layers",
-        "share",
-        "bias",
-        "predicted /\nmeasured, least",
-        "\nmedian",
-        "\nmost",
-        "within\nthe factor",
+    return table(
+        comparisons(record),
+        ("training", lambda row: "  full precision" if row.level == FULL else f"  {row.level}"),
+        ("seeds", lambda row: str(len(row.accuracies))),
+        ("accuracy, %", lambda row: mean(row.accuracies, 1)),
+        ("difference, points", difference),
+        ("final loss", lambda row: f"{fmean(row.losses):.3f}"),
+        ("\nrelative", loss),
+        ("images/s", lambda row: number(row.images_per_second, ",.1f")),
+        ("\nrelative", lambda row: "" if row.level == FULL else number(row.speed, ".2f")),
+        above=lambda row: row.model,
     )
-    for variance in results.variances:
-        ratios = variance.ratios
-        held = inside(variance)
-        table.add_row(
-            variance.name,
-            str(len(ratios)),
-            *_shares(variance),
-            f"{min(ratios):.2f}",
-            f"{median(ratios):.2f}",
-            f"{max(ratios):.2f}",
-            marked(f"{held} of {len(ratios)}", held == len(ratios) if judged(results) else None),
-        )
-    return table
 
 
-def _ablation(results: VisionResults) -> Table:
-    table = columns("ablation, 2 bits", "share", "bias", "published:\nCIFAR-10", "\nCIFAR-100")
-    for step, reached in zip(results.ablation, below(results), strict=True):
-        share, bias = _shares(step)
-        published = [f"{value:g}" for value in ABLATION.get(step.name, ())]
-        table.add_row(step.name, marked(share, reached), bias, *published)
-    return table
+def _bias(noise: Noise) -> str:
+    return f"{noise.bias / noise.gradient:.2g}"
 
 
-def _times(results: VisionResults) -> Table:
-    levels = list(results.times[0].seconds)
-    table = columns("time", "torch's\nlayers, ms", *levels)
-    for times in results.times:
-        table.add_row(
-            times.order,
-            f"{1e3 * median(times.plain_seconds):,.0f}",
-            *(
-                marked(f"{times.ratio(level):.2f}", _fast(times, level) if judged(results) else None)
-                for level in levels
-            ),
-        )
-    return table
+def _variances(record: Record, variances: Sequence[Variance]) -> Table:
+    def within(variance: Variance) -> RenderableType:
+        held, count = inside(variance), len(variance.ratios)
+        return marked(f"{held} of {count}", held == count if judged(record) else None)
+
+    return table(
+        variances,
+        ("variance", lambda variance: variance.name),
+        ("layers", lambda variance: str(len(variance.ratios))),
+        ("share", lambda variance: f"{variance.share:.3g}"),
+        ("bias", _bias),
+        ("predicted /\nmeasured, least", lambda variance: f"{min(variance.ratios):.2f}"),
+        ("\nmedian", lambda variance: f"{median(variance.ratios):.2f}"),
+        ("\nmost", lambda variance: f"{max(variance.ratios):.2f}"),
+        ("within\nthe factor", within),
+    )
 
 
-def _fast(times: StepTimes, level: str) -> bool | None:
-    most = TIMES.get(level)
-    return None if most is None else times.ratio(level) <= most
+def _ablation(record: Record) -> Table:
+    rows = list(zip(record.of(Ablated), below(record), strict=True))
+
+    def published(place: int) -> Column[tuple[Ablated, bool | None]]:
+        def figure(row: tuple[Ablated, bool | None]) -> str:
+            figures = ABLATION.get(row[0].name, ())
+            return f"{figures[place]:g}" if figures else ""
+
+        return ("published:\nCIFAR-10", "\nCIFAR-100")[place], figure
+
+    return table(
+        rows,
+        ("ablation, 2 bits", lambda row: row[0].name),
+        ("share", lambda row: marked(f"{row[0].share:.3g}", row[1])),
+        ("bias", lambda row: _bias(row[0])),
+        published(0),
+        published(1),
+    )
+
+
+def _times(record: Record, found: Sequence[StepTimes]) -> Table:
+    def column(level: str) -> Column[StepTimes]:
+        def cell(times: StepTimes) -> RenderableType:
+            most, ratio = TIMES.get(level), times.ratio(level)
+            return marked(f"{ratio:.2f}", None if most is None or not judged(record) else ratio <= most)
+
+        return level, cell
+
+    return table(
+        found,
+        ("time", lambda times: times.order),
+        ("torch's\nlayers, ms", lambda times: milliseconds(times.plain_seconds, 0)),
+        *map(column, found[0].seconds),
+    )
+
+
+REPORT = Report("Networks for images", tables, notes, targets, draw=draw)

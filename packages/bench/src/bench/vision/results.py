@@ -1,76 +1,114 @@
-"""``VisionResults``: bytes, curves, variances and times, from which the tables are computed."""
+"""What a run of ``python -m bench vision`` records: bytes, curves, variances and times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from bench.kernels.clock import median_ratio
-from bench.machine import Machine
 from bench.memory import Memory
+from bench.record.entry import Entry, at, metric, metrics, nested, part, series, table
+from bench.record.kind import Kind
+from bench.record.record import Record, pairs_of
 from bench.statistics import Difference, paired_difference
 from bench.vision.compression.results import Cell
+from bench.vision.compression.ways import WAYS
+from bench.vision.dense.models import DENSE
 from bench.vision.dense.results import DenseCell
-from bench.vision.tasks import MOMENTA
-from bench.vision.training import FULL, VisionCurve
+from bench.vision.models import MODELS
 from integrations.qmodules import GradientVariance, LayerVariance
 
+FULL = "L0"
+"""How entries call full precision."""
 
-@dataclass(frozen=True)
-class Variance:
-    """The gradient's variance under one way of rounding.
 
-    Attributes:
-        name: a level, or a step of the ablation.
-        found: what ``qmodules.get_var`` measured.
-        commit: that it was measured with; empty in older files.
-    """
+@part("training", "a model that was trained in one way")
+class VisionCurve(Entry):
+    """One run."""
 
-    name: str
-    found: GradientVariance
-    commit: str = ""
+    level: str = at("a way's name, or L0 for full precision")
+    seed: int = at("of weights and batches")
+    losses: list[float] = series("nats", "of training, by epoch, the mean over its images as they were trained on")
+    accuracy: float = metric("%", "of the test images after the last epoch", default=0.0)
+    model: str = at("what was trained", default="resnet20")
+    images_per_second: float = metric("1/s", "of training, without the test; 0 where not measured", default=0.0)
+
+
+@metrics
+class Noise(Entry):
+    """What ``qmodules.get_var`` measures of a gradient."""
+
+    layers: list[LayerVariance] = nested(LayerVariance, "of each layer by itself", many=True)
+    gradient: float = metric("", "the squared norm of the exact gradient", default=0.0)
+    variance: float = metric("", "of the whole gradient", default=0.0)
+    bias: float = metric("", "the squared distance of its mean from the exact gradient", default=0.0)
+    repeats: int = metric("", "of the measurement", default=0)
 
     @property
     def share(self) -> float:
         """The variance of the whole gradient, as a part of its squared norm."""
-        return self.found.variance / self.found.gradient
+        return self.variance / self.gradient
 
     @property
     def ratios(self) -> list[float]:
         """The predicted variance of each layer over the measured one, in the order of the layers."""
-        return [layer.predicted / layer.measured for layer in self.found.layers if layer.measured]
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Variance:
-        """From what ``dataclasses.asdict`` made of one."""
-        fields = dict(content["found"])
-        layers = tuple(LayerVariance(**entry) for entry in fields.pop("layers"))
-        return cls(**{**content, "found": GradientVariance(layers=layers, **fields)})
+        return [layer.predicted / layer.measured for layer in self.layers if layer.measured]
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """Steps of ResNet-20, with torch's own layers and at levels in turn.
+def noise_of(found: GradientVariance) -> dict[str, Any]:
+    """The metrics of a measurement."""
+    return {**vars(found), "layers": list(found.layers)}
 
-    Attributes:
-        order: of the images' memory.
-        batch: images.
-        plain_seconds: of forward and backward with torch's own layers, by round.
-        seconds: the same at each level, by its name.
-        commit: that they were timed with; empty in older files.
-    """
 
-    order: str
-    batch: int
-    plain_seconds: list[float]
-    seconds: dict[str, list[float]]
-    commit: str = ""
+@part("variance", "the gradient's variance of ResNet-20 at a level")
+class Variance(Noise):
+    """One level."""
+
+    name: str = at("the level")
+
+
+@part("ablation", "the same at a step of ActNN's ablation")
+class Ablated(Noise):
+    """One step."""
+
+    name: str = at("the step")
+
+
+@part("time", "steps of ResNet-20, with torch's own layers and at levels in turn")
+class StepTimes(Entry):
+    """One order of memory."""
+
+    order: str = at("of the images' memory")
+    batch: int = metric("", "images", default=0)
+    plain_seconds: list[float] = series("s", "of forward and backward with torch's own layers, by round")
+    seconds: dict[str, list[float]] = table("s", "of the same at each level, by its name")
 
     def ratio(self, level: str) -> float:
         """A step's time over torch's own in the same round, as the median over rounds."""
         return median_ratio(self.seconds[level], self.plain_seconds)
+
+
+_MODELS = {name: place for place, name in enumerate((*MODELS, *DENSE))}
+_WAYS = {name: place for place, name in enumerate(WAYS)}
+
+
+def _order(entry: Entry) -> tuple[int, ...]:
+    if not isinstance(entry, Cell):
+        return (0,)
+    dense = isinstance(entry, DenseCell)
+    return 1 + dense, _MODELS.get(entry.model, -1), entry.batch, entry.size, entry.channels_last, _WAYS[entry.way]
+
+
+KIND = Kind(
+    "vision",
+    (Cell, DenseCell, Memory, VisionCurve, Variance, Ablated, StepTimes),
+    {"device": "device", "seed": "seed"},
+    {"data": "set of images", "recipe": "recipe"},
+    _order,
+    ("torchvision", "timm"),
+)
 
 
 @dataclass(frozen=True)
@@ -98,70 +136,13 @@ class Comparison:
     speed: float | None
 
 
-@dataclass(frozen=True)
-class VisionResults:
-    """What ``python -m bench vision`` found; empty lists for the parts that were not run.
-
-    Attributes:
-        machine: where and with what.
-        data: the images in words; empty where none were needed.
-        recipe: how networks were trained, by name of the setting; empty where none was.
-        memories: of ResNet-50, with torch's own layers (``"L0"``) and at levels.
-        curves: of every run of training; level ``"L0"`` is full precision.
-        variances: of the gradient of ResNet-20, at levels.
-        ablation: the same at each step of ActNN's ablation.
-        times: of steps of ResNet-20, by order of memory.
-        skipped: what was left out, and why.
-        seconds: that it took, what was taken up included.
-        compressions: of the originals' models, by model, inputs and way.
-        device: of compressions and dense, and of training on a folder; the other parts are on the CPU.
-        seed: of compressions and dense.
-        dense: of ActNN's models for detection, segmentation and self-supervised learning, by model, inputs and way.
-    """
-
-    machine: Machine
-    data: str
-    recipe: dict[str, float]
-    memories: list[Memory] = field(default_factory=list)
-    curves: list[VisionCurve] = field(default_factory=list)
-    variances: list[Variance] = field(default_factory=list)
-    ablation: list[Variance] = field(default_factory=list)
-    times: list[StepTimes] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    compressions: list[Cell] = field(default_factory=list)
-    device: str = "cpu"
-    seed: int = 0
-    dense: list[DenseCell] = field(default_factory=list)
-
-    def comparisons(self) -> Iterator[Comparison]:
-        """Of each model, full precision with itself and each way with it: the seeds that both were trained with."""
-        runs: dict[tuple[str, str], dict[int, VisionCurve]] = {}
-        for curve in self.curves:
-            if not curve.failure:
-                runs.setdefault((curve.model, curve.level), {})[curve.seed] = curve
-        for (model, level), curves in runs.items():
-            exact = runs.get((model, FULL), {})
-            pairs = [(curves[seed], exact[seed]) for seed in curves if seed in exact]
-            if pairs:
-                yield _compared(model, level, pairs)
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> VisionResults:
-        """From what ``dataclasses.asdict`` made of one."""
-        fields = dict(content)
-        return cls(
-            machine=Machine(**fields.pop("machine")),
-            recipe=_recipe(fields.pop("recipe")),
-            memories=[Memory(**entry) for entry in fields.pop("memories")],
-            curves=[_curve(entry) for entry in fields.pop("curves")],
-            variances=[Variance.of(entry) for entry in fields.pop("variances")],
-            ablation=[Variance.of(entry) for entry in fields.pop("ablation")],
-            times=[StepTimes(**entry) for entry in fields.pop("times")],
-            compressions=[Cell(**entry) for entry in fields.pop("compressions", [])],
-            dense=[DenseCell.of(entry) for entry in fields.pop("dense", [])],
-            **fields,
-        )
+def comparisons(record: Record) -> Iterator[Comparison]:
+    """Of each model, full precision with itself and each way with it: the seeds that both were trained with."""
+    done = [curve for curve in record.of(VisionCurve) if not curve.failure]
+    for model, level in dict.fromkeys((curve.model, curve.level) for curve in done):
+        runs = [curve for curve in done if (curve.model, curve.level) == (model, level)]
+        if pairs := pairs_of(runs, [curve for curve in done if (curve.model, curve.level) == (model, FULL)]):
+            yield _compared(model, level, pairs)
 
 
 def _compared(model: str, level: str, pairs: Sequence[tuple[VisionCurve, VisionCurve]]) -> Comparison:
@@ -177,17 +158,3 @@ def _compared(model: str, level: str, pairs: Sequence[tuple[VisionCurve, VisionC
         fmean(curve.images_per_second for curve, _ in timed) if timed else None,
         fmean(curve.images_per_second / exact.images_per_second for curve, exact in timed) if timed else None,
     )
-
-
-def _recipe(content: Mapping[str, float]) -> dict[str, float]:
-    """As a file has it. Older files have the momentum that the cycle of rates put others in the place of."""
-    recipe = dict(content)
-    return {**recipe, **MOMENTA} if recipe.pop("momentum", None) else recipe
-
-
-def _curve(content: Mapping[str, Any]) -> VisionCurve:
-    """From what ``dataclasses.asdict`` made of one. Files of before hooks were trained with name Q-layers' level alone,
-    and no models."""
-    if "model" not in content and content["level"] != FULL:
-        return VisionCurve(**{**content, "level": f"Q-layers {content['level']}"})
-    return VisionCurve(**content)

@@ -3,44 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from bench.errors import reason
 from bench.vision.compression.ways import WAYS
 from bench.vision.resnet import loss
+from bench.vision.results import FULL, VisionCurve
 from bench.vision.tasks import MOMENTA, RATE, Batches, Task
-
-FULL = "L0"
-"""How results call full precision."""
-
-
-@dataclass
-class VisionCurve:
-    """What one run did.
-
-    Attributes:
-        level, seed: which run; level is a name in ``WAYS``, or ``"L0"`` for full precision.
-        losses: training loss of each epoch, the mean over its images as they were trained on.
-        accuracy: of the test images after the last epoch, in percent: the most likely class is the right one.
-        model: what was trained.
-        images_per_second: of training, without the test; 0 in files of before it was measured.
-        failure: what went wrong; empty otherwise.
-        commit: of the code that ran; empty in older files.
-    """
-
-    level: str
-    seed: int
-    losses: list[float] = field(default_factory=list)
-    accuracy: float = 0.0
-    model: str = "resnet20"
-    images_per_second: float = 0.0
-    failure: str = ""
-    commit: str = ""
 
 
 def train(
@@ -57,7 +28,7 @@ def train(
         device: to train on; ``None``: the CPU.
     """
     device = device or torch.device("cpu")
-    curve = VisionCurve(way, seed, model=task.model)
+    losses: list[float] = []
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         # Convolutions are faster in this order of memory, on the CPU by a third, with Q-layers and without.
@@ -85,45 +56,10 @@ def train(
                 images += len(y)
             seconds += time.perf_counter() - start
             count += images
-            curve.losses.append(total / images)
+            losses.append(total / images)
             advance()
-        curve.images_per_second = count / seconds
-        curve.accuracy = _accuracy(model, task, device)
-    return curve
-
-
-def train_in_pairs(
-    task: Task,
-    ways: Sequence[str],
-    seeds: int,
-    epochs: int,
-    known: Sequence[VisionCurve],
-    device: torch.device,
-    keep: Callable[[VisionCurve], None],
-    advance: Callable[[str], None],
-) -> None:
-    """Trains each seed at full precision and in each way. A run that fails is recorded, and the rest goes on.
-
-    Args:
-        task, epochs, device: as for ``train``.
-        ways: names in ``WAYS``.
-        seeds: how many; they are 0, 1, ...
-        known: runs of before, which are not made again unless they failed.
-        keep: called with each new run.
-        advance: called with what was trained, after each epoch.
-    """
-    finished = {(run.model, run.level, run.seed) for run in known if not run.failure}
-    for seed in range(seeds):
-        for way in (FULL, *ways):
-            what = partial(advance, f"{task.model}, {way}, seed {seed}")
-            if (task.model, way, seed) in finished:
-                for _ in range(epochs):
-                    what()
-                continue
-            try:
-                keep(train(task, way, seed, epochs, what, device))
-            except Exception as error:  # whatever one run fails with, others are to be made
-                keep(VisionCurve(way, seed, model=task.model, failure=reason(error)))
+        accuracy = _accuracy(model, task, device)
+    return VisionCurve(way, seed, losses, accuracy, task.model, count / seconds)
 
 
 def _placed(batches: Batches, device: torch.device) -> Batches:

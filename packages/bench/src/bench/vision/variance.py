@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bench.vision.images import Images
 from bench.vision.resnet import backward, batch_of, loss, resnet20
-from bench.vision.results import Variance
+from bench.vision.results import Ablated, Variance, noise_of
 from integrations import qmodules
 
 BATCH = 128
@@ -35,43 +35,38 @@ def trained(images: Images, steps: int) -> nn.Module:
     return model
 
 
-def measure(
-    model: nn.Module, levels: Sequence[str], images: Images, repeats: int, advance: Callable[[str], None]
-) -> list[Variance]:
-    """Predicted and measured variance of each layer's gradient, at each of ``qmodules.LEVELS``' names.
+def measure(model: nn.Module, level: str, images: Images, repeats: int) -> Variance:
+    """Predicted and measured variance of each layer's gradient.
 
     Args:
         model: of ``trained``; it is copied and stays.
-        levels: to measure at, each on the same batch.
-        images: the batch is of these.
-        repeats: of each measurement.
-        advance: called with what was measured.
+        level: of ``qmodules.LEVELS``.
+        images: the batch is of these, the same for all levels.
+        repeats: of the measurement.
     """
     _, x, y = batch_of(images.x, images.y, BATCH)
-    found = []
-    for level in levels:
-        converted = qmodules.QModule(copy.deepcopy(model), level)
-        found.append(Variance(level, _measured(converted, x, y, repeats)))
-        advance(f"variance, {level}")
-    return found
+    converted = qmodules.QModule(copy.deepcopy(model), level)
+    return Variance(level, **_measured(converted, x, y, repeats))
 
 
-def ablate(model: nn.Module, images: Images, repeats: int, advance: Callable[[str], None]) -> list[Variance]:
-    """The variance at each step of ActNN's ablation, and with the gradient norm of each sample known."""
+def ablation() -> list[str]:
+    """The steps of ActNN's ablation, and one with the gradient norm of each sample known."""
+    return [*qmodules.ablation_levels(BITS), WITH_GRADIENTS]
+
+
+def ablate(model: nn.Module, step: str, images: Images, repeats: int) -> Ablated:
+    """The variance at one of the steps."""
     places, x, y = batch_of(images.x, images.y, BATCH)
-    found = []
-    for name, level in qmodules.ablation_levels(BITS).items():
-        converted = qmodules.QModule(copy.deepcopy(model), level)
-        found.append(Variance(name, _measured(converted, x, y, repeats)))
-        advance(f"ablation, {name}")
-    converted = qmodules.QModule(copy.deepcopy(model), "L3", bits=(BITS,), use_gradient=True, num_samples=len(images.x))
+    if step != WITH_GRADIENTS:
+        converted = qmodules.QModule(copy.deepcopy(model), qmodules.ablation_levels(BITS)[step])
+        return Ablated(step, **_measured(converted, x, y, repeats))
+    options = {"bits": (BITS,), "use_gradient": True, "num_samples": len(images.x)}
+    converted = qmodules.QModule(copy.deepcopy(model), "L3", **options)
     qmodules.model_precision(converted).batch = places
-    found.append(Variance(WITH_GRADIENTS, _measured(converted, x, y, repeats)))
-    advance(f"ablation, {WITH_GRADIENTS}")
-    return found
+    return Ablated(step, **_measured(converted, x, y, repeats))
 
 
-def _measured(converted: nn.Module, x: Tensor, y: Tensor, repeats: int) -> qmodules.GradientVariance:
+def _measured(converted: nn.Module, x: Tensor, y: Tensor, repeats: int) -> dict[str, Any]:
     for _ in range(2):  # in which layers get their bits
         backward(converted, x, y)
-    return qmodules.get_var(converted, lambda: loss(converted, x, y).backward(), repeats)
+    return noise_of(qmodules.get_var(converted, lambda: loss(converted, x, y).backward(), repeats))

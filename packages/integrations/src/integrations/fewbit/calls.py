@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from integrations._torch import top_saved_tensors_default_hooks
+from integrations._torch import constant_when_traced, top_saved_tensors_default_hooks
 from integrations.calls.checkpoint_frames import checkpoint_of
 from integrations.common.in_model import ModelRef
 from integrations.fewbit import functional
@@ -127,7 +127,7 @@ class FewBitCalls(TorchFunctionMode):
         return recompute
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _takes_when_traced(key: str, kind: str) -> bool:
     """Dynamo calls this while it traces, as what it is: a constant of the compiled code."""
     calls = calls_of(key)

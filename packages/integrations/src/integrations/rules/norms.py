@@ -232,6 +232,33 @@ class Standardized(GroupAffine):
 
 
 @dataclass(frozen=True)
+class RowByRow(GroupAffine):
+    """``GroupAffine`` on elements in the order of their indices, whatever their order in memory: for the rows that a
+    normalisation takes, where each lies across others, as those of a transposed tensor do."""
+
+    def __str__(self) -> str:
+        return f"{self._plain!r}, row by row"
+
+    def compress(self, tensor: Tensor, *, seed: Any = 0, stream: Any = 0) -> Compressed:
+        """``Float[Tensor, "..."] -> (codes, bounds)``, as ``GroupAffine`` has them of the tensor made contiguous."""
+        stored = self._plain.compress(tensor.contiguous(), seed=seed, stream=stream)
+        codec = stored.codec if isinstance(stored.codec, Raw) else self
+        layout = stored.layout if codec is not self else Layout.of(tensor)
+        return Compressed(codec, stored.payload, layout, tensor.dtype)
+
+    def decompress(self, compressed: Compressed) -> Tensor:
+        """The tensor, with the codec's rounding error, as it lay in memory."""
+        shape, strides = compressed.layout
+        rows = Layout.of(torch.empty(shape, device="meta"))
+        values = self._plain.decompress(Compressed(self._plain, compressed.payload, rows, compressed.dtype))
+        return torch.empty_strided(shape, strides, dtype=values.dtype, device=values.device).copy_(values)
+
+    @property
+    def _plain(self) -> GroupAffine:
+        return GroupAffine(self.bits, self.group_size, self.rounding)
+
+
+@dataclass(frozen=True)
 class OfChannels:
     """Stores a batch norm's input through another codec, with each channel normalised.
 

@@ -7,9 +7,10 @@ from typing import Protocol
 
 import torch
 
-from actcore import FLOATS, INTEGERS, BitMask, Codec, GroupAffine, Positive, Raw, SavedTensor
+from actcore import FLOATS, INTEGERS, BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTensor
 from integrations.common.jumps import names
 from integrations.rules.levels import Level
+from integrations.rules.norms import RowByRow
 from integrations.rules.rules import CHECKPOINT, RULES, Need, Rule
 from integrations.rules.slopes import has_slope
 from integrations.rules.stores import Store
@@ -120,6 +121,8 @@ class FixedBits:
                 return Decision(Raw(), f"{_BITS[need]} is None: kept exactly")
             if need is Need.NORM and saved.operator in _ROW_NORMS:
                 group_size = _row_group(saved, group_size)
+                if not group_size and (across := _group_across(saved, self.level.group_size)):
+                    return Decision(RowByRow(bits, across), need.value)
                 if not group_size:
                     return Decision(Raw(), "rows that are normalised one by one, and share groups: kept exactly")
             # Rows beyond its last group are not read, and may hold anything, even NaN.
@@ -293,6 +296,13 @@ def _row_group(saved: SavedTensor, limit: int) -> int:
     if not contiguous:
         return 0
     return max((size for size in range(32, limit + 1, 32) if saved.shape[-1] % size == 0), default=0)
+
+
+def _group_across(saved: SavedTensor, limit: int) -> int:
+    """The same where rows lie across each other, and are to be stored one after the other; 0 where there is none."""
+    if saved.strides and 0 not in saved.strides and Layout(saved.shape, saved.strides).dense:
+        return max((size for size in range(32, limit + 1, 32) if saved.shape[-1] % size == 0), default=0)
+    return 0
 
 
 def _shared_group(saved: SavedTensor, limit: int) -> int:

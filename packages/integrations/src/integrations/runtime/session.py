@@ -25,7 +25,7 @@ from integrations.runtime.announced import Announced, Due, noted, settle
 from integrations.runtime.compiled.hooks import hooks_of
 from integrations.runtime.fates import Fates
 from integrations.runtime.formulas.operators import KNOWN
-from integrations.runtime.formulas.table import Formulas
+from integrations.runtime.formulas.table import Formulas, notes_all
 from integrations.runtime.replay import Sites
 from integrations.runtime.site import Site
 from integrations.runtime.specs import Place, SavedTensorSpec, Specs
@@ -94,7 +94,8 @@ class Session:
         self.storages = Storages()
         self.way = Way(specs.policy, level)
         self.announced = Announced(self)
-        self._sites = Sites(self, observer is not None or redraw is not None or look is not None)
+        anew = level.recompute and notes_all(step)
+        self._sites = Sites(self, anew or observer is not None or redraw is not None or look is not None)
         self.fates: Fates | None = None
         self.aside: Callable[[Tensor], AbstractContextManager[Any]] | None = None
         self.occurrences: dict[Place, int] = {}
@@ -128,7 +129,7 @@ class Session:
         if self.level.bits is not None:
             self.tracker.pack = self._hook
         if self.level.recompute:
-            self._formulas = Formulas(self)
+            self._formulas = Formulas(self.storages, self.owners, self.tracker, self.step, self.specs.noted)
             self.tracker.note, self.tracker.noted = self._formulas.note, KNOWN
         self.checkpoints = self.tracker.checkpoints = Checkpoints(self, self._hook, self.tracker.born)
         if self.level.rounds_checkpoints:
@@ -150,6 +151,8 @@ class Session:
                 _innermost.session, self._hook, self.checkpoints = self._outer, None, None
                 self._sites.end()
                 self.tracker.pack = self.tracker.watcher = self.tracker.checkpoints = self.tracker.over = None
+                if self._formulas is not None and error is None:
+                    self.specs.noted = self._formulas.noted
                 self.tracker.note = self._formulas = None
                 self.owners.release()
                 self._contexts.__exit__(kind, error, trace)
@@ -328,6 +331,8 @@ class Session:
             found = self._formulas.recomputed(tensor, storage, call, spec.saved.role, decision)
             if found is not None:
                 record.codec, (held, record.why) = RECOMPUTED, found
+                if spec.site is not None:
+                    spec.site.form = None  # by which a forward before has stored it
                 return held
         exposed = self.tracker.exposed
         if exposed.by_address and storage in exposed:

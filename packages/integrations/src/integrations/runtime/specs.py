@@ -16,6 +16,9 @@ from integrations.storing.extent import Extent
 from integrations.storing.records import Record, kept_by
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from integrations.runtime.formulas.formula import Noted
     from integrations.runtime.site import Site
 
 _PLANS = 16  # plans whose tensors are remembered
@@ -83,6 +86,7 @@ class Specs:
         placed: how many tensors the last forward with a tape has saved, if the site of each knows its value in the
             plan; else ``None``.
         others: how many forwards were other than the plan's.
+        noted: the results that the last forward has noted for its formulas.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -90,6 +94,7 @@ class Specs:
         self.first: Site | None = None
         self.placed: int | None = None
         self.others = 0
+        self.noted: Sequence[Noted] = ()
         self._specs: dict[tuple[Place, int], SavedTensorSpec] = {}
 
     @property

@@ -3,7 +3,7 @@
 ways.py         the ways: plain, hooks at each level, Q-layers, with recomputation
 cell.py         one model in one way, in processes of its own
 peaks.py        the peak of a step, and the operator in which it is reached
-measure.py      cell by cell, each written as it is found
-results.py      what comes out
+measure.py      which cells are wanted
+results.py      what is recorded
 report.py       the tables, beside what was published
 """

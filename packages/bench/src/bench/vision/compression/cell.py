@@ -1,4 +1,4 @@
-"""One model in one way, measured in processes of its own (``python -m bench.vision.compression.cell``).
+"""One model in one way, measured in processes of its own.
 
 What a forward leaves and what a step takes at most are counted in two processes on the CPU: the one counts bytes
 exactly, the other gives what is freed back at once. On CUDA both counters are in one.
@@ -6,23 +6,22 @@ exactly, the other gives what is freed back at once. On CUDA both counters are i
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import integrations
-from bench.errors import BenchError, reason
-from bench.memory import child_answer, live_bytes, peak_bytes, saved_bytes, standing_peak_bytes
+from bench.errors import DoesNotApply
+from bench.memory import live_bytes, peak_bytes, saved_bytes, standing_peak_bytes
 from bench.networks import Case
 from bench.process_memory import ENVIRONMENT, HEAP_ONLY, Counters, counters, limit_allocation
+from bench.record.child import in_child
 from bench.vision.compression.peaks import peak_operator
 from bench.vision.compression.results import Cell
 from bench.vision.compression.ways import WAYS
@@ -35,7 +34,6 @@ Found = TypeVar("Found", bound=Cell)
 FEW = 2  # samples of the steps that warm up: what bits the tensors get does not depend on how many there are
 WARM_UP = 3  # steps; levels that adapt measure in the second
 
-_MODULE = "bench.vision.compression.cell"  # of the child process; this file's name for itself is __main__ there
 _PROCESSES: Mapping[str, Mapping[Counted, Mapping[str, str]]] = MappingProxyType(
     {"cpu": {"live": HEAP_ONLY, "peak": ENVIRONMENT}, "cuda": {"both": ENVIRONMENT}}
 )
@@ -57,49 +55,42 @@ class Settings:
     seed: int
     memory_limit: int
 
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Settings:
+        """From what ``dataclasses.asdict`` made of one, in a process that is to measure: it is limited from here on."""
+        settings = cls(**content)
+        if settings.device == "cpu":
+            limit_allocation(settings.memory_limit)
+        return settings
+
 
 Build = Callable[[Cell, Settings], nn.Module]
 BatchOf = Callable[[nn.Module, Cell, Settings, int], Case]
 
 
-def measure(cell: Cell, settings: Settings) -> Cell:
+def measure(cell: Found, settings: Settings, function: Callable[..., Found]) -> Found:
     """Measures a cell in new processes; a crash of one is said in the answer.
 
     Args:
-        cell: what it is of; what it has, is measured anew.
+        cell: what it is of, without numbers.
         settings: common to all cells.
+        function: adds to a cell what can be counted in the process that it is called in.
     """
-    blank = Cell(cell.model, cell.way, cell.batch, cell.size, cell.channels_last)
-    return measure_in_children(blank, settings, _MODULE)
-
-
-def measure_in_children(blank: Found, settings: Settings, module: str) -> Found:
-    """Measures a cell in new processes; a crash of one is said in the answer.
-
-    Args:
-        blank: what it is of, without numbers.
-        settings: common to all cells.
-        module: what runs there; it ends in ``answer``.
-    """
-    found = blank
+    options = {"settings": asdict(settings), "threads": settings.threads}
     for counted, environment in _PROCESSES[settings.device].items():
-        request = {"cell": asdict(found), "settings": asdict(settings), "counted": counted}
-        try:
-            found = type(blank)(**child_answer(module, request, environment))
-        except BenchError as error:
-            found = replace(found, failure=str(error))
-        if found.failure or found.does_not_apply:
+        cell = in_child(function, cell, environment, counted=counted, **options)
+        if cell.failure or cell.does_not_apply:
             break
-    return found
+    return cell
 
 
-def measure_here(cell: Cell, settings: Settings, counted: Counted) -> Cell:
-    """Measures what ``counted`` says in this process, and adds it to the cell. What fails is said in the answer."""
-    return measure_made(cell, settings, counted, build, batch_of)
+def measure_here(cell: Cell, *, settings: Mapping[str, Any], counted: Counted) -> Cell:
+    """Measures what ``counted`` says in this process, and adds it to the cell."""
+    return measure_made(cell, Settings.of(settings), counted, build, batch_of)
 
 
 def measure_made(cell: Found, settings: Settings, counted: Counted, build: Build, batch_of: BatchOf) -> Found:
-    """Measures what ``counted`` says in this process, and adds it to the cell. What fails is said in the answer.
+    """Measures what ``counted`` says in this process, and adds it to the cell.
 
     Args:
         cell: what it is of, and what is known by now.
@@ -107,26 +98,25 @@ def measure_made(cell: Found, settings: Settings, counted: Counted, build: Build
         counted: which of the counters this process can read.
         build: makes the untouched model.
         batch_of: gives it a batch of so many samples, the same at each call.
+
+    Raises:
+        DoesNotApply: the way is none for this model.
     """
-    device, way = torch.device(settings.device), WAYS[cell.way]
-    count = counters(device)
+    way, count = WAYS[cell.way], counters(torch.device(settings.device))
     if isinstance(count, str):
         return replace(cell, failure=count)
+    model = build(cell, settings)
     try:
-        model = build(cell, settings)
-        try:
-            way.convert(model, settings.seed)
-        except ValueError as error:
-            return replace(cell, does_not_apply=str(error))
-        for _ in range(WARM_UP):
-            batch_of(model, cell, settings, cell.batch if way.recomputed else min(FEW, cell.batch)).loss().backward()
-        case = batch_of(model, cell, settings, cell.batch)
-        if counted != "peak":
-            cell = _with_live(cell, case, count)
-        if counted != "live":
-            cell = _with_peaks(cell, case, count)
-    except Exception as error:  # whatever one cell fails with, others are to be measured
-        return replace(cell, failure=reason(error))
+        way.convert(model, settings.seed)
+    except ValueError as error:
+        raise DoesNotApply(str(error)) from error
+    for _ in range(WARM_UP):
+        batch_of(model, cell, settings, cell.batch if way.recomputed else min(FEW, cell.batch)).loss().backward()
+    case = batch_of(model, cell, settings, cell.batch)
+    if counted != "peak":
+        cell = _with_live(cell, case, count)
+    if counted != "live":
+        cell = _with_peaks(cell, case, count)
     return cell
 
 
@@ -167,23 +157,3 @@ def _with_peaks(cell: Found, case: Case, count: Counters) -> Found:
     standing = standing_peak_bytes(case.loss, count)
     where = peak_operator(case.loss, count)
     return replace(cell, peak_bytes=peak, standing_peak_bytes=standing, peak_in=where)
-
-
-def answer(text: str, kind: type[Found], measure_here: Callable[[Found, Settings, Counted], Found]) -> None:
-    """What the child process does: reads the request, says what it found.
-
-    Args:
-        text: the request.
-        kind: of the cell.
-        measure_here: adds to a cell what can be counted in this process.
-    """
-    wanted = json.loads(text)
-    settings = Settings(**wanted["settings"])
-    torch.set_num_threads(settings.threads)
-    if settings.device == "cpu":
-        limit_allocation(settings.memory_limit)
-    print(json.dumps(asdict(measure_here(kind(**wanted["cell"]), settings, wanted["counted"]))))
-
-
-if __name__ == "__main__":
-    answer(sys.argv[1], Cell, measure_here)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from bench.layout import columns
 from bench.marks import marked
-from bench.units import MIB
+from bench.record.tables import dim, mib
 from bench.vision.compression.results import Cell
 from bench.vision.compression.targets import KEPT, PEAK, PEAKED, judged, kept_enough, peaked_enough
 from bench.vision.compression.ways import PLAIN
@@ -65,9 +65,8 @@ def lines(cells: Sequence[Cell]) -> Iterator[str]:
         "than 1 %, and its largest tensor; in backward where it does not say forward."
     )
     for cell in cells:
-        if cell.failure or cell.does_not_apply:
-            why = f"failed: {cell.failure}" if cell.failure else f"does not apply: {cell.does_not_apply}"
-            yield f"{where(cell)}, {cell.way}: {why}."
+        if cell.outcome:
+            yield f"{where(cell)}, {cell.way}: {cell.outcome}: {cell.failure or cell.does_not_apply}."
     sources = dict.fromkeys(one.source for one in _published_of(cells))
     if sources:
         yield f"published: {'; '.join(map(_said, _published_of(cells)))}. Sources: {'; '.join(sources)}."
@@ -101,25 +100,25 @@ def _with_models(
 
 
 def _kept(cell: Cell, plain: Cell | None) -> list[RenderableType]:
-    if cell.failure or cell.does_not_apply:
-        return [_absent(cell)]
-    before = _mib(cell.original_bytes)
+    if cell.outcome:
+        return [dim(cell.outcome)]
+    before = mib(cell.original_bytes)
     if plain is None or cell is plain:
         return [before]
     ratio = cell.ratio(plain)
     return [
-        before or _mib(plain.original_bytes),
-        _mib(cell.stored_bytes),
-        _mib(cell.allocated_bytes(plain)),
+        before or mib(plain.original_bytes),
+        mib(cell.stored_bytes),
+        mib(cell.allocated_bytes(plain)),
         "" if ratio is None else marked(f"{ratio:.1f}", kept_enough(cell, plain)),
         ", ".join(f"{one.ratio:.1f}" for one in _published(cell)),
     ]
 
 
 def _peaks(cell: Cell, plain: Cell | None) -> list[RenderableType]:
-    if cell.failure or cell.does_not_apply:
-        return [_absent(cell)]
-    found: list[RenderableType] = [_mib(cell.peak_bytes), _mib(cell.standing_peak_bytes)]
+    if cell.outcome:
+        return [dim(cell.outcome)]
+    found: list[RenderableType] = [mib(cell.peak_bytes), mib(cell.standing_peak_bytes)]
     ratios = None if plain is None or cell is plain else cell.peak_ratios(plain)
     if ratios is None:
         return [*found, "", "", "", _moment(cell)]
@@ -130,10 +129,6 @@ def _peaks(cell: Cell, plain: Cell | None) -> list[RenderableType]:
 
 def _moment(cell: Cell) -> str:
     return cell.peak_in.removeprefix("backward: ").replace("aten::", "")
-
-
-def _absent(cell: Cell) -> Text:
-    return Text("failed" if cell.failure else "does not apply", style="dim")
 
 
 def _published(cell: Cell) -> list[Compressed]:
@@ -149,7 +144,3 @@ def _said(one: Compressed) -> str:
         return f"{one.way}: {one.kept[0]:g} times less"
     peak = "" if one.peak is None else f", peak {one.peak[0]:g} to {one.peak[1]:g}"
     return f"{one.way} ({one.bits} bits, batch {one.batch}): {one.kept[0]:g} to {one.kept[1]:g} {one.unit}{peak}"
-
-
-def _mib(count: int | None) -> str:
-    return "" if count is None else f"{count / MIB:,.1f}"

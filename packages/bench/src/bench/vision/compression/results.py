@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bench.record.entry import Entry, at, metric, part
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One model in one way.
+@part("compression", "bytes of a model, trained in one way")
+class Cell(Entry):
+    """One model in one way."""
 
-    Attributes:
-        model, way: names in ``bench.vision.models.MODELS`` and ``bench.vision.compression.ways.WAYS``.
-        batch, size: images of a step, and their height and width.
-        channels_last: whether images and kernels are in that order.
-        live_bytes: what a forward leaves allocated, its result and the graph included.
-        original_bytes: of what autograd alone keeps: of the untouched model as hooks count, in other ways as the report
-            says; ``None`` for Q-layers, which do not report it.
-        stored_bytes: what is kept in its place, by the report, or by autograd's graph for Q-layers; ``None`` for the
-            untouched model.
-        peak_bytes: the activation peak: the most during forward and backward, less what was there before, with
-            ``.grad`` unset, and less all gradients.
-        standing_peak_bytes: the same where the gradients are there before and are added to, so that none is subtracted
-            that has not come into being at the peak.
-        peak_in: the operator in which the peak is reached, and its largest tensor.
-        does_not_apply: why the way is none for this model; empty otherwise.
-        failure: what went wrong; empty otherwise.
-        commit: that this was measured with.
-    """
-
-    model: str
-    way: str
-    batch: int
-    size: int
-    channels_last: bool = False
-    live_bytes: int | None = None
-    original_bytes: int | None = None
-    stored_bytes: int | None = None
-    peak_bytes: int | None = None
-    standing_peak_bytes: int | None = None
-    peak_in: str = ""
-    does_not_apply: str = ""
-    failure: str = ""
-    commit: str = ""
+    model: str = at("of bench.vision.models.MODELS")
+    way: str = at("of bench.vision.compression.ways.WAYS")
+    batch: int = at("images of a step")
+    size: int = at("their height and width")
+    channels_last: bool = at("whether images and kernels are in that order", default=False)
+    live_bytes: int | None = metric("bytes", "that a forward leaves allocated, its result and the graph included")
+    original_bytes: int | None = metric("bytes", "that autograd alone keeps; Q-layers do not report it")
+    stored_bytes: int | None = metric("bytes", "kept in its place, by the report, or by autograd's graph for Q-layers")
+    peak_bytes: int | None = metric("bytes", "the most of a step, less what was there before and all gradients")
+    standing_peak_bytes: int | None = metric("bytes", "the same of a step that adds to gradients that are there")
+    peak_in: str = metric("", "the operator in which the peak is reached, and its largest tensor", default="")
 
     @property
     def inputs(self) -> tuple[str, int, int, bool]:

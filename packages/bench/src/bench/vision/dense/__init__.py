@@ -5,6 +5,6 @@ moco.py         a step of MoCo v2
 segmenter.py    a segmentation network on a feature pyramid
 cell.py         one model in one way, in processes of its own, and its gradient's error
 measure.py      which cells are wanted
-results.py      what comes out
+results.py      what is recorded
 report.py       the table, beside what was published
 """

@@ -1,10 +1,11 @@
-"""One model in one way, measured in processes of its own (``python -m bench.vision.dense.cell``): its bytes as part
-``compression`` counts them, and its gradient's error."""
+"""One model in one way, measured in processes of its own: its bytes as part ``compression`` counts them, and its
+gradient's error."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,45 +13,26 @@ from torch import Tensor, nn
 from bench.errors import reason
 from bench.gradients import relative_error
 from bench.networks import Case
-from bench.vision.compression.cell import (
-    FEW,
-    WARM_UP,
-    Counted,
-    Settings,
-    answer,
-    measure_in_children,
-    measure_made,
-)
+from bench.vision.compression.cell import FEW, WARM_UP, Counted, Settings, measure_made
 from bench.vision.compression.results import Cell
 from bench.vision.compression.ways import PLAIN, WAYS
 from bench.vision.dense.models import DENSE
 from bench.vision.dense.results import DenseCell
-
-_MODULE = "bench.vision.dense.cell"  # of the child process; this file's name for itself is __main__ there
 
 SAME = 1e-5
 """By how much of themselves losses may differ whose gradients are compared. The order of float32 sums makes 1e-6; one
 other anchor in a sample of 256, or one other box, makes 1e-3."""
 
 
-def measure(cell: DenseCell, settings: Settings) -> DenseCell:
-    """Measures a cell in new processes; a crash of one is said in the answer.
-
-    Args:
-        cell: what it is of; what it has, is measured anew.
-        settings: common to all cells.
-    """
-    return measure_in_children(DenseCell(cell.model, cell.way, cell.batch, cell.size), settings, _MODULE)
-
-
-def measure_here(cell: DenseCell, settings: Settings, counted: Counted) -> DenseCell:
-    """Measures what ``counted`` says in this process, and adds it to the cell. What fails is said in the answer."""
-    found = measure_made(cell, settings, counted, build, batch_of)
-    if found.failure or found.does_not_apply or counted == "peak" or cell.way == PLAIN:
+def measure_here(cell: DenseCell, *, settings: Mapping[str, Any], counted: Counted) -> DenseCell:
+    """Measures what ``counted`` says in this process, and adds it to the cell."""
+    common = Settings.of(settings)
+    found = measure_made(cell, common, counted, build, batch_of)
+    if found.failure or counted == "peak" or cell.way == PLAIN:
         return found
     try:
-        return _with_error(found, settings)
-    except Exception as error:  # whatever one cell fails with, others are to be measured
+        return _with_error(found, common)
+    except Exception as error:  # the bytes are known all the same
         return replace(found, failure=f"the gradient's error: {reason(error)}")
 
 
@@ -69,7 +51,7 @@ def _with_error(cell: DenseCell, settings: Settings) -> DenseCell:
     exact_loss, exact = _gradient(cell, settings, PLAIN)
     loss, found = _gradient(cell, settings, cell.way)
     same = abs(loss - exact_loss) <= SAME * abs(exact_loss)
-    return replace(cell, losses=(exact_loss, loss), gradient_error=relative_error(found, exact) if same else None)
+    return replace(cell, losses=[exact_loss, loss], gradient_error=relative_error(found, exact) if same else None)
 
 
 def _gradient(cell: DenseCell, settings: Settings, way: str) -> tuple[float, list[Tensor]]:
@@ -88,7 +70,3 @@ def _gradient(cell: DenseCell, settings: Settings, way: str) -> tuple[float, lis
     loss.backward()
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return loss.item(), [torch.zeros_like(one) if one.grad is None else one.grad for one in weights]
-
-
-if __name__ == "__main__":
-    answer(sys.argv[1], DenseCell, measure_here)

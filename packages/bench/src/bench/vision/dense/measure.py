@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.errors import MissingLibrary
 from bench.networks import needs
 from bench.vision.compression.ways import PLAIN
 from bench.vision.dense.models import DENSE
@@ -40,10 +39,6 @@ class Asked:
         ]
 
 
-def missing() -> str:
-    """Why the models cannot be made; empty where they can."""
-    try:
-        needs("torchvision")
-    except MissingLibrary as error:
-        return str(error)
-    return ""
+def require(_: str) -> None:
+    """Raises ``MissingLibrary`` where the models' library is not there."""
+    needs("torchvision")

@@ -8,37 +8,27 @@ from itertools import groupby
 from rich.table import Table
 from rich.text import Text
 
-from bench.layout import columns
-from bench.units import MIB
+from bench.record.tables import mib, number, table
 from bench.vision.compression.ways import PLAIN
 from bench.vision.dense.models import DENSE
 from bench.vision.dense.results import DenseCell
 from bench.vision.published import TRAINED, TRAINED_SOURCE
 
-_HEADINGS = (
-    "kept\nMiB",
-    "by allocator\nMiB",
-    "times\nsmaller",
-    "peak\nMiB",
-    "times\nsmaller",
-    "gradient's\nerror",
-    "published:\nofficial",
-    "published:\nActNN",
-)
 
-
-def table(cells: Sequence[DenseCell]) -> Table:
+def table_of(cells: Sequence[DenseCell]) -> Table:
     """A heading for each model and its inputs, with what was published of it, and a row for each way."""
-    made = columns("dense", *_HEADINGS)
+    made = table(
+        (),
+        ("dense", str),
+        *((heading, str) for heading in ("kept\nMiB", "by allocator\nMiB", "times\nsmaller", "peak\nMiB")),
+        *((heading, str) for heading in ("times\nsmaller", "gradient's\nerror")),
+        *((heading, str) for heading in ("published:\nofficial", "published:\nActNN")),
+    )
     for _, found in groupby(cells, key=lambda cell: cell.inputs):
         some = list(found)
         published = TRAINED[some[0].model]
-        made.add_row(
-            Text(f"{_where(some[0])} ({published.metric})", style="bold"),
-            *[""] * 6,
-            f"{published.official:.1f}",
-            f"{published.compressed:.1f}",
-        )
+        heading = Text(f"{_where(some[0])} ({published.metric})", style="bold")
+        made.add_row(heading, *[""] * 6, f"{published.official:.1f}", f"{published.compressed:.1f}")
         plain = next((cell for cell in some if cell.way == PLAIN), None)
         for cell in some:
             made.add_row(f"  {cell.way}", *_numbers(cell, plain))
@@ -64,9 +54,8 @@ def lines(cells: Sequence[DenseCell]) -> Iterator[str]:
         f"days of a GPU. Source: {TRAINED_SOURCE}."
     )
     for cell in cells:
-        if cell.failure or cell.does_not_apply:
-            why = f"failed: {cell.failure}" if cell.failure else f"does not apply: {cell.does_not_apply}"
-            yield f"{_where(cell)}, {cell.way}: {why}."
+        if cell.outcome:
+            yield f"{_where(cell)}, {cell.way}: {cell.outcome}: {cell.failure or cell.does_not_apply}."
 
 
 def _where(cell: DenseCell) -> str:
@@ -74,21 +63,17 @@ def _where(cell: DenseCell) -> str:
 
 
 def _numbers(cell: DenseCell, plain: DenseCell | None) -> list[str]:
-    if cell.failure or cell.does_not_apply:
-        return ["failed" if cell.failure else "does not apply"]
+    if cell.outcome:
+        return [cell.outcome]
     if plain is None or cell is plain:
-        return [_mib(cell.original_bytes), "", "", _mib(cell.standing_peak_bytes)]
+        return [mib(cell.original_bytes), "", "", mib(cell.standing_peak_bytes)]
     ratio, peaks = cell.ratio(plain), cell.peak_ratios(plain)
-    error = "" if cell.losses is None else "not comparable"
+    error = "not comparable" if cell.losses else ""
     return [
-        _mib(cell.stored_bytes),
-        _mib(cell.allocated_bytes(plain)),
-        "" if ratio is None else f"{ratio:.1f}",
-        _mib(cell.standing_peak_bytes),
+        mib(cell.stored_bytes),
+        mib(cell.allocated_bytes(plain)),
+        number(ratio, ".1f"),
+        mib(cell.standing_peak_bytes),
         "" if peaks is None else f"{peaks[1]:.2f}",
         error if cell.gradient_error is None else f"{cell.gradient_error:.3g}",
     ]
-
-
-def _mib(count: int | None) -> str:
-    return "" if count is None else f"{count / MIB:,.1f}"

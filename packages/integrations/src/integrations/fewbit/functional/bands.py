@@ -13,6 +13,7 @@ from torch.autograd import Function
 
 import actcore
 from actcore.stored import announce_pointwise, stands_for
+from integrations._torch import constant_when_traced
 from integrations.step_tables.options import constant
 
 _ops = torch.ops.actcore
@@ -85,7 +86,7 @@ class _Passed(Function):
         return _Passed.apply(gradients[0].contiguous(), mask, ctx.slope), None, None
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _ends(function: str, parameters: tuple[float, ...], dtype: torch.dtype, device: str) -> tuple[float, float]:
     return _found(function, parameters, dtype, device)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import actcore
-from integrations._torch import get_tracing_state, in_forward_mode, peek_interpreter_stack
+from integrations._torch import constant_when_traced, get_tracing_state, in_forward_mode, peek_interpreter_stack
 from integrations.common.plain import PLAIN
 
 
@@ -28,7 +28,7 @@ def keeps_few_bits(x: Tensor) -> bool:
     )
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def in_transform() -> bool:
     """Whether a transform of ``torch.func`` or forward-mode differentiation is on, for which a Function has no rules.
 

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
-from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.overrides import handle_torch_function, has_torch_function
 
 import actcore
@@ -103,6 +102,8 @@ def sketched_linear(
     rows = sketching.rows(tokens)
     if torch.compiler.is_compiling():
         # A number, for which the layer is compiled: dynamo takes no Function of tensors whose sizes are computed.
+        from torch.fx.experimental.symbolic_shapes import guard_scalar  # imports sympy
+
         rows = int(guard_scalar(rows))
     if rows >= tokens:
         return F.linear(x, weight, bias)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from actcore import BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTensor, missing_on
 from integrations.rules.aten_rules import Use
-from integrations.rules.norms import Standardized, Statistics
+from integrations.rules.norms import RowByRow, Standardized, Statistics
 from integrations.rules.policy import UNKNOWN
 from integrations.rules.rules import Need
 from integrations.storing.forms import SATURATED, Placeholder
@@ -161,6 +161,8 @@ def form_of(way: Way, saved: SavedTensor, uses: Iterable[Use], made_by: str) -> 
         if isinstance(decision.codec, BitMask):
             return CompiledForm(decision.codec, decision.why)
         operators.add(use.operator)
+        if isinstance(decision.codec, RowByRow):
+            return CompiledForm(Raw(), "rows that lie across each other: kept exactly in compiled code")
         if isinstance(decision.codec, GroupAffine):
             codec = decision.codec
             if len(use.statistics) > 2:

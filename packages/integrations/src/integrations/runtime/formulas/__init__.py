@@ -1,1 +1,1 @@
-"""What backward recomputes from tensors that are stored for somebody else, by a level without a plan."""
+"""A level without a plan that recomputes: backward recomputes tensors from others that are stored anyway."""

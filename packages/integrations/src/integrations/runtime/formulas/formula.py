@@ -17,11 +17,11 @@ from integrations.runtime.formulas.operators import Again
 from integrations.storing.regions import Beside, Region, View, inner
 
 EXACT = 64
-"""Bits of what is as it was."""
+"""The bits of an operand that is exact."""
 
 
 class Place(NamedTuple):
-    """Where a tensor's elements are in its storage."""
+    """Where a tensor's elements lie in its storage."""
 
     layout: Layout
     offset: int
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """An operand of which a form is stored, as long as that is there."""
+    """An operand that is stored, while the stored form lives."""
 
     region: weakref.ref[Region]
     place: Place
@@ -41,14 +41,14 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class There:
-    """An operand that somebody keeps alive, such as a parameter."""
+    """An operand that something else keeps alive, such as a parameter."""
 
     tensor: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
-    """An operand that another formula makes: what is in that place of its result's storage."""
+    """An operand that another formula recomputes: a place in the storage of that formula's result."""
 
     formula: Formula
     place: Place
@@ -57,18 +57,36 @@ class Made:
 Operand = Stored | There | Made
 
 
+@dataclass(slots=True, eq=False)
+class Noted:
+    """A result that a forward has noted.
+
+    Attributes:
+        function: which has made it.
+        used: whether something that was saved is recomputed by its formula.
+    """
+
+    function: Callable[..., Any]
+    used: bool = False
+
+    def was_useless(self, function: Callable[..., Any]) -> bool:
+        """Whether it was of the same function, and of no use."""
+        return self.function is function and not self.used
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Formula:
-    """A call of a cheap function, in which operands stand for tensors.
+    """A call of a cheap function whose tensor arguments are replaced by operands.
 
     Attributes:
         call: the function and its arguments.
-        place, dtype, version: of its result, as it was when it had just been made.
+        place, dtype, version: of the result, as it was when it had just been made.
         exactly: whether operands have to be exact.
-        autocast: device and dtype of the one that the call ran under; ``None`` for none.
-        cost: elements that it and the formulas of its operands make.
-        name: of the operator.
-        bound: what it is for those who have saved its result, while one of them has.
+        autocast: device and dtype of the autocast that the call ran under; ``None`` for none.
+        cost: elements that the formula and those of its operands make.
+        name: the operator's name.
+        bound: the formula with its operands, for the tensors that are saved of its result, while one of them lives.
+        noted: is told that the formula is of use; ``None`` where nobody is.
     """
 
     call: Again
@@ -80,19 +98,20 @@ class Formula:
     cost: int
     name: str
     bound: weakref.ref[Bound] | None = None
+    noted: Noted | None = None
 
     def operands(self) -> Iterator[Operand]:
-        """What it reads."""
+        """The operands that the formula reads."""
         yield from _operands((self.call.args, tuple(self.call.kwargs.values())))
 
 
 class Bound:
-    """A formula whose operands are held, so that it can be computed in backward.
+    """A formula whose operands are held, so that backward can compute it.
 
     Attributes:
-        bits: the fewest of an operand's elements.
-        waiting: saved tensors that backward has not read.
-        lent: the result, while others who have saved it come right after one who has read it, and its version.
+        bits: the least bits of an operand's elements.
+        waiting: how many saved tensors backward has not read.
+        lent: the result and its version, kept for further saved tensors that are read right after another one.
     """
 
     __slots__ = ("__weakref__", "_call", "bits", "formula", "lent", "waiting")
@@ -103,7 +122,7 @@ class Bound:
         self.lent: tuple[Tensor, int, Any] | None = None
 
     def compute(self) -> Tensor:
-        """The result, laid out as it was."""
+        """The result, laid out as it was in the forward."""
         formula, (function, args, kwargs) = self.formula, self._call
         with torch.no_grad(), DisableTorchFunction(), _under(formula.autocast):
             result: Tensor = function(*map(_resolved, args), **{name: _resolved(one) for name, one in kwargs.items()})
@@ -115,7 +134,7 @@ class Bound:
 
 
 class LastComputed:
-    """The formula whose result is lent: one tensor more than autograd itself holds, at most."""
+    """The formula whose result is lent. So at most one tensor is alive beyond what autograd itself holds."""
 
     __slots__ = ("_bound",)
 
@@ -123,7 +142,8 @@ class LastComputed:
         self._bound: weakref.ref[Bound] | None = None
 
     def result_of(self, bound: Bound) -> Tensor:
-        """Its result, that of who has read it last if nothing else was computed or written to it since."""
+        """The formula's result. It is the lent one if nothing else was computed since, and nothing was written to
+        it."""
         lent = bound.lent
         if lent is None or lent[0]._version != lent[1] or lent[2] != _stream_of(lent[0]):
             self._let_go()
@@ -143,7 +163,7 @@ class LastComputed:
 
 
 class Recomputed:
-    """What autograd holds in the place of a tensor that a formula makes: a view of the result."""
+    """What autograd holds in the place of a tensor that a formula recomputes: a view of the formula's result."""
 
     __slots__ = ("_bound", "_last", "_place", "_waits")
 
@@ -161,7 +181,7 @@ class Recomputed:
 
 
 def bind(formula: Formula, bits: int) -> Bound | None:
-    """A formula with its operands; ``None`` where one is stored no more, or in fewer bits than are asked for."""
+    """The formula with its operands held; ``None`` if one is not stored any more, or in fewer bits than required."""
     bound = None if formula.bound is None else formula.bound()
     if bound is None:
         found: list[int] = []
@@ -177,11 +197,13 @@ def bind(formula: Formula, bits: int) -> Bound | None:
         if formula.exactly and bound.bits < EXACT:
             return None
         formula.bound = weakref.ref(bound)
+        if formula.noted is not None:
+            formula.noted.used = True
     return bound if bound.bits >= bits else None
 
 
 def view_of(result: Tensor, formula: Formula, place: Place) -> Tensor:
-    """What is in a place of the storage of a formula's result, of the result."""
+    """The view at a place of the storage of a formula's result."""
     if place == formula.place:
         return result
     shape, strides = place.layout
@@ -189,7 +211,7 @@ def view_of(result: Tensor, formula: Formula, place: Place) -> Tensor:
 
 
 def mapped(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """A value in which a function has been applied to each tensor, in lists and tuples, too."""
+    """A value with a function applied to each tensor in it, in lists and tuples, too."""
     if isinstance(value, Tensor):
         return function(value)
     if type(value) in (list, tuple):
@@ -198,12 +220,12 @@ def mapped(value: Any, function: Callable[[Tensor], Any]) -> Any:
 
 
 class _GoneError(Exception):
-    """An operand is stored no more."""
+    """An operand is not stored any more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Inner:
-    """In the place of an operand that another formula makes."""
+    """Replaces an operand that another formula recomputes."""
 
     bound: Bound
     place: Place
@@ -213,7 +235,7 @@ class _Inner:
 
 
 def _held(value: Any, bits: list[int]) -> Any:
-    """A value with what holds each operand in its place; notes the bits of each."""
+    """A value in which each operand is replaced by what holds it. Notes the bits of each."""
     if isinstance(value, Stored):
         return _stored(value, bits)
     if isinstance(value, There):
@@ -239,13 +261,13 @@ def _stored(operand: Stored, bits: list[int]) -> Kept | Beside:
 
 
 def bits_of(region: Region) -> int:
-    """Bits of each element of a region."""
+    """The bits of a region's elements."""
     if region.kept is not None or region.value is None:
         return EXACT
     codec = inner(region.value.codec)
     if isinstance(codec, GroupAffine):
         return codec.bits
-    return EXACT if isinstance(codec, (Raw, BitMask, Narrow)) else 0  # what a user's codec restores is not known
+    return EXACT if isinstance(codec, (Raw, BitMask, Narrow)) else 0  # it is not known what a user's codec restores
 
 
 def _resolved(value: Any) -> Any:
@@ -265,11 +287,11 @@ def _operands(values: Any) -> Iterator[Operand]:
 
 
 def _under(autocast: tuple[str, torch.dtype] | None) -> AbstractContextManager[Any]:
-    """The autocast that a call ran under, or none, wherever backward is called."""
+    """A block with the autocast that a call ran under, or without one, wherever backward runs."""
     return DisableAutocast() if autocast is None else torch.autocast(*autocast)
 
 
 def _stream_of(tensor: Tensor) -> Any:
-    """The stream that a tensor would be used on: one that was computed on another may not be there yet."""
+    """The stream on which a tensor would be used. One that was computed on another stream may not be complete there."""
     real = tensor.is_cuda and torch.cuda.is_initialized()
     return torch.cuda.current_stream(tensor.device) if real else None

@@ -1,6 +1,6 @@
-"""Which torch functions are cheap enough to be called again in backward, and how they are called without side effects.
+"""Which torch functions are cheap enough to be repeated in backward, and how they are repeated without side effects.
 
-Each makes one tensor, draws nothing and takes about the time of reading and writing memory.
+Each of them makes one tensor, draws nothing, and takes about the time of reading and writing memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from integrations.rules.rules import operator_name
 
 Function = Callable[..., Any]
 
-# Values and slopes stay bounded: an error of what they read is not amplified.
+# Their values and slopes are bounded, so that an error in what they read is not amplified.
 _STEADY = names(
     """add radd iadd sub rsub isub mul multiply addcmul neg square pow silu gelu relu leaky_relu elu celu mish softplus
     hardswish relu6 hardtanh hardsigmoid log_sigmoid logsigmoid sigmoid tanh erf sin cos abs glu clamp clip clamp_min
@@ -28,21 +28,21 @@ _STEADY = names(
 )
 # These amplify it, so what they read has to be exact.
 _AMPLIFYING = names("rtruediv sqrt rsqrt reciprocal exp exp2 expm1 log rpow")
-_QUOTIENTS = names("div divide true_divide truediv itruediv")  # of a tensor; by a number they do not
+_QUOTIENTS = names("div divide true_divide truediv itruediv")  # they amplify an error if the divisor is a tensor
 CASTING = names("linear conv1d conv2d conv3d mm bmm addmm baddbmm")
-"""Operators that autocast casts arguments of, and that save these in the order in which they were given."""
+"""Operators whose arguments autocast casts, and that save these in the order in which they were given."""
 CASTS = (torch.bfloat16, torch.float16)
-"""To which autocast casts."""
+"""The dtypes to which autocast casts."""
 
 KNOWN: dict[Function, bool | None] = {}
-"""By torch function: whether what it reads has to be exact; ``None`` for one that is not called again."""
+"""By torch function: whether what it reads has to be exact; ``None`` for one that is not repeated."""
 
 
 class Again(NamedTuple):
-    """A call as it is made again.
+    """A call as backward repeats it.
 
     Attributes:
-        function, args, kwargs: of it.
+        function, args, kwargs: the function and its arguments.
     """
 
     function: Function
@@ -51,7 +51,7 @@ class Again(NamedTuple):
 
 
 def needs_exact(function: Function) -> bool | None:
-    """Whether a function is called again only for exact arguments; ``None`` where it is not called again."""
+    """Whether a function is repeated only with exact arguments; ``None`` if it is not repeated."""
     found = KNOWN.get(function, _UNASKED)
     if found is _UNASKED:
         name = operator_name(function)
@@ -60,7 +60,7 @@ def needs_exact(function: Function) -> bool | None:
 
 
 _UNASKED = object()
-_SAVING_RESULTS = names("sigmoid tanh exp exp2 expm1 sqrt rsqrt reciprocal")  # and nothing else
+_SAVING_RESULTS = names("sigmoid tanh exp exp2 expm1 sqrt rsqrt reciprocal")  # these save their result and nothing else
 
 
 def amplifies(call: Call) -> bool:
@@ -73,16 +73,16 @@ def amplifies(call: Call) -> bool:
 
 
 def _is_reflected(call: Call) -> bool:
-    """Whether a call has its operands the other way around, as ``1 / x`` has."""
+    """Whether a call has its operands in reverse order, as ``1 / x`` has."""
     return str(getattr(call.function, "__name__", "")).startswith("__r")
 
 
 def again_saved(call: Call, saved: Tensor) -> Again | None:
-    """How a result is computed again that a call saves before it is over; ``None`` for one that may be another tensor
-    than what the call returns.
+    """How backward repeats the call that is about to return a result which it saves; ``None`` if what it saves may be
+    another tensor than what it returns.
 
     Args:
-        call: that is running.
+        call: the call that is running.
         saved: the tensor.
     """
     given = call.given
@@ -90,7 +90,7 @@ def again_saved(call: Call, saved: Tensor) -> Again | None:
         return Again(call.function, given.args, given.kwargs)
     if call.name != "rms_norm":
         return None
-    # What torch multiplies with the weight; of a narrow dtype it may also be a cast of the input.
+    # This is what torch multiplies with the weight. For a narrow dtype it may also be a cast of the input.
     x, shape, eps = (given.get(*one) for one in ((0, "input"), (1, "normalized_shape"), (3, "eps")))
     if saved.shape != x.shape or x.dtype not in (torch.float32, torch.float64):
         return None
@@ -98,21 +98,21 @@ def again_saved(call: Call, saved: Tensor) -> Again | None:
 
 
 def overwrites(call: Call) -> bool:
-    """Whether a call says that it overwrites its first argument."""
+    """Whether a call overwrites its first argument, by its name or arguments."""
     given = call.given
     return call.in_place or given.kwargs.get("inplace") is True or (bool(given.args) and given.args[-1] is True)
 
 
 def again(call: Call, result: Tensor, in_place: bool) -> Again | None:
-    """A call as it is made again, so that it changes nothing.
+    """A call as backward repeats it, without changing anything.
 
     Args:
-        call: of a function that is called again.
-        result: that it has made.
+        call: a call of a function that is repeated.
+        result: the result that it has made.
         in_place: whether it has overwritten its first argument.
 
     Returns:
-        ``None`` where there is no such call.
+        ``None`` if the call cannot be repeated so.
     """
     given = call.given
     if "out" in given.kwargs:
@@ -136,10 +136,11 @@ _DUNDERS = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div"}
 
 
 def _batch_norm(given: Arguments, result: Tensor) -> Again | None:
-    """In training the statistics are the batch's, which backward keeps; the running ones must not be updated twice."""
+    """In training, the statistics are the batch's, which backward keeps; the running statistics must not be updated
+    twice."""
     parameters = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
     x, mean, variance, weight, bias, training, momentum, eps = (given.get(*one) for one in enumerate(parameters))
-    if training is None or eps is None:  # torch.batch_norm's, in which other arguments come after them
+    if training is None or eps is None:  # the call is torch.batch_norm's, whose other arguments come after these
         return None
     if training:
         statistics = [getattr(result.grad_fn, name, None) for name in ("_saved_result1", "_saved_result2")]
@@ -150,11 +151,11 @@ def _batch_norm(given: Arguments, result: Tensor) -> Again | None:
 
 
 def _normalized(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """A batch norm by its statistics: the mean and the inverse of the deviation."""
+    """A batch norm by its statistics: the mean, and one over the deviation."""
     return F.batch_norm(x, mean, scale.square().reciprocal(), weight, bias, False, 0.0, 0.0)
 
 
 def autocast_of(tensor: Tensor) -> tuple[str, torch.dtype] | None:
-    """Device and dtype of the autocast that a call runs under; ``None`` where there is none."""
+    """Device and dtype of the autocast that a call runs under; ``None`` if there is none."""
     device = tensor.device.type
     return (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None

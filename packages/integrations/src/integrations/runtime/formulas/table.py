@@ -1,9 +1,10 @@
-"""``Formulas``: by which formulas the tensors of one forward can be recomputed.
+"""``Formulas``: the formulas by which backward can recompute tensors of one forward.
 
-A level stores what each operator saves, and several of these are often made of one another: the input of an
-activation, its result that a product saves, the product that a linear layer saves. With ``recompute=True`` only the
-first is stored. Where a tensor is saved that a cheap function has made of what is stored in at least as many bits, its
-formula waits in its place: its error is that of what is stored, which goes through the function.
+A level stores what each operator saves, and often several of these are made from one another: the input of an
+activation, its result, which a product saves, the product, which a linear layer saves. With ``recompute=True`` only the
+first of them is stored. If a saved tensor was made by a cheap function from tensors that are stored in at least as many
+bits, the function's formula waits in its place. The error of the recomputed tensor is that of what is stored, passed
+through the function.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from integrations.runtime.formulas.formula import (
     Formula,
     LastComputed,
     Made,
+    Noted,
     Operand,
     Place,
     Recomputed,
@@ -50,55 +52,82 @@ from integrations.watching.owners import BUFFER, PARAMETER
 
 if TYPE_CHECKING:
     from integrations.rules.policy import Decision
-    from integrations.runtime.session import Session
+    from integrations.storing.storage import Storages
+    from integrations.watching.owners import Owners
+    from integrations.watching.tracker import CallTracker
 
 _DEAREST = 12
-"""Times as many elements as a tensor has that its formulas may make."""
+"""A tensor's formulas may make at most this many times as many elements as the tensor has."""
 _SMALL = 1 << 10
-"""Bytes up to which an operand may be kept for a formula, where nobody else does."""
+"""An operand of up to so many bytes may be kept for a formula alone."""
+
+
+def notes_all(step: int) -> bool:
+    """Whether the forward of this number notes every result, and stores nothing as the forward before did: other
+    formulas may be of use than those of before, as when a layer is unfrozen."""
+    return step % 16 == 0
 
 
 class Formulas:
     """The formulas of the results that a forward has made so far.
 
     Args:
-        session: of the forward.
+        storages: what is stored of the forward's memory.
+        owners: say which memory the model keeps.
+        tracker: follows the forward's calls.
+        step: number of the forward.
+        before: the results that the forward before has noted. Those of the same calls that were of no use to it are not
+            noted again, since most are not.
+
+    Attributes:
+        noted: the results that this forward notes.
     """
 
-    def __init__(self, session: Session) -> None:
-        self.session: Session = weakref.proxy(session)
+    def __init__(
+        self, storages: Storages, owners: Owners, tracker: CallTracker, step: int, before: Sequence[Noted]
+    ) -> None:
+        self.storages, self.owners, self.tracker = storages, owners, tracker
+        self._before = () if notes_all(step) else before
+        self.noted: list[Noted] = []
         self._formulas: StorageMap[Formula] = StorageMap()
         self._last = LastComputed()
 
     def note(self, call: Call, outputs: Sequence[Tensor]) -> None:
-        """A call is over: notes by which formula its result can be recomputed, if that is so."""
-        if len(outputs) != 1 or type(outputs[0]) not in PLAIN:  # of another kind nothing is asked, which may cost much
+        """Notes by which formula, if any, the result of a call that is over can be recomputed."""
+        # Tensors of other kinds are not looked at, since that may cost much.
+        if len(outputs) != 1 or type(outputs[0]) not in PLAIN or needs_exact(call.function) is None:
+            return
+        place, noted = len(self.noted), Noted(call.function)
+        self.noted.append(noted)
+        if place < len(self._before) and self._before[place].was_useless(call.function):
             return
         storage = storage_of(outputs[0])
         formula = None if storage is None else self._of_result(call, outputs[0])
         if storage is not None and formula is not None:
+            formula.noted = noted
             self._formulas.put(storage, formula)
 
     def of(self, storage: torch.UntypedStorage) -> Formula | None:
-        """The formula of what is in a storage."""
+        """The formula for the content of a storage."""
         return self._formulas.get(storage)
 
     def recomputed(
         self, tensor: Tensor, storage: torch.UntypedStorage, call: Call, role: str, decision: Decision
     ) -> tuple[Recomputed, str] | None:
-        """What autograd is to hold in the place of a tensor, and the reason; ``None`` for one that is to be stored.
+        """What autograd holds in the place of a tensor that is recomputed, and the reason; ``None`` for a tensor that
+        is to be stored.
 
         Args:
-            tensor, storage: it, and its memory.
-            call: that saves it.
-            role: what it is to the call.
+            tensor, storage: the tensor and its memory.
+            call: the call that saves it.
+            role: the tensor's role in the call.
             decision: how it would be stored.
         """
         if not isinstance(decision.codec, GroupAffine) or isinstance(call, Boundary) or call.recomputes:
-            return None  # nothing would be rounded, or backward makes use of it in another way
-        entry = self.session.storages.entries.get(storage)
+            return None  # nothing would be rounded, or backward uses the tensor in another way
+        entry = self.storages.entries.get(storage)
         if entry is not None and any(region.value or region.kept for region in entry.alive()):
-            return None  # it costs nothing, or little, beside what is stored of its memory
+            return None  # storing it costs nothing or little, beside what is stored of its memory already
         formula = self._of_saved(tensor, storage, call, role)
         if formula is None or formula.dtype != tensor.dtype or any(lazy_of(tensor)):
             return None
@@ -121,7 +150,7 @@ class Formulas:
         return self._of_cast(tensor, storage, call)
 
     def _of_copy(self, call: Call) -> Formula | None:
-        """The formula of what an operator is about to overwrite, and saves a copy of."""
+        """The formula of the tensor that an operator is about to overwrite, and of which it saves a copy."""
         overwritten = call.arguments[0]
         storage = storage_of(overwritten) if type(overwritten) in PLAIN else None
         formula = None if storage is None else self.of(storage)
@@ -130,8 +159,8 @@ class Formulas:
         return formula if formula.version == overwritten._version else None
 
     def _of_cast(self, tensor: Tensor, storage: torch.UntypedStorage, call: Call) -> Formula | None:
-        """The formula of an argument in autocast's dtype, of which an operator makes a copy for itself. Inside of that,
-        torch says that autocast is off."""
+        """The formula of an argument in autocast's dtype, of which an operator makes a copy for itself. Torch says
+        inside of the operator that autocast is off."""
         if (
             call.name not in CASTING
             or tensor.dtype not in CASTS
@@ -146,7 +175,7 @@ class Formulas:
         if len(found) != 1 or found[0].dtype != torch.float32 or not found[0].is_contiguous():
             return None
         cast = Again(Tensor.to, (found[0], tensor.dtype), {})
-        place = Place(Layout.of(found[0]), 0)  # of which the tensor may be another view
+        place = Place(Layout.of(found[0]), 0)  # the tensor may be another view of it
         return self._formula(cast, _Operands(self, None), tensor, place, "to", False)
 
     def _of_result(self, call: Call, result: Tensor) -> Formula | None:
@@ -163,8 +192,8 @@ class Formulas:
     def _formula(
         self, made: Again, operands: _Operands, result: Tensor, place: Place, name: str, exactly: bool
     ) -> Formula | None:
-        """The formula of a result that is in a place, of a call as it is made again; ``None`` where what it reads is
-        not stored, or it is not cheap."""
+        """The formula of a result at a place, from a call as backward repeats it; ``None`` if what it reads is not
+        stored, or it is not cheap."""
         if type(result) not in PLAIN or result.is_inference() or not place.layout.dense:
             return None
         try:
@@ -180,36 +209,36 @@ class Formulas:
 
 
 class _NotStoredError(Exception):
-    """A tensor among a call's arguments is neither stored, nor there, nor recomputed."""
+    """A tensor among a call's arguments is not stored, not kept alive, and not recomputed."""
 
 
 class _Operands:
-    """Finds what stands for the tensors among a call's arguments.
+    """Replaces the tensors among a call's arguments by operands.
 
     Args:
-        formulas: of the forward.
+        formulas: the forward's.
         overwritten: the argument that the call has overwritten; ``None`` for none.
 
     Attributes:
-        cost: elements that the formulas among them make.
-        any_stored: whether one of them is not a parameter or the like.
+        cost: elements that the formulas among the operands make.
+        any_stored: whether some operand is more than a parameter or the like.
     """
 
     def __init__(self, formulas: Formulas, overwritten: Tensor | None) -> None:
-        self._formulas, self._session = formulas, formulas.session
+        self._formulas = formulas
         self._overwritten = overwritten
         self.cost, self.any_stored = 0, False
 
     def of(self, tensor: Tensor) -> Operand:
-        """What stands for one.
+        """The operand for a tensor.
 
         Raises:
-            _NotStoredError: nothing does.
+            _NotStoredError: there is none.
         """
         storage = storage_of(tensor) if type(tensor) in PLAIN else None
-        if storage is None or storage in self._session.tracker.exposed:
+        if storage is None or storage in self._formulas.tracker.exposed:
             raise _NotStoredError
-        # An operator that has overwritten it has moved its version by one.
+        # The operator that has overwritten it has raised its version by one.
         version = tensor._version - (tensor is self._overwritten)
         found = self._stored(tensor, storage, version) or self._made(tensor, storage, version)
         if found is not None:
@@ -220,7 +249,7 @@ class _Operands:
         raise _NotStoredError
 
     def _stored(self, tensor: Tensor, storage: torch.UntypedStorage, version: int) -> Stored | None:
-        entry = self._session.storages.entries.get(storage)
+        entry = self._formulas.storages.entries.get(storage)
         if entry is None:
             return None
         place, wanted = Place.of(tensor), (version, tensor.dtype, lazy_of(tensor))
@@ -239,9 +268,9 @@ class _Operands:
         return Made(formula, Place.of(tensor))
 
     def _is_there(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage is the model's, which stays as it is until backward has read it, or else is small. What the
-        caller gave to the model he may write to after the forward."""
-        return self._session.owners.holders.get(storage._cdata) in (PARAMETER, BUFFER) or storage.nbytes() <= _SMALL
+        """Whether a storage belongs to the model, which leaves it as it is until backward has read it, or is small. The
+        caller may write to what it gave to the model after the forward."""
+        return self._formulas.owners.holders.get(storage._cdata) in (PARAMETER, BUFFER) or storage.nbytes() <= _SMALL
 
 
 def _words(bound: Bound) -> str:

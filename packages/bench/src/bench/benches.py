@@ -1,0 +1,58 @@
+"""All benches, by the name of their command, and all kinds of record: the one place that knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from bench.activations.command import BENCH as ACTIVATIONS
+from bench.checkpoint.command import BENCH as CHECKPOINT
+from bench.fewbit.command import BENCH as FEWBIT
+from bench.gnn.command import BENCH as GNN
+from bench.gpu.results import KIND as STAGES
+from bench.gpu.stage_report import REPORT as STAGE
+from bench.kernels.command import BENCH as KERNELS
+from bench.llm.command import BENCH as LLM
+from bench.record.bench import Bench, Report
+from bench.record.kind import Kind
+from bench.search.command import BENCH as SEARCH
+from bench.sensitivity.command import BENCH as SENSITIVITY
+from bench.sweep.command import BENCH as SWEEP
+from bench.systems.command import BENCH as SYSTEMS
+from bench.text.command import BENCH as TEXT
+from bench.vision.command import BENCH as VISION
+
+# In the order in which commands are listed.
+_ALL = (
+    GNN,
+    KERNELS,
+    SENSITIVITY,
+    ACTIVATIONS,
+    VISION,
+    FEWBIT,
+    CHECKPOINT,
+    SYSTEMS,
+    SEARCH,
+    SWEEP,
+    TEXT,
+    LLM,
+)
+
+BENCHES: Mapping[str, Bench] = MappingProxyType({bench.kind.name: bench for bench in _ALL})
+
+RECORDS: Mapping[str, tuple[Kind, Report]] = MappingProxyType(
+    {**{name: record for bench in _ALL for name, record in bench.reports.items()}, STAGES.name: (STAGES, STAGE)}
+)
+"""Kinds and reports by name: of all commands, and of the stages of ``tools/gpu.sh``."""
+
+
+def kind_of(name: str) -> Kind:
+    """A kind of record.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name not in RECORDS:
+        raise ValueError(f"there is no bench {name!r}; there are {', '.join(RECORDS)}")
+    kind, _ = RECORDS[name]
+    return kind

@@ -1,0 +1,98 @@
+"""``Record``: the entries of a run, with what is needed to repeat it; and what is computed from several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bench.machine import Machine
+from bench.record.entry import Entry
+
+if TYPE_CHECKING:
+    from bench.statistics import Difference
+
+Found = TypeVar("Found", bound=Entry)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a bench found: raw values alone, from which tables and charts are computed.
+
+    Attributes:
+        kind: the name of its ``Kind``, by which ``python -m bench show`` knows what to print.
+        machine: where and with what.
+        settings: by name, all else that makes numbers differ.
+        entries: by part, subject, way.
+        skipped: what was left out, and why.
+        seconds: that it took, what was taken up included.
+    """
+
+    kind: str
+    machine: Machine
+    settings: dict[str, Any] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def of(self, kind: type[Found], **place: Any) -> list[Found]:
+        """The entries of a class, in order.
+
+        Args:
+            kind: of entries.
+            **place: coordinates that they must have.
+        """
+        found = (one for one in self.entries if type(one) is kind)
+        return [one for one in found if all(getattr(one, name) == value for name, value in place.items())]
+
+    def find(self, kind: type[Found], **place: Any) -> Found | None:
+        """The first of the same; ``None`` where there is none."""
+        return next(iter(self.of(kind, **place)), None)
+
+    def values(self, kind: type[Entry], name: str, **place: Any) -> list[Any]:
+        """The different values of a coordinate or metric, in the order in which they come."""
+        return list(dict.fromkeys(getattr(one, name) for one in self.of(kind, **place)))
+
+    def adding(self, new: Iterable[Entry], order: Callable[[Entry], Any] | None = None) -> Record:
+        """The record with other entries, each in the place of an older one of the same coordinates.
+
+        Args:
+            new: those entries.
+            order: by which all are sorted then; ``None`` puts new ones last.
+        """
+        known = {(one.part, *one.place): one for one in self.entries}
+        known |= {(one.part, *one.place): one for one in new}
+        entries = list(known.values())
+        return replace(self, entries=entries if order is None else sorted(entries, key=order))
+
+
+def paired(entries: Iterable[Found], references: Iterable[Found], value: Callable[[Found], float]) -> Difference | None:
+    """The mean difference of a value from that of the reference with the same seed; ``None`` where there are no pairs.
+
+    Args:
+        entries: with a coordinate ``seed``.
+        references: the same, most often of plain training.
+        value: of an entry.
+    """
+    from bench.statistics import paired_difference  # scipy, which a machine that is lent need not have
+
+    pairs = pairs_of(entries, references)
+    if not pairs:
+        return None
+    return paired_difference([value(one) for one, _ in pairs], [value(other) for _, other in pairs])
+
+
+def pairs_of(entries: Iterable[Found], references: Iterable[Found]) -> list[tuple[Found, Found]]:
+    """Entries, each with the reference of the same seed."""
+    known = {_seed(one): one for one in references}
+    return [(one, known[_seed(one)]) for one in entries if _seed(one) in known]
+
+
+def _seed(entry: Entry) -> Any:
+    return getattr(entry, "seed")  # noqa: B009, not every class of entries has one
+
+
+def in_order_of(*names: Sequence[str]) -> Callable[[Sequence[str]], tuple[int, ...]]:
+    """A function that gives the places of names in lists of them, to sort by."""
+    places = [{name: place for place, name in enumerate(some)} for some in names]
+    return lambda wanted: tuple(known.get(name, len(known)) for known, name in zip(places, wanted, strict=True))

@@ -1,0 +1,90 @@
+"""Rows and columns as tables, and how numbers are written in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, median
+from typing import TypeVar
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bench.layout import columns
+from bench.statistics import Difference, spread
+from bench.units import MIB
+
+Row = TypeVar("Row")
+Column = tuple[str, Callable[[Row], RenderableType]]
+"""A heading, and what a row has below it."""
+
+
+def table(
+    rows: Iterable[Row],
+    *headed: Column[Row],
+    labels: int = 1,
+    above: Callable[[Row], str] | None = None,
+    instead: Callable[[Row], Sequence[RenderableType] | None] | None = None,
+) -> Table:
+    """A table of rows.
+
+    Args:
+        rows: from top to bottom.
+        *headed: its columns; all but the first ``labels`` are of numbers.
+        labels: so many columns of words.
+        above: the heading of a row, which is printed where it is another one than that of the row before.
+        instead: what a row has in the place of all columns but the labels, such as that it failed; ``None``: nothing.
+    """
+    made = columns(*(heading for heading, _ in headed), labels=labels)
+    last = ""
+    for row in rows:
+        if above is not None and above(row) != last:
+            last = above(row)
+            made.add_row(Text(last, style="bold"))
+        other = None if instead is None else instead(row)
+        if other is None:
+            made.add_row(*(cell(row) for _, cell in headed))
+        else:
+            made.add_row(*(cell(row) for _, cell in headed[:labels]), *other)
+    return made
+
+
+def number(value: float | None, form: str) -> str:
+    """In a form such as ``".2f"``; nothing where there is none."""
+    return "" if value is None else format(value, form)
+
+
+def mib(nbytes: float | None, places: int = 1) -> str:
+    """Bytes in MiB; nothing where there are none."""
+    return "" if nbytes is None else f"{nbytes / MIB:,.{places}f}"
+
+
+def milliseconds(seconds: Sequence[float], places: int = 1) -> str:
+    """The median of times in ms; nothing where there are none."""
+    return f"{1e3 * median(seconds):,.{places}f}" if seconds else ""
+
+
+def percent(value: float | None, whole: float | None, places: int = 0) -> str:
+    """A part of a whole in percent; nothing where one is unknown."""
+    return f"{100 * value / whole:.{places}f}" if value and whole else ""
+
+
+def mean(values: Sequence[float], places: int) -> str:
+    """A mean and its standard deviation, if there is one; nothing where there are no values."""
+    if not values:
+        return ""
+    deviation = spread(values)
+    return f"{fmean(values):.{places}f}" + ("" if deviation is None else f" ± {deviation:.{places}f}")
+
+
+def interval(found: Difference | None, places: int) -> str:
+    """A mean difference and its interval, if there is one."""
+    if found is None:
+        return ""
+    middle = f"{found.mean:+.{places}f}"
+    return middle if found.low is None else f"{middle} [{found.low:+.{places}f}, {found.high:+.{places}f}]"
+
+
+def dim(text: str) -> Text:
+    """A remark in a cell."""
+    return Text(text, style="dim")

@@ -1,0 +1,23 @@
+"""What tests of ``python -m bench gnn`` ask of records."""
+
+from dataclasses import replace
+from io import StringIO
+
+from rich.console import Console
+
+from bench.gnn.results import Curve
+from bench.memory import Memory
+from bench.records import shown
+
+
+def replaced(record, curves=None, memories=None, others=(), **settings):
+    """A record with other curves, memories and settings."""
+    curves = record.of(Curve) if curves is None else curves
+    memories = record.of(Memory) if memories is None else memories
+    return replace(record, entries=[*curves, *memories, *others], settings={**record.settings, **settings})
+
+
+def text_of(record, width=126):
+    file = StringIO()
+    Console(file=file, width=width).print(shown(record))
+    return file.getvalue()
