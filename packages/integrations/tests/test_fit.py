@@ -14,11 +14,11 @@ from torch.profiler import ProfilerActivity, profile
 
 import integrations
 from integrations.cli import main
-from integrations.fits.dtypes import precision_of
 from integrations.fits.layers import blocks_of
 from integrations.fits.optimizers import OPTIMIZERS
 from integrations.fits.profiles import Profiles
 from integrations.fits.trainings import training_of
+from integrations.forecast.dtypes import precision_of
 
 from .libraries import library_or_skip
 from .nets import mlp, normal

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from integrations.fits.dtypes import NAMES
 from integrations.fits.optimizers import OPTIMIZERS
 from integrations.fits.run import fit
 from integrations.fits.ways import WAYS
+from integrations.forecast.dtypes import NAMES
 
 
 def add_to(commands: Any) -> None:

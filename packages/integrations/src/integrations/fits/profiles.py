@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from typing import Any
 
 from torch import nn
 
@@ -13,6 +11,7 @@ from integrations.fits.layers import Blocks, shortened
 from integrations.fits.profile import Profile, profile_of
 from integrations.fits.stored import stored_profile
 from integrations.fits.trainings import Training
+from integrations.forecast.checkpoints import checkpoint, checkpoints
 from integrations.losses.head import ChunkedHead, chunk_logits, head_of
 from integrations.planning.bounds import WAYS, Bounds
 from integrations.planning.choice import Choice
@@ -25,7 +24,6 @@ from integrations.step.costs.rates import constant
 
 _FEW = 2  # layers of the model from which the whole one's step is continued, and one more
 _CLOSE = 1e-3
-_CHECKPOINTS = "gradient_checkpointing_enable"
 
 
 class Profiles:
@@ -51,7 +49,7 @@ class Profiles:
     @property
     def checkpoints(self) -> bool:
         """Whether the model has checkpoints of its own to switch on."""
-        return bool(getattr(self.training.model, "supports_gradient_checkpointing", False))
+        return checkpoints(self.training.model)
 
     def of(self, way: str, chunked: bool, training: Training | None = None) -> Profile:
         """The profile of a step.
@@ -124,10 +122,7 @@ class Profiles:
         if chunked:
             chunk_logits(head_of(model))
         if way == "checkpoint":
-            with warnings.catch_warnings():  # transformers renames it
-                warnings.simplefilter("ignore", FutureWarning)
-                enable: Any = getattr(model, _CHECKPOINTS)
-                enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            checkpoint(model)
         return model
 
     def _why_unchunked(self) -> str:

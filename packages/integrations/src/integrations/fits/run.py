@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from integrations.fits.answer import Fit
-from integrations.fits.dtypes import precision_of
 from integrations.fits.growth import largest
 from integrations.fits.layers import blocks_of
 from integrations.fits.optimizers import nbytes, optimizer_of
@@ -15,6 +14,7 @@ from integrations.fits.profiles import Profiles
 from integrations.fits.standing import Standing, standing_of
 from integrations.fits.trainings import Training, training_of
 from integrations.fits.ways import PLANNED, WAYS, Room, Tried, Tries
+from integrations.forecast.dtypes import precision_of
 from integrations.planning.bounds import ERROR
 from integrations.planning.budget import Budget, bytes_of, require_error
 from integrations.report.words import format_bytes

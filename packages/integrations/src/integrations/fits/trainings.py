@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from integrations.attach import compression, restore_model
 from integrations.calls.tensors import tensors_in
 from integrations.fits.adapters import with_adapters
-from integrations.fits.dtypes import Precision
 from integrations.forecast import hf
+from integrations.forecast.dtypes import Precision
 from integrations.step.capturing.loss import Loss
 
 _BATCH, _TOKENS = 1, 512

@@ -10,6 +10,7 @@ from integrations.fits.answer import Way
 from integrations.fits.profile import Moment, Profile
 from integrations.fits.profiles import Profiles, profile_of_choice
 from integrations.fits.standing import Standing
+from integrations.forecast.checkpoints import code_of
 
 WAYS = ("plain", "chunked", "lean", "recompute", "plan", "checkpoint")
 """The ways, the cheapest in time first. The last but one before ``"checkpoint"`` take a search each."""
@@ -19,7 +20,6 @@ PLANNED = "planned"
 
 _SEARCHED = ("recompute", "plan")
 _COMPRESS = "integrations.compress_model(model, {})"
-_CHECKPOINT = 'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})'
 _CHUNKED = _COMPRESS.format('level="L0", loss="chunked"')
 _HUNDREDTH = (1 << 30) // 100
 
@@ -161,7 +161,8 @@ class Tries:
         if not self._profiles.checkpoints:
             return None
         chunked = not self._profiles.unchunked
-        code = f"{_CHECKPOINT}; {_CHUNKED}" if chunked else _CHECKPOINT
+        enable = code_of(self._profiles.training.model)
+        code = f"{enable}; {_CHUNKED}" if chunked else enable
         tried = self._way("checkpoint", code, "checkpoint", chunked)
         kept = self._profiles.of("kept", chunked)
         assert tried.profile is not None
