@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -13,7 +13,8 @@ from integrations.adaptive.weights import usual_weights
 from integrations.fits.profile import Profile, profile_of
 from integrations.forecast import forecast
 from integrations.planning.menus import Menus, Option
-from integrations.planning.savers import Seen
+from integrations.planning.savers import Saver, Seen
+from integrations.report import Row
 from integrations.step.capturing.capture import capture
 from integrations.step.capturing.loss import Loss
 from integrations.step.costs.modelled import by
@@ -37,22 +38,20 @@ def stored_profile(
     """
     seen = Seen(recomputes=True)
     graph = capture(model, args, kwargs, hooks=seen.hooks, loss=loss, costs=by(constant))
-    rows = [row for row in forecast(model, args, kwargs, level=level).rows if not row.owner]
-    places = [(saver.saved.module, saver.saved.operator, saver.saved.role) for saver in seen.savers]
-    if places != [(row.module, row.operator, row.role) for row in rows]:
-        raise RuntimeError(
-            f"the forward saves other tensors at level={level!r} than without: leave this level out, or ask "
-            f"integrations.forecast(model, inputs, level={level!r}) for what it stores"
-        )
     last = final_values(graph)
     found = defaultdict(list)
-    for saver, row in zip(seen.savers, rows, strict=True):
+    for saver, row in _rows_of(seen.savers, forecast(model, args, kwargs, level=level).rows, level):
         found[last[saver.value]].append(row)
     options: list[tuple[Option, ...]] = []
     for number, value in enumerate(graph.values):
         held = sum(row.stored_bytes for row in found[number])
-        coded = [row for row in found[number] if row.codec not in _KEPT]
-        if not coded or held >= value.nbytes or value.until >= len(graph.other) - 1:
+        coded = [row for row in found[number] if row.codec not in _KEPT and not row.owner]
+        if (
+            not coded
+            or any(row.owner for row in found[number])
+            or held >= value.nbytes
+            or value.until >= len(graph.other) - 1
+        ):
             options.append(())
             continue
         # What is recomputed is so from another value, which is restored beside it.
@@ -66,3 +65,32 @@ def stored_profile(
     weights = usual_weights(graph, seen.saves.found)
     menus = Menus(tuple(options), weights, (0,) * len(graph.values), tuple(saved_at))
     return profile_of(graph, menus, forms=[0 if row else -1 for row in options])
+
+
+def _rows_of(savers: Sequence[Saver], rows: Sequence[Row], level: str) -> Iterator[tuple[Saver, Row]]:
+    """The row of each tensor that autograd saves. The others are of tensors that somebody else keeps alive, which are
+    no values; what autocast makes of a parameter is one, and has such a row.
+
+    Raises:
+        RuntimeError: a tensor has no row, or a row no tensor.
+    """
+    left = iter(rows)
+    for saver in savers:
+        place = saver.saved.module, saver.saved.operator, saver.saved.role, tuple(saver.saved.shape)
+        for row in left:
+            if (row.module, row.operator, row.role, row.shape) == place:
+                yield saver, row
+                break
+            if not row.owner:
+                raise _other(level)
+        else:
+            raise _other(level)
+    if any(not row.owner for row in left):
+        raise _other(level)
+
+
+def _other(level: str) -> RuntimeError:
+    return RuntimeError(
+        f"the forward saves other tensors at level={level!r} than without: leave this level out of ways, or ask "
+        f"integrations.forecast(model, inputs, level={level!r}) for what it stores"
+    )

@@ -86,13 +86,17 @@ class Tries:
         for name in WAYS:
             if names is not None and name not in names:
                 continue
-            if names is None and name in _SEARCHED and fits:
-                yield Tried(Way(name, "", error=0.0, note="not searched, since a way above fits"), None)
+            if name in _SEARCHED and (note := self._why_not(names is None and fits)):
+                yield Tried(Way(name, "", note=note), None)
                 continue
             tried = getattr(self, f"_{name}")()
             if tried is not None:
                 fits = fits or tried.way.fits
                 yield tried
+
+    def _why_not(self, fits: bool) -> str:
+        """Why no plan is searched for; empty if one is."""
+        return self._profiles.unplanned or ("not searched, since a way above fits" if fits else "")
 
     @property
     def _loss(self) -> str:
