@@ -19,6 +19,10 @@ from integrations.fits.optimizers import OPTIMIZERS
 from integrations.fits.profiles import Profiles
 from integrations.fits.trainings import training_of
 from integrations.forecast.dtypes import precision_of
+from integrations.losses.head import chunk_logits, head_of
+from integrations.step.capturing.capture import capture
+from integrations.step.costs.modelled import by
+from integrations.step.costs.rates import constant
 
 from .libraries import library_or_skip
 from .nets import mlp, normal
@@ -139,6 +143,19 @@ def test_the_whole_process():
     assert len(found) == 2
     for case, one in found.items():
         assert abs(one["said"] - one["measured"]) < 0.05 * one["measured"], (case, one)
+
+
+def test_a_capture_of_a_loss_in_chunks():
+    """The logits that are only noted take no memory, those of a chunk do, and the head's gradient, which the forward
+    makes, stays as the others do."""
+    model = llama()
+    chunk_logits(head_of(model))
+    graph = capture(model, (), sample(), costs=by(constant))
+    (op,) = [op for op in graph.ops if "linear_cross_entropy" in op.name]
+    assert op.scratch == 4 * BATCH * TOKENS * VOCABULARY
+    noted = [value for op in graph.ops if op.shapes == ((BATCH, TOKENS, VOCABULARY),) for value in op.makes]
+    assert sum(graph.values[value].nbytes for value in noted) == 0
+    assert graph.other[-1] >= graph.gradients
 
 
 # ---- weights, gradients, optimizer states ----
