@@ -34,12 +34,12 @@ def inputs(net):
     return 2 * torch.randn_like(net.scale)
 
 
-def step(net, x, **options):
+def step(net, x, steps=3, **options):
     """A step at a level: what the product had stored, what the layer's weight got for its gradient and with which
     gradient of its output, and the report's row of the layer's input."""
     model = integrations.compress_model(net, **{"level": "L1", "recompute": True, **options})
     row = None
-    for _ in range(3):  # the third does again what the second decided
+    for _ in range(steps):  # the third does again what the second decided
         model.zero_grad()
         told, output = model(x)
         row = next(one for one in integrations.compression(model).report().rows if reads(one))

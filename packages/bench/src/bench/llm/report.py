@@ -36,10 +36,7 @@ def _table(name: str, cells: list[Trained], first: dict[str, Trained]) -> Table:
         cells,
         (name, lambda cell: SUBJECTS[cell.subject].what if cell is first[cell.subject] else ""),
         ("way", lambda cell: cell.way),
-        (
-            "peak of a step\nMiB",
-            lambda cell: marked(mib(cell.peak), (cell.peak or 0) <= _PEAK if _asked(cell) else None),
-        ),
+        ("peak of a step\nMiB", _peak),
         ("without gradients\nMiB", lambda cell: mib(max(0, (cell.peak or 0) - cell.gradients))),
         ("error of\nthe gradient", lambda cell: f"{cell.error:.1e}" if cell.error else "0"),
         ("of the loss", _loss_error),

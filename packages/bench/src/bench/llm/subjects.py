@@ -14,12 +14,15 @@ from torch import Tensor, nn
 
 import integrations
 from bench.errors import MissingLibrary
-from bench.networks import Case, needs
+from bench.llm.models import SHAPES, decoder
+from bench.networks import Case
 from integrations.losses import linear_cross_entropy
 
 LOSS, MODEL = "loss", "model"
 DENSE, CHUNKED, TORCH = "dense", "chunked", "torch's F.linear_cross_entropy"
-PLAIN, CHECKPOINTS, BITS = "plain", "gradient_checkpointing_enable()", 'level="L1"'
+PLAIN, CHECKPOINTS = "plain", "gradient_checkpointing_enable()"
+LEVELS: Mapping[str, str] = MappingProxyType({'level="L1"': "L1", 'level="lean"': "lean"})
+"""The ways that have a level."""
 
 
 class Hidden(nn.Module):
@@ -61,19 +64,16 @@ def _loss(rows: int, features: int, classes: int, dtype: torch.dtype) -> Subject
     return Subject(LOSS, what, make, (DENSE, CHUNKED, TORCH))
 
 
-def _llama(tokens: int, vocabulary: int) -> Subject:
-    what = f"Llama, 6 layers of 384, {tokens:,} tokens, {vocabulary:,} classes, bfloat16"
+def _model(shape: str, tokens: int, vocabulary: int) -> Subject:
+    what = f"{SHAPES[shape].what}, 6 layers of 384, {tokens:,} tokens, {vocabulary:,} classes, bfloat16"
 
     def make() -> Case:
-        transformers = needs("transformers")
-        sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1024}
-        config = transformers.LlamaConfig(vocab_size=vocabulary, use_cache=False, **sizes)
-        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).train()
+        model = decoder(SHAPES[shape], vocabulary)
         ids = torch.randint(vocabulary, (1, tokens))
         return Case(model, lambda: model(input_ids=ids, labels=ids).loss, what)
 
-    both = tuple(f"{way} + {CHUNKED}" for way in (CHECKPOINTS, BITS))
-    return Subject(MODEL, what, make, (PLAIN, CHECKPOINTS, BITS, CHUNKED, *both))
+    both = tuple(f"{way} + {CHUNKED}" for way in (CHECKPOINTS, *LEVELS))
+    return Subject(MODEL, what, make, (PLAIN, CHECKPOINTS, *LEVELS, CHUNKED, *both))
 
 
 SUBJECTS: Mapping[str, Subject] = MappingProxyType(
@@ -82,10 +82,15 @@ SUBJECTS: Mapping[str, Subject] = MappingProxyType(
         "loss-32k-bf16": _loss(4096, 512, 32_000, torch.bfloat16),
         "loss-128k": _loss(1024, 512, 128_000, torch.float32),
         "loss-128k-bf16": _loss(1024, 512, 128_000, torch.bfloat16),
-        "llama-32k": _llama(1024, 32_000),
-        "llama-128k": _llama(512, 128_000),
+        "llama-32k": _model("llama", 1024, 32_000),
+        "llama-128k": _model("llama", 512, 128_000),
+        "llama-4k-tokens": _model("llama", 4096, 32_000),
+        "lora-32k": _model("lora", 1024, 32_000),
+        "qwen3-32k": _model("qwen3", 1024, 32_000),
+        "gemma2-32k": _model("gemma2", 1024, 32_000),
+        "mixtral-32k": _model("mixtral", 1024, 32_000),
         "loss-small": _loss(512, 64, 2_000, torch.float32),
-        "llama-small": _llama(128, 1_000),
+        "llama-small": _model("llama", 128, 1_000),
     }
 )
 """By the name that the command line knows; the small ones show that it works."""
@@ -105,13 +110,14 @@ def in_way(subject: Subject, case: Case, way: str) -> Callable[[], Tensor]:
     """
     if subject.kind == LOSS:
         return _loss_in(case, way)
-    options: dict[str, Any] = {"level": "L1" if BITS in way else "L0"}
+    level = next((level for name, level in LEVELS.items() if name in way), "L0")
+    options: dict[str, Any] = {"level": level}
     model: Any = case.model
     if CHECKPOINTS in way:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if CHUNKED in way:
         options["loss"] = CHUNKED
-    if CHUNKED in way or BITS in way:
+    if CHUNKED in way or level != "L0":
         integrations.compress_model(case.model, **options)
     return case.loss
 

@@ -36,6 +36,7 @@ _EXPOSING = (
     Tensor.__dlpack__,
     Tensor.storage,
     Tensor.untyped_storage,
+    *(getattr(where, name) for where in (torch, Tensor) for name in ("unsafe_chunk", "unsafe_split")),
 )
 _ATTENTION = (
     F.scaled_dot_product_attention,

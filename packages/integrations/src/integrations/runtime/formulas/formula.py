@@ -30,6 +30,15 @@ class Place(NamedTuple):
     def of(cls, tensor: Tensor) -> Place:
         return cls(Layout.of(tensor), int(tensor.storage_offset()))
 
+    def holds(self, other: Place) -> bool:
+        """Whether all elements at another place of the storage lie between the first and the last of this one."""
+        return self.offset <= other.offset and other._end <= self._end
+
+    @property
+    def _end(self) -> int:
+        shape, strides = self.layout
+        return self.offset + sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) + 1
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
@@ -41,9 +50,9 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class There:
-    """An operand that something else keeps alive, such as a parameter."""
+    """An operand that is there: a parameter, or a copy of what is small."""
 
-    tensor: Tensor
+    kept: Kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +93,7 @@ class Formula:
         exactly: whether operands have to be exact.
         autocast: device and dtype of the autocast that the call ran under; ``None`` for none.
         cost: elements that the formula and those of its operands make.
+        gain: the factor by which an error of what is stored may be amplified; infinite where it is not known.
         name: the operator's name.
         bound: the formula with its operands, for the tensors that are saved of its result, while one of them lives.
         noted: is told that the formula is of use; ``None`` where nobody is.
@@ -96,6 +106,7 @@ class Formula:
     exactly: bool
     autocast: tuple[str, torch.dtype] | None
     cost: int
+    gain: float
     name: str
     bound: weakref.ref[Bound] | None = None
     noted: Noted | None = None
@@ -239,8 +250,10 @@ def _held(value: Any, bits: list[int]) -> Any:
     if isinstance(value, Stored):
         return _stored(value, bits)
     if isinstance(value, There):
+        if value.kept.tensor._version != value.kept.version:
+            raise _GoneError
         bits.append(EXACT)
-        return Kept.of(value.tensor)
+        return value.kept
     if isinstance(value, Made):
         bound = bind(value.formula, 1)
         if bound is None:

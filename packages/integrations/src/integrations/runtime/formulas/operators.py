@@ -5,7 +5,8 @@ Each of them makes one tensor, draws nothing, and takes about the time of readin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from integrations.rules.rules import operator_name
 
 Function = Callable[..., Any]
 
-# Their values and slopes are bounded, so that an error in what they read is not amplified.
+# Their slopes are bounded by little more than 1, or by numbers among their arguments (see ``gain``).
 _STEADY = names(
     """add radd iadd sub rsub isub mul multiply addcmul neg square pow silu gelu relu leaky_relu elu celu mish softplus
     hardswish relu6 hardtanh hardsigmoid log_sigmoid logsigmoid sigmoid tanh erf sin cos abs glu clamp clip clamp_min
@@ -29,6 +30,14 @@ _STEADY = names(
 # These amplify it, so what they read has to be exact.
 _AMPLIFYING = names("rtruediv sqrt rsqrt reciprocal exp exp2 expm1 log rpow")
 _QUOTIENTS = names("div divide true_divide truediv itruediv")  # they amplify an error if the divisor is a tensor
+# What is behind a large factor is cut down by these to a small range, of which its error may be a large part.
+_BOUNDED = names("sigmoid tanh erf hardsigmoid hardtanh relu6 clamp clip clamp_min clamp_max")
+_STEEPEST = 4.0  # the factor from which on it is
+_FACTORS = names("mul multiply imul")
+_SUMS = names("add radd iadd sub rsub isub")
+_UNKNOWN_GAIN = names("addcmul glu")  # not norms, whose input is stored in groups that suit them
+# Activations that torch's layers ask by position to work in place.
+_IN_PLACE = names("relu relu6 leaky_relu elu celu silu mish hardswish hardtanh hardsigmoid")
 CASTING = names("linear conv1d conv2d conv3d mm bmm addmm baddbmm")
 """Operators whose arguments autocast casts, and that save these in the order in which they were given."""
 CASTS = (torch.bfloat16, torch.float16)
@@ -100,7 +109,38 @@ def again_saved(call: Call, saved: Tensor) -> Again | None:
 def overwrites(call: Call) -> bool:
     """Whether a call overwrites its first argument, by its name or arguments."""
     given = call.given
-    return call.in_place or given.kwargs.get("inplace") is True or (bool(given.args) and given.args[-1] is True)
+    return call.in_place or given.kwargs.get("inplace") is True or _says_in_place(call)
+
+
+def _says_in_place(call: Call) -> bool:
+    """Whether an activation is asked by position to work in place, as by ``F.relu(x, True)``."""
+    given = call.given
+    return call.name in _IN_PLACE and len(given.args) > 1 and given.args[-1] is True
+
+
+def gain(call: Call, of: Sequence[float]) -> float:
+    """The factor by which a call may amplify an error of its arguments; infinite where it is not known.
+
+    Args:
+        call: of a function that is repeated.
+        of: the factors by which the tensors among its arguments are amplified already.
+    """
+    given, most = call.given, max(of, default=0.0)
+    numbers = [abs(one) for one in given.args[:2] if isinstance(one, int | float)]
+    if call.name in _FACTORS:
+        return numbers[0] * most if numbers else math.inf
+    if call.name in _QUOTIENTS:
+        return most / numbers[0] if numbers and numbers[0] else math.inf
+    if call.name in _SUMS:
+        return math.inf if "alpha" in given.kwargs else sum(of)
+    if call.name in ("pow", "square"):
+        return most * (numbers[0] if numbers else 2.0)
+    return math.inf if call.name in _UNKNOWN_GAIN else most
+
+
+def hides(call: Call, of: Sequence[float]) -> bool:
+    """Whether a call takes what was amplified to a small range, of which the error would be a large part."""
+    return call.name in _BOUNDED and max(of, default=0.0) > _STEEPEST
 
 
 def again(call: Call, result: Tensor, in_place: bool) -> Again | None:
@@ -115,10 +155,10 @@ def again(call: Call, result: Tensor, in_place: bool) -> Again | None:
         ``None`` if the call cannot be repeated so.
     """
     given = call.given
-    if "out" in given.kwargs:
+    if "out" in given.kwargs or given.kwargs.get("rounding_mode") is not None or not result.is_floating_point():
         return None
-    if call.name == "batch_norm":
-        return _batch_norm(given, result)
+    if call.name == "batch_norm":  # torch.batch_norm has the same arguments in another order
+        return _batch_norm(given, result) if call.function is F.batch_norm else None
     if not in_place:
         return Again(call.function, given.args, given.kwargs)
     name = str(getattr(call.function, "__name__", "")).strip("_")
@@ -127,7 +167,7 @@ def again(call: Call, result: Tensor, in_place: bool) -> Again | None:
         return None if function is None else Again(function, given.args, given.kwargs)
     if given.kwargs.get("inplace") is True:
         return Again(call.function, given.args, {**given.kwargs, "inplace": False})
-    if given.args and given.args[-1] is True:  # F.relu(x, True)
+    if _says_in_place(call):
         return Again(call.function, (*given.args[:-1], False), given.kwargs)
     return None
 
@@ -140,8 +180,6 @@ def _batch_norm(given: Arguments, result: Tensor) -> Again | None:
     twice."""
     parameters = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
     x, mean, variance, weight, bias, training, momentum, eps = (given.get(*one) for one in enumerate(parameters))
-    if training is None or eps is None:  # the call is torch.batch_norm's, whose other arguments come after these
-        return None
     if training:
         statistics = [getattr(result.grad_fn, name, None) for name in ("_saved_result1", "_saved_result2")]
         if not all(isinstance(one, Tensor) and one.numel() == x.shape[1] for one in statistics):
@@ -158,4 +196,6 @@ def _normalized(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, b
 def autocast_of(tensor: Tensor) -> tuple[str, torch.dtype] | None:
     """Device and dtype of the autocast that a call runs under; ``None`` if there is none."""
     device = tensor.device.type
-    return (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return None
+    return device, torch.get_autocast_dtype(device)

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from actcore import GroupAffine, Layout
+from actcore import GroupAffine, Kept, Layout
 from integrations.calls.call import Call
 from integrations.calls.tensors import storage_of
 from integrations.common.plain import PLAIN
 from integrations.common.storages import StorageMap
+from integrations.rules.rules import Need
 from integrations.runtime.formulas.formula import (
     Bound,
     Formula,
@@ -43,6 +44,8 @@ from integrations.runtime.formulas.operators import (
     again_saved,
     amplifies,
     autocast_of,
+    gain,
+    hides,
     needs_exact,
     overwrites,
 )
@@ -56,10 +59,11 @@ if TYPE_CHECKING:
     from integrations.watching.owners import Owners
     from integrations.watching.tracker import CallTracker
 
+_OF_NORMS = (Need.NORM.value, Need.MOMENT.value)
 _DEAREST = 12
 """A tensor's formulas may make at most this many times as many elements as the tensor has."""
-_SMALL = 1 << 10
-"""An operand of up to so many bytes may be kept for a formula alone."""
+_SMALL, _SMALL_BUFFER = 1 << 10, 1 << 16
+"""Tensors of up to so many bytes are copied for a formula, and buffers of the model."""
 
 
 def notes_all(step: int) -> bool:
@@ -125,16 +129,22 @@ class Formulas:
         """
         if not isinstance(decision.codec, GroupAffine) or isinstance(call, Boundary) or call.recomputes:
             return None  # nothing would be rounded, or backward uses the tensor in another way
+        if decision.form is not None or (decision.why in _OF_NORMS and role != "result"):
+            return None  # some elements have to be on their side of a jump, or what is normalised shares no groups
+        if storage in self.tracker.exposed:
+            return None
         entry = self.storages.entries.get(storage)
         if entry is not None and any(region.value or region.kept for region in entry.alive()):
             return None  # storing it costs nothing or little, beside what is stored of its memory already
-        formula = self._of_saved(tensor, storage, call, role)
+        formula, place = self._of_saved(tensor, storage, call, role), Place.of(tensor)
         if formula is None or formula.dtype != tensor.dtype or any(lazy_of(tensor)):
             return None
-        bound = bind(formula, decision.codec.bits)
+        if role == "result" and overwrites(call):  # a copy, which has a storage of its own
+            place = formula.place
+        bound = bind(formula, decision.codec.bits) if formula.place.holds(place) else None
         if bound is None:
             return None
-        held = Recomputed(bound, Place.of(tensor), self._last)
+        held = Recomputed(bound, place, self._last)
         return held, f"recomputed by {_words(bound)} from what is stored"
 
     def _of_saved(self, tensor: Tensor, storage: torch.UntypedStorage, call: Call, role: str) -> Formula | None:
@@ -146,14 +156,14 @@ class Formulas:
             return self._of_copy(call)
         made = again_saved(call, tensor) if role == "result" else None
         if made is not None:
-            return self._formula(made, _Operands(self, None), tensor, Place.of(tensor), call.name, amplifies(call))
+            return self._formula(call, made, _Operands(self, None), tensor, Place.of(tensor))
         return self._of_cast(tensor, storage, call)
 
     def _of_copy(self, call: Call) -> Formula | None:
         """The formula of the tensor that an operator is about to overwrite, and of which it saves a copy."""
         overwritten = call.arguments[0]
         storage = storage_of(overwritten) if type(overwritten) in PLAIN else None
-        formula = None if storage is None else self.of(storage)
+        formula = None if storage is None or storage in self.tracker.exposed else self.of(storage)
         if formula is None or formula.place != Place.of(overwritten):
             return None
         return formula if formula.version == overwritten._version else None
@@ -168,15 +178,15 @@ class Formulas:
             or storage.nbytes() != tensor.nbytes
         ):
             return None
-        others = [one for one in call.arguments if type(one) is not nn.Parameter]
-        if not all(type(one) in PLAIN for one in others):
+        if not all(type(one) in PLAIN for one in call.arguments):
             return None
-        found = [one for one in others if one.numel() == tensor.numel()]
+        found = [one for one in call.arguments if one.numel() == tensor.numel()]
         if len(found) != 1 or found[0].dtype != torch.float32 or not found[0].is_contiguous():
             return None
-        cast = Again(Tensor.to, (found[0], tensor.dtype), {})
+        cast = Call(Tensor.to, (found[0], tensor.dtype), {})
+        made = Again(cast.function, cast.given.args, {})
         place = Place(Layout.of(found[0]), 0)  # the tensor may be another view of it
-        return self._formula(cast, _Operands(self, None), tensor, place, "to", False)
+        return self._formula(cast, made, _Operands(self, None), tensor, place)
 
     def _of_result(self, call: Call, result: Tensor) -> Formula | None:
         """The formula of a call's result."""
@@ -186,13 +196,10 @@ class Formulas:
         made = again(call, result, overwritten is not None)
         if made is None:
             return None
-        place = Place.of(result)
-        return self._formula(made, _Operands(self, overwritten), result, place, call.name, amplifies(call))
+        return self._formula(call, made, _Operands(self, overwritten), result, Place.of(result))
 
-    def _formula(
-        self, made: Again, operands: _Operands, result: Tensor, place: Place, name: str, exactly: bool
-    ) -> Formula | None:
-        """The formula of a result at a place, from a call as backward repeats it; ``None`` if what it reads is not
+    def _formula(self, call: Call, made: Again, operands: _Operands, result: Tensor, place: Place) -> Formula | None:
+        """The formula of a call's result at a place, as backward repeats the call; ``None`` if what it reads is not
         stored, or it is not cheap."""
         if type(result) not in PLAIN or result.is_inference() or not place.layout.dense:
             return None
@@ -202,10 +209,19 @@ class Formulas:
         except _NotStoredError:
             return None
         cost = result.numel() + operands.cost
-        if not operands.any_stored or cost > _DEAREST * result.numel():
+        if not operands.any_stored or cost > _DEAREST * result.numel() or hides(call, operands.gains):
             return None
-        call, autocast = made._replace(args=args, kwargs=kwargs), autocast_of(result)
-        return Formula(call, place, result.dtype, result._version, exactly, autocast, cost, name)
+        return Formula(
+            call=made._replace(args=args, kwargs=kwargs),
+            place=place,
+            dtype=result.dtype,
+            version=result._version,
+            exactly=amplifies(call),
+            autocast=autocast_of(result),
+            cost=cost,
+            gain=gain(call, operands.gains),
+            name=call.name,
+        )
 
 
 class _NotStoredError(Exception):
@@ -222,12 +238,14 @@ class _Operands:
     Attributes:
         cost: elements that the formulas among the operands make.
         any_stored: whether some operand is more than a parameter or the like.
+        gains: of each operand.
     """
 
     def __init__(self, formulas: Formulas, overwritten: Tensor | None) -> None:
         self._formulas = formulas
         self._overwritten = overwritten
         self.cost, self.any_stored = 0, False
+        self.gains: list[float] = []
 
     def of(self, tensor: Tensor) -> Operand:
         """The operand for a tensor.
@@ -236,17 +254,20 @@ class _Operands:
             _NotStoredError: there is none.
         """
         storage = storage_of(tensor) if type(tensor) in PLAIN else None
-        if storage is None or storage in self._formulas.tracker.exposed:
+        if storage is None or storage in self._formulas.tracker.exposed or tensor.is_inference():
             raise _NotStoredError
         # The operator that has overwritten it has raised its version by one.
         version = tensor._version - (tensor is self._overwritten)
         found = self._stored(tensor, storage, version) or self._made(tensor, storage, version)
         if found is not None:
             self.any_stored = True
+            self.gains.append(found.formula.gain if isinstance(found, Made) else 1.0)
             return found
-        if tensor is not self._overwritten and self._is_there(storage):
-            return There(tensor)
-        raise _NotStoredError
+        kept = None if tensor is self._overwritten else self._kept(tensor, storage)
+        if kept is None:
+            raise _NotStoredError
+        self.gains.append(0.0)
+        return There(kept)
 
     def _stored(self, tensor: Tensor, storage: torch.UntypedStorage, version: int) -> Stored | None:
         entry = self._formulas.storages.entries.get(storage)
@@ -254,7 +275,7 @@ class _Operands:
             return None
         place, wanted = Place.of(tensor), (version, tensor.dtype, lazy_of(tensor))
         for region in entry.alive():
-            told = region.kept is not None or region.value is not None
+            told = region.value is not None or region.kept is not None
             alike = (region.version, region.dtype, region.lazy) == wanted
             if told and alike and region.reaches(*place):
                 return Stored(weakref.ref(region), place)
@@ -264,13 +285,22 @@ class _Operands:
         formula = self._formulas.of(storage)
         if formula is None or (formula.version, formula.dtype) != (version, tensor.dtype) or any(lazy_of(tensor)):
             return None
+        place = Place.of(tensor)
+        if not formula.place.holds(place):
+            return None
         self.cost += formula.cost
-        return Made(formula, Place.of(tensor))
+        return Made(formula, place)
 
-    def _is_there(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage belongs to the model, which leaves it as it is until backward has read it, or is small. The
-        caller may write to what it gave to the model after the forward."""
-        return self._formulas.owners.holders.get(storage._cdata) in (PARAMETER, BUFFER) or storage.nbytes() <= _SMALL
+    def _kept(self, tensor: Tensor, storage: torch.UntypedStorage) -> Kept | None:
+        """A parameter, which an optimizer leaves as it is until backward has read it, or a copy of a small tensor, of a
+        buffer above all, which a forward may change. ``None`` for all else."""
+        holder = self._formulas.owners.holders.get(storage._cdata)
+        if holder == PARAMETER:
+            return Kept.of(tensor)
+        if tensor.nbytes > (_SMALL_BUFFER if holder == BUFFER else _SMALL):
+            return None
+        with torch.no_grad():
+            return Kept.of(tensor.detach().clone())
 
 
 def _words(bound: Bound) -> str:
