@@ -47,15 +47,6 @@ class Profiles:
             self.blocks = None
 
     @property
-    def unplanned(self) -> str:
-        """Why no plan is offered; empty if plans are."""
-        parameters = [one for one in self.training.model.parameters() if one.is_floating_point()]
-        trained, frozen = ({one.dtype for one in parameters if one.requires_grad is wants} for wants in (True, False))
-        if not frozen or trained == frozen:
-            return ""
-        return "not offered: with adapters of another dtype than the weights', a step keeps more than its plan says"
-
-    @property
     def checkpoints(self) -> bool:
         """Whether the model has checkpoints of its own to switch on."""
         return checkpoints(self.training.model)

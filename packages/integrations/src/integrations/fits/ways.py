@@ -21,7 +21,7 @@ PLANNED = "planned"
 _SEARCHED = ("recompute", "plan")
 _COMPRESS = "integrations.compress_model(model, {})"
 _CHUNKED = _COMPRESS.format('level="L0", loss="chunked"')
-_HUNDREDTH = (1 << 30) // 100
+_HUNDREDTH = -(-(1 << 30) // 100)  # of a GiB, rounded up
 
 
 class Tried(NamedTuple):
@@ -86,17 +86,13 @@ class Tries:
         for name in WAYS:
             if names is not None and name not in names:
                 continue
-            if name in _SEARCHED and (note := self._why_not(names is None and fits)):
-                yield Tried(Way(name, "", note=note), None)
+            if names is None and name in _SEARCHED and fits:
+                yield Tried(Way(name, "", note="not searched, since a way above fits"), None)
                 continue
             tried = getattr(self, f"_{name}")()
             if tried is not None:
                 fits = fits or tried.way.fits
                 yield tried
-
-    def _why_not(self, fits: bool) -> str:
-        """Why no plan is searched for; empty if one is."""
-        return self._profiles.unplanned or ("not searched, since a way above fits" if fits else "")
 
     @property
     def _loss(self) -> str:
@@ -149,10 +145,9 @@ class Tries:
             front = front.accumulating
         standing = self._room.standing
         left = self._room.available - standing.nbytes - standing.gradients - self._inputs
-        hundredths = left // _HUNDREDTH
-        memory = f"{hundredths / 100:.2f}GiB" if left >= 10 * _HUNDREDTH else f"{left >> 20}MiB"
+        memory = _in_words(left)
         code = _COMPRESS.format(f'memory="{memory}"{words}{self._loss}')
-        if left < 1 << 20:
+        if left <= 0:
             return Tried(Way(name, "", error=error, note="weights, gradients and states leave no room"), None)
         try:
             found, note = front.within(memory), ""
@@ -171,3 +166,10 @@ class Tries:
         kept = self._profiles.of("kept", chunked)
         assert tried.profile is not None
         return tried._replace(way=replace(tried.way, time=tried.profile.seconds / max(kept.seconds, 1e-12)))
+
+
+def _in_words(nbytes: int) -> str:
+    """A number of bytes as a budget is written, not more than it is."""
+    if nbytes >= 10 * _HUNDREDTH:
+        return f"{nbytes // _HUNDREDTH / 100:.2f}GiB"
+    return f"{nbytes >> 20}MiB" if nbytes >= 100 << 20 else f"{nbytes >> 10}KiB"
