@@ -21,6 +21,7 @@ PLANNED = "planned"
 _SEARCHED = ("recompute", "plan")
 _COMPRESS = "integrations.compress_model(model, {})"
 _CHUNKED = _COMPRESS.format('level="L0", loss="chunked"')
+_MEASURED = "from the second step on: the first is measured, which takes what a step without a plan does"
 _HUNDREDTH = -(-(1 << 30) // 100)  # of a GiB, rounded up
 
 
@@ -139,22 +140,25 @@ class Tries:
         return self._planned("plan", self._error, f", error={self._error:g}")
 
     def _planned(self, name: str, error: float, words: str) -> Tried:
+        standing = self._room.standing
+        left = self._room.available - standing.nbytes - standing.gradients - self._inputs
+        if left <= 0:
+            return Tried(Way(name, "", error=error, note="weights, gradients and states leave no room"), None)
         chunked = not self._profiles.unchunked
         front = self._profiles.plan(error, chunked)
         if not self._room.fresh:
             front = front.accumulating
-        standing = self._room.standing
-        left = self._room.available - standing.nbytes - standing.gradients - self._inputs
         memory = _in_words(left)
         code = _COMPRESS.format(f'memory="{memory}"{words}{self._loss}')
-        if left <= 0:
-            return Tried(Way(name, "", error=error, note="weights, gradients and states leave no room"), None)
         try:
             found, note = front.within(memory), ""
         except ValueError:
             found, note, code = front, "the least memory that a plan was found for", ""
         more = {"time": 1 + found.overhead, "error": error if found.choice.rounds else 0.0, "note": note}
-        return self._judged(name, code, profile_of_choice(found, found.choice), PLANNED, chunked, **more)
+        tried = self._judged(name, code, profile_of_choice(found, found.choice), PLANNED, chunked, **more)
+        if not found.choice.rounds or self._room.fits(self._profiles.of("kept", chunked), self._inputs):
+            return tried
+        return tried._replace(way=replace(tried.way, fits=False, note="; ".join(filter(None, (note, _MEASURED)))))
 
     def _checkpoint(self) -> Tried | None:
         if not self._profiles.checkpoints:
