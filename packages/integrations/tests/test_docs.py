@@ -123,6 +123,7 @@ PAGES = {
     "docs/fewbit.md": few_bits,
     "docs/fewbit_linear.md": a_linear_layer,
     "docs/fewbit_norms.md": norms,
+    "docs/fit.md": of_tokens,
     "docs/index.md": of_images,
     "docs/levels.md": with_integrations,
     "docs/losses.md": of_tokens,

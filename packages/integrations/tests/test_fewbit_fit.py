@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from integrations.fewbit import FUNCTIONS, LevelTable, StepTable, approximate, estimate_error
-from integrations.fit.fitting import fit_tables
-from integrations.fit.objective import Objective
-from integrations.fit.refine import refine, score
-from integrations.fit.slopes import Slope
+from integrations.step_tables.fitting import fit_tables
+from integrations.step_tables.objective import Objective
+from integrations.step_tables.refine import refine, score
+from integrations.step_tables.slopes import Slope
 
 
 def plain_slope(function, x):

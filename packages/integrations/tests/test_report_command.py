@@ -239,6 +239,30 @@ def test_the_command_for_a_config_json(capsys, tmp_path):
     assert "lm_head" in told.out
 
 
+def test_the_command_of_a_dtype_and_of_checkpoints(capsys, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    transformers.LlamaConfig(num_hidden_layers=2, vocab_size=100, **sizes).save_pretrained(tmp_path)
+    kept = {}
+    for name, options in {
+        "wide": ("--dtype", "float32"),
+        "narrow": ("--dtype", "bfloat16"),
+        "mixed": ("--dtype", "bfloat16-mixed"),
+        "repeated": ("--dtype", "bfloat16", "--checkpoint"),
+    }.items():
+        path = tmp_path / f"{name}.json"
+        code, told = run(capsys, "--hf", tmp_path / "config.json", "--json", path, *options)
+        assert code == 0, told.err
+        kept[name] = Report.from_json(path.read_text()).original_bytes
+    assert kept["repeated"] < kept["narrow"] < kept["mixed"] < kept["wide"]
+    code, told = run(capsys, "--hf", tmp_path / "config.json", "--dtype", "int4")
+    assert code == 1
+    assert "dtype must be one of float32" in told.err
+    code, told = run(capsys, "--pyg", "GCN", "--checkpoint")
+    assert code == 1
+    assert "no gradient checkpointing of its own" in told.err
+
+
 @pytest.mark.parametrize("name", ["GCN", "GAT", "SAGEConv"])
 def test_the_command_for_pyg(capsys, name):
     pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")

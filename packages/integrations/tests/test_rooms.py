@@ -12,11 +12,11 @@ ROOT = Path(integrations.__file__).parent
 MOST_IN_A_CIRCLE = 5
 
 # What users import is on the highest floor, with the files that are in no room.
-HIGHEST = ("trainers", "forecast", "checkpoint", "saved")
+HIGHEST = ("trainers", "fits", "forecast", "checkpoint", "saved")
 # The rooms below, the upper ones first. A room may import those after it.
 FLOORS = (
     *("handle", "measuring", "qmodules", "fewbit", "runtime", "planning", "report"),
-    *("losses", "adaptive", "step", "watching", "storing", "calls", "rules", "common", "fit"),
+    *("losses", "adaptive", "step", "watching", "storing", "calls", "rules", "common", "step_tables"),
 )
 # The files that are below all rooms, the upper one first: what is private in torch, and what becomes of a name of it.
 LOWEST = ("_torch", "_names")

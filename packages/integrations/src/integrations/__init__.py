@@ -12,6 +12,7 @@ print(integrations.compression(model).report())
 from integrations._version import __version__
 from integrations.adaptive.plan import Allotment, Plan
 from integrations.attach import compress, compress_model, compression, restore_model
+from integrations.fits import Fit, explain_oom, fit
 from integrations.forecast import forecast
 from integrations.handle.compression import Compression
 from integrations.handle.gradient_error import GradientError
@@ -23,6 +24,7 @@ __all__ = [
     "LEVELS",
     "Allotment",
     "Compression",
+    "Fit",
     "GradientError",
     "Level",
     "Plan",
@@ -33,6 +35,8 @@ __all__ = [
     "compress",
     "compress_model",
     "compression",
+    "explain_oom",
+    "fit",
     "forecast",
     "plan",
     "restore_model",

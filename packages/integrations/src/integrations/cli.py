@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from integrations import doctor
 from integrations.common.command_line import Parser, run
+from integrations.fits import command as fits
 from integrations.forecast import command
 
 
@@ -14,5 +15,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m integrations", description="Compressed training for PyTorch models.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command.add_to(commands)
+    fits.add_to(commands)
     doctor.add_to(commands)
     return run(parser, arguments)

@@ -43,12 +43,12 @@ from integrations.fewbit.modules import (
 from integrations.fewbit.store import StepwiseStore
 from integrations.fewbit.util import convert_linear, map_module
 from integrations.fewbit.variance import VarianceEstimator
-from integrations.fit.catalogue import FUNCTIONS, FewBitFunction
-from integrations.fit.codebook import Codebook
-from integrations.fit.fitting import approximate, estimate_error
-from integrations.fit.noise import slope_error, slope_noise
-from integrations.fit.steps import LevelTable, StepTable
-from integrations.fit.tables import level_table, table
+from integrations.step_tables.catalogue import FUNCTIONS, FewBitFunction
+from integrations.step_tables.codebook import Codebook
+from integrations.step_tables.fitting import approximate, estimate_error
+from integrations.step_tables.noise import slope_error, slope_noise
+from integrations.step_tables.steps import LevelTable, StepTable
+from integrations.step_tables.tables import level_table, table
 
 __all__ = [
     "CELU",

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from integrations.fewbit.conversion import SAVED_ANYWAY, Skip, fits
-from integrations.fit.catalogue import FUNCTIONS
+from integrations.step_tables.catalogue import FUNCTIONS
 
 
 def chosen_functions(functions: str | Iterable[str] | None) -> frozenset[str]:

@@ -13,13 +13,13 @@ from torch import Tensor
 from integrations._version import __version__
 from integrations.common.command_line import Parser, run
 from integrations.fewbit import comparison, files, plot, roundings
-from integrations.fit import shipped
-from integrations.fit.catalogue import FUNCTIONS
-from integrations.fit.fitting import DOMAIN, approximate, checked_bits, estimate_error
-from integrations.fit.objective import WEIGHTS
-from integrations.fit.slopes import ScalarFunction
-from integrations.fit.steps import StepTable
-from integrations.fit.tables import table
+from integrations.step_tables import shipped
+from integrations.step_tables.catalogue import FUNCTIONS
+from integrations.step_tables.fitting import DOMAIN, approximate, checked_bits, estimate_error
+from integrations.step_tables.objective import WEIGHTS
+from integrations.step_tables.slopes import ScalarFunction
+from integrations.step_tables.steps import StepTable
+from integrations.step_tables.tables import table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

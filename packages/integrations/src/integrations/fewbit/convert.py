@@ -27,8 +27,8 @@ from integrations.fewbit.linear_kinds import is_linear, why_kept, with_sketch
 from integrations.fewbit.modules.approximated import Approximated
 from integrations.fewbit.norm_kinds import is_norm, sharing_kind
 from integrations.fewbit.registry import CALLS, Recognised, likeness, recognised
-from integrations.fit.options import DEFAULT_BITS
-from integrations.fit.tables import table
+from integrations.step_tables.options import DEFAULT_BITS
+from integrations.step_tables.tables import table
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from integrations.fewbit.store import END
-from integrations.fit.steps import StepTable
+from integrations.step_tables.steps import StepTable
 
 TYPES = (".npz", ".json")
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from integrations.common.drawing import BLUE, INK, VERMILION, new_figure, plain_axes, write_figure
-from integrations.fit.slopes import ScalarFunction, Slope
-from integrations.fit.steps import StepTable
+from integrations.step_tables.slopes import ScalarFunction, Slope
+from integrations.step_tables.steps import StepTable
 
 _POINTS = 4001
 

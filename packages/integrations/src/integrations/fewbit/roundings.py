@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from integrations.fewbit.functional.rounded import rounded
-from integrations.fit.catalogue import FUNCTIONS
-from integrations.fit.options import Options
+from integrations.step_tables.catalogue import FUNCTIONS
+from integrations.step_tables.options import Options
 
 _INPUTS, _DRAWS = 1 << 14, 256
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from integrations.forecast import hf, pyg, timm
+from integrations.forecast.checkpoints import checkpoint
+from integrations.forecast.dtypes import NAMES, precision_of
 from integrations.forecast.loss import CROSS_ENTROPY
 from integrations.forecast.measured import unmeasured
 from integrations.forecast.run import LooksAtElements, forecast
@@ -48,6 +52,12 @@ def add_to(commands: Any) -> None:
     for name, default in graph.items():
         inputs.add_argument(name, type=_count, default=default, help=f"of --pyg; default: {default}")
 
+    parser.add_argument("--dtype", help=f"of weights and numbers, one of {', '.join(NAMES)}; default: the model's own")
+    parser.add_argument(
+        "--checkpoint",
+        action="store_true",
+        help="switch on the model's own gradient checkpointing, of timm or transformers",
+    )
     inputs.add_argument(
         "--loss",
         choices=("cross_entropy", "none"),
@@ -88,17 +98,19 @@ def run(options: argparse.Namespace) -> None:
     subject, chosen = _subject(options, options.batch), _pairs(options.option, "--option")
     asked = {"activations": options.activations, "linear": options.linear, "layers": options.q_layers}
     loss = None if options.loss == "none" else CROSS_ENTROPY
+    narrow = precision_of(options.dtype).autocast
     try:
-        report = forecast(
-            subject.model,
-            subject.args,
-            subject.kwargs,
-            level=options.level,
-            loss=loss,
-            device=options.device,
-            **asked,
-            **chosen,
-        )
+        with nullcontext() if narrow is None else torch.autocast(options.device, dtype=narrow):
+            report = forecast(
+                subject.model,
+                subject.args,
+                subject.kwargs,
+                level=options.level,
+                loss=loss,
+                device=options.device,
+                **asked,
+                **chosen,
+            )
     except LooksAtElements as error:
         if options.device != "cpu":
             raise LooksAtElements(f"{error}; or leave --device out: small batches are run then, on the CPU") from error
@@ -119,6 +131,14 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _subject(options: argparse.Namespace, batch: int, elements: bool = False) -> Subject:
+    found = _plain_subject(options, batch, elements)
+    precision_of(options.dtype).of(found.model)
+    if options.checkpoint:
+        checkpoint(found.model)
+    return found.cast(precision_of(options.dtype).weights)
+
+
+def _plain_subject(options: argparse.Namespace, batch: int, elements: bool) -> Subject:
     chosen = _pairs(options.set, "--set")
     if options.timm:
         return timm.subject(options.timm, batch, options.image_size, elements, **chosen)

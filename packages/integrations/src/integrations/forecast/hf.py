@@ -37,11 +37,17 @@ def subject(name: str, batch: int, length: int, size: int | None, elements: bool
         ImportError: transformers is not there.
         ValueError: there is no such type or file, or a field that the configuration does not have.
     """
-    try:
-        import transformers
-    except ImportError as error:
-        raise ImportError("models of transformers need transformers: pip install actcore-integrations[hf]") from error
-    config = _configuration(transformers, name, options)
+    return of_config(configuration(name, options), batch, length, size, elements)
+
+
+def of_config(config: Any, batch: int, length: int, size: int | None = None, elements: bool = False) -> Subject:
+    """The model of a configuration, and a batch for it; the arguments are those of ``subject``.
+
+    Raises:
+        ValueError: the model takes something else than tokens, images or sound.
+    """
+    import transformers
+
     head = _head(transformers, config)
     auto = getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel")
     model = made(lambda: auto.from_config(config), elements)
@@ -68,7 +74,26 @@ def subject(name: str, batch: int, length: int, size: int | None, elements: bool
     return Subject(f"{_title(config)}, batch {batch} x {length} tokens", model, (), inputs)
 
 
-def _configuration(transformers: Any, name: str, options: dict[str, Any]) -> Any:
+def is_configuration(given: object) -> bool:
+    """Whether an object is a configuration of transformers."""
+    if not hasattr(given, "model_type"):  # which spares the import
+        return False
+    import transformers
+
+    return isinstance(given, transformers.PretrainedConfig)
+
+
+def configuration(name: str, options: dict[str, Any]) -> Any:
+    """The configuration of a model type, or of a file.
+
+    Raises:
+        ImportError: transformers is not there.
+        ValueError: there is no such type or file, or a field that the configuration does not have.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ImportError("models of transformers need transformers: pip install actcore-integrations[hf]") from error
     path = Path(name)
     if path.exists():
         config = transformers.AutoConfig.from_pretrained(str(path))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,17 @@ class Subject:
     model: nn.Module
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def cast(self, dtype: torch.dtype | None) -> Subject:
+        """The same with numbers of this dtype; ``None`` leaves theirs."""
+
+        def number(value: Any) -> Any:
+            return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+        if dtype is None:
+            return self
+        kwargs = {name: number(value) for name, value in self.kwargs.items()}
+        return replace(self, args=tuple(map(number, self.args)), kwargs=kwargs)
 
 
 def made(make: Callable[[], nn.Module], elements: bool) -> nn.Module:

@@ -13,6 +13,7 @@ from integrations.adaptive.plan import Plan
 from integrations.adaptive.surroundings import meet
 from integrations.calls.tensors import tensors_in
 from integrations.common.modules import ModulePaths
+from integrations.common.out_of_memory import explain
 from integrations.handle.adapt import Adapter
 from integrations.handle.closures import require_closure, require_compressed
 from integrations.handle.exchanges import Exchanges
@@ -70,9 +71,13 @@ class Compression(HandleState):
         session = self.session_of_forward(args, kwargs)
         if session is None:
             return forward(*args, **kwargs)
-        with session as entered:
-            entered.owners.add_inputs(tensors_in((args, kwargs)))
-            result = forward(*args, **kwargs)
+        try:
+            with session as entered:
+                entered.owners.add_inputs(tensors_in((args, kwargs)))
+                result = forward(*args, **kwargs)
+        except (RuntimeError, MemoryError) as error:
+            explain(error, self.model, args, kwargs)
+            raise
         if self.recomputing is not None:
             self.recomputing.note_returned()
         return result

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from actcore import BitMask, Codec, GroupAffine, Offload, Raw
 from integrations.adaptive.weights import noise_of
-from integrations.fit.codebook import Codebook
 from integrations.planning.savers import Saver
 from integrations.rules.policy import Decision
 from integrations.rules.rules import Need
 from integrations.rules.slopes import codebook_of
 from integrations.step.dispatch.memory import allocated
+from integrations.step_tables.codebook import Codebook
 
 
 class StoredPart(NamedTuple):

@@ -17,11 +17,11 @@ from integrations.calls import attention
 from integrations.calls.call import Call
 from integrations.calls.masks import may_be_masked
 from integrations.calls.tensors import storage_of
-from integrations.fit.codebook import Codebook
 from integrations.rules.arguments import index_codec, two_valued
 from integrations.rules.rules import RULES, Need
 from integrations.rules.slopes import activation_of, has_slope
 from integrations.step.capturing.recorder import Recorder
+from integrations.step_tables.codebook import Codebook
 from integrations.storing.choice import packable
 from integrations.storing.forms import window_indices
 from integrations.watching.tracker import CallTracker

@@ -41,7 +41,7 @@ from integrations.fewbit.functional.smooth import (
 )
 from integrations.fewbit.functional.stepwise import stepwise
 from integrations.fewbit.gradients import GradientStorage, catch_gradients
-from integrations.fit.options import Options
+from integrations.step_tables.options import Options
 
 __all__ = [
     "GradientStorage",

@@ -8,10 +8,10 @@ from torch import Tensor
 
 import actcore
 from integrations.fewbit.functional.conditions import keeps_few_bits
-from integrations.fit.apart import fitted_apart
-from integrations.fit.fitting import approximate
-from integrations.fit.options import DEFAULT_BITS, Rounding, check_options, constant, steps_of
-from integrations.fit.steps import LevelTable, StepTable
+from integrations.step_tables.apart import fitted_apart
+from integrations.step_tables.fitting import approximate
+from integrations.step_tables.options import DEFAULT_BITS, Rounding, check_options, constant, steps_of
+from integrations.step_tables.steps import LevelTable, StepTable
 
 ScalarFunction = Callable[[Tensor], Tensor]
 

@@ -14,8 +14,8 @@ import actcore
 from actcore.stored import Absent, Stored, announce, is_heard
 from integrations.fewbit.functional import piecewise, smooth
 from integrations.fewbit.functional.conditions import keeps_few_bits
-from integrations.fit.catalogue import FUNCTIONS
-from integrations.fit.options import check_approximate, check_options
+from integrations.step_tables.catalogue import FUNCTIONS
+from integrations.step_tables.options import check_approximate, check_options
 
 _FEW_BITS: Mapping[str, Callable[..., Tensor]] = {
     "sigmoid": smooth.sigmoid,

@@ -11,9 +11,17 @@ import actcore
 from integrations.common.autocast import in_float32
 from integrations.common.in_place import placed
 from integrations.fewbit.functional.conditions import keeps_few_bits, numbers
-from integrations.fit.catalogue import FUNCTIONS
-from integrations.fit.options import DEFAULT_BITS, Options, Steps, check_keywords, constant, steps_of, user_steps
-from integrations.fit.tables import level_table, table
+from integrations.step_tables.catalogue import FUNCTIONS
+from integrations.step_tables.options import (
+    DEFAULT_BITS,
+    Options,
+    Steps,
+    check_keywords,
+    constant,
+    steps_of,
+    user_steps,
+)
+from integrations.step_tables.tables import level_table, table
 
 # The operators that autocast may know among those that a function is made of.
 _AUTOCAST: Mapping[str, str] = {"softplus": "aten::softplus", "squared_relu": "aten::pow.Tensor_Scalar"}

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import actcore
 from integrations.fewbit.functional.conditions import keeps_few_bits
-from integrations.fit.options import constant, steps_of, trimmed
-from integrations.fit.steps import StepTable
+from integrations.step_tables.options import constant, steps_of, trimmed
+from integrations.step_tables.steps import StepTable
 
 Numbers = Tensor | Sequence[float]
 

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from integrations.common.takeover import remembered
 from integrations.fewbit.functional.activation import activation
-from integrations.fit.options import Rounding
-from integrations.fit.tables import level_table, table
+from integrations.step_tables.options import Rounding
+from integrations.step_tables.tables import level_table, table
 
 
 class Approximated(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from integrations.fewbit.functional import gates
-from integrations.fit.options import check_approximate, check_options
+from integrations.step_tables.options import check_approximate, check_options
 
 
 class GLU(nn.GLU):

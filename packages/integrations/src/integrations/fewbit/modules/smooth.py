@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from integrations.fewbit.functional import smooth
 from integrations.fewbit.modules.base import Smooth
-from integrations.fit.catalogue import FUNCTIONS
+from integrations.step_tables.catalogue import FUNCTIONS
 
 
 class CELU(Smooth, nn.CELU):

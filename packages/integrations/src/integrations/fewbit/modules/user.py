@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from integrations.fewbit.functional.activation import ScalarFunction, activation, check_arguments
 from integrations.fewbit.functional.stepwise import Numbers, piecewise_linear, step_table
-from integrations.fit.fitting import approximate
-from integrations.fit.options import DEFAULT_BITS, Rounding
-from integrations.fit.steps import LevelTable, StepTable
+from integrations.step_tables.fitting import approximate
+from integrations.step_tables.options import DEFAULT_BITS, Rounding
+from integrations.step_tables.steps import LevelTable, StepTable
 
 
 class Activation(nn.Module):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import actcore
 from integrations.common.in_place import placed
-from integrations.fit.tables import table
 from integrations.qmodules.layers.base import QLayer
+from integrations.step_tables.tables import table
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

@@ -92,7 +92,9 @@ class Tape(TorchDispatchMode):
     def _follow(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator of the forward, and notes it if it is to be repeated."""
         planned = self._planned()
-        if planned is None or (planned.segment < 0 and planned.inner < 0):
+        # Another operator than the expected one is no part of a segment: one that makes no memory, such as
+        # _unsafe_view, which is no operator of the plan, or one that the plan has not foreseen.
+        if planned is None or planned.name != traits.name or (planned.segment < 0 and planned.inner < 0):
             out = func(*args, **kwargs)
             self.made(traits, args, kwargs, out)
             return out

@@ -49,8 +49,13 @@ class BackwardRecorder:
     def accumulated(self, gradient: Tensor) -> None:
         """Notes that a parameter's gradient is complete. If the parameter had one before, this one is added to it and
         freed."""
-        if is_plain(gradient) and self._memory.value_in(gradient) == PASSING:
-            self._standing += allocated_for_elements(gradient)
+        if not is_plain(gradient):
+            return
+        nbytes = allocated_for_elements(gradient)
+        if self._memory.value_in(gradient) != PASSING:
+            # Forward has made it, as a loss in chunks does, and the parameter takes it over from autograd.
+            self._live += nbytes
+        self._standing += nbytes
 
     def finish(self) -> None:
         """Ends the recording."""

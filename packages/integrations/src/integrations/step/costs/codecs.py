@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actcore import BitMask, Codec, GroupAffine, Offload, Positive, Raw
-from integrations.fit.codebook import Codebook
 from integrations.step.costs.rates import LinearTime, Rates
+from integrations.step_tables.codebook import Codebook
 
 GROUPS, MASK = "groups", "mask"
 """Kinds of codecs that take about as long: those with groups of elements, and those with a bit for each. A number of

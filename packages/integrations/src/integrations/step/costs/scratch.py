@@ -1,29 +1,38 @@
 """``scratch_of``: the bytes that a kernel takes beside its arguments and results, where arithmetic tells them.
 
-These are oneDNN's convolutions on a CPU, which make up most of it. They read weights in blocks of their own, and
-images, too, unless channels come last; a product over the channels alone takes its arguments as they lie. A tensor that
-lies in another order than the others, or with gaps, as a part of a concatenation does, is copied first. The model is
-within some per cent of what was measured with AVX-512; ``workspaces`` measures it.
+These are the loss in chunks, and oneDNN's convolutions on a CPU, which make up most of it. Convolutions read weights in
+blocks of their own, and images, too, unless channels come last; a product over the channels alone takes its arguments
+as they lie. A tensor that lies in another order than the others, or with gaps, as a part of a concatenation does, is
+copied first. The model is within some per cent of what was measured with AVX-512; ``workspaces`` measures it.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from integrations._torch import OpOverload, get_mkldnn_enabled
 
+
+class _Named(NamedTuple):
+    namespace: str
+    name: str
+
+
 _BLOCK = 16  # channels in a block
 _SLIDING = 3  # columns of a kernel that slides over one channel
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
+_CHUNKED = _Named("integrations", "linear_cross_entropy")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, ...]) -> int:
     """Bytes that a call takes while it runs, as far as they are modelled; otherwise 0."""
+    if function.namespace == _CHUNKED.namespace and function.name().partition("::")[2] == _CHUNKED.name:
+        return _of_chunk(args)
     packet = function.overloadpacket
     backward = packet is torch.ops.aten.convolution_backward
     if not backward and packet is not torch.ops.aten.convolution:
@@ -48,6 +57,15 @@ def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, 
     if backward:
         return copied + max(inside + outside + _nbytes(weight), 2 * inside)
     return copied + max(inside, outside) + _nbytes(weight)
+
+
+def _of_chunk(args: tuple[Any, ...]) -> int:
+    """Bytes for the logits of one chunk of rows: in the dtype of the products, in that of the losses where it is wider,
+    and squashed where they have a bound."""
+    hidden, weight, *_, cap, rows, wanted = args
+    count, itemsize = min(rows, len(hidden)) * len(weight), max(4, hidden.itemsize)
+    narrow = hidden.itemsize if hidden.itemsize < itemsize else 0
+    return int(count * (narrow + itemsize * (2 if cap and any(wanted) else 1)))
 
 
 def _in_groups(weight: Tensor, groups: int, dilated: bool, backward: bool) -> int:

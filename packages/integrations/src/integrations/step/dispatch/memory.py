@@ -39,8 +39,10 @@ def allocated(nbytes: int, device: torch.device) -> int:
     torch's caching allocator for CUDA hands out blocks of whole multiples of 512 bytes and counts those, in
     ``memory_allocated`` and in its peak. Two things are not counted: a block of the large pool keeps up to 1 MiB that
     the one before it in the same place had more (none with ``expandable_segments``), and what is reserved and not
-    handed out depends on the order of all that came before.
+    handed out depends on the order of all that came before. A tensor on ``meta`` has no memory.
     """
+    if device.type == "meta":
+        return 0
     return -(-nbytes // _CUDA_BLOCK) * _CUDA_BLOCK if device.type == "cuda" else nbytes
 
 

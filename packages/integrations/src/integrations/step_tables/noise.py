@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from integrations.fit.apart import fitted_apart
-from integrations.fit.catalogue import FUNCTIONS
-from integrations.fit.fitting import estimate_error
-from integrations.fit.representatives import saved_steps, saves_one
-from integrations.fit.tables import table
+from integrations.step_tables.apart import fitted_apart
+from integrations.step_tables.catalogue import FUNCTIONS
+from integrations.step_tables.fitting import estimate_error
+from integrations.step_tables.representatives import saved_steps, saves_one
+from integrations.step_tables.tables import table
 
 # Points within 8 deviations, for a mean over a normal distribution. For an analytic function that vanishes at the ends,
 # the sum over even points converges faster than any power of their distance; a jump costs half of the distance.

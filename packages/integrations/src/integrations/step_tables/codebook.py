@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from actcore import FLOATS, Compressed, Layout
-from integrations.fit.catalogue import FUNCTIONS
-from integrations.fit.noise import slope_noise
-from integrations.fit.options import constant
-from integrations.fit.representatives import Representatives, representatives
-from integrations.fit.slopes import numbers_of
-from integrations.fit.tables import table
+from integrations.step_tables.catalogue import FUNCTIONS
+from integrations.step_tables.noise import slope_noise
+from integrations.step_tables.options import constant
+from integrations.step_tables.representatives import Representatives, representatives
+from integrations.step_tables.slopes import numbers_of
+from integrations.step_tables.tables import table
 
 _STRETCH = 1024  # elements that share a byte, which tells whether one of them is not finite
 # Elements are restored in parts of at least this size, at most so many parts. Restoring takes two parts beside the

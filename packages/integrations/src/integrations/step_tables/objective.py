@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from integrations.fit.slopes import Slope
+from integrations.step_tables.slopes import Slope
 
 Weight = str | Callable[[Tensor], Tensor]
 """``"uniform"``, ``"normal"`` (the density of N(0, 1)), or a torch function of ``x`` that is not negative."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from integrations.fit.objective import Objective
+from integrations.step_tables.objective import Objective
 
 _ROUNDS = 40
 _HALVINGS = 26

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from integrations.fit.apart import fitted_apart
-from integrations.fit.catalogue import FUNCTIONS
-from integrations.fit.fitting import DOMAIN
-from integrations.fit.shipped import SMOOTH
-from integrations.fit.steps import StepTable
-from integrations.fit.tables import table
+from integrations.step_tables.apart import fitted_apart
+from integrations.step_tables.catalogue import FUNCTIONS
+from integrations.step_tables.fitting import DOMAIN
+from integrations.step_tables.shipped import SMOOTH
+from integrations.step_tables.steps import StepTable
+from integrations.step_tables.tables import table
 
 # Points of the line that are evaluated first, points of the stretch around the best one, and how often that stretch is
 # narrowed.

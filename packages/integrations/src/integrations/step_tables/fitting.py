@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import actcore
-from integrations.fit.objective import Objective, Weight
-from integrations.fit.refine import refine
-from integrations.fit.slopes import ScalarFunction, Slope
-from integrations.fit.steps import LevelTable, StepTable
+from integrations.step_tables.objective import Objective, Weight
+from integrations.step_tables.refine import refine
+from integrations.step_tables.slopes import ScalarFunction, Slope
+from integrations.step_tables.steps import LevelTable, StepTable
 
 DOMAIN = (-10.0, 10.0)
 """The domain of the paper's tables."""

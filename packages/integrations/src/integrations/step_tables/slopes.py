@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from integrations.fit.catalogue import FUNCTIONS, FewBitFunction
+from integrations.step_tables.catalogue import FUNCTIONS, FewBitFunction
 
 ScalarFunction = str | Callable[[Tensor], Tensor]
 """A name of ``FUNCTIONS``, or a torch function that maps each element by itself."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from integrations._torch import FakeTensor, disable_current_modes
-from integrations.fit.objective import WEIGHTS
-from integrations.fit.steps import StepTable
+from integrations.step_tables.objective import WEIGHTS
+from integrations.step_tables.steps import StepTable
 
 DEFAULT_BITS = 3
 

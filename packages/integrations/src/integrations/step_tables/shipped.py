@@ -9,11 +9,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from integrations.fit.catalogue import FUNCTIONS
-from integrations.fit.fitting import Parity, fit_codebooks, fit_tables
-from integrations.fit.objective import WEIGHTS
-from integrations.fit.slopes import Slope
-from integrations.fit.steps import LevelTable, StepTable
+from integrations.step_tables.catalogue import FUNCTIONS
+from integrations.step_tables.fitting import Parity, fit_codebooks, fit_tables
+from integrations.step_tables.objective import WEIGHTS
+from integrations.step_tables.slopes import Slope
+from integrations.step_tables.steps import LevelTable, StepTable
 
 SMOOTH = tuple(name for name, function in FUNCTIONS.items() if not function.piecewise)
 """The functions that have a file, with the defaults of their parameters."""
@@ -24,7 +24,7 @@ WIDTHS = tuple(range(1, 9))
 # it.
 _CELLS = 4000
 
-_FOLDER = files("integrations.fit") / "data"
+_FOLDER = files("integrations.step_tables") / "data"
 
 
 @lru_cache  # a wide table's many numbers are checked once

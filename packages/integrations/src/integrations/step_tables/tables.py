@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 
 from integrations._torch import constant_when_traced
-from integrations.fit.apart import fitted_apart
-from integrations.fit.catalogue import FUNCTIONS
-from integrations.fit.fitting import DOMAIN, Parity, approximate, checked_bits
-from integrations.fit.objective import WEIGHTS
-from integrations.fit.shipped import SMOOTH, shipped_levels, shipped_table
-from integrations.fit.slopes import numbers_of
-from integrations.fit.steps import LevelTable, StepTable
+from integrations.step_tables.apart import fitted_apart
+from integrations.step_tables.catalogue import FUNCTIONS
+from integrations.step_tables.fitting import DOMAIN, Parity, approximate, checked_bits
+from integrations.step_tables.objective import WEIGHTS
+from integrations.step_tables.shipped import SMOOTH, shipped_levels, shipped_table
+from integrations.step_tables.slopes import numbers_of
+from integrations.step_tables.steps import LevelTable, StepTable
 
 
 def table(

@@ -1,0 +1,52 @@
+"""What is said of an error that memory has run out, by whoever knows more than it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+_WORDS = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
+
+Teller = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], str]
+"""Returns what is to be said of a model's memory, from the inputs of its forward."""
+
+_tellers: list[Teller] = []
+_NOTED = "Memory ran out"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator raised the error, of CUDA or of the CPU."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _WORDS)
+
+
+def tell_by(teller: Teller) -> None:
+    """Has errors be told of by this function from now on."""
+    _tellers.append(teller)
+
+
+def explain(error: BaseException, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Adds to an error that memory has run out where a model's bytes are. Other errors are left alone.
+
+    Args:
+        error: the error.
+        model: whose forward raised it.
+        args, kwargs: the inputs of that forward.
+    """
+    for teller in _tellers:
+        add_note(error, partial(teller, model, args, kwargs))
+
+
+def add_note(error: BaseException, told: Callable[[], str]) -> None:
+    """Adds a note to an error that memory has run out, in the place of one that it may have. Other errors are left
+    alone, and ``told`` is not called for them."""
+    if not is_out_of_memory(error):
+        return
+    others = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_NOTED)]
+    error.__notes__ = others
+    error.add_note(f"{_NOTED}. {told()}")

@@ -1,0 +1,128 @@
+"""An error that memory has run out says where the bytes were and what would have fitted, and costs nothing before."""
+
+import pytest
+import torch
+from torch import nn
+
+import integrations
+from integrations._torch import FakeTensor
+from integrations.report.words import format_bytes
+
+from .libraries import library_or_skip
+from .nets import mlp, normal
+
+FAR_TOO_MUCH = 1 << 50  # bytes
+
+
+def llama():
+    transformers = library_or_skip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(num_hidden_layers=2, vocab_size=512, use_cache=False, **sizes)
+    return transformers.LlamaForCausalLM(config).train()
+
+
+def sample():
+    ids = torch.arange(128).view(2, 64)
+    return {"input_ids": ids, "labels": ids}
+
+
+def fails(module, args, output):
+    """A forward hook in which the allocator fails; not where the forward only tells what it would take."""
+    if not isinstance(output, FakeTensor):
+        torch.empty(FAR_TOO_MUCH, dtype=torch.uint8)
+
+
+def fails_in_backward(gradient):
+    raise MemoryError("cannot allocate")
+
+
+def note_of(raised):
+    (note,) = raised.value.__notes__
+    assert note.startswith("Memory ran out.")
+    return note
+
+
+def test_in_a_forward():
+    model = llama()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with integrations.explain_oom(model):
+        model(**sample()).loss.backward()
+        optimizer.step()
+    model.model.layers[1].register_forward_hook(fails)
+    plain = integrations.fit(model, sample(), memory="1GiB", ways=["plain"], grow=False).total
+    with pytest.raises(RuntimeError, match="memory") as raised, integrations.explain_oom(model, memory=plain):
+        model(**sample())
+    note = note_of(raised)
+    count = 4 * sum(parameter.numel() for parameter in model.parameters())
+    states = sum(one.nbytes for state in optimizer.state.values() for one in state.values())
+    assert f"gradients {format_bytes(count)}, optimizer states {format_bytes(states)}" in note
+    assert "The cheapest change that fits" in note
+    assert 'level="L0", loss="chunked"' in note
+    assert "with adamw" in note
+    assert not model._forward_pre_hooks
+
+
+def test_in_a_compressed_forward():
+    """Without a block, too, and with what was stored, by module."""
+    model = integrations.compress_model(llama(), level="L1", min_bytes=32)
+    model.model.layers[1].register_forward_hook(fails)
+    with pytest.raises(RuntimeError, match="memory") as raised:
+        model(**sample())
+    note = note_of(raised)
+    assert "stored for backward" in note
+    assert "model.layers.0.mlp" in note
+    assert "which fits: look for" in note
+    with pytest.raises(RuntimeError) as raised, integrations.explain_oom(model, memory="1MiB"):
+        model(**sample())
+    assert "of 1.0 MiB" in note_of(raised)
+
+
+def test_in_a_backward():
+    model = llama()
+
+    def step():
+        output = model(**sample())
+        output.logits.register_hook(fails_in_backward)
+        output.loss.backward()
+
+    with pytest.raises(MemoryError) as raised, integrations.explain_oom(model, memory="1GiB"):
+        step()
+    assert "LlamaForCausalLM" in note_of(raised)
+    assert "with sgd, of 1.00 GiB, which fits" in note_of(raised)
+
+
+def test_what_cannot_be_told():
+    model = mlp()
+    with pytest.raises(MemoryError) as raised, integrations.explain_oom(model):
+        raise MemoryError
+    assert "The inputs are not known here: ask integrations.fit" in note_of(raised)
+
+    class Asks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x):
+            if x.sum().item() > -1e9 and isinstance(x, FakeTensor):
+                raise AssertionError
+            return torch.empty(FAR_TOO_MUCH, dtype=torch.uint8)
+
+    model = Asks()
+    with pytest.raises(RuntimeError) as raised, integrations.explain_oom(model):
+        model(normal(4, 64))
+    assert "What would have fitted is not known" in note_of(raised)
+
+
+def test_other_errors_are_left_alone(monkeypatch):
+    model = integrations.compress_model(mlp(), level="L1")
+    monkeypatch.setattr(integrations.fits.oom, "told", None)  # which an out-of-memory error would call
+    with pytest.raises(RuntimeError) as raised, integrations.explain_oom(model):
+        model(normal(4, 3))
+    assert not getattr(raised.value, "__notes__", [])
+
+
+def test_errors():
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got str"), integrations.explain_oom("model"):
+        pass
+    with pytest.raises(ValueError, match="memory must have a unit"), integrations.explain_oom(mlp(), memory="24"):
+        pass
