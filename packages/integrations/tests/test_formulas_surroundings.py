@@ -256,6 +256,18 @@ def test_what_is_stored_in_fewer_bits_than_are_asked_for_is_no_source():
     ]
 
 
+def test_a_factor_without_a_gradient_has_eight_bits():
+    """As the angles have by which queries and keys are rotated, in all layers."""
+    angles = torch.linspace(0, 3, 64 * FEATURES).view(64, FEATURES)
+    net = Between(lambda h: h * (angles * 1.0).cos())
+    model = integrations.compress_model(net, "lean")
+    told, output = model(inputs(net))
+    (told.sum() + output.sum()).backward()
+    rows = integrations.compression(model).report().rows
+    factors = [row.codec[:18] for row in rows if row.operator == "mul" and row.role == "other" and not row.owner]
+    assert factors == ["GroupAffine(bits=8"]
+
+
 def test_a_retained_graph_gives_the_same_gradient_twice():
     net = Between(F.silu)
     x = inputs(net)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -29,6 +30,15 @@ def test_at_a_level_the_rest_is_stored_as_it_says():
     assert SUMS < relative_error(expected, gradients) <= EIGHT_BITS
     rows = integrations.compression(chunked).report().rows
     assert {row.codec for row in rows if row.operator == "cross_entropy"} == {"kept"}
+
+
+def test_a_loss_in_chunks_alone_is_no_forward_without_effect():
+    """Logits that were never made are in no record."""
+    model = twin(Decoder(shifted).train())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(model)
+        step(model)
 
 
 def test_a_level_with_formulas_asks_nothing_of_the_logits():

@@ -289,6 +289,8 @@ def test_a_retained_graph_reads_the_same():
 def test_what_is_no_codec():
     x = normal(64, 32)
     model, _ = made(heads, x, **HEADS)
+    with pytest.raises(TypeError, match=r"codec must be a codec, .* got <class 'actcore.*GroupAffine'>"):
+        apply(model, plan(model, x), codec=actcore.GroupAffine)
     with pytest.raises(TypeError, match=r"codec must be a codec, such as actcore.GroupAffine\(bits=8\), got 8"):
         apply(model, plan(model, x), codec=8)
 

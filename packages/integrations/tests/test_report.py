@@ -181,7 +181,7 @@ def test_a_block_reports_its_loss():
         F.cross_entropy(model(X), labels).backward()
     last = handle.report().rows[-1]
     assert (last.module, last.operator) == ("", "cross_entropy")
-    assert "exp() and division amplify an error without bound" in [row.why for row in handle.report().rows]
+    assert any(row.why.startswith("backward takes exp() of it") for row in handle.report().rows)
     assert "(model)" in str(handle.report())
 
 

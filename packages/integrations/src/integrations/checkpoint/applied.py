@@ -53,7 +53,7 @@ def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec |
     inner = _require(model, plan)
     if shapes not in get_args(Shapes):
         raise ValueError(f"shapes must be 'replan' or 'refuse', got {shapes!r}")
-    if codec is not None and not isinstance(codec, Codec):
+    if codec is not None and (not isinstance(codec, Codec) or isinstance(codec, type)):
         raise TypeError(f"codec must be a codec, such as actcore.GroupAffine(bits=8), got {codec!r}")
     found = CompressedForward.of(inner)
     if found is not None and found.handle.recomputing is not None:

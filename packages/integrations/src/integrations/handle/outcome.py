@@ -40,7 +40,9 @@ def judge(handle: HandleState, session: Session) -> None:
         handle.warn_once("activations", f"{handle.name}: {none}")
     # In compiled code, the records do not tell what exchanged layers keep less.
     compiled = exchanges is not None and any(record.saved.role == ROLE for record in records)
-    why = "" if compiled else why_not_smaller(records)
+    # Logits that were never made are in no record.
+    without_logits = handle.level.off and exchanges is not None and exchanges.loss is not None
+    why = "" if compiled or without_logits else why_not_smaller(records)
     if handle.level.off and handle.recomputing is not None:
         return  # a plan with room may keep everything
     if not why:

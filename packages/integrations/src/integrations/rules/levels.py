@@ -140,6 +140,7 @@ _OTHERS = (
     "activations",
     "linear",
     "layers",
+    "loss",
     "checkpoint",
     "strict",
 )  # not fields of a level

@@ -239,8 +239,12 @@ class Through:
 @dataclass(frozen=True)
 class Sources(FixedBits):
     """The same level's policy where others are recomputed from what is stored: no values are clamped, but for savers
-    whose slope jumps where they are, and rows that may be normalised share no group. What has few features, as between
-    the two matrices of an adapter, is a small part of the bytes and all of a gradient's error: it gets 8 bits."""
+    whose slope jumps where they are, and rows that may be normalised share no group.
+
+    Two kinds of tensors are a small part of the bytes and much of a gradient's error, and get 8 bits: those of few
+    features, as between the two matrices of an adapter, and factors that no gradient goes to, such as the angles by
+    which all layers rotate queries and keys.
+    """
 
     def decide(self, saved: SavedTensor) -> Decision:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
@@ -253,7 +257,8 @@ class Sources(FixedBits):
         if decision.why == Need.MOMENT.value:
             size = _row_group(saved, self.level.group_size) or self.level.group_size
             return replace(decision, codec=replace(codec, group_size=size))
-        if saved.operator in ("linear", "addmm") and saved.shape[-1] <= _NARROW:
+        narrow = saved.operator in ("linear", "addmm") and saved.shape[-1] <= _NARROW
+        if narrow or (decision.why == Need.PRODUCT.value and not saved.requires_grad):
             return replace(decision, codec=replace(codec, bits=8))
         return decision
 

@@ -92,6 +92,9 @@ _ATTENTION = Rule(recomputed=Need.ATTENTION, why="torch's own attention normalis
 _CHECKPOINT = Rule(Need.RECOMPUTED, why="an input of a checkpoint that is a mask, or may have one in it: kept exactly")
 _SKETCH = Rule(why="a random sketch in the place of a linear layer's input: as small as was asked for")
 _EXPONENTIAL = Rule(why="exp() and division amplify an error without bound")
+_CROSS_ENTROPY = Rule(
+    why="backward takes exp() of it, or it is a gradient, which a loss in chunks makes in the forward"
+)
 _JUMPS = Rule(why="the derivative jumps, or is a product of many: kept exactly", jumps=True)
 
 _OPERATORS = (
@@ -117,7 +120,8 @@ _OPERATORS = (
     (_ATTENTION, "scaled_dot_product_attention"),
     (_CHECKPOINT, "checkpoint"),
     (_SKETCH, "integrations::linear_randomized"),
-    (_EXPONENTIAL, "log_softmax gumbel_softmax logsumexp cross_entropy nll_loss log log2 log10 log1p logit rpow"),
+    (_CROSS_ENTROPY, "cross_entropy"),
+    (_EXPONENTIAL, "log_softmax gumbel_softmax logsumexp nll_loss log log2 log10 log1p logit rpow"),
     (_EXPONENTIAL, "div divide true_divide truediv reciprocal sqrt rsqrt std std_mean norm normalize"),
     (_EXPONENTIAL, "linalg_norm linalg_vector_norm"),
     (_JUMPS, "selu prelu rrelu abs prod cumprod"),
