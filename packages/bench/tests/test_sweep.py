@@ -218,9 +218,12 @@ def test_a_library_that_is_missing(monkeypatch, capsys):
     assert "PyG has none of resnet18" in capsys.readouterr().err
 
 
-def test_the_documentation_is_of_the_recorded_results():
+@pytest.mark.parametrize(
+    ("file", "written"), [("sweep-cpu.json", "sweep.md"), ("sweep-lean-cpu.json", "sweep_lean.md")]
+)
+def test_the_documentation_is_of_the_recorded_results(file, written):
     root = Path(__file__).parents[3]
-    results = records.load(root / "packages" / "bench" / "results" / "sweep-cpu.json")
-    assert (root / "docs" / "sweep.md").read_text() == page.page(results)
+    results = records.load(root / "packages" / "bench" / "results" / file)
+    assert (root / "docs" / written).read_text() == page.page(results)
     measured = {(entry.ecosystem, entry.name) for entry in results.of(Swept)}
     assert measured == {(one.ecosystem, one.name) for one in SUBJECTS}
