@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
 
 _WORDS = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
 
-Teller = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], str]
-"""Returns what is to be said of a model's memory, from the inputs of its forward."""
+Teller = Callable[[nn.Module], str]
+"""Returns what is to be said of a model's memory."""
 
 _tellers: list[Teller] = []
 _NOTED = "Memory ran out"
@@ -30,16 +29,15 @@ def tell_by(teller: Teller) -> None:
     _tellers.append(teller)
 
 
-def explain(error: BaseException, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def explain(error: BaseException, model: nn.Module) -> None:
     """Adds to an error that memory has run out where a model's bytes are. Other errors are left alone.
 
     Args:
         error: the error.
         model: whose forward raised it.
-        args, kwargs: the inputs of that forward.
     """
     for teller in _tellers:
-        add_note(error, partial(teller, model, args, kwargs))
+        add_note(error, partial(teller, model))
 
 
 def add_note(error: BaseException, told: Callable[[], str]) -> None:

@@ -24,6 +24,7 @@ from integrations.report.words import format_bytes
 
 _WAYS = ("plain", "chunked", "lean", "checkpoint")
 _MODULES = 3  # that are named
+_ASK = "ask integrations.fit(model, sample, memory=...) what would fit"
 _MEMINFO = Path("/proc/meminfo")
 
 
@@ -41,8 +42,9 @@ def explain_oom(model: nn.Module, memory: Budget | None = None) -> Iterator[None
 
     The error is the same, with a note: the bytes of weights, gradients, optimizer states and of what was stored for
     backward, by module where the model is compressed, and the cheapest change that would have fitted, by ``fit``.
-    Before an error, the shapes of each forward's inputs are noted; nothing else is done. Of a model that is compressed,
-    an error in its forward has the note without this block, too.
+    Before an error, the shapes of each forward's inputs are noted; nothing else is done. An error in the forward of a
+    compressed model says where the bytes were without this block, too. What would have fitted it does not say: for that
+    the model is copied, and not every model bears that in the middle of its forward.
 
     Args:
         model: the model that is trained in the block, compressed or not.
@@ -65,7 +67,7 @@ def explain_oom(model: nn.Module, memory: Budget | None = None) -> Iterator[None
     except BaseException as error:
         hook.remove()
         inputs = tree_map_only(_Outline, _Outline.tensor, (last["args"], last["kwargs"]))
-        add_note(error, lambda: told(model, inputs[0], inputs[1], limit))
+        add_note(error, lambda: f"{_told(model)}\n{_told_what_fits(model, inputs[0], inputs[1], limit)}")
         raise
     finally:
         hook.remove()
@@ -89,8 +91,13 @@ def _outline(tensor: Tensor) -> _Outline:
     return _Outline(tuple(tensor.shape), tensor.dtype)
 
 
-def told(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], limit: int | None = None) -> str:
-    """Where a model's bytes are, and what would have fitted into ``limit`` bytes, in words."""
+def told(model: nn.Module) -> str:
+    """Where a model's bytes are, in words, and who says what would have fitted."""
+    return f"{_told(model)}\nWhat would have fitted: {_ASK}, or train inside of integrations.explain_oom(model)."
+
+
+def _told(model: nn.Module) -> str:
+    """Where a model's bytes are, in words."""
     model = compiled_module(model)
     optimizer = _optimizer_of(model)
     parts = {
@@ -99,9 +106,7 @@ def told(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], lim
         "optimizer states": 0 if optimizer is None else _sum(_states(optimizer)),
     }
     told = ", ".join(f"{name} {format_bytes(count)}" for name, count in parts.items())
-    lines = [f"There were, of {type(model).__name__}: {told}{_waiting(model)}{_device_of(model)}."]
-    lines.append(_advice(model, args, kwargs, optimizer, _memory_of(model) if limit is None else limit))
-    return "\n".join(lines)
+    return f"There were, of {type(model).__name__}: {told}{_waiting(model)}{_device_of(model)}."
 
 
 def _waiting(model: nn.Module) -> str:
@@ -139,18 +144,13 @@ def _memory_of(model: nn.Module) -> int | None:
     return int(_MEMINFO.read_text().split("MemTotal:")[1].split()[0]) << 10
 
 
-def _advice(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    optimizer: torch.optim.Optimizer | None,
-    memory: int | None,
-) -> str:
-    """The cheapest change that would have fitted, in words. An error that says so already is not followed by another
-    one."""
-    ask = "ask integrations.fit(model, sample, memory=...) what would fit"
+def _told_what_fits(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], limit: int | None) -> str:
+    """The cheapest change that would have fitted into ``limit`` bytes, in words. An error that says so already is not
+    followed by another one."""
+    model = compiled_module(model)
+    optimizer, memory = _optimizer_of(model), _memory_of(model) if limit is None else limit
     if memory is None or not (args or kwargs):
-        return f"The inputs are not known here: {ask}."
+        return f"The inputs are not known here: {_ASK}."
     name = "sgd" if optimizer is None else type(optimizer).__name__.lower()
     name = name if name in OPTIMIZERS else "sgd"
     try:
@@ -158,7 +158,7 @@ def _advice(
         found = fit(model, inputs, memory=memory, optimizer=name, ways=_WAYS, grow=False)
     except Exception as error:  # whatever it is, the error that memory ran out is to be seen
         first = (str(error).splitlines() or [""])[0]
-        return f"What would have fitted is not known ({type(error).__name__}: {first:.200}): {ask}."
+        return f"What would have fitted is not known ({type(error).__name__}: {first:.200}): {_ASK}."
     said = f"{format_bytes(found.total)} with {name}, of {format_bytes(memory)}"
     if found.fits:
         return f"By its tensors, the training takes {said}, which fits: look for what else holds memory."
@@ -168,7 +168,7 @@ def _advice(
         )
     return (
         f"The training takes {said}; of what was tried, {found.best.name} takes the least, "
-        f"{format_bytes(found.best.peak)}: take a smaller batch, or {ask}."
+        f"{format_bytes(found.best.peak)}: take a smaller batch, or {_ASK}."
     )
 
 

@@ -76,7 +76,7 @@ class Compression(HandleState):
                 entered.owners.add_inputs(tensors_in((args, kwargs)))
                 result = forward(*args, **kwargs)
         except (RuntimeError, MemoryError) as error:
-            explain(error, self.model, args, kwargs)
+            explain(error, self.model)
             raise
         if self.recomputing is not None:
             self.recomputing.note_returned()
