@@ -112,8 +112,7 @@ class Graph:
             or those of convolutions by arithmetic.
         standing: by event: the bytes in ``other`` that are complete gradients of parameters. In a step that finds
             gradients, as all but the first of an accumulation do, these bytes are not alive: each gradient is added to
-                its
-            parameter's. Empty if not known.
+            its parameter's. Empty if not known.
         differentiated: what backward starts from, in words.
         holds_outputs: whether all that the model returns is held during backward.
         accumulates: whether each parameter has a gradient already, to which backward adds.
