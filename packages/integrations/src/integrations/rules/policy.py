@@ -58,6 +58,7 @@ class Decision:
             fitted.
         slope_bits: bits in which the derivative is stored in the place of an activation's tensor if the arguments of
             the call allow it (``rules/slopes.py``). The other fields hold if they do not.
+        need: what backward needs of a tensor that is rounded; ``None`` for any other.
     """
 
     codec: Codec | None
@@ -67,6 +68,7 @@ class Decision:
     from_forward: bool = False
     normalised: bool = False
     slope_bits: int | None = None
+    need: Need | None = None
 
     @property
     def asks_call(self) -> bool:
@@ -122,7 +124,7 @@ class FixedBits:
             if need is Need.NORM and saved.operator in _ROW_NORMS:
                 group_size = _row_group(saved, group_size)
                 if not group_size and (across := _group_across(saved, self.level.group_size)):
-                    return Decision(RowByRow(bits, across), need.value)
+                    return Decision(RowByRow(bits, across), need.value, need=need)
                 if not group_size:
                     return Decision(Raw(), "rows that are normalised one by one, and share groups: kept exactly")
             # Rows beyond its last group are not read, and may hold anything, even NaN.
@@ -134,7 +136,7 @@ class FixedBits:
                 group_size = _row_group(saved, group_size) or group_size
             form = need if need is Need.SATURATING else None
             normalised = need is Need.NORM and saved.operator not in _ROW_NORMS
-            return Decision(GroupAffine(bits, group_size), need.value, form, normalised=normalised)
+            return Decision(GroupAffine(bits, group_size), need.value, form, normalised=normalised, need=need)
         if need is Need.SIGN:
             return Decision(Positive(), need.value)
         if need is Need.MASK:
@@ -254,11 +256,11 @@ class Sources(FixedBits):
         codec = decision.codec
         if not isinstance(codec, GroupAffine):
             return decision
-        if decision.why == Need.MOMENT.value:
+        if decision.need is Need.MOMENT:
             size = _row_group(saved, self.level.group_size) or self.level.group_size
             return replace(decision, codec=replace(codec, group_size=size))
         narrow = saved.operator in ("linear", "addmm") and saved.shape[-1] <= _NARROW
-        if narrow or (decision.why == Need.PRODUCT.value and not saved.requires_grad):
+        if narrow or (decision.need is Need.PRODUCT and not saved.requires_grad):
             return replace(decision, codec=replace(codec, bits=8))
         return decision
 

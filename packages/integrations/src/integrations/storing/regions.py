@@ -195,13 +195,13 @@ class Region:
             if self.last.region is not None:
                 self.last.becomes(None)  # frees it before another tensor is made
             return stored.codec.decompress(stored)
-        if lent is None or lent[0] is not stored or lent[1] != _stream_of(lent[2]) or lent[2]._version != lent[3]:
+        if lent is None or lent[0] is not stored or lent[1] != used_on(lent[2]) or lent[2]._version != lent[3]:
             if not lends:
                 return stored.codec.decompress(stored)
             lent = self.lent = None
             self.last.becomes(None)  # frees it before another tensor is made
             elements = stored.codec.decompress(stored)
-            lent = (stored, _stream_of(elements), elements, elements._version)
+            lent = (stored, used_on(elements), elements, elements._version)
         if lends:
             self.lent = lent if self.waiting > 0 else None
             self.last.becomes(self if self.waiting > 0 else None)
@@ -267,7 +267,7 @@ class Beside:
         return view.view_of(view.region.elements(view.sign, lends=False))
 
 
-def _stream_of(tensor: Tensor) -> Any:
+def used_on(tensor: Tensor) -> Any:
     """The stream on which a tensor would be used. One that was restored on another stream may not be complete there."""
     real = tensor.is_cuda and torch.cuda.is_initialized()  # a fake one needs no GPU
     return torch.cuda.current_stream(tensor.device) if real else None

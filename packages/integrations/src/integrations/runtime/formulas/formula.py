@@ -14,7 +14,7 @@ from torch import Tensor
 from actcore import BitMask, GroupAffine, Kept, Layout, Narrow, Raw
 from integrations._torch import DisableAutocast, DisableTorchFunction
 from integrations.runtime.formulas.operators import Again
-from integrations.storing.regions import Beside, Region, View, inner
+from integrations.storing.regions import Beside, Region, View, inner, used_on
 
 EXACT = 64
 """The bits of an operand that is exact."""
@@ -156,10 +156,10 @@ class LastComputed:
         """The formula's result. It is the lent one if nothing else was computed since, and nothing was written to
         it."""
         lent = bound.lent
-        if lent is None or lent[0]._version != lent[1] or lent[2] != _stream_of(lent[0]):
+        if lent is None or lent[0]._version != lent[1] or lent[2] != used_on(lent[0]):
             self._let_go()
             result = bound.compute()
-            lent = (result, result._version, _stream_of(result))
+            lent = (result, result._version, used_on(result))
         if bound.waiting > 0:
             bound.lent, self._bound = lent, weakref.ref(bound)
         else:
@@ -302,9 +302,3 @@ def _operands(values: Any) -> Iterator[Operand]:
 def _under(autocast: tuple[str, torch.dtype] | None) -> AbstractContextManager[Any]:
     """A block with the autocast that a call ran under, or without one, wherever backward runs."""
     return DisableAutocast() if autocast is None else torch.autocast(*autocast)
-
-
-def _stream_of(tensor: Tensor) -> Any:
-    """The stream on which a tensor would be used. One that was computed on another stream may not be complete there."""
-    real = tensor.is_cuda and torch.cuda.is_initialized()
-    return torch.cuda.current_stream(tensor.device) if real else None

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from integrations.watching.owners import Owners
     from integrations.watching.tracker import CallTracker
 
-_OF_NORMS = (Need.NORM.value, Need.MOMENT.value)
+_OF_NORMS = (Need.NORM, Need.MOMENT)
 _DEAREST = 12
 """A tensor's formulas may make at most this many times as many elements as the tensor has."""
 _SMALL, _SMALL_BUFFER = 1 << 10, 1 << 16
@@ -129,7 +129,7 @@ class Formulas:
         """
         if not isinstance(decision.codec, GroupAffine) or isinstance(call, Boundary) or call.recomputes:
             return None  # nothing would be rounded, or backward uses the tensor in another way
-        if decision.form is not None or (decision.why in _OF_NORMS and role != "result"):
+        if decision.form is not None or (decision.need in _OF_NORMS and role != "result"):
             return None  # some elements have to be on their side of a jump, or what is normalised shares no groups
         if storage in self.tracker.exposed:
             return None
