@@ -85,7 +85,7 @@ def test_the_gradient_is_that_of_tensors_restored_one_by_one(monkeypatch):
     gradients = []
     for lends in (True, False):
         if not lends:
-            monkeypatch.setattr(saved_regions, "_stream_of", lambda tensor: object())
+            monkeypatch.setattr(saved_regions, "used_on", lambda tensor: object())
         model = integrations.compress_model(Projections(), "L1")
         model(normal(48, 64)).backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
