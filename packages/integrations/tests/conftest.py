@@ -49,8 +49,8 @@ def no_fakes():
 @pytest.fixture
 def payloads(monkeypatch):
     """Weak references to every tensor in which something was stored, in order."""
-    from integrations.runtime import site
-    from integrations.storing.regions import Region
+    from integrations._runtime import site
+    from integrations._storing.regions import Region
 
     made = []
 

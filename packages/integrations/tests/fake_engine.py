@@ -68,7 +68,7 @@ def _run(node, inputs):
 def _current(name, number):
     node = SimpleNamespace(name=lambda: name, _sequence_nr=lambda: number)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("integrations.step.capturing.backward.current_autograd_node", lambda: node)
+        patch.setattr("integrations._step.capturing.backward.current_autograd_node", lambda: node)
         yield
 
 

@@ -43,5 +43,5 @@ def take_cpu_for_gpu(monkeypatch):
     monkeypatch.setattr(offload, "_leaves", lambda device: True)
     for order in ("_last", "_leaving", "_ahead"):
         monkeypatch.setattr(offload, order, {})
-    monkeypatch.setattr("integrations.storing.store._can_leave", lambda tensor: True)
+    monkeypatch.setattr("integrations._storing.store._can_leave", lambda tensor: True)
     return lane

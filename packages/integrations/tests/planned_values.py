@@ -5,13 +5,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import integrations
+from integrations._planning.bounds import Bounds
+from integrations._planning.choice import Choice, mask_of
+from integrations._planning.menus import Menus
+from integrations._step.capturing.capture import capture
+from integrations._watching.tracker import CallTracker
 from integrations.checkpoint import Plan
-from integrations.planning.bounds import Bounds
-from integrations.planning.choice import Choice, mask_of
-from integrations.planning.menus import Menus
 from integrations.rules.stores import Store
-from integrations.step.capturing.capture import capture
-from integrations.watching.tracker import CallTracker
 
 
 @contextmanager

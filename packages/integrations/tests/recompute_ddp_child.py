@@ -20,11 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from two_ranks import leave
 
 from integrations import compress_model, compression
-from integrations.adaptive import ranks
+from integrations._adaptive import ranks
+from integrations._handle import recomputing
+from integrations._measuring import bounded as bounded_plans
+from integrations._step.costs.rates import constant
 from integrations.checkpoint import apply, plan
-from integrations.handle import recomputing
-from integrations.measuring import bounded as bounded_plans
-from integrations.step.costs.rates import constant
 
 OPTIONS = {
     "plain": {},

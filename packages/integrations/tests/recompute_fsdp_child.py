@@ -20,9 +20,9 @@ from torch.utils.checkpoint import checkpoint
 from two_ranks import leave
 
 from integrations import compress_model
+from integrations._step.graphs.sharding import units_of
 from integrations.checkpoint import apply, capture, plan
 from integrations.checkpoint.applied import plan_of
-from integrations.step.graphs.sharding import units_of
 
 
 class Block(nn.Module):

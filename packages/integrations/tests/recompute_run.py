@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from integrations.common.warn import warn
-from integrations.handle.compression import Compression
-from integrations.planning.choice import Choice, mask_of
-from integrations.planning.plan import Plan
-from integrations.planning.plans import Followed
+from integrations._common.warn import warn
+from integrations._handle.compression import Compression
+from integrations._planning.choice import Choice, mask_of
+from integrations._planning.plan import Plan
+from integrations._planning.plans import Followed
+from integrations._runtime.following import Following
+from integrations._step.graphs.signature import Signature
+from integrations._storing.ways import through
 from integrations.rules.levels import LEVELS
-from integrations.runtime.following import Following
-from integrations.step.graphs.signature import Signature
-from integrations.storing.ways import through
 
 
 class _Given:

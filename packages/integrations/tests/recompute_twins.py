@@ -5,8 +5,8 @@ import copy
 
 import torch
 
+from integrations._step.graphs.schedule import Schedule
 from integrations.checkpoint import capture
-from integrations.step.graphs.schedule import Schedule
 
 from .recompute_run import run
 

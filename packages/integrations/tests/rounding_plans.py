@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from integrations.planning.choice import Choice
+from integrations._planning.choice import Choice
 from integrations.rules.levels import LEVELS
 from integrations.rules.stores import Store
 

@@ -12,10 +12,10 @@ from torch import nn
 
 import integrations
 from actcore import GroupAffine
-from integrations.adaptive.allocation import plan_of
-from integrations.adaptive.identity import Identity
-from integrations.adaptive.measurement import Measurement, Sensitivity, mean_of
-from integrations.adaptive.plan import Plan
+from integrations._adaptive.allocation import plan_of
+from integrations._adaptive.identity import Identity
+from integrations._adaptive.measurement import Measurement, Sensitivity, mean_of
+from integrations._adaptive.plan import Plan
 
 from .nets import Net, mlp, normal, rows
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import integrations
 from actcore import GroupAffine, compress, decompress
-from integrations.adaptive.rounding import rounding_energies, rounding_noise
-from integrations.handle.two_seed import two_seed_errors
+from integrations._adaptive.rounding import rounding_energies, rounding_noise
+from integrations._handle.two_seed import two_seed_errors
 
 from .nets import assert_same, mlp, normal
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from integrations import checkpoint, compress_model
+from integrations._planning.front import planned
 from integrations.checkpoint import Plan
-from integrations.planning.front import planned
 from integrations.rules.levels import resolve_level
 
 from .nets import mlp, normal

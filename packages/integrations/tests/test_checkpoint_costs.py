@@ -8,13 +8,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actcore import GroupAffine, Narrow, Offload, Positive, Raw
+from integrations._step.costs import calibrating
+from integrations._step.costs.calibrating import calibrated
+from integrations._step.costs.calls import DistinctCalls
+from integrations._step.costs.codecs import restore_seconds, store_seconds
+from integrations._step.costs.modelled import Kind, by, modelled, work_of
+from integrations._step.costs.rates import BYTES, FLOPS, LARGE, LAUNCH, MAPPED, SMALL, LinearTime, Rates, constant
 from integrations.checkpoint import capture
-from integrations.step.costs import calibrating
-from integrations.step.costs.calibrating import calibrated
-from integrations.step.costs.calls import DistinctCalls
-from integrations.step.costs.codecs import restore_seconds, store_seconds
-from integrations.step.costs.modelled import Kind, by, modelled, work_of
-from integrations.step.costs.rates import BYTES, FLOPS, LARGE, LAUNCH, MAPPED, SMALL, LinearTime, Rates, constant
 
 from .nets import mlp, normal
 

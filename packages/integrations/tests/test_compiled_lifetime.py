@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import integrations
-from integrations.runtime.compiled.regions import entries
+from integrations._runtime.compiled.regions import entries
 
 from .nets import mlp, normal
 

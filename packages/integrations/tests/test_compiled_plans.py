@@ -14,11 +14,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import integrations
 from integrations import checkpoint
-from integrations.planning.bounds import Bounds
-from integrations.planning.front import planned
+from integrations._planning.bounds import Bounds
+from integrations._planning.front import planned
+from integrations._step.costs.rates import constant
 from integrations.rules.aten_rules import BackwardUses
 from integrations.rules.levels import LEVELS
-from integrations.step.costs.rates import constant
 
 from .compiled_peak import compiled_peak
 from .nets import assert_nothing_active, assert_same, gradients, normal, relative_error

@@ -115,7 +115,7 @@ def test_what_cannot_be_told():
 
 def test_other_errors_are_left_alone(monkeypatch):
     model = integrations.compress_model(mlp(), level="L1")
-    monkeypatch.setattr(integrations.fits.oom, "told", None)  # which an out-of-memory error would call
+    monkeypatch.setattr(integrations._fits.oom, "told", None)  # which an out-of-memory error would call
     with pytest.raises(RuntimeError) as raised, integrations.explain_oom(model):
         model(normal(4, 3))
     assert not getattr(raised.value, "__notes__", [])

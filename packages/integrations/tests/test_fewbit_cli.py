@@ -87,7 +87,7 @@ def test_errors_are_a_table(capsys, tmp_path, monkeypatch):
 
 
 def test_regenerate_names_its_files(capsys, tmp_path, monkeypatch):
-    from integrations.step_tables import shipped
+    from integrations._step_tables import shipped
 
     fitted = shipped.fitted
     monkeypatch.setattr(shipped, "fitted", lambda function: fitted(function, (1,)))

@@ -13,16 +13,16 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import integrations
+from integrations._fits.layers import blocks_of
+from integrations._fits.optimizers import OPTIMIZERS
+from integrations._fits.profiles import Profiles
+from integrations._fits.trainings import training_of
+from integrations._step.capturing.capture import capture
+from integrations._step.costs.modelled import by
+from integrations._step.costs.rates import constant
 from integrations.cli import main
-from integrations.fits.layers import blocks_of
-from integrations.fits.optimizers import OPTIMIZERS
-from integrations.fits.profiles import Profiles
-from integrations.fits.trainings import training_of
 from integrations.forecast.dtypes import precision_of
 from integrations.losses.head import chunk_logits, head_of
-from integrations.step.capturing.capture import capture
-from integrations.step.costs.modelled import by
-from integrations.step.costs.rates import constant
 
 from .libraries import library_or_skip
 from .nets import mlp, normal

@@ -11,12 +11,12 @@ from torch import nn
 
 import integrations
 from integrations import checkpoint
-from integrations.measuring import bounded
-from integrations.planning import alternatives
-from integrations.planning.bounds import WAYS, Bounds
-from integrations.planning.plans import Plans
+from integrations._measuring import bounded
+from integrations._planning import alternatives
+from integrations._planning.bounds import WAYS, Bounds
+from integrations._planning.plans import Plans
+from integrations._step.costs.calibrating import calibrated
 from integrations.rules.stores import Store
-from integrations.step.costs.calibrating import calibrated
 
 from .nets import assert_same, gradients, normal
 from .recompute_levels import deep, deep_net, flat

@@ -12,14 +12,14 @@ from torch import nn
 
 import integrations
 from actcore import GroupAffine
-from integrations.adaptive.one_step import Difference, OneStep, Unmeasured
-from integrations.adaptive.weights import measured_weights, noise_of, usual_weights
-from integrations.measuring import plan_error
-from integrations.measuring.plan_error import measured_error
-from integrations.measuring.sensitivities import sensitivities
-from integrations.measuring.within_error import within_error
-from integrations.planning.bounds import Bounds
-from integrations.planning.front import planned
+from integrations._adaptive.one_step import Difference, OneStep, Unmeasured
+from integrations._adaptive.weights import measured_weights, noise_of, usual_weights
+from integrations._measuring import plan_error
+from integrations._measuring.plan_error import measured_error
+from integrations._measuring.sensitivities import sensitivities
+from integrations._measuring.within_error import within_error
+from integrations._planning.bounds import Bounds
+from integrations._planning.front import planned
 
 from .nets import gradients, mlp, normal
 from .rounding_plans import BASE, all_stored, blocks

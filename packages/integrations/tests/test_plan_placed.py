@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import integrations
+from integrations._runtime import following, replay
+from integrations._runtime.repeating.tape import Tape
 from integrations.checkpoint import plan_of
 from integrations.fewbit import RandomizedLinear
-from integrations.runtime import following, replay
-from integrations.runtime.repeating.tape import Tape
 
 from .replay_nets import NETS, WIDTH, InPlace, Net, Overwriting
 

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import integrations
-from integrations.adaptive.one_step import Unmeasured
-from integrations.adaptive.weights import KNOWN_LOSS
+from integrations._adaptive.one_step import Unmeasured
+from integrations._adaptive.weights import KNOWN_LOSS
+from integrations._measuring.within_error import within_error
+from integrations._planning.bounds import Bounds
+from integrations._planning.front import planned
+from integrations._planning.search import solved_again
 from integrations.checkpoint import Plan
-from integrations.measuring.within_error import within_error
-from integrations.planning.bounds import Bounds
-from integrations.planning.front import planned
-from integrations.planning.search import solved_again
 
 from .nets import gradients, normal
 from .rounding_plans import BASE, blocks
@@ -240,7 +240,7 @@ def test_a_plan_that_rounds_far_too_much_rounds_nothing_in_the_end(plan):
 
 
 def test_a_plan_that_cannot_be_better_is_not_measured_again(plan, monkeypatch):
-    monkeypatch.setattr("integrations.measuring.within_error._reweighted", lambda plan, variance: plan)
+    monkeypatch.setattr("integrations._measuring.within_error._reweighted", lambda plan, variance: plan)
     held_back = replace(plan, choice=replace(plan.choice, variance=0.1**2))
     asked = []
     assert within_error(held_back, lambda one: asked.append(one) or 0.01).measured == 0.01

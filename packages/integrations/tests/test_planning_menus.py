@@ -10,14 +10,14 @@ from torch import nn
 
 import integrations
 from actcore import GroupAffine, SavedTensor
-from integrations.adaptive.weights import usual_weights
-from integrations.planning.offered import WIDTHS, menus_of
-from integrations.planning.savers import Seen
+from integrations._adaptive.weights import usual_weights
+from integrations._planning.offered import WIDTHS, menus_of
+from integrations._planning.savers import Seen
+from integrations._step.capturing.capture import capture
+from integrations._step.costs.rates import constant
 from integrations.rules.levels import LEVELS, Level
 from integrations.rules.policy import policy_of
 from integrations.rules.stores import Store
-from integrations.step.capturing.capture import capture
-from integrations.step.costs.rates import constant
 
 from .nets import Net, gradients, normal
 

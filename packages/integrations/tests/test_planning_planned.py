@@ -9,14 +9,14 @@ from torch import nn
 
 from actcore import simulate
 from integrations import checkpoint
-from integrations.planning.bounds import Bounds
-from integrations.planning.choice import Choice, mask_of
-from integrations.planning.front import planned
-from integrations.planning.plan import Plan
-from integrations.planning.problem import training_step
+from integrations._planning.bounds import Bounds
+from integrations._planning.choice import Choice, mask_of
+from integrations._planning.front import planned
+from integrations._planning.plan import Plan
+from integrations._planning.problem import training_step
+from integrations._step.costs.rates import constant
 from integrations.rules.levels import LEVELS
 from integrations.rules.stores import Store
-from integrations.step.costs.rates import constant
 
 from .graphs import Block
 from .nets import normal

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from integrations._step.graphs.schedule import Schedule
 from integrations.checkpoint import Graph, capture
-from integrations.step.graphs.schedule import Schedule
 
 from .nets import Net, mlp, normal
 from .recompute_nets import NETS, net

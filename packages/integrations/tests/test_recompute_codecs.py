@@ -10,9 +10,9 @@ from torch import nn
 
 import actcore
 import integrations
+from integrations._step.graphs.graph import Graph
+from integrations._step.graphs.schedule import Schedule
 from integrations.checkpoint import apply, capture, plan
-from integrations.step.graphs.graph import Graph
-from integrations.step.graphs.schedule import Schedule
 
 from .nets import EIGHT_BITS, Net, gradients, normal, relative_error
 from .recompute_nets import NETS, net

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from integrations._step.graphs.schedule import Schedule
 from integrations.checkpoint import capture
-from integrations.step.graphs.schedule import Schedule
 
 from .recompute_nets import net
 from .two_ranks import run_two_ranks

@@ -2,8 +2,8 @@
 
 import pytest
 
+from integrations._step.graphs.schedule import Schedule
 from integrations.checkpoint import capture
-from integrations.step.graphs.schedule import Schedule
 
 from .recompute_nets import NETS, net, random_net
 from .recompute_reference import assert_as_plain, random_kept

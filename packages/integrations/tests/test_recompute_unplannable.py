@@ -9,9 +9,9 @@ from torch import nn
 
 import integrations
 from integrations import checkpoint
-from integrations.measuring import bounded
-from integrations.planning import plans
-from integrations.planning.front import planned
+from integrations._measuring import bounded
+from integrations._planning import plans
+from integrations._planning.front import planned
 
 from .nets import assert_same, gradients, mlp, normal
 
@@ -66,7 +66,7 @@ def test_a_capture_that_fails_warns_once_and_the_forward_runs(way, monkeypatch):
         raise RuntimeError("operators that no capture knows")
 
     monkeypatch.setattr(plans, "capture", capture)
-    monkeypatch.setattr("integrations.planning.front.capture", capture)
+    monkeypatch.setattr("integrations._planning.front.capture", capture)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         found = gradients(model, LARGER)

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from integrations._planning.problem import training_step
+from integrations._step.capturing import capture as capturing
+from integrations._step.costs import workspaces
+from integrations._step.costs.calls import DistinctCalls
+from integrations._step.costs.modelled import Cost, modelled
+from integrations._step.costs.repeated import Repeated
+from integrations._step.costs.workspaces import measured
 from integrations.checkpoint import Graph, apply, capture, plan, plan_of
-from integrations.planning.problem import training_step
-from integrations.step.capturing import capture as capturing
-from integrations.step.costs import workspaces
-from integrations.step.costs.calls import DistinctCalls
-from integrations.step.costs.modelled import Cost, modelled
-from integrations.step.costs.repeated import Repeated
-from integrations.step.costs.workspaces import measured
 
 from .nets import mlp, normal
 from .recompute_nets import net

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import integrations
 from actcore import replay as native
 from integrations import checkpoint
-from integrations.runtime import replay
-from integrations.runtime import session as sessions
+from integrations._runtime import replay
+from integrations._runtime import session as sessions
 
 from .replay_nets import NETS, WIDTH, Alternating, Net, Repeating, Swapping, Thinning
 

@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import actcore
 import integrations
 from actcore import device_streams
+from integrations._storing import choice
 from integrations.cli import main
 from integrations.rules.rules import RULES
-from integrations.storing import choice
 
 from .libraries import library_or_skip
 from .nets import Net, normal

@@ -12,11 +12,11 @@ ROOT = Path(integrations.__file__).parent
 MOST_IN_A_CIRCLE = 5
 
 # What users import is on the highest floor, with the files that are in no room.
-HIGHEST = ("trainers", "fits", "forecast", "checkpoint", "saved")
+HIGHEST = ("_trainers", "_fits", "forecast", "checkpoint", "saved")
 # The rooms below, the upper ones first. A room may import those after it.
 FLOORS = (
-    *("handle", "measuring", "qmodules", "fewbit", "runtime", "planning", "report"),
-    *("losses", "adaptive", "step", "watching", "storing", "calls", "rules", "common", "step_tables"),
+    *("_handle", "_measuring", "qmodules", "fewbit", "_runtime", "_planning", "report"),
+    *("losses", "_adaptive", "_step", "_watching", "_storing", "_calls", "rules", "_common", "_step_tables"),
 )
 # The files that are below all rooms, the upper one first: what is private in torch, and what becomes of a name of it.
 LOWEST = ("_torch", "_names")
@@ -52,7 +52,7 @@ def circles(graph):
 def room_of(module):
     """The room that a module is in; empty on the highest floor."""
     if module == "integrations._version":
-        return "common"
+        return "_common"
     room = module.split(".")[1:2]
     return room[0] if room and room[0] in (*FLOORS, *LOWEST) else ""
 
@@ -90,7 +90,7 @@ def test_a_circle_and_an_import_upwards_are_seen():
     ring = {f"integrations.rules.m{place}": f"from integrations.rules import m{(place + 1) % 6}" for place in range(6)}
     assert len(circles(imports_between(ring))) == 1
     sources = {
-        "integrations.rules.one": "def f():\n    from integrations.handle.two import g",
-        "integrations.handle.two": "",
+        "integrations.rules.one": "def f():\n    from integrations._handle.two import g",
+        "integrations._handle.two": "",
     }
-    assert upwards(imports_between(sources)) == [("integrations.rules.one", "integrations.handle.two")]
+    assert upwards(imports_between(sources)) == [("integrations.rules.one", "integrations._handle.two")]

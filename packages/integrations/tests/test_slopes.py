@@ -9,25 +9,25 @@ from torch import nn
 
 from actcore import SavedTensor
 from integrations import fewbit
-from integrations.adaptive.weights import usual_weights
-from integrations.calls.call import Call
-from integrations.common.modules import ModulePaths
-from integrations.planning.offered import SLOPE_WIDTHS, menus_of
-from integrations.planning.parts import part_of
-from integrations.planning.savers import Saver, Seen
+from integrations._adaptive.weights import usual_weights
+from integrations._calls.call import Call
+from integrations._common.modules import ModulePaths
+from integrations._planning.offered import SLOPE_WIDTHS, menus_of
+from integrations._planning.parts import part_of
+from integrations._planning.savers import Saver, Seen
+from integrations._runtime.session import Session
+from integrations._runtime.specs import Specs
+from integrations._step.capturing.capture import capture
+from integrations._step.costs.codecs import restore_seconds, store_seconds
+from integrations._step.costs.rates import constant
+from integrations._storing.extent import Extent
+from integrations._storing.forms import SlopeForm
+from integrations._storing.store import StoredLater
 from integrations.rules.arguments import Arguments
 from integrations.rules.levels import LEVELS, Level
 from integrations.rules.policy import policy_of
 from integrations.rules.slopes import activation_of
 from integrations.rules.stores import Store
-from integrations.runtime.session import Session
-from integrations.runtime.specs import Specs
-from integrations.step.capturing.capture import capture
-from integrations.step.costs.codecs import restore_seconds, store_seconds
-from integrations.step.costs.rates import constant
-from integrations.storing.extent import Extent
-from integrations.storing.forms import SlopeForm
-from integrations.storing.store import StoredLater
 
 from .nets import Net, normal
 

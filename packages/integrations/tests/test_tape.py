@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from integrations.runtime.repeating.tape import Tape
-from integrations.step.capturing.capture import capture
-from integrations.step.dispatch.operators import traits_of
-from integrations.step.graphs.graph import Graph
-from integrations.step.graphs.schedule import Schedule
+from integrations._runtime.repeating.tape import Tape
+from integrations._step.capturing.capture import capture
+from integrations._step.dispatch.operators import traits_of
+from integrations._step.graphs.graph import Graph
+from integrations._step.graphs.schedule import Schedule
 
 from .nets import Net, normal
 from .recompute_nets import NETS, net, random_net

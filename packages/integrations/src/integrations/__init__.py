@@ -9,13 +9,13 @@ print(integrations.compression(model).report())
 ``integrations.pyg`` is the same for PyTorch Geometric models.
 """
 
+from integrations._adaptive.plan import Allotment, Plan
+from integrations._fits import Fit, explain_oom, fit
+from integrations._handle.compression import Compression
+from integrations._handle.gradient_error import GradientError
 from integrations._version import __version__
-from integrations.adaptive.plan import Allotment, Plan
 from integrations.attach import compress, compress_model, compression, restore_model
-from integrations.fits import Fit, explain_oom, fit
 from integrations.forecast import forecast
-from integrations.handle.compression import Compression
-from integrations.handle.gradient_error import GradientError
 from integrations.one_plan import apply, plan
 from integrations.report import Report, Row
 from integrations.rules.levels import LEVELS, Level

@@ -12,20 +12,20 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from integrations import fewbit, qmodules
-from integrations.adaptive.surroundings import undo_after_trial
-from integrations.common.compiling import compiled_module
-from integrations.common.ecosystem import require_one_checkpointing
-from integrations.common.forward_wrapper import ForwardWrapper
-from integrations.handle import blocks, outcome
-from integrations.handle.blocks import BlockCompression, entered, in_block
-from integrations.handle.compression import Compression
-from integrations.handle.exchanges import Exchanges
-from integrations.handle.forward import CompressedForward
-from integrations.handle.keeping import require_paths
-from integrations.handle.recomputing import Asked, level_with, recomputing_for, require_one
-from integrations.handle.unused import await_forward, await_no_longer
-from integrations.planning.bounds import Bounds
-from integrations.planning.budget import Budget
+from integrations._adaptive.surroundings import undo_after_trial
+from integrations._common.compiling import compiled_module
+from integrations._common.ecosystem import require_one_checkpointing
+from integrations._common.forward_wrapper import ForwardWrapper
+from integrations._handle import blocks, outcome
+from integrations._handle.blocks import BlockCompression, entered, in_block
+from integrations._handle.compression import Compression
+from integrations._handle.exchanges import Exchanges
+from integrations._handle.forward import CompressedForward
+from integrations._handle.keeping import require_paths
+from integrations._handle.recomputing import Asked, level_with, recomputing_for, require_one
+from integrations._handle.unused import await_forward, await_no_longer
+from integrations._planning.bounds import Bounds
+from integrations._planning.budget import Budget
 from integrations.qmodules import QLevel
 from integrations.rules.levels import resolve_level
 

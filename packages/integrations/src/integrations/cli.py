@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from integrations import doctor
-from integrations.common.command_line import Parser, run
-from integrations.fits import command as fits
+from integrations._common.command_line import Parser, run
+from integrations._fits import command as fits
 from integrations.forecast import command
 
 

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 from torch import nn
 
 from integrations import attach
+from integrations._common.ecosystem import checkpoints_itself, library, require_member
+from integrations._common.warn import warn
 from integrations.attach import compression, restore_model
-from integrations.common.ecosystem import checkpoints_itself, library, require_member
-from integrations.common.warn import warn
 
 transformers: Any = library("transformers", "hf")
 
-from integrations.trainers.hf import CompressionCallback  # noqa: E402  # which imports transformers without saying so
+from integrations._trainers.hf import CompressionCallback  # noqa: E402  # which imports transformers without saying so
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -5,6 +5,6 @@ from integrations.lightning import CompressionCallback
 trainer = Trainer(callbacks=[CompressionCallback(level="L1")])
 """
 
-from integrations.trainers.lightning import CompressionCallback
+from integrations._trainers.lightning import CompressionCallback
 
 __all__ = ["CompressionCallback"]

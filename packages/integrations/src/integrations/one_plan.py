@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from integrations._measuring.bounded import Weights, chosen, front_of, within
+from integrations._planning.bounds import ERROR, WAYS, Bounds
+from integrations._planning.budget import Budget, bytes_of
+from integrations._planning.plan import Plan
+from integrations._planning.planner import plannable
+from integrations._step.capturing.loss import Loss, require_loss
 from integrations.attach import compress_model
-from integrations.measuring.bounded import Weights, chosen, front_of, within
-from integrations.planning.bounds import ERROR, WAYS, Bounds
-from integrations.planning.budget import Budget, bytes_of
-from integrations.planning.plan import Plan
-from integrations.planning.planner import plannable
 from integrations.rules.levels import LEVELS
-from integrations.step.capturing.loss import Loss, require_loss
 
 Model = TypeVar("Model", bound=nn.Module)
 

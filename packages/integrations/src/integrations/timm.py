@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from torch import nn
 
 from integrations import attach
+from integrations._common.ecosystem import library, require_member
 from integrations.attach import compression, restore_model
-from integrations.common.ecosystem import library, require_member
 
 library("timm", "timm")
 

@@ -20,7 +20,7 @@ from bench.record.record import Record
 from bench.record.run import begun
 from bench.sensitivity.results import KIND, Sensitivities
 from integrations import LEVELS
-from integrations.handle.two_seed import two_seed_errors
+from integrations._handle.two_seed import two_seed_errors
 
 PAIRS, PASSES, STEPS = 40, 5, 10
 QUICK_PAIRS, QUICK_STEPS, QUICK_MODELS = 4, 3, ("bert", "gcn")

@@ -8,15 +8,15 @@ from torch import nn
 
 from actcore import Codec
 from integrations import attach
-from integrations.common.compiling import compiled_module
-from integrations.common.forward_wrapper import ForwardWrapper
-from integrations.handle.compression import Compression
-from integrations.handle.forward import CompressedForward
-from integrations.handle.recomputing import Recomputing
-from integrations.planning.plan import Plan
-from integrations.planning.plans import Shapes
-from integrations.step.graphs.fingerprint import fingerprint
-from integrations.step.graphs.sharding import class_of
+from integrations._common.compiling import compiled_module
+from integrations._common.forward_wrapper import ForwardWrapper
+from integrations._handle.compression import Compression
+from integrations._handle.forward import CompressedForward
+from integrations._handle.recomputing import Recomputing
+from integrations._planning.plan import Plan
+from integrations._planning.plans import Shapes
+from integrations._step.graphs.fingerprint import fingerprint
+from integrations._step.graphs.sharding import class_of
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -1,5 +1,11 @@
 """fewbit: activations whose backward needs a few bits an element; linear layers that keep a sketch of their input."""
 
+from integrations._step_tables.catalogue import FUNCTIONS, FewBitFunction
+from integrations._step_tables.codebook import Codebook
+from integrations._step_tables.fitting import approximate, estimate_error
+from integrations._step_tables.noise import slope_error, slope_noise
+from integrations._step_tables.steps import LevelTable, StepTable
+from integrations._step_tables.tables import level_table, table
 from integrations.fewbit import functional
 from integrations.fewbit.conversion import Summary
 from integrations.fewbit.convert import convert, is_converted, restore_model, summary
@@ -43,12 +49,6 @@ from integrations.fewbit.modules import (
 from integrations.fewbit.store import StepwiseStore
 from integrations.fewbit.util import convert_linear, map_module
 from integrations.fewbit.variance import VarianceEstimator
-from integrations.step_tables.catalogue import FUNCTIONS, FewBitFunction
-from integrations.step_tables.codebook import Codebook
-from integrations.step_tables.fitting import approximate, estimate_error
-from integrations.step_tables.noise import slope_error, slope_noise
-from integrations.step_tables.steps import LevelTable, StepTable
-from integrations.step_tables.tables import level_table, table
 
 __all__ = [
     "CELU",

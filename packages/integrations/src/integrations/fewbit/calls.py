@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from integrations._calls.checkpoint_frames import checkpoint_of
+from integrations._common.in_model import ModelRef
 from integrations._torch import constant_when_traced, top_saved_tensors_default_hooks
-from integrations.calls.checkpoint_frames import checkpoint_of
-from integrations.common.in_model import ModelRef
 from integrations.fewbit import functional
 from integrations.fewbit.callers import around_checkpoint, callers, callers_when_traced, reentrant_checkpoints
 from integrations.fewbit.conversion import Calls, calls_of

@@ -10,16 +10,16 @@ from time import perf_counter
 
 from torch import Tensor
 
+from integrations._common.command_line import Parser, run
+from integrations._step_tables import shipped
+from integrations._step_tables.catalogue import FUNCTIONS
+from integrations._step_tables.fitting import DOMAIN, approximate, checked_bits, estimate_error
+from integrations._step_tables.objective import WEIGHTS
+from integrations._step_tables.slopes import ScalarFunction
+from integrations._step_tables.steps import StepTable
+from integrations._step_tables.tables import table
 from integrations._version import __version__
-from integrations.common.command_line import Parser, run
 from integrations.fewbit import comparison, files, plot, roundings
-from integrations.step_tables import shipped
-from integrations.step_tables.catalogue import FUNCTIONS
-from integrations.step_tables.fitting import DOMAIN, approximate, checked_bits, estimate_error
-from integrations.step_tables.objective import WEIGHTS
-from integrations.step_tables.slopes import ScalarFunction
-from integrations.step_tables.steps import StepTable
-from integrations.step_tables.tables import table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

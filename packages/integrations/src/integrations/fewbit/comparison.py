@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from integrations.step_tables.catalogue import FUNCTIONS
-from integrations.step_tables.fitting import estimate_error
-from integrations.step_tables.shipped import SMOOTH
-from integrations.step_tables.tables import table
+from integrations._step_tables.catalogue import FUNCTIONS
+from integrations._step_tables.fitting import estimate_error
+from integrations._step_tables.shipped import SMOOTH
+from integrations._step_tables.tables import table
 
 FILE = "fewbit_errors.json"
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from integrations._step_tables.steps import StepTable
 from integrations.fewbit.store import END
-from integrations.step_tables.steps import StepTable
 
 TYPES = (".npz", ".json")
 

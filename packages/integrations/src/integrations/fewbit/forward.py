@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from integrations._common.forward_wrapper import ForwardWrapper
 from integrations._torch import get_tracing_state
-from integrations.common.forward_wrapper import ForwardWrapper
 from integrations.fewbit.calls import FewBitCalls
 from integrations.fewbit.conversion import Calls
 

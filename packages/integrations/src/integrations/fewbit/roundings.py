@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from integrations._step_tables.catalogue import FUNCTIONS
+from integrations._step_tables.options import Options
 from integrations.fewbit.functional.rounded import rounded
-from integrations.step_tables.catalogue import FUNCTIONS
-from integrations.step_tables.options import Options
 
 _INPUTS, _DRAWS = 1 << 14, 256
 

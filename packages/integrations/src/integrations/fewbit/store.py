@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from integrations.step_tables.shipped import SMOOTH, WIDTHS
-from integrations.step_tables.steps import StepTable
-from integrations.step_tables.tables import table
+from integrations._step_tables.shipped import SMOOTH, WIDTHS
+from integrations._step_tables.steps import StepTable
+from integrations._step_tables.tables import table
 
 # FewBit's borders have the ends of its domain around them.
 END = 100.0

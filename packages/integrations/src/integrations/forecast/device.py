@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from integrations._step.dispatch.memory import is_plain, tensors_of
 from integrations._torch import FAKE, FakeTensor, FakeTensorMode, OpOverload, get_dispatch_mode, tree_map_only
-from integrations.step.dispatch.memory import is_plain, tensors_of
 
 # What torch says if an operator asks for the GPU.
 _NO_DRIVER = ("NVIDIA driver", "CUDA driver", "CUDA error", "not compiled with CUDA", "CUDA-capable device")

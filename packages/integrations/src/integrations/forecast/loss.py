@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actcore import SavedTensor
+from integrations._calls.tensors import storage_of
+from integrations._step.capturing.loss import Loss, own_loss
+from integrations._storing.records import Record
+from integrations._storing.storage import Storages
 from integrations._torch import DisableTorchFunction, tree_leaves
-from integrations.calls.tensors import storage_of
+from integrations._watching.tracker import CallTracker
 from integrations.report.row import Row
 from integrations.report.words import LOSS
-from integrations.step.capturing.loss import Loss, own_loss
-from integrations.storing.records import Record
-from integrations.storing.storage import Storages
-from integrations.watching.tracker import CallTracker
 
 CROSS_ENTROPY = "cross_entropy"
 _WHY = "the loss is computed outside of the model, whose forward alone is compressed"

@@ -11,6 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from integrations._calls.tensors import tensors_in
+from integrations._step.capturing.loss import Loss
+from integrations._step.capturing.reach import Reach
+from integrations._step.dispatch import indices
+from integrations._step.dispatch.operators import traits_of
+from integrations._storing.storage import Storages
 from integrations._torch import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -19,17 +25,11 @@ from integrations._torch import (
     tree_map_only,
 )
 from integrations.attach import compress_model, compression
-from integrations.calls.tensors import tensors_in
 from integrations.forecast.attention import FusedAttention
 from integrations.forecast.device import OnDevice, forecast_device, needs_gpu
 from integrations.forecast.loss import part_of, require_loss
 from integrations.report import Report
 from integrations.rules.levels import Level, resolve_level
-from integrations.step.capturing.loss import Loss
-from integrations.step.capturing.reach import Reach
-from integrations.step.dispatch import indices
-from integrations.step.dispatch.operators import traits_of
-from integrations.storing.storage import Storages
 
 # Torch raises these if an operator's result, or its shape, depends on elements.
 _LOOKS = (DataDependentOutputException, DynamicOutputShapeException)

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from integrations._step.capturing.loss import Loss
 from integrations.attach import compress_model
 from integrations.forecast.run import MEAN, mean_bits, report_of
 from integrations.forecast.subject import Subject
 from integrations.report import Report, Row
 from integrations.rules.levels import resolve_level
-from integrations.step.capturing.loss import Loss
 
 _SMALL = 2
 _NUMBER = re.compile(r"\d+")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from integrations.common.plain import has_elements
+from integrations._common.plain import has_elements
 from integrations.losses import _operator
 from integrations.losses._chunks import rows_of_chunk
 from integrations.losses._differentiated import differentiated

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from integrations._common.warn import warn
+from integrations._step.graphs.sharding import is_of_unit
 from integrations._torch import DisableTorchFunctionSubclass, make_wrapper_subclass, tree_map_only
-from integrations.common.warn import warn
 from integrations.losses import _deriving as deriving
 from integrations.losses._derived import Derived
 from integrations.losses._differentiated import NO_SECOND_DERIVATIVE
-from integrations.step.graphs.sharding import is_of_unit
 
 
 class Logits(Tensor):

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from integrations._common.forward_wrapper import ForwardWrapper
+from integrations._common.plain import PLAIN
+from integrations._step.graphs.sharding import is_unit
 from integrations._torch import in_forward_mode, peek_interpreter_stack
-from integrations.common.forward_wrapper import ForwardWrapper
-from integrations.common.plain import PLAIN
 from integrations.losses._derived import Derived, Source
 from integrations.losses._logits import Logits
-from integrations.step.graphs.sharding import is_unit
 
 
 class ChunkedHead(ForwardWrapper):

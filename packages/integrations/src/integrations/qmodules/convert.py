@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
-from integrations.common.conversion import Conversion, conversion_lines
-from integrations.common.module_tree import exchange
-from integrations.common.warn import warn
+from integrations._common.conversion import Conversion, conversion_lines
+from integrations._common.module_tree import exchange
+from integrations._common.warn import warn
 from integrations.qmodules import layers
 from integrations.qmodules.config import config
 from integrations.qmodules.layers.base import QLayer

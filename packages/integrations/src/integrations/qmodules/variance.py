@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
-from integrations.adaptive.guard import trial
-from integrations.common.random_states import random_states
+from integrations._adaptive.guard import trial
+from integrations._common.random_states import random_states
 from integrations.qmodules.layers import QEmbedding, QLayer
 from integrations.qmodules.spread import Spread
 from integrations.qmodules.variance_model import average_bits, predicted_variance

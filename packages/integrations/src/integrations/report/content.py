@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from integrations._storing.records import RECOMPUTED
 from integrations.report.row import Row
 from integrations.report.words import IT_TAKES, NOTHING_LEFT, format_bytes
-from integrations.storing.records import RECOMPUTED
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from actcore import FLOATS, INTEGERS, BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTensor
-from integrations.common.jumps import names
+from integrations._common.jumps import names
 from integrations.rules.levels import Level
 from integrations.rules.norms import RowByRow
 from integrations.rules.rules import CHECKPOINT, RULES, Need, Rule

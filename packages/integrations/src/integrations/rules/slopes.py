@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 
 from actcore import FLOATS, SavedTensor
+from integrations._step_tables.catalogue import FUNCTIONS
+from integrations._step_tables.codebook import Codebook
+from integrations._step_tables.representatives import saves_one
+from integrations._step_tables.shipped import SMOOTH
 from integrations.rules.arguments import Arguments
-from integrations.step_tables.catalogue import FUNCTIONS
-from integrations.step_tables.codebook import Codebook
-from integrations.step_tables.representatives import saves_one
-from integrations.step_tables.shipped import SMOOTH
 
 
 def codebook_of(activation: Codebook | None, bits: int, dtype: torch.dtype) -> Codebook | None:

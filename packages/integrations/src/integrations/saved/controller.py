@@ -14,12 +14,12 @@ import actcore
 
 # The package, and not its names: this module is imported while the package is.
 import integrations
-from integrations.common.warn import warn
-from integrations.handle.unused import SUBJECT, why_unused
+from integrations._common.warn import warn
+from integrations._handle.unused import SUBJECT, why_unused
 from integrations.rules.levels import Level, resolve_level
 
 if TYPE_CHECKING:
-    from integrations.handle.compression import Compression
+    from integrations._handle.compression import Compression
 
 Result = TypeVar("Result")
 

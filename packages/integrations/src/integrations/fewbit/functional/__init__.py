@@ -7,6 +7,7 @@ Each takes torch's arguments under torch's names and computes torch's values. Wi
 are no plain floating-point ones, it *is* torch's function.
 """
 
+from integrations._step_tables.options import Options
 from integrations.fewbit.functional.activation import activation
 from integrations.fewbit.functional.column_rows import linear_crs
 from integrations.fewbit.functional.gates import geglu, glu, reglu, swiglu
@@ -41,7 +42,6 @@ from integrations.fewbit.functional.smooth import (
 )
 from integrations.fewbit.functional.stepwise import stepwise
 from integrations.fewbit.gradients import GradientStorage, catch_gradients
-from integrations.step_tables.options import Options
 
 __all__ = [
     "GradientStorage",

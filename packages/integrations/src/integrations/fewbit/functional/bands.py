@@ -13,8 +13,8 @@ from torch.autograd import Function
 
 import actcore
 from actcore.stored import announce_pointwise, stands_for
+from integrations._step_tables.options import constant
 from integrations._torch import constant_when_traced
-from integrations.step_tables.options import constant
 
 _ops = torch.ops.actcore
 

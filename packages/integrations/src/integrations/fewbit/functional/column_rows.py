@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from integrations.common.autocast import as_matmul
+from integrations._common.autocast import as_matmul
 from integrations.fewbit.functional.linear import announce_input, announce_more, keeps_input, require_one_source
 from integrations.fewbit.sketches import drawn_key, sample_features, seeded_key
 

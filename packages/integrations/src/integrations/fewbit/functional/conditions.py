@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 import actcore
+from integrations._common.plain import PLAIN
 from integrations._torch import constant_when_traced, get_tracing_state, in_forward_mode, peek_interpreter_stack
-from integrations.common.plain import PLAIN
 
 
 def keeps_few_bits(x: Tensor) -> bool:

@@ -12,10 +12,10 @@ from torch.autograd import Function
 
 import actcore
 from actcore.stored import Absent, Stored, announce, is_heard
+from integrations._step_tables.catalogue import FUNCTIONS
+from integrations._step_tables.options import check_approximate, check_options
 from integrations.fewbit.functional import piecewise, smooth
 from integrations.fewbit.functional.conditions import keeps_few_bits
-from integrations.step_tables.catalogue import FUNCTIONS
-from integrations.step_tables.options import check_approximate, check_options
 
 _FEW_BITS: Mapping[str, Callable[..., Tensor]] = {
     "sigmoid": smooth.sigmoid,

@@ -17,8 +17,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 import actcore
 from actcore.stored import Stored, announce, is_heard
-from integrations.common.autocast import as_matmul
-from integrations.common.plain import PLAIN
+from integrations._common.autocast import as_matmul
+from integrations._common.plain import PLAIN
 from integrations.fewbit.functional.conditions import in_transform
 from integrations.fewbit.sketches import Sketching, drawn_key, project, sample_tokens, seeded_key, storage
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from integrations.common.takeover import remembered
+from integrations._common.takeover import remembered
+from integrations._step_tables.options import Rounding
+from integrations._step_tables.tables import level_table, table
 from integrations.fewbit.functional.activation import activation
-from integrations.step_tables.options import Rounding
-from integrations.step_tables.tables import level_table, table
 
 
 class Approximated(nn.Module):

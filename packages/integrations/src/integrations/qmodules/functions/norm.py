@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 import actcore
+from integrations._common.norm_statistics import mean_of, rms_of, rms_product, statistic_shape
 from integrations._torch import batch_norm_impl_index, batch_norm_impl_index_backward, native_batch_norm_legit
-from integrations.common.norm_statistics import mean_of, rms_of, rms_product, statistic_shape
 from integrations.qmodules.functions.saving import Saving
 
 

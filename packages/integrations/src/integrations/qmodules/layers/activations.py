@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import actcore
-from integrations.common.in_place import placed
+from integrations._common.in_place import placed
+from integrations._step_tables.tables import table
 from integrations.qmodules.layers.base import QLayer
-from integrations.step_tables.tables import table
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

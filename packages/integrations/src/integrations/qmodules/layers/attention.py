@@ -13,15 +13,15 @@ from torch.overrides import TorchFunctionMode
 
 import actcore
 from actcore.stored import called
-from integrations.calls.attention import recomputed
-from integrations.common.autocast import as_matmul
+from integrations._calls.attention import recomputed
+from integrations._common.autocast import as_matmul
+from integrations._watching.tracker import opened
 from integrations.qmodules.functions.linear import Linear
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.precision import LayerPrecision
 from integrations.qmodules.scheme import ModelPrecision
 from integrations.rules.arguments import Arguments
-from integrations.watching.tracker import opened
 
 # What saves query, key, value and the softmax: their errors go through the softmax, and few bits are not enough.
 _FACTORS = ("bmm", "baddbmm", "softmax")

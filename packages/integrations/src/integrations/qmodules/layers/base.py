@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import actcore
+from integrations._common.plain import PLAIN
+from integrations._common.takeover import StandIn
 from integrations._torch import get_tracing_state, in_forward_mode, peek_interpreter_stack
-from integrations.common.plain import PLAIN
-from integrations.common.takeover import StandIn
 from integrations.qmodules.config import config
 from integrations.qmodules.functions.saving import Saving
 from integrations.qmodules.layers.leaf import leaf

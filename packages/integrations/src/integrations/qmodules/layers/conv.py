@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from integrations.common.autocast import as_matmul
+from integrations._common.autocast import as_matmul
 from integrations.qmodules.functions.conv import Convolution, Geometry
 from integrations.qmodules.functions.padding import pad
 from integrations.qmodules.layers.base import QLayer

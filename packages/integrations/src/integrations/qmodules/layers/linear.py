@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from integrations.common.autocast import as_matmul
+from integrations._common.autocast import as_matmul
 from integrations.qmodules.functions.linear import Embedding, Linear
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.levels import QLevel

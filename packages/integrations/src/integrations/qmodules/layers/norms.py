@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from integrations.common.autocast import in_float32
+from integrations._common.autocast import in_float32
 from integrations.qmodules.functions.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from integrations.qmodules.functions.saving import Saving
 from integrations.qmodules.layers.base import QLayer

@@ -1,0 +1,181 @@
+"""``gradients_of``: the gradients of one training step that leaves the model as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from integrations._calls.tensors import tensors_in
+from integrations._common.plain import has_elements
+from integrations._step.capturing.capture import capturing, is_only_read
+from integrations._step.capturing.loss import Loss, differentiated
+from integrations._step.capturing.stand_ins import StandIns, stood_in
+from integrations._step.dispatch.casts import fresh_casts
+from integrations._step.graphs.sharding import class_of, distributed, whole_parameters
+from integrations._torch import TorchDispatchMode, tree_leaves
+
+_SEED = 0x5EED
+"""Seed of the gradients that backward starts from if there is no loss."""
+
+Around = Callable[[nn.Module, Any], AbstractContextManager[Any]]
+"""A function from a model and its forward's inputs to a block in which the forward runs."""
+
+Take = Callable[[int, Tensor], None]
+"""A function that is given a parameter's place and its gradient."""
+
+
+class Unmeasured(RuntimeError):
+    """A step could not be taken for a measurement; the message says why."""
+
+
+@dataclass(frozen=True)
+class OneStep:
+    """A forward and its backward, which can be taken any number of times, each time with the same random numbers. They
+    run on aliases of the parameters, with gradients and hooks of their own, and on copies of buffers and inputs. What
+    else the forward changes is put back.
+
+    Attributes:
+        model: in training mode.
+        args, kwargs: the forward's.
+        loss: a function from the output to what backward starts from, see ``differentiated``. If that is not a single
+            number, backward starts from normally distributed gradients, the same each time, so that an error is as
+            likely in each part.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    loss: Loss | None = None
+
+    def require_elements(self) -> None:
+        """Checks that the model and its inputs have elements to compute with.
+
+        Raises:
+            Unmeasured: they have not.
+        """
+        if whole_parameters(self.model):
+            raise Unmeasured("the model's parameters are cut by fully_shard, and a step aside would gather them")
+        for tensor in (*self.model.parameters(), *self.model.buffers(), *tensors_in((self.args, self.kwargs))):
+            if tensor.is_meta or not has_elements(tensor):
+                raise Unmeasured("the model or its inputs have no elements: they are fake, or on the meta device")
+
+    def gradients(self, around: Around | None = None, take: Take | None = None) -> list[Tensor | None]:
+        """The gradients of the model's parameters, in their order; ``None`` for a parameter that got none.
+
+        Args:
+            around: a block for the forward; ``None``: it runs plainly.
+            take: is given each gradient, or each part of one, as soon as it is made. Gradients are then freed, and the
+                result has ``None`` for all.
+
+        Raises:
+            Unmeasured: there are no elements, or nothing requires a gradient; or the model talks to other ranks, which
+                do not take this step.
+            Exception: what the model raises.
+        """
+        self.require_elements()
+        model, written = self.model, set(map(id, (*self.model.buffers(), *tensors_in((self.args, self.kwargs)))))
+
+        def stand_in(tensor: Tensor) -> Tensor:
+            return tensor.detach() if is_only_read(tensor, written) else tensor.detach().clone()
+
+        stand_ins = StandIns(stand_in)
+        args, kwargs = stand_ins.of_all((self.args, self.kwargs))
+        objects = [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)]
+        with capturing(), stood_in(model, stand_ins, objects), torch.enable_grad(), _alone():
+            parameters = list(model.parameters())
+            if take is not None:
+                _hand_over(parameters, take)
+            with fresh_casts(), nullcontext() if around is None else around(model, (args, kwargs)):
+                # The model's own hooks have already run if this is in front of a forward.
+                outputs = model.forward(*args, **kwargs)
+            tensors, _, held = differentiated(outputs, self.loss)
+            if not tensors:
+                raise Unmeasured(f"{class_of(model).__name__} returned nothing that requires a gradient")
+            if not held:
+                del outputs
+            started = [None if one.dim() == 0 and len(tensors) == 1 else _drawn(one) for one in tensors]
+            with _without_autocast():  # in training, autocast ends with the forward, too
+                torch.autograd.backward(tensors, started)
+            return [parameter.grad for parameter in parameters]
+
+
+def _alone() -> AbstractContextManager[Any]:
+    """A block in which this rank must not talk to others."""
+    return _WithoutCollectives() if distributed() else nullcontext()  # type: ignore[no-untyped-call]
+
+
+class _WithoutCollectives(TorchDispatchMode):
+    """Raises before a collective starts, in the forward or in backward. It would wait for other ranks, or be paired
+    with another collective of theirs.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "c10d" in func.namespace or func.namespace == "symm_mem":
+            raise Unmeasured(f"the model talks to other ranks ({func.name()}), which take no step aside with this one")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    with ExitStack() as off:
+        for kind in ("cpu", "cuda"):
+            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+                off.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def _drawn(tensor: Tensor) -> Tensor:
+    generator = torch.Generator(tensor.device).manual_seed(_SEED)
+    return torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=generator)
+
+
+def _hand_over(parameters: list[nn.Parameter], take: Take) -> None:
+    """Has gradients taken as backward makes them, so that they are never all alive at once."""
+    for place, parameter in enumerate(parameters):
+        if parameter.requires_grad:
+
+            def arrived(parameter: Tensor, place: int = place) -> None:
+                gradient, parameter.grad = parameter.grad, None
+                if gradient is not None:
+                    take(place, gradient)
+
+            parameter.register_post_accumulate_grad_hook(arrived)
+
+
+class Difference:
+    """The relative error of gradients that come one by one: the Euclidean norm of their difference from exact ones,
+    over that of the exact ones. One copy of the gradients is alive at a time, and one gradient beside it.
+
+    Args:
+        exact: by parameter. They become the differences.
+    """
+
+    def __init__(self, exact: list[Tensor | None]) -> None:
+        self._left = exact
+        self._whole = _energy(exact)
+
+    def take(self, place: int, found: Tensor) -> None:
+        """Takes a gradient, or a part of one."""
+        left = self._left[place]
+        self._left[place] = found.neg() if left is None else left.sub_(found)
+
+    @property
+    def relative(self) -> float:
+        """The error, once all have come."""
+        error = _energy(self._left)
+        return (error / self._whole) ** 0.5 if self._whole else float(error > 0)
+
+
+def _energy(gradients: list[Tensor | None]) -> float:
+    return sum(_square(gradient) for gradient in gradients if gradient is not None)
+
+
+def _square(tensor: Tensor) -> float:
+    # In parts: converting a whole tensor to doubles would take more than its memory.
+    parts = tensor.reshape(-1).split(1 << 20)
+    return sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts)

@@ -1,0 +1,147 @@
+"""``Profiles``: the profiles of a training's step in each of its ways."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import nn
+
+from integrations._adaptive.weights import usual_weights
+from integrations._fits.layers import Blocks, shortened
+from integrations._fits.profile import Profile, profile_of
+from integrations._fits.stored import stored_profile
+from integrations._fits.trainings import Training
+from integrations._planning.bounds import WAYS, Bounds
+from integrations._planning.choice import Choice
+from integrations._planning.front import planned
+from integrations._planning.plan import Plan
+from integrations._step.capturing.capture import capture
+from integrations._step.costs.modelled import by
+from integrations._step.costs.rates import constant
+from integrations.forecast.checkpoints import checkpoint, checkpoints
+from integrations.losses.head import ChunkedHead, chunk_logits, head_of
+from integrations.rules.levels import LEVELS
+
+_FEW = 2  # layers of the model from which the whole one's step is continued, and one more
+_CLOSE = 1e-3
+
+
+class Profiles:
+    """Captures the steps of a training.
+
+    Args:
+        training: what is trained.
+        blocks: the layers that are alike; ``None`` has each capture run the whole model.
+
+    Attributes:
+        blocks: as given; ``None`` once the layers have turned out not to take alike.
+        unchunked: why the loss cannot be computed in chunks; empty if it can.
+    """
+
+    def __init__(self, training: Training, blocks: Blocks | None) -> None:
+        self.training, self.blocks = training, blocks
+        self.unchunked = self._why_unchunked()
+        self._short: dict[int, nn.Module] = {}
+        self._known: dict[tuple[str, bool, int | None, int | None], Profile] = {}
+        if blocks is not None and not self._take_alike(blocks):
+            self.blocks = None
+
+    @property
+    def checkpoints(self) -> bool:
+        """Whether the model has checkpoints of its own to switch on."""
+        return checkpoints(self.training.model)
+
+    def of(self, way: str, chunked: bool, training: Training | None = None) -> Profile:
+        """The profile of a step.
+
+        Args:
+            way: ``"kept"``, ``"lean"`` or ``"checkpoint"``.
+            chunked: whether the loss is computed in chunks.
+            training: the same training with other inputs.
+        """
+        training = training or self.training
+        key = way, chunked, training.batch, training.tokens
+        if key not in self._known:
+            self._known[key] = self._of(way, chunked, training)
+        return self._known[key]
+
+    def _of(self, way: str, chunked: bool, training: Training) -> Profile:
+        if self.blocks is None:
+            return self._captured(training, copy.deepcopy(training.model), way, chunked)
+        few, more = (self._with_layers(count, way, chunked, training) for count in (_FEW, _FEW + 1))
+        found = few.continued(more, self.blocks.size - _FEW)
+        if found is None:
+            return self._captured(training, copy.deepcopy(training.model), way, chunked)
+        return found
+
+    def plan(self, error: float, chunked: bool) -> Plan:
+        """The plan of the least memory for the whole model, with all plans that none other beats.
+
+        Args:
+            error: the bound on the gradient's error.
+            chunked: whether the loss is computed in chunks.
+        """
+        model = self._changed(copy.deepcopy(self.training.model), "kept", chunked)
+        with self.training.surroundings():
+            return planned(
+                model,
+                LEVELS["L0"],
+                self.training.args,
+                dict(self.training.kwargs),
+                Bounds(None, None, error, WAYS),
+                loss=self.training.loss,
+                weights=usual_weights,
+                rating=constant,
+            )
+
+    def _with_layers(self, count: int, way: str, chunked: bool, training: Training) -> Profile:
+        assert self.blocks is not None
+        if count not in self._short:
+            self._short[count] = shortened(training.model, self.blocks, count)
+        return self._captured(training, copy.deepcopy(self._short[count]), way, chunked)
+
+    def _take_alike(self, blocks: Blocks) -> bool:
+        """Whether the layers take alike: whether the step of twice as many is that of few, continued."""
+        count = min(2 * _FEW, blocks.size)
+        few, more, twice = (
+            self._with_layers(layers, "kept", False, self.training) for layers in (_FEW, _FEW + 1, count)
+        )
+        found = few.continued(more, count - _FEW)
+        return found is not None and abs(found.peak().nbytes / max(1, twice.peak().nbytes) - 1) < _CLOSE
+
+    def _captured(self, training: Training, model: nn.Module, way: str, chunked: bool) -> Profile:
+        model = self._changed(model, way, chunked)
+        with training.surroundings():
+            if way == "lean":
+                return stored_profile(model, training.args, training.kwargs, way, training.loss)
+            graph = capture(model, training.args, training.kwargs, loss=training.loss, costs=by(constant))
+        return profile_of(graph)
+
+    @staticmethod
+    def _changed(model: nn.Module, way: str, chunked: bool) -> nn.Module:
+        if chunked:
+            chunk_logits(head_of(model))
+        if way == "checkpoint":
+            checkpoint(model)
+        return model
+
+    def _why_unchunked(self) -> str:
+        if self.training.loss is not None:
+            return "the loss is computed outside of the model"
+        try:
+            return ChunkedHead.refuses(head_of(self.training.model))
+        except ValueError:
+            return "the model does not say what makes its logits"
+
+
+def profile_of_choice(plan: Plan, choice: Choice) -> Profile:
+    """The profile of a step that follows a choice of a plan's front."""
+    graph, menus = plan.graph_of(choice), plan.menus_of(choice)
+    count = len(graph.values)
+    stores = dict(choice.stores)
+    forms = [-1] * count
+    for value, store in stores.items():
+        forms[value] = next(place for place, one in enumerate(menus.options[value]) if one.store == store)
+    kept = [bool(choice.mask >> value & 1) for value in range(count)]
+    held = None if choice.held is None else [bool(choice.held >> value & 1) for value in range(count)]
+    return profile_of(graph, menus, kept, held, forms)

@@ -1,0 +1,209 @@
+"""``fit``: whether a training fits into memory, and the cheapest change that makes it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from integrations._fits.answer import Fit
+from integrations._fits.growth import largest
+from integrations._fits.layers import blocks_of
+from integrations._fits.optimizers import nbytes, optimizer_of
+from integrations._fits.profile import Profile
+from integrations._fits.profiles import Profiles
+from integrations._fits.standing import Standing, standing_of
+from integrations._fits.trainings import Training, training_of
+from integrations._fits.ways import PLANNED, WAYS, Room, Tried, Tries
+from integrations._planning.bounds import ERROR
+from integrations._planning.budget import Budget, bytes_of, require_error
+from integrations._step.capturing.loss import Loss, require_loss
+from integrations.forecast.dtypes import precision_of
+from integrations.report.words import format_bytes
+
+_RESERVE = 0.05
+
+
+def fit(
+    model: Any,
+    sample: Any = None,
+    *,
+    memory: Budget,
+    optimizer: str = "adamw",
+    dtype: Any = None,
+    lora: Any = None,
+    batch: int | None = None,
+    tokens: int | None = None,
+    loss: Loss | None = None,
+    ranks: int = 1,
+    accumulate: bool = False,
+    error: float = ERROR,
+    ways: Sequence[str] | None = None,
+    grow: bool = True,
+    reserve: float = _RESERVE,
+    device: str | None = None,
+) -> Fit:
+    """Tells whether a training fits into memory, and what to change so that it does.
+
+    ::
+
+        fit = integrations.fit(model, {"input_ids": ids, "labels": ids}, memory="24GiB", optimizer="adamw")
+        print(fit)  # what takes the memory, the ways to train, and the line of code for the cheapest that fits
+        fit.fits, fit.code, fit.largest_batch, fit.longest
+
+    Nothing is computed, and no memory is taken: forward and backward of a copy run on tensors without elements. Of a
+    model whose layers are alike, steps of two and of three layers are captured and continued to all of them, once a
+    third capture has shown that they lie on a line.
+
+    Counted are weights, gradients, optimizer states, the inputs, and of forward, backward and the optimizer's step what
+    is alive at the highest moment, to the byte of each tensor. Not counted are the CUDA context, what the allocator
+    cannot use, and workspaces of kernels: ``reserve`` leaves room for these.
+
+    Args:
+        model: a module on any device, ``meta`` too, which is not touched; or a configuration of transformers, a model
+            type, or the path of a ``config.json``. One that is compressed is judged as it is without that.
+        sample: the inputs of one training step: a mapping by name, a tuple, or the only one; numbers may be on
+            ``meta``. A language model's has labels. ``None``: tokens of the size of ``batch`` and ``tokens``.
+        memory: bytes of the device, as an int or a string such as ``"24GiB"``.
+        optimizer: one of ``sgd``, ``momentum``, ``adam``, ``adamw``, ``adamw-fused``, ``adamw-8bit``, ``adafactor``,
+            ``lion``, ``muon``.
+        dtype: of the weights: ``"float32"``, ``"bfloat16"``, ``"float16"``, or one of the latter with ``-mixed``, which
+            is autocast over weights in float32. ``None``: the model's own.
+        lora: train adapters alone: a rank, ``"r=16"``, or a mapping of the arguments of ``peft.LoraConfig``, with
+            ``targets`` for ``target_modules`` (``"all-linear"``).
+        batch, tokens: sizes of the inputs, to which a sample is repeated or cut; 1 and 512 without a sample.
+        loss: from the model's output to what is differentiated; ``None`` for the loss that the model returns.
+        ranks: processes that share weights, gradients and states by FSDP2, of whose units two are whole at once.
+        accumulate: whether steps add to gradients that are there, instead of making them.
+        error: bound on the gradient's relative error in the way ``"plan"``.
+        ways: those to try, of ``plain``, ``chunked``, ``lean``, ``recompute``, ``plan``, ``checkpoint``. ``None``: all,
+            but for plans if something before them fits.
+        grow: whether the largest batch and the longest sequences that fit are looked for, which takes as long again.
+        reserve: the part of the memory that is left to what is not counted, from 0 to below 1.
+        device: ``"cuda"`` or ``"cpu"``: how the optimizer's step updates parameters, all at once or one by one.
+            ``None``: the model's device, and ``"cuda"`` for one on ``meta`` or a configuration.
+
+    Returns:
+        The answer.
+
+    Raises:
+        ImportError: ``lora`` without peft, or a configuration without transformers.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range; a language model's sample has no labels;
+            ``ways`` names the loss in chunks, and the head is no linear layer; or the weights alone take more than the
+            memory.
+        Exception: what the model raises with these inputs.
+    """
+    given = _bytes_of(memory)
+    chosen, precision = optimizer_of(optimizer), precision_of(dtype)
+    require_loss(loss)
+    require_error(error)
+    _require_counts(batch=batch, tokens=tokens, ranks=ranks)
+    _require_ways(ways)
+    if isinstance(reserve, bool) or not isinstance(reserve, int | float) or not 0 <= reserve < 1:
+        raise ValueError(f"reserve must be a part of the memory from 0 to below 1, such as 0.05, got {reserve!r}")
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"device must be 'cpu', 'cuda' or None, got {device!r}")
+    training = training_of(model, sample, batch, tokens, precision, lora, loss, device)
+    blocks = blocks_of(training.model)
+    standing = standing_of(training.model, chosen, training.together, ranks, blocks)
+    available = int(given * (1 - reserve))
+    _require_room(standing, available, given, reserve)
+    profiles = Profiles(training, blocks)
+    if ways is not None and "chunked" in ways and profiles.unchunked:
+        raise ValueError(
+            f"ways must not name 'chunked' for this {training.name}: {profiles.unchunked}; leave it out, or have the "
+            "model compute its loss from a linear layer, which get_output_embeddings() returns"
+        )
+    room = Room(available, standing, ranks, not accumulate)
+    inputs = sum(map(nbytes, training.tensors))
+    tried = list(Tries(profiles, room, inputs, error).all(ways))
+    best = _best(tried)
+    growing = _growing(tried, best)
+    return Fit(
+        model=training.name,
+        memory=given,
+        reserve=reserve,
+        optimizer=optimizer.lower(),
+        ranks=ranks,
+        standing=standing,
+        inputs=inputs,
+        ways=tuple(one.way for one in tried),
+        answer=best.way if best.way.fits else None,
+        batch=training.batch,
+        tokens=training.tokens,
+        largest_batch=_largest(training, profiles, room, inputs, growing, "batch") if grow else None,
+        longest=_largest(training, profiles, room, inputs, growing, "tokens") if grow else None,
+        grown=growing.way.name if grow else "",
+        notes=_notes(chosen.note, ranks, grow and growing.kind == PLANNED),
+    )
+
+
+def _best(tried: Sequence[Tried]) -> Tried:
+    """The first way that fits, or else the one of the least memory."""
+    known = [one for one in tried if one.profile is not None]
+    if not known:
+        raise ValueError("ways must name one that this model and this memory have; ways=None tries all")
+    return next((one for one in known if one.way.fits), min(known, key=lambda one: one.way.peak))
+
+
+def _growing(tried: Sequence[Tried], best: Tried) -> Tried:
+    """The way in which larger inputs are judged: the best, or if that is a plan, which is of these inputs, the one of
+    the least memory that is none and fits."""
+    others = [one for one in tried if one.profile is not None and one.kind != PLANNED and one.way.fits]
+    return best if best.kind != PLANNED or not others else min(others, key=lambda one: one.way.peak)
+
+
+def _largest(training: Training, profiles: Profiles, room: Room, inputs: int, tried: Tried, axis: str) -> int | None:
+    size: int | None = getattr(training, axis)
+    if size is None or tried.profile is None:
+        return None
+
+    def at(count: int) -> Profile:
+        return profiles.of(tried.kind, tried.chunked, training.sized(**{axis: count}))
+
+    return largest(size, inputs, room, tried.profile, None if tried.kind == PLANNED else at, axis == "batch")
+
+
+def _notes(optimizer: str, ranks: int, scaled: bool) -> tuple[str, ...]:
+    found = [f"Not counted: CUDA's context, fragmentation, workspaces. {optimizer}".strip()]
+    if ranks > 1:
+        found.append("FSDP2 is taken to shard each layer and the rest, and to gather two layers at once.")
+    if scaled:
+        found.append(
+            "Larger inputs are judged by the same plan, whose bytes grow with them; planned for, more may fit."
+        )
+    return tuple(found)
+
+
+def _bytes_of(memory: Budget) -> int:
+    if isinstance(memory, float):
+        raise TypeError(f"memory must be bytes as an int or a string such as '24GiB', got {memory!r}")
+    return bytes_of(memory, 0, "memory")
+
+
+def _require_counts(**counts: object) -> None:
+    for name, count in counts.items():
+        if count is None and name != "ranks":
+            continue
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise TypeError(f"{name} must be an int, got {count!r}")
+        if count < 1:
+            raise ValueError(f"{name} must be 1 or more, got {count}")
+
+
+def _require_ways(ways: object) -> None:
+    if ways is None:
+        return
+    if isinstance(ways, str) or not isinstance(ways, Sequence):
+        raise TypeError(f"ways must be several of {', '.join(WAYS)}, or None for all, got {ways!r}")
+    if unknown := [way for way in ways if way not in WAYS]:
+        raise ValueError(f"ways must be of {', '.join(WAYS)}, got {', '.join(map(str, unknown))}")
+
+
+def _require_room(standing: Standing, available: int, memory: int, reserve: float) -> None:
+    if standing.weights <= available:
+        return
+    raise ValueError(
+        f"memory must be more than the weights alone take, {format_bytes(standing.weights)}, got {format_bytes(memory)}"
+        f" with reserve={reserve:g}; take weights of 16 bits (dtype='bfloat16'), or share them (ranks=8)"
+    )

@@ -1,0 +1,96 @@
+"""``stored_profile``: a step at a level, as what the level's own forward stores lets expect."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from integrations._adaptive.saves import final_values
+from integrations._adaptive.weights import usual_weights
+from integrations._fits.profile import Profile, profile_of
+from integrations._planning.menus import Menus, Option
+from integrations._planning.savers import Saver, Seen
+from integrations._step.capturing.capture import capture
+from integrations._step.capturing.loss import Loss
+from integrations._step.costs.modelled import by
+from integrations._step.costs.rates import constant
+from integrations._storing.records import RECOMPUTED
+from integrations.forecast import forecast
+from integrations.report import Row
+
+_KEPT = ("kept", "copied")
+
+
+def stored_profile(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], level: str, loss: Loss | None
+) -> Profile:
+    """The profile of a model's step at a level.
+
+    The forward is captured, and runs once more as the level would run it, both without elements. What that stores for
+    each tensor is what its value holds while it waits.
+
+    Raises:
+        RuntimeError: the two forwards save different tensors.
+        Exception: what the model raises with these inputs.
+    """
+    seen = Seen(recomputes=True)
+    graph = capture(model, args, kwargs, hooks=seen.hooks, loss=loss, costs=by(constant))
+    last = final_values(graph)
+    found = defaultdict(list)
+    for saver, row in _rows_of(seen.savers, forecast(model, args, kwargs, level=level).rows, level):
+        found[last[saver.value]].append(row)
+    options: list[tuple[Option, ...]] = []
+    for number, value in enumerate(graph.values):
+        held = sum(row.stored_bytes for row in found[number])
+        coded = [row for row in found[number] if row.codec not in _KEPT and not row.owner]
+        if (
+            not coded
+            or any(row.owner for row in found[number])
+            or held >= value.nbytes
+            or value.until >= len(graph.other) - 1
+        ):
+            options.append(())
+            continue
+        # What is recomputed is so from another value, which is restored beside it.
+        beside = value.nbytes if any(row.codec == RECOMPUTED for row in coded) else 0
+        options.append((Option(store=None, held=held, restored=value.nbytes, passing=beside),))
+    saved_at = [-1] * len(graph.values)
+    for number, op in enumerate(graph.ops):
+        for packed in op.packs:
+            if graph.values[packed].producer <= number:
+                saved_at[packed] = max(saved_at[packed], number)
+    weights = usual_weights(graph, seen.saves.found)
+    menus = Menus(tuple(options), weights, (0,) * len(graph.values), tuple(saved_at))
+    return profile_of(graph, menus, forms=[0 if row else -1 for row in options])
+
+
+def _rows_of(savers: Sequence[Saver], rows: Sequence[Row], level: str) -> Iterator[tuple[Saver, Row]]:
+    """The row of each tensor that autograd saves. The others are of tensors that somebody else keeps alive, which are
+    no values; what autocast makes of a parameter is one, and has such a row.
+
+    Raises:
+        RuntimeError: a tensor has no row, or a row no tensor.
+    """
+    left = iter(rows)
+    for saver in savers:
+        place = saver.saved.module, saver.saved.operator, saver.saved.role, tuple(saver.saved.shape)
+        for row in left:
+            if (row.module, row.operator, row.role, row.shape) == place:
+                yield saver, row
+                break
+            if not row.owner:
+                raise _other(level)
+        else:
+            raise _other(level)
+    if any(not row.owner for row in left):
+        raise _other(level)
+
+
+def _other(level: str) -> RuntimeError:
+    return RuntimeError(
+        f"the forward saves other tensors at level={level!r} than without: leave this level out of ways, or ask "
+        f"integrations.forecast(model, inputs, level={level!r}) for what it stores"
+    )

@@ -1,0 +1,330 @@
+"""``Compression``: a model's live handle. It runs forwards under compression, reports, and saves its state."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from integrations._adaptive.plan import Plan
+from integrations._adaptive.surroundings import meet
+from integrations._calls.tensors import tensors_in
+from integrations._common.modules import ModulePaths
+from integrations._common.out_of_memory import explain
+from integrations._handle.adapt import Adapter
+from integrations._handle.closures import require_closure, require_compressed
+from integrations._handle.exchanges import Exchanges
+from integrations._handle.gradient_error import GradientError, measure_error
+from integrations._handle.handle_state import HandleState
+from integrations._handle.handles import key_for
+from integrations._handle.monitor import Monitor
+from integrations._handle.running import RunningSession
+from integrations._handle.saved_state import state_of, take_over
+from integrations._handle.timing import measure_times
+from integrations._handle.unused import await_forward, await_no_longer, awaits_forward
+from integrations._runtime.following import Following, runs_transformed
+from integrations._runtime.specs import PlannedSpecs
+from integrations._step.capturing.capture import is_capturing
+from integrations._step.graphs.schedule import Schedule
+from integrations.report import Report, Row
+from integrations.rules.levels import Level
+
+_STEPS = threading.Lock()
+
+
+class Compression(HandleState):
+    """How one model's saved tensors are stored.
+
+    ``compress_model`` and ``compress`` make it, and ``compression(model)`` returns it. A deep copy or an unpickled
+    model has one of its own, with the same level and step and no shared state. A handle keeps its model alive.
+    """
+
+    PLACE = "_integrations_compression"
+
+    def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
+        super().__init__(model, level_name, level, strict)
+        self._adapter = Adapter()
+        self._monitor: Monitor | None = None
+        self._plain: Schedule | None = None  # the schedule of the forward before, if its plan left everything as it is
+        self.key = key_for(self)
+
+    @property
+    def _looks(self) -> bool:
+        """Whether a session watches a forward at a level that is off: the first one if layers were exchanged, so that
+        the report can tell what they keep."""
+        return not self.records and Exchanges.of(self.model) is not None
+
+    # ---- a forward ----
+
+    @property
+    def active(self) -> bool:
+        """Whether a forward that starts now is compressed: something is to be stored, and there will be a backward."""
+        off = (self.off and not self._looks) or self.closed or self.paused
+        return not off and torch.is_grad_enabled() and self.model.training and not is_capturing()
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Calls ``forward`` under compression; plainly inside another compressed forward, in ``eval()`` and under
+        ``no_grad``."""
+        session = self.session_of_forward(args, kwargs)
+        if session is None:
+            return forward(*args, **kwargs)
+        try:
+            with session as entered:
+                entered.owners.add_inputs(tensors_in((args, kwargs)))
+                result = forward(*args, **kwargs)
+        except (RuntimeError, MemoryError) as error:
+            explain(error, self.model)
+            raise
+        if self.recomputing is not None:
+            self.recomputing.note_returned()
+        return result
+
+    def take_backward_inside(self) -> None:
+        """Makes ``run`` take what it calls for a whole step from now on, whose backward may come in it or after it."""
+        self._adapter.blocks = True
+
+    def session_of_forward(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], compiled: bool = False
+    ) -> RunningSession | None:
+        """The session for a forward that starts now; ``None`` if the forward is not to be compressed, or already is.
+
+        Args:
+            args, kwargs: its inputs.
+            compiled: whether torch compiles it.
+        """
+        if not self.active or threading.get_ident() in self.sessions:
+            return None
+        meet(self)
+        following = None
+        if self.recomputing is not None and self.level.off and runs_transformed():
+            return None
+        if self.recomputing is not None:
+            following = self.recomputing.following(self.model, self.level, args, dict(kwargs), self.plan, compiled)
+            before, self._plain = self._plain, None if following is None else following.plain
+            if self._plain is not None and self._plain is before and not self._looks and self.timed is None:
+                return None  # the forward runs plainly, and the one before has warned of it
+        if self._monitor is not None and not self._trials:
+            self._monitor.before_forward(self)
+        return self.session(measured=True, following=following)
+
+    def session(self, measured: bool = False, following: Following | None = None) -> RunningSession:
+        """The session for a forward, or for a whole step. With ``measured``, backward comes after it, and an adaptive
+        level may measure it. With ``following`` it follows a plan."""
+        await_no_longer(self)
+        meet(self)
+        with _STEPS:  # gives each forward its own number, in whichever thread it starts
+            step, self.step = self.step, self.step + 1
+        measured = measured and (not self._trials or self._adapter.adapting)
+        plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.plan, None)
+        if probe is not None:  # the probe looks at what this forward stores
+            following = None
+        look = self._monitor.look(step) if self._monitor is not None and not self._trials else None
+        return RunningSession(self, step, plan, probe, look, following)
+
+    # ---- adaptive levels ----
+
+    @property
+    def in_blocks(self) -> bool:
+        return self._adapter.blocks
+
+    @property
+    def obstacle(self) -> str:
+        """Why an adaptive level cannot make a plan of what the last forward saved, in words; empty if it can."""
+        return self._adapter.obstacle
+
+    @obstacle.setter
+    def obstacle(self, why: str) -> None:
+        self._adapter.obstacle = why
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force at an adaptive level; ``None`` before the first measurement, and at other levels."""
+        return self._adapter.plan(self.level)
+
+    def adapt(self, closure: Callable[[], Any], passes: int = 1) -> Plan:
+        """Measures how much each tensor's rounding changes the gradient, and gives each its bits.
+
+        ::
+
+            def closure():
+                optimizer.zero_grad()
+                criterion(model(x), y).backward()
+
+            handle.adapt(closure)
+
+        In an unchanged loop this happens by itself, in the second step and every ``adapt_interval`` steps. The state of
+        training is as before afterwards: ``.grad``, buffers such as batch norm's statistics, the random generators of
+        torch, NumPy and Python, and this handle's step. At most one more copy of the gradients is held meanwhile.
+
+        So is that of other models which the closure runs, such as a GAN's discriminator: ``.grad`` of every leaf that
+        its calls get or its backward reaches, the buffers of every module in whose forward it makes a call, and the
+        steps of compressed models, which are neither measured nor monitored meanwhile. Not put back are the buffers of
+        another model that is compiled by torch and not compressed, and what is no gradient, buffer or step: a count of
+        the closure's own, a generator that it made, the place of a data loader.
+
+        Args:
+            closure: runs a forward of the model and its backward; it may call ``zero_grad``, but steps no optimizer.
+            passes: how often it is called, 1 to 10; the mean is taken, which evens out dropout and the data. A pass
+                takes about as long as 8 to 14 ordinary steps.
+
+        Returns:
+            The plan, in force from the next forward on.
+
+        Raises:
+            TypeError: the closure cannot be called, or ``passes`` is not an int.
+            ValueError: the level is not adaptive, or ``passes`` is out of range.
+            RuntimeError: the model was restored; the closure steps an optimizer or changes a parameter, which is
+                prevented; it runs no forward and backward of this model; nothing in it can be measured, as in a model
+                that is compiled as a whole; its gradients are not finite; or ranks run different tensors. What the
+                closure itself raises comes through.
+        """
+        require_closure(closure)
+        require_compressed(self, "adapt")
+        with self.trial_run():
+            return self._adapter.adapt(self.level, self.step, self.model, closure, passes)
+
+    def adapt_soon(self) -> None:
+        """Makes a plan for bits that have changed: at once with the monitor's closure, otherwise from the next
+        forward's backward."""
+        if self._monitor is not None and self._monitor.closure is not None and not self.obstacle:
+            self.adapt(self._monitor.closure)
+        else:
+            self._adapter.hasten(self.step)
+
+    def gradient_error(self, closure: Callable[[], Any] | None = None) -> GradientError:
+        """The relative error of the whole gradient that compression causes.
+
+        Args:
+            closure: as for ``adapt``. It is called twice with equal random generators, exactly and compressed, and the
+                two gradients are compared. The state of training is as before afterwards, as far as ``adapt`` puts it
+                back. Without it, the answer is the plan's prediction for the step that was measured last, and says so;
+                of a plan within a bound on the error, what was measured when it was made.
+
+        Raises:
+            TypeError: the closure cannot be called.
+            ValueError: there is neither a closure nor a plan, or the level is off; or there is no closure, and what the
+                plan keeps is stored by a codec, of which the plan knows nothing.
+            RuntimeError: as for ``adapt``.
+        """
+        if closure is not None:
+            return measure_error(self, closure)
+        followed = None if self.recomputing is None else self.recomputing.plan
+        if followed is not None and self.level.off:
+            if self.recomputing is not None and self.recomputing.codec is not None:
+                raise ValueError(
+                    "closure must be given where codec stores what a plan keeps, which predicts no error: "
+                    "handle.gradient_error(closure)"
+                )
+            known = followed.measured
+            return GradientError(followed.choice.error if known is None else known, measured=known is not None)
+        if self.plan is None:
+            raise ValueError(
+                "closure must be given while there is no plan to predict from: handle.gradient_error(closure)"
+            )
+        return GradientError(self.plan.relative_error, measured=False)
+
+    def monitor(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        every: int | None = 100,
+        bound: float | None = 0.1,
+        raise_bits: bool = False,
+    ) -> None:
+        """Looks at the gradient's error every ``every`` steps, and warns when it passes the bound.
+
+        The report and ``last_error`` have the result. Among several ranks, the largest error counts. The report also
+        names the first tensor that those steps save with a NaN or an infinity, whatever the bound.
+
+        Args:
+            closure: as for ``adapt``; it is called twice before every ``every``-th forward, outside of autocast, which
+                it enters by itself if training does. It calls the model itself, not what wraps it
+                (DistributedDataParallel). What it changes comes back as far as ``adapt`` puts it back: gradients,
+                buffers and steps of other models, too. Without it, the plan's prediction is taken, at adaptive levels,
+                and said to be one; a model that is compiled as a whole has none. A copy of the model, and
+                ``state_dict``, have the monitor without its closure.
+            every: steps from one look to the next; ``None`` ends monitoring.
+            bound: of the relative error, a fraction; ``None`` looks at no error.
+            raise_bits: whether an error above the bound raises the level's ``bits`` by one, up to 8.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: a value is out of range; neither the level nor a plan quantises anything; or there is a bound,
+                and neither a closure nor an adaptive level.
+        """
+        self._monitor = None if every is None else Monitor.asked(self, closure, every, bound, raise_bits)
+
+    @property
+    def last_error(self) -> GradientError | None:
+        """What the monitor found last; ``None`` before, and without a monitor."""
+        return None if self._monitor is None else self._monitor.error
+
+    # ---- what the user asks ----
+
+    def report(self, closure: Callable[[], Any] | None = None) -> Report:
+        """What the last compressed forward saved, and where the bytes went; in a block, what it has saved so far.
+
+        Args:
+            closure: as for ``adapt``. It is called twice, and the rows have the time that storing and restoring each
+                tensor took in the second call, which is the one reported. The state of training is as before
+                afterwards, as far as ``adapt`` puts it back.
+
+        Raises:
+            TypeError: the closure cannot be called.
+            ValueError: there is a closure, and the level is off.
+            RuntimeError: as for ``adapt``.
+        """
+        timed = None if closure is None else measure_times(self, closure)
+        records, seconds = (self.records, {}) if timed is None else (timed.records, timed.seconds)
+        rows = [Row.of(record, seconds.get(place)) for place, record in enumerate(records)]
+        plan = self._adapter.in_words(self.level)
+        monitor = "" if self._monitor is None else self._monitor.in_words(self.level, self.obstacle)
+        level, title = self.level, self.title
+        recomputed = "" if self.recomputing is None else self.recomputing.in_words()
+        model = type(self.model).__name__
+        exchanges = Exchanges.of(self.model)
+        exchanged = "" if exchanges is None else exchanges.in_words(self.model)
+        return Report(title, rows, self.off, level.offload, plan, monitor, recomputed, model, exchanged=exchanged)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to round as this one would have, as plain values."""
+        return state_of(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over another handle's level, step, plan and monitor; the monitor's closure stays this handle's own.
+
+        Raises:
+            TypeError: the state, or its options, are no mapping.
+            ValueError: the state is of another version, lacks a key or has one too many, or names an unknown level or
+                option; or its plan is of another model, whose modules are others or have parameters of other shapes.
+        """
+        take_over(self, state)
+
+    def __repr__(self) -> str:
+        return f"Compression({type(self.model).__name__}, level={self.level_name!r}, step={self.step})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy starts without the state of a running forward.
+        state = {
+            **super().__getstate__(),
+            "_plain": None,
+            "records": [],
+            "sessions": {},
+            "_trials": 0,
+            "timed": None,
+            "waits": awaits_forward(self),
+        }
+        del state["paths"], state["specs"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        waits = state.pop("waits")
+        super().__setstate__(state)
+        self.paths = ModulePaths(self.model)
+        self.specs = PlannedSpecs()
+        self.key = key_for(self)
+        if waits:
+            await_forward(self)

@@ -1,0 +1,326 @@
+"""``Exchanges``: the layers that ``compress_model`` exchanges for others that keep less, and how to undo that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import nn
+
+from integrations import fewbit, qmodules
+from integrations._common.warn import warn
+from integrations._handle.keeping import kept_modules
+from integrations.fewbit.linear_kinds import is_linear
+from integrations.losses.head import ChunkedHead, chunk_logits, head_of
+from integrations.qmodules.levels import resolve_level
+from integrations.rules.levels import Level
+
+RECORD = "_integrations_exchanges"
+
+FEWBIT, RANDOMIZED, Q, CHUNKED = "fewbit", "randomized", "q", "chunked"
+RATIO = 0.2
+"""For ``linear="randomized"``: the rows of a sketch as a share of the tokens. FewBit's table begins with it."""
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """What is to be exchanged.
+
+    Attributes:
+        activations: ``fewbit.convert``'s arguments for activations; ``None`` leaves them.
+        linear: ``RandomizedLinear``'s arguments; ``None`` leaves linear layers.
+        layers: ``QModule``'s arguments; ``None`` leaves layers.
+        loss: ``chunk_logits``'s arguments; ``None`` leaves the layer that makes the logits.
+    """
+
+    activations: Mapping[str, Any] | None = field(default=None, hash=False)
+    linear: Mapping[str, Any] | None = field(default=None, hash=False)
+    layers: Mapping[str, Any] | None = field(default=None, hash=False)
+    loss: Mapping[str, Any] | None = field(default=None, hash=False)
+
+    @classmethod
+    def asked(cls, activations: Any, linear: Any, layers: Any, loss: Any = None) -> Exchanges:
+        """The exchanges in ``compress_model``'s arguments.
+
+        Raises:
+            TypeError: one has the wrong type.
+            ValueError: a name is unknown, or a number out of range.
+        """
+        return cls(_activations(activations), _linear(linear), _layers(layers), _loss(loss))
+
+    def require_repeatable(self) -> None:
+        """Checks that the Q-layers go together with a plan of what backward recomputes.
+
+        Raises:
+            ValueError: they choose their bits anew in each forward.
+        """
+        if self.layers is None:
+            return
+        level = _q_level(self.layers)
+        if level.per_sample or level.per_layer or (level.norms and level.norm_adaptive):
+            raise ValueError(
+                "checkpoint must be None with Q-layers whose level chooses bits by sample or by layer: what they "
+                "measure now and then is in no plan; take layers={'level': 'L2'}, which has 4 bits for all, or leave "
+                "out one of the two"
+            )
+
+    def __bool__(self) -> bool:
+        return any(given is not None for given in (self.activations, self.linear, self.layers, self.loss))
+
+    def apply(self, model: nn.Module, level: Level) -> None:
+        """Exchanges the layers, or raises and leaves the model as it was.
+
+        Args:
+            model: its own layers change.
+            level: what it keeps exactly is not exchanged, and sketches are stored in its bits, unless ``linear`` says
+                in how many.
+
+        Raises:
+            TypeError, ValueError: what ``fewbit.convert`` and ``QModule`` refuse; an option that applies to no layer;
+                or a model that is itself such a layer, and cannot be exchanged in place.
+        """
+        modules = set(kept_modules(model, level.keep))
+        named = [(name, module) for name, module in model.named_modules(remove_duplicate=False) if name]
+        kept = [name for name, module in named if module in modules]
+        # Their logits need the layer as it is.
+        heads = [] if self.loss is None else [head_of(model, **self.loss)]
+        unconverted = [name for name, module in named if module in modules or module in heads]
+        with ExitStack() as undoing:
+            if self._converts:
+                done = fewbit.convert(model, **self._conversion(level, unconverted))
+                undoing.callback(fewbit.restore_model, done)
+                _require_inside(model, done)
+                self._require_sketches(model)
+            if self.layers is not None:
+                done = qmodules.QModule(model, **self.layers)
+                undoing.callback(qmodules.revert, done)
+                _require_inside(model, done)
+                _require_q_layers(model, kept)
+            if self.loss is not None:
+                chunk_logits(head_of(model, **self.loss))
+            undoing.pop_all()
+        model.__dict__[RECORD] = self
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Exchanges | None:
+        """The exchanges that were applied to a model."""
+        found = model.__dict__.get(RECORD)
+        return found if isinstance(found, cls) else None
+
+    @staticmethod
+    def undo(model: nn.Module) -> None:
+        """Undoes the exchanges of a model, if it has any."""
+        found = Exchanges.of(model)
+        if found is None:
+            return
+        # Some may have been undone by hand. Those that may raise come first.
+        if found.layers is not None and qmodules.is_converted(model):
+            qmodules.revert(model)
+        if found._converts and fewbit.is_converted(model):
+            fewbit.restore_model(model)
+        for head in found.heads(model):
+            head.take_out()
+        del model.__dict__[RECORD]
+
+    def heads(self, model: nn.Module) -> list[ChunkedHead]:
+        """The replaced layers that make logits: one, with copies that PEFT may have made; none if it is gone."""
+        return [] if self.loss is None else list(filter(None, map(ChunkedHead.of, model.modules())))
+
+    def why_no_activations(self, model: nn.Module) -> str:
+        """Why activations in few bits do nothing for a model whose forwards have called none so far; empty if one was
+        called, or none were asked for."""
+        if self.activations is None or not fewbit.is_converted(model):
+            return ""
+        summary = fewbit.summary(model)
+        if summary.activations:
+            return ""
+        reasons = _reasons({**summary.kept, **_joined(summary.kept_calls)})
+        return (
+            f"activations are exchanged, and a forward came by none that has a few-bit form{reasons}: if none ever "
+            "does, leave the option out"
+        )
+
+    def plain(self) -> dict[str, list[str] | None]:
+        """What was asked for, as plain values. Two that differ exchange other layers."""
+        return {
+            name: None if given is None else sorted(f"{key}={value!r}" for key, value in given.items() if _plain(value))
+            for name, given in vars(self).items()
+        }
+
+    def in_words(self, model: nn.Module) -> str:
+        """What was exchanged, for a report."""
+        parts = []
+        if self._converts:
+            summary = fewbit.summary(model)
+            if self.activations is not None:
+                parts.append(f"{_count(summary.activations, 'activation')} in {summary.bits} bits")
+            if self.linear is not None:
+                parts.append(f"a sketch of its input in {_count(summary.sketched, 'linear layer')}")
+        if self.layers is not None:
+            parts.append(_count(len(qmodules.summary(model).converted), "Q-layer"))
+        if self.loss is not None:
+            parts.append(ChunkedHead.in_words(self.heads(model)))
+        return f"Exchanged: {', '.join(parts)}."
+
+    @property
+    def _converts(self) -> bool:
+        return self.activations is not None or self.linear is not None
+
+    def _conversion(self, level: Level, kept: Sequence[str]) -> dict[str, Any]:
+        """Arguments of ``fewbit.convert``."""
+        given: dict[str, Any] = {"functions": (), "calls": False}
+        if self.activations is not None:
+            given = dict(self.activations)
+        if kept:
+            skipped = given.get("skip", ())
+            skipped = (skipped,) if isinstance(skipped, str | type) else tuple(skipped)
+            given["skip"] = (*skipped, *kept)
+        linear = self.linear
+        if linear is not None and level.bits is not None:
+            linear = {"bits": level.bits, **linear}
+        return {**given, "linear": linear}
+
+    def _require_sketches(self, model: nn.Module) -> None:
+        summary = fewbit.summary(model)
+        if self.linear is not None and not summary.sketched:
+            kept = {path: why for path, why in summary.kept.items() if is_linear(model.get_submodule(path))}
+            raise ValueError(
+                f"linear must be None for a {type(model).__name__}, which has no linear layer that can keep a sketch"
+                f"{_reasons(kept)}; leave the option out"
+            )
+
+
+def _activations(given: Any) -> Mapping[str, Any] | None:
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        if "linear" in given:
+            raise ValueError("activations must be fewbit.convert's arguments but for linear, which is an option itself")
+        fewbit.convert(nn.Sequential(), **{**given, "skip": ()})  # which raises for what is wrong
+        return dict(given)
+    if isinstance(given, str):
+        if given != FEWBIT:
+            raise ValueError(f"activations must be 'fewbit', bits from 1 to 8, or a mapping, got {given!r}")
+        return {}
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise TypeError(
+            f"activations must be 'fewbit', bits from 1 to 8, or a mapping of fewbit.convert's arguments, got {given!r}"
+        )
+    if not 1 <= given <= 8:
+        raise ValueError(f"activations must be 'fewbit' or bits from 1 to 8, got {given}; 3 are the default")
+    return {"bits": given}
+
+
+def _linear(given: Any) -> Mapping[str, Any] | None:
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        options = dict(given) if {"proj_dim", "proj_dim_ratio"} & given.keys() else {"proj_dim_ratio": RATIO, **given}
+        with torch.device("meta"):
+            fewbit.RandomizedLinear(1, 1, **options)  # which raises for what is wrong
+        return options
+    if isinstance(given, str):
+        if given != RANDOMIZED:
+            raise ValueError(f"linear must be 'randomized', a ratio in (0, 1], or a mapping, got {given!r}")
+        return {"proj_dim_ratio": RATIO}
+    if isinstance(given, bool) or not isinstance(given, Real):
+        raise TypeError(
+            "linear must be 'randomized', a ratio in (0, 1], or a mapping of RandomizedLinear's arguments, got "
+            f"{given!r}"
+        )
+    if not 0 < float(given) <= 1:
+        raise ValueError(f"linear must be 'randomized' or a ratio in (0, 1], got {given}; {RATIO} is the default")
+    return {"proj_dim_ratio": float(given)}
+
+
+def _layers(given: Any) -> Mapping[str, Any] | None:
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        _q_level(given)
+        return dict(given)
+    if given == Q:
+        return {"level": "L3"}
+    if isinstance(given, qmodules.QLevel):
+        return {"level": given}
+    if not isinstance(given, str):
+        raise TypeError(f"layers must be 'q', a QLevel, or a mapping of QModule's arguments, got {given!r}")
+    if given not in qmodules.LEVELS:
+        raise ValueError(
+            f"layers must be 'q', or {{'level': one of {', '.join(qmodules.LEVELS)}}}, ActNN's levels; got {given!r}"
+        )
+    warn(
+        f"layers={given!r} is ActNN's level {given}, and another than level={given!r}; write "
+        f"layers={{'level': {given!r}}}, which says so"
+    )
+    return {"level": given}
+
+
+def _loss(given: Any) -> Mapping[str, Any] | None:
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        if given.keys() != {"head"} or not isinstance(given["head"], str):
+            raise ValueError(f"loss must be 'chunked', or {{'head': the path of a linear layer}}, got {dict(given)!r}")
+        return dict(given)
+    if not isinstance(given, str):
+        raise TypeError(f"loss must be 'chunked', or {{'head': the path of a linear layer}}, got {given!r}")
+    if given != CHUNKED:
+        raise ValueError(f"loss must be 'chunked', or {{'head': the path of a linear layer}}, got {given!r}")
+    return {}
+
+
+def _plain(value: object) -> bool:
+    """Whether a value has the same representation in another process."""
+    return value is None or isinstance(value, bool | int | float | str | qmodules.QLevel)
+
+
+def _q_level(layers: Mapping[str, Any]) -> qmodules.QLevel:
+    """The level of ``QModule``'s arguments.
+
+    Raises:
+        TypeError, ValueError: there is no such level or option.
+    """
+    options = dict(layers)
+    level = options.pop("level", None)
+    return resolve_level(qmodules.config.level() if level is None else level, options)
+
+
+def _require_inside(model: nn.Module, done: nn.Module) -> None:
+    if done is not model:
+        raise ValueError(
+            f"model must contain the layers that are exchanged, and this {type(model).__name__} is one itself: take "
+            f"nn.Sequential(model), or the {type(done).__name__} in its place"
+        )
+
+
+def _require_q_layers(model: nn.Module, kept: Sequence[str]) -> None:
+    summary = qmodules.summary(model)
+    if both := sorted(summary.converted.keys() & set(kept)):
+        raise ValueError(
+            f"keep must name none of the layers that layers= exchanges, got {both[0]!r}, a "
+            f"{summary.converted[both[0]][0]}; Q-layers keep nothing exactly"
+        )
+    if not summary.converted:
+        raise ValueError(
+            f"layers must be None for a {type(model).__name__}, which has no layer that has a Q-layer"
+            f"{_reasons(summary.kept)}; leave the option out"
+        )
+
+
+def _joined(reasons: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    return {path: ", ".join(several) for path, several in reasons.items()}
+
+
+def _reasons(kept: Mapping[str, str], most: int = 3) -> str:
+    """Why layers were kept, in brackets: the first few different reasons."""
+    different = list(dict.fromkeys(kept.values()))[:most]
+    return f" ({'; '.join(different)})" if different else ""
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,141 @@
+"""``HandleState``: the state of a compressed model that all parts of its handle share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from actcore import SavedTensor
+from integrations._adaptive.plan import Plan
+from integrations._common.in_model import InModel
+from integrations._common.modules import ModulePaths
+from integrations._common.warn import warn
+from integrations._handle.keeping import with_kept
+from integrations._handle.recomputing import Recomputing
+from integrations._runtime.session import Session
+from integrations._runtime.specs import PlannedSpecs
+from integrations._runtime.timed import TimedSession
+from integrations._storing.records import Record
+from integrations.rules.levels import Level
+
+
+class HandleState(InModel, ABC):
+    """A model's level, its plan, and what its forwards left behind.
+
+    Attributes:
+        level_name: the level's name.
+        level: the level, options applied.
+        step: forwards compressed so far; each draws noise of its own.
+        strict: whether a forward that compression makes no smaller raises, rather than warns once.
+        closed: whether the model was restored. A reference to the compressed forward then runs the plain one.
+        recomputing: the part that has a plan; ``None`` without one.
+        specs: what is known of the tensors that its forwards save.
+        redraw: a function from a saved tensor to a number; another number gives other noise in the same step. For
+            measurements.
+        records: of the last forward, or the one that runs.
+        sessions: by thread, while a forward runs.
+        paths: of the model's modules.
+        paused: while an exact gradient is taken for comparison.
+        timed: the forwards of a step whose times are measured, while it runs; else ``None``.
+    """
+
+    def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
+        super().__init__(model)
+        self.level_name = level_name
+        self.level = level
+        self.strict = strict
+        self.step = 0
+        self.closed = self.paused = False
+        self.redraw: Callable[[SavedTensor], int] | None = None
+        self.recomputing: Recomputing | None = None
+        self.specs = PlannedSpecs()
+        self.records: list[Record] = []
+        self.timed: list[TimedSession] | None = None
+        self.sessions: dict[int, Session] = {}
+        self.paths = ModulePaths(model)
+        self._trials = 0  # trial runs under way
+        self._stores_at: tuple[Level, Level] | None = None
+        self._told: set[str] = set()  # subjects that were warned of
+
+    @property
+    def stores_at(self) -> Level:
+        """The level, with the kept modules named by their paths in the model."""
+        if self._stores_at is None or self._stores_at[0] != self.level:
+            self._stores_at = self.level, with_kept(self.level, self.model)
+        return self._stores_at[1]
+
+    @property
+    def name(self) -> str:
+        """The name for warnings and errors: the model's class and the level."""
+        return f"{type(self.model).__name__} at {self.title}"
+
+    @property
+    def title(self) -> str:
+        """The level with its changed options, or the plan if that alone decides how values wait."""
+        if self.recomputing is not None and self.level.off:
+            return self.recomputing.title()
+        return self.level.title(self.level_name)
+
+    @property
+    def off(self) -> bool:
+        """Whether a forward saves what it would save uncompressed: the level is off, and there is no plan."""
+        return self.level.off and self.recomputing is None
+
+    @property
+    def rounds_by_plan(self) -> bool:
+        """Whether the plan, and not the level, may round what backward reads."""
+        return self.level.off and self.recomputing is not None and self.recomputing.rounds
+
+    def warn_once(self, subject: str, message: str) -> None:
+        """Warns, unless this handle has warned of the subject before."""
+        if subject not in self._told:
+            self._told.add(subject)
+            self.warn(message)
+
+    def warn(self, message: str) -> None:
+        """Warns."""
+        warn(message)
+
+    @property
+    def running(self) -> bool:
+        """Whether a forward of the model is being compressed, in whichever thread."""
+        return bool(self.sessions)
+
+    @property
+    def in_trial(self) -> bool:
+        """Whether forwards that start now are not steps of the training."""
+        return bool(self._trials)
+
+    @contextmanager
+    def trial_run(self) -> Iterator[None]:
+        """A block whose forwards are not steps of the training: nothing is monitored, and the step is put back
+        afterwards."""
+        step = self.step
+        self._trials += 1
+        try:
+            yield
+        finally:
+            self._trials -= 1
+            self.step = step
+
+    @property
+    @abstractmethod
+    def in_blocks(self) -> bool:
+        """Whether a forward is a block, with its backward in it or after it."""
+
+    @property
+    @abstractmethod
+    def plan(self) -> Plan | None:
+        """The plan in force at an adaptive level."""
+
+    @property
+    @abstractmethod
+    def obstacle(self) -> str:
+        """Why an adaptive level cannot make a plan; empty where it can."""
+
+    @obstacle.setter
+    @abstractmethod
+    def obstacle(self, why: str) -> None: ...

@@ -1,0 +1,391 @@
+"""``Recomputing``: a compressed model's plan of how values wait for backward, as it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, get_args
+
+from torch import nn
+
+from actcore import Codec, Raw
+from integrations._adaptive.plan import Plan as Allotted
+from integrations._adaptive.ranks import come_together
+from integrations._common.locking import OwnLock
+from integrations._common.warn import warn
+from integrations._measuring.bounded import Weights, chosen, front_of, with_error_measured
+from integrations._measuring.together import Answer, of_rank_0
+from integrations._planning.attempts import Attempts
+from integrations._planning.bounds import ONLY_RECOMPUTE, Bounds
+from integrations._planning.budget import bytes_of
+from integrations._planning.plan import Plan
+from integrations._planning.plans import Plans, Shapes
+from integrations._planning.serial import OfOldLevel
+from integrations._runtime.compiled.forward import Compiled
+from integrations._runtime.following import Following
+from integrations._step.graphs.fingerprint import fingerprint
+from integrations._step.graphs.sharding import class_of
+from integrations._step.graphs.signature import Signature
+from integrations._storing.regions import inner
+from integrations._storing.ways import through
+from integrations.report.words import format_bytes
+from integrations.rules.levels import LEVELS, Level
+
+_ADDED = {"shapes", "codec"}  # keys that later versions have added to a state
+Asked = str | int | float | Plan | Bounds
+OPTIMAL = "optimal"
+
+
+def level_with(level: str | None, bounds: Bounds | None) -> str:
+    """The level's name, or the default if it was left out: with bounds, a level at which a plan decides everything."""
+    if level is None:
+        return "L1" if bounds is None else "L0"
+    return level
+
+
+def require_one(bounds: Bounds | None, checkpoint: Asked | None) -> Asked | None:
+    """What ``compress_model`` was asked to plan; ``None`` if nothing.
+
+    Raises:
+        TypeError: ``checkpoint`` has the wrong type.
+        ValueError: it is not a budget, or was asked for beside bounds.
+    """
+    if checkpoint is None:
+        return bounds
+    if bounds is not None:
+        raise ValueError(
+            "checkpoint must be None beside memory, time, error and stores, whose plan has backward recompute what "
+            f"is worth it, got {checkpoint!r}; memory takes the same budgets"
+        )
+    require_asked(checkpoint)
+    return checkpoint
+
+
+def planning_for(asked: Asked) -> str:
+    """The arguments that ask for a plan, in words."""
+    if isinstance(asked, Bounds):
+        return f"plan({asked})"
+    return "a plan of its own" if isinstance(asked, Plan) else f"checkpoint={asked!r}"
+
+
+def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing:
+    """The ``Recomputing`` of a model at a level.
+
+    Raises:
+        TypeError: ``asked`` has the wrong type.
+        ValueError: it is not a budget; or it is a plan of another model, or for another level.
+    """
+    if not isinstance(asked, Bounds):
+        require_asked(asked)
+    if isinstance(asked, Plan):
+        require_of(asked, model)
+        _require_at(asked, level)
+    return Recomputing(model, asked, level)
+
+
+def _error_of(plan: Plan) -> str:
+    """A plan's error beside its bound, in words; empty for one that rounds nothing."""
+    if plan.compressed or not plan.choice.rounds:
+        return ""
+    found = "not measured" if plan.measured is None else f"measured {plan.measured:.2g}"
+    return f", gradient's error {found} (at most {plan.error:g})"
+
+
+def _require_at(plan: Plan, level: Level) -> None:
+    """Checks that a plan does not go with a level that stores values in another way than the plan says.
+
+    Raises:
+        ValueError: it does.
+    """
+    if plan.level is not None and plan.level != level:
+        name = next((name for name, known in LEVELS.items() if known == plan.level), None)
+        raise ValueError(
+            f"checkpoint must be a plan for this level, got one for {name or plan.level}, which says how everything is "
+            f"stored; call compress_model with that level{'' if name is None else f', level={name!r},'} and "
+            "checkpoint=plan"
+        )
+    if plan.level is None and plan.menus is not None and not level.off:
+        raise ValueError(
+            "checkpoint must be a plan of integrations.checkpoint.plan beside a level, which says how everything is "
+            "stored, got one that has a store for each value; leave out the level: integrations.apply(model, plan)"
+        )
+
+
+def require_asked(asked: object) -> None:
+    """Checks the ``checkpoint`` of ``compress_model``.
+
+    Raises:
+        TypeError: it has the wrong type.
+        ValueError: it is not a budget.
+    """
+    if asked == OPTIMAL or isinstance(asked, Plan):
+        return
+    if isinstance(asked, bool) or not isinstance(asked, (str, int, float)):
+        raise TypeError(
+            "checkpoint must be 'optimal', a Plan of integrations.checkpoint.plan, or a budget: bytes as an int, a "
+            f"string such as '4GiB', or a fraction of the plain step's peak; got {asked!r}"
+        )
+    try:
+        bytes_of(asked, 1)
+    except ValueError as error:
+        raise ValueError(f"checkpoint must be 'optimal', a Plan or a budget, and as such: {error}") from None
+
+
+class Recomputing:
+    """A model's plans of how values wait for backward, as they were asked for.
+
+    Args:
+        model, asked, level: as ``compress_model`` was given them.
+        shapes: whether inputs of other shapes are planned for, or refused.
+        codec: the codec for what a plan keeps and has no store for; ``None``: as the level says.
+
+    Attributes:
+        shapes, codec: as given.
+        compiled: has the model's forward follow the plan where torch compiles it together with code around it; ``None``
+            if that takes a session, or there is no plan yet.
+        asked: bounds or a plan; or, for a plan beside a level, ``"optimal"`` or a budget.
+        plans: ``None`` before the first forward that is planned for.
+    """
+
+    def __init__(
+        self, model: nn.Module, asked: Asked, level: Level, shapes: Shapes = "replan", codec: Codec | None = None
+    ) -> None:
+        self.asked = asked
+        self.plans: Plans | None = None
+        self.shapes, self.codec = shapes, codec
+        self._keeps = None if codec is None else through(codec, level)
+        self._attempts = Attempts()
+        self._bits: Allotted | None = None  # the bits for which the plans were made
+        self._asks = isinstance(asked, Bounds)  # whether the next forward asks other ranks, as only the first one does
+        self._lock = OwnLock()
+        self.compiled: Compiled | None = None
+        if isinstance(asked, Plan):
+            stores = asked.compressed or asked.menus is not None
+            self.plans = _Fronts(asked, level, shapes=shapes) if stores else Plans(asked, shapes)
+            if level.off and not stores:
+                self.compiled = Compiled(model, asked)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that was followed last; ``None`` before the first."""
+        return None if self.plans is None else self.plans.followed
+
+    @property
+    def rounds(self) -> bool:
+        """Whether plans may round although the level does not."""
+        if self.codec is not None and not isinstance(inner(self.codec), Raw):
+            return True
+        return bool(self._bounds.error) if not isinstance(self.asked, Plan) else self.asked.error > 0
+
+    def following(
+        self,
+        model: nn.Module,
+        level: Level,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        bits: Allotted | None = None,
+        compiled: bool = False,
+    ) -> Following | None:
+        """The ``Following`` for a forward with these inputs; ``None`` if no plan can be made for it.
+
+        If an adaptive level has given its tensors other bits than the plan was made for, a new plan is made.
+
+        Args:
+            model: the model whose forward it is.
+            level: the model's level.
+            args, kwargs: the forward's.
+            bits: the bits of an adaptive level's tensors, from its last measurement.
+            compiled: whether torch compiles the forward.
+
+        Raises:
+            ValueError: no plan keeps to what was asked for; the message names the least that can be had.
+        """
+        self._attempts.start()
+        with self._lock:  # only one thread plans
+            if self.plans is None or (bits is not self._bits and not isinstance(self.asked, Plan)):
+                self.plans, self._bits = self._planned(model, level, args, kwargs, bits), bits
+                if self.plans is None:
+                    return None
+        followed = self.plans.plan_for(model, args, kwargs)
+        if followed is None:
+            return None
+        alone = level.off or (followed.plan.menus is not None and followed.plan.level is None)
+        return Following(model, self.plans, followed, None if alone else level, compiled, self._keeps)
+
+    def _planned(
+        self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any], bits: Allotted | None
+    ) -> Plans | None:
+        """The plans from now on; ``None`` if none can be made. In front of a model's first forward, ranks may come
+        together: then rank 0 plans, and all follow its plan."""
+        inputs, bounds = Signature.of(args, kwargs), self._bounds
+        weights = Weights(model, args, kwargs) if bounds.error else None
+
+        def made() -> Plan | None:
+            plan = self._attempts.plan(
+                model, inputs, lambda: front_of(model, level, bounds, args, kwargs, weights=weights, bits=bits)
+            )
+            return None if plan is None else chosen(plan, bounds, model, args, kwargs, weights)
+
+        asks, self._asks = self._asks and self.plans is None, False
+        together = asks and come_together(model, f"{inputs.structure} {inputs} of {bounds} at {level}")
+        try:
+            if together:
+                answer = of_rank_0(lambda: Answer(made(), None if weights is None else weights.found))
+                plan = answer.plan
+                if weights is not None:
+                    weights.close(answer.measurement)
+                if plan is None or fingerprint(model) != plan.graph.fingerprint:
+                    plan = None if answer.ours else made()
+            else:
+                plan = made()
+        except ValueError as error:
+            if self.plans is None:
+                error.add_note(
+                    "The model waits for a plan, and each training forward asks for one again: call "
+                    "integrations.restore_model(model) first, then compress_model with other bounds."
+                )
+                raise
+            return self.plans  # the level's average was within the bounds, and other bits have the same one
+        if weights is not None:
+            weights.close()
+        return self.plans if plan is None else _Fronts(plan, level, weights, bits)
+
+    @property
+    def _bounds(self) -> Bounds:
+        """The bounds. What was asked for beside a level is turned into bounds, too."""
+        if isinstance(self.asked, Bounds):
+            return self.asked
+        assert not isinstance(self.asked, Plan)
+        return Bounds(None if self.asked == OPTIMAL else self.asked, error=None, stores=ONLY_RECOMPUTE)
+
+    def note_returned(self) -> None:
+        """Notes that the forward has returned for which this thread last called ``following``."""
+        self._attempts.returned()
+        if self.plans is not None:
+            self.plans.note_returned()
+
+    def in_words(self) -> str:
+        """The plan that was followed last, as a report describes it."""
+        plan = self.plan
+        if plan is None:
+            return "No plan yet of what backward recomputes"
+        count = len(plan.segments)
+        peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
+        again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
+        stored = _error_of(plan) if self.codec is None else f", what is kept stored by {self.codec}"
+        return f"By a plan: {peak}{stored}; backward recomputes {again}"
+
+    def title(self) -> str:
+        """What was asked for, as a report describes it."""
+        return planning_for(self.asked)
+
+    def state(self) -> dict[str, Any]:
+        """The state as plain values."""
+        asked: Any = None if isinstance(self.asked, Plan) else self.asked
+        plan = None if self.plans is None else self.plans.last
+        return {
+            "asked": asked.content() if isinstance(asked, Bounds) else asked,
+            "plan": None if plan is None else plan.to_json(),
+            "shapes": self.shapes,
+            "codec": None if self.codec is None else str(self.codec),
+        }
+
+    @staticmethod
+    def of(state: Mapping[str, Any], model: nn.Module, level: Level, before: Recomputing | None = None) -> Recomputing:
+        """The ``Recomputing`` of a ``state``. A state holds no codec, so the codec of ``before`` stays.
+
+        Raises:
+            ValueError: the state has another form, or a plan of another model.
+        """
+        if not isinstance(state, Mapping) or set(state) | _ADDED != {"asked", "plan"} | _ADDED:
+            raise ValueError(f"the state's checkpoint must be what state_dict returned, got {state!r:.80}")
+        asked: Any = state["asked"]
+        try:
+            plan = None if state["plan"] is None else Plan.from_json(state["plan"])
+        except OfOldLevel as old:  # a new plan is made in front of the next forward
+            plan = None
+            asked = (old.budget or OPTIMAL) if asked is None else asked
+        if plan is not None:
+            require_of(plan, model)
+        if isinstance(asked, Mapping):
+            asked = Bounds.of(asked)
+        else:
+            asked = plan if asked is None else asked
+            if not isinstance(asked, Bounds):
+                require_asked(asked)
+        shapes: Any = state.get("shapes", "replan")
+        if shapes not in get_args(Shapes):
+            raise ValueError(f"the state's shapes must be 'replan' or 'refuse', got {shapes!r}")
+        codec = None if before is None or not level.off else before.codec
+        if state.get("codec") is not None and codec is None:
+            warn(
+                f"the state is of a {class_of(model).__name__} that stored what its plan keeps by {state['codec']}, "
+                "which no state holds: give integrations.checkpoint.apply the codec, then load the state"
+            )
+        found = Recomputing(model, asked, level, shapes, codec)
+        if plan is not None and found.plans is None:
+            found.plans = _Fronts(plan, level)
+        return found
+
+
+def require_of(plan: Plan, model: nn.Module) -> None:
+    """Checks that a plan is the model's.
+
+    Raises:
+        ValueError: it is another model's.
+    """
+    if fingerprint(model) != plan.graph.fingerprint:
+        raise ValueError(
+            f"the plan must be one of this model: it was made for a {plan.model} whose modules or parameters' shapes "
+            f"differ from those of this {class_of(model).__name__}; integrations.plan makes one, and so does "
+            "compress_model with memory= or checkpoint="
+        )
+
+
+class _Fronts(Plans):
+    """Makes plans whose values may wait in stores, or are stored as a level says."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        level: Level,
+        weights: Weights | None = None,
+        bits: Allotted | None = None,
+        shapes: Shapes = "replan",
+    ) -> None:
+        super().__init__(plan, shapes)
+        self._level, self._weights, self._bits = level, weights, bits
+
+    def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
+        made = super()._made(model, args, kwargs, real)
+        try:
+            return with_error_measured(made, model, args, kwargs)
+        except ValueError:
+            if not made.is_bounded:
+                raise
+        # The measured error exceeds the predicted one so far that no plan within it keeps to the other bounds.
+        least = with_error_measured(made.within(), model, args, kwargs)
+        self._tell_of_excess(least)
+        return least
+
+    def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
+        first = self._first
+        bounds = replace(first.bounds, memory=None, time=None)
+        if self._weights is None and bounds.error:
+            self._weights = Weights(model, args, kwargs, first.loss)
+        return front_of(
+            model,
+            self._level,
+            bounds,
+            args,
+            kwargs,
+            real=real,
+            loss=first.loss,
+            holds_outputs=first.graph.holds_outputs,
+            weights=self._weights,
+            bits=self._bits,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: all but the measurement, which is of the model itself."""
+        return {**self.__dict__, "_weights": None}

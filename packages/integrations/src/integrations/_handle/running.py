@@ -1,0 +1,107 @@
+"""``RunningSession``: a session of a handle, while it runs."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from actcore import current_rank
+from integrations._adaptive.finite import Look
+from integrations._adaptive.plan import Plan
+from integrations._adaptive.planned import PlannedBits
+from integrations._adaptive.probe import Probe
+from integrations._handle.handle_state import HandleState
+from integrations._handle.outcome import judge
+from integrations._handle.unmeasured import judge_measurement
+from integrations._planning.plan import Plan as FollowedPlan
+from integrations._runtime.compiled.hooks import may_be_replayed
+from integrations._runtime.repeating.repeating import require_no_plan
+from integrations._runtime.session import Session
+from integrations._runtime.specs import Specs
+from integrations._runtime.timed import TimedSession
+from integrations._storing.ways import Way
+from integrations.rules.policy import Policy, fixed_bits
+
+if TYPE_CHECKING:
+    from integrations._runtime.following import Following
+
+
+def specs_under(handle: HandleState, plan: Plan | None, way: Way | None = None, followed: object = None) -> Specs:
+    """The specs for a forward: the handle's, with the bits of a plan if there is one, or with ``way`` if that is given.
+
+    Args:
+        handle: the handle.
+        plan: a plan of bits.
+        way: how tensors are stored.
+        followed: what the forward follows, the same object in each forward; ``None`` for nothing.
+    """
+    if way is not None:
+        policy: Policy = way.policy
+    else:
+        fixed = fixed_bits(handle.stores_at)
+        policy = fixed if plan is None else PlannedBits(fixed, plan)
+    return handle.specs.under(policy, followed)
+
+
+class RunningSession:
+    """A session that is registered with its handle while it runs, and whose records the handle keeps afterwards."""
+
+    def __init__(
+        self,
+        handle: HandleState,
+        step: int,
+        plan: Plan | None,
+        probe: Probe | None,
+        look: Look | None,
+        following: Following | None = None,
+    ) -> None:
+        self._handle, self._probe, self._following = handle, probe, following
+        kind = Session if handle.timed is None else TimedSession
+        way = None if following is None else following.way(handle.stores_at)
+        self._session = kind(
+            handle.model,
+            handle.paths,
+            specs_under(handle, plan, way, None if following is None else following.schedule),
+            handle.stores_at if way is None else way.level,
+            step,
+            current_rank(),
+            observer=probe,
+            redraw=handle.redraw,
+            look=None if look is None else look.at,
+        )
+        if handle.timed is not None and isinstance(self._session, TimedSession):
+            handle.timed.append(self._session)
+
+    @property
+    def plan(self) -> FollowedPlan | None:
+        """What the forward follows; ``None`` if it follows no plan."""
+        return None if self._following is None else self._following.plan
+
+    def __enter__(self) -> Session:
+        require_no_plan()
+        self._before = self._handle.records
+        self._session.__enter__()
+        if self._following is not None:
+            try:
+                self._following.begin(self._session)
+            except BaseException:
+                self._session.__exit__(*sys.exc_info())
+                raise
+        self._handle.sessions[threading.get_ident()] = self._session
+        self._handle.records = self._session.records
+        return self._session
+
+    def __exit__(self, *error: Any) -> None:
+        self._handle.sessions.pop(threading.get_ident(), None)
+        try:
+            if self._following is not None:
+                self._following.end(self._session, complete=error[0] is None)
+        finally:
+            self._session.__exit__(*error)
+        if not self._session.records and may_be_replayed():
+            self._handle.records = self._before  # back to the records of the last forward that saved something
+        elif error[0] is None:
+            if self._probe is not None:
+                judge_measurement(self._handle, self._probe, self._session.records)
+            judge(self._handle, self._session)

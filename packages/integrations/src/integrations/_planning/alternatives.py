@@ -1,0 +1,124 @@
+"""The plans beside a plan, from the same captures: within other bounds, and for the other state of the gradients.
+
+What further searches find is kept with the plan, in ``Plan.others``, which all plans made of it share.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from integrations._planning.bounds import Bounds
+from integrations._planning.budget import Budget, bytes_of, require_error, require_ratio
+from integrations._planning.choice import Choice
+from integrations._planning.noted import note_accumulating, noted
+from integrations._planning.search import Captures, most_exact, solved
+from integrations._planning.solution import Found, Solution
+from integrations._planning.unmet import out_of_memory, out_of_time
+from integrations._step.graphs.graph import Graph
+
+_ACCUMULATING = "accumulating"
+
+
+def within(plan: Found, memory: Budget | None, time: float | None, error: float | None) -> Found:
+    """See ``Plan.within``.
+
+    Raises:
+        TypeError, ValueError: as there.
+    """
+    if time is not None:
+        require_ratio(time)
+    if error is not None:
+        require_error(error)
+    found = _within(plan, memory, time, error)
+    if not plan.also:
+        return found
+    if isinstance(memory, float):  # a fraction of the largest peak, which is this plan's
+        memory = _bytes_of(plan, memory)
+    also: tuple[Any, ...] = plan.also
+    return found.with_also(_within(other, memory, time, error) for other in also)
+
+
+def accumulating(plan: Found) -> Found:
+    """See ``Plan.accumulating``."""
+    known = noted(plan)
+    if known is not None:
+        return known
+    if _ACCUMULATING not in plan.others:
+        rounded = None if plan.rounded is None else plan.rounded.accumulating
+        bounds = _unbounded(plan, plan.error)
+        plan.others[_ACCUMULATING] = _searched(plan, plan.graph.accumulating, rounded, bounds)
+    found: Found = plan.others[_ACCUMULATING]
+    if plan.is_bounded:
+        with suppress(ValueError):  # if that cannot be had, the plan of the least peak
+            found = found.within(plan.memory, plan.time)
+    note_accumulating(plan, found)  # each forward asks, and what follows a plan knows it by identity
+    return found
+
+
+def _within(plan: Found, memory: Budget | None, time: float | None, error: float | None) -> Found:
+    """The plan within bounds, without the plans beside it."""
+    of_error = plan if error is None else _of_error(plan, error)
+    allowed = None if memory is None else _bytes_of(of_error, memory)
+    asked = replace(of_error.bounds, memory=memory, time=time)
+    found = _chosen(of_error, asked, allowed)
+    if allowed is None or time is None or of_error.error == 0 or found.choice.variance == 0:
+        return found
+    return of_error.choosing(_most_exact(of_error, allowed, time), asked)
+
+
+def _chosen(plan: Found, asked: Bounds, allowed: int | None) -> Found:
+    """The plan of the front for what is asked. ``allowed`` is the memory in bytes."""
+    fitting = [choice for choice in plan.front if allowed is None or choice.peak <= allowed]
+    if not fitting:
+        raise ValueError(out_of_memory(plan, asked))
+    if asked.time is None:
+        return plan.choosing(fitting[0] if allowed is None else fitting[-1], asked)
+    seconds = (asked.time - 1) * plan.plain_seconds
+    fitting = [choice for choice in fitting if choice.seconds <= seconds]
+    if not fitting:
+        raise ValueError(out_of_time(plan, asked))
+    return plan.choosing(fitting[0], asked)
+
+
+def _most_exact(plan: Solution, allowed: int, time: float) -> Choice:
+    """The choice of the least error within a peak and a time that some choice of the front keeps to."""
+    try:  # a choice that rounds nothing belongs to the other graph
+        exact = _of_error(plan, 0.0)
+        return _chosen(exact, replace(exact.bounds, time=time), allowed).choice
+    except ValueError:
+        seconds = (time - 1) * plan.plain_seconds
+    fitting = [choice for choice in plan.front if choice.peak <= allowed and choice.seconds <= seconds]
+    best = most_exact(plan, allowed, seconds)
+    return min([*fitting, *([] if best is None else [best])], key=lambda choice: choice.variance)
+
+
+def _of_error(plan: Found, error: float) -> Found:
+    """The plan for another bound on the error, without one on memory or time."""
+    if error == plan.error:
+        return plan
+    if plan.compressed:
+        raise ValueError(f"error must be None at a level, which says how everything is stored, got {error!r}")
+    if error not in plan.others:
+        made = _searched(plan, plan.graph, plan.rounded, _unbounded(plan, error))
+        made.others[plan.error] = plan
+        plan.others[error] = made
+    found: Found = plan.others[error]
+    return found
+
+
+def _searched(plan: Found, graph: Graph, rounded: Graph | None, bounds: Bounds) -> Found:
+    """A plan of this kind for other graphs of the same values."""
+    captures = Captures(graph, plan.menus, rounded, plan.rounded_menus, plan.level)
+    return replace(solved(type(plan), plan.model, captures, bounds, plan.objective), loss=plan.loss)
+
+
+def _unbounded(plan: Solution, error: float) -> Bounds:
+    """A plan's bounds with this one on the error and none on memory and time."""
+    return replace(plan.bounds, memory=None, time=None, error=None if plan.compressed else error)
+
+
+def _bytes_of(plan: Solution, memory: Budget) -> int:
+    """The bytes that a bound on memory allows. Errors name it as the caller of this kind of plan does."""
+    return bytes_of(memory, plan.uncompressed_peak, "budget" if plan.menus is None else "memory")

@@ -1,0 +1,158 @@
+"""``Bounds``: what a plan has to keep to, as a user says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from integrations._planning.budget import Budget, bytes_of, require_error, require_ratio
+from integrations.rules.levels import resolve_level
+from integrations.rules.stores import Store
+
+WAYS = ("recompute", "exact", "bits", "slopes", "host")
+"""What a plan may do with a value other than keep it as it is: recompute it; store exactly what backward needs of it,
+such as signs, masks and shapes; round it to few bits; store an activation's derivative in steps; move it to host
+memory."""
+
+ONLY_RECOMPUTE = ("recompute",)
+"""The ways of a plan that only says what is recomputed."""
+
+ERROR = 0.1
+"""The bound on the gradient's error if none is given: training does not notice it beside the noise of its steps."""
+
+EIGHT_BITS = 0.01
+"""The least bound that 8 bits for everything are taken to keep: their error is 0.009 where the whole gradient is as
+wrong as what backward reads, see ``adaptive.weights.noise_of``."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a plan has to keep to. What is not bounded is minimised: the time within ``memory``, the memory within
+    ``time``, the error if both are given, and the memory if neither is.
+
+    Attributes:
+        memory: the most that forward and backward may have allocated at once beyond what is still allocated after them:
+            bytes, a string such as ``"8GiB"``, or a fraction of the plain step's.
+        time: the step's time over the plain step's, 1 or more.
+        error: the error of the whole gradient, relative to its norm; 0 rounds nothing. ``None``: a level says how
+            everything is rounded.
+        stores: the ways of ``WAYS`` that are allowed, and names of single stores, such as ``"8 bits"``.
+
+    Raises:
+        TypeError: one has the wrong type.
+        ValueError: one is out of range, or unknown.
+    """
+
+    memory: Budget | None = None
+    time: float | None = None
+    error: float | None = ERROR
+    stores: tuple[str, ...] = WAYS
+
+    def __post_init__(self) -> None:
+        if self.memory is not None:
+            bytes_of(self.memory, 1, "memory")
+        if self.time is not None:
+            require_ratio(self.time)
+        if self.error is not None:
+            require_error(self.error)
+        object.__setattr__(self, "stores", _checked(self.stores))
+
+    @classmethod
+    def asked(
+        cls, memory: Any, time: Any, error: Any, stores: Any, level: str | None, options: Mapping[str, Any]
+    ) -> Self | None:
+        """The bounds in the arguments of ``compress_model``; ``None`` if none is given. If the error is not given, it
+        is ``ERROR``, except beside a level that stores something, given by its name or its options.
+
+        Raises:
+            TypeError, ValueError: as for ``Bounds`` and ``resolve_level``; or the error is bounded beside such a level.
+        """
+        if memory is None and time is None and error is None and stores is None:
+            return None
+        found = cls(memory, time, ERROR if error is None else error, WAYS if stores is None else stores)
+        name = "L0" if level is None else level
+        resolved = resolve_level(name, options)
+        if resolved.off:
+            return found
+        if error is not None:
+            raise ValueError(
+                f"error must be None beside level {resolved.title(name)}, which says how everything is stored, got "
+                f"{error!r}; leave out the level and its options, and each value waits in the store that is best for "
+                "it within the error"
+            )
+        return replace(found, error=None)
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing may be rounded."""
+        return self.error == 0
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether backward may recompute values."""
+        return "recompute" in self.stores
+
+    def allows(self, store: Store) -> bool:
+        """Whether values may wait in this store."""
+        if not store.exact and self.exact:
+            return False
+        if store.host and "host" not in self.stores:
+            return False
+        if str(replace(store, host=False)) in self.stores:
+            return True
+        if store.slope_bits is not None and "slopes" not in self.stores:
+            return False
+        if store.bits is not None:
+            return "bits" in self.stores
+        return store.slope_bits is not None or store.host or "exact" in self.stores
+
+    def content(self) -> dict[str, Any]:
+        """The JSON object of the bounds."""
+        return {"memory": self.memory, "time": self.time, "error": self.error, "stores": list(self.stores)}
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Self:
+        """The bounds of such a JSON object.
+
+        Raises:
+            TypeError, ValueError: it is not one.
+        """
+        if set(content) != {"memory", "time", "error", "stores"}:
+            raise ValueError(f"bounds must have memory, time, error and stores, got {sorted(map(str, content))}")
+        return cls(**content)
+
+    def __str__(self) -> str:
+        found = [] if self.memory is None else [f"memory={self.memory!r}"]
+        if self.time is not None:
+            found.append(f"time={self.time:g}")
+        if self.error is not None:
+            found.append(f"error={self.error:g}")
+        if self.stores != WAYS:
+            found.append(f"stores={self.stores!r}")
+        return ", ".join(found)
+
+
+def _checked(stores: object) -> tuple[str, ...]:
+    """The ways, each once: first those of ``WAYS``, in its order."""
+    named = ", ".join(map(repr, WAYS))
+    if isinstance(stores, str):
+        raise TypeError(f"stores must be several of {named}, got the string {stores!r}; for one, {(stores,)!r}")
+    if not isinstance(stores, Iterable):
+        raise TypeError(f"stores must be several of {named}, got {stores!r}")
+    found = set()
+    for word in stores:
+        if not isinstance(word, str):
+            raise TypeError(f"stores must be several of {named}, got {word!r} among them")
+        if word not in WAYS and not _is_store(word):
+            raise ValueError(f"stores must be several of {named}, or of forms such as '8 bits', got {word!r}")
+        found.add(word)
+    return (*(word for word in WAYS if word in found), *sorted(found.difference(WAYS)))
+
+
+def _is_store(word: str) -> bool:
+    try:
+        store = Store.of(word)
+    except ValueError:
+        return False
+    return not store.exact and not store.host

@@ -1,0 +1,90 @@
+"""``planned``: from a model and its inputs to the plan of how every value waits for backward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+from torch import nn
+
+from integrations._adaptive.plan import Plan as Allotted
+from integrations._adaptive.weights import usual_weights
+from integrations._planning.bounds import Bounds
+from integrations._planning.menus import Menus
+from integrations._planning.offered import Weights, menus_of
+from integrations._planning.plan import Plan
+from integrations._planning.savers import Seen
+from integrations._planning.search import Captures, solved
+from integrations._step.capturing.capture import capture
+from integrations._step.capturing.loss import Loss
+from integrations._step.costs.modelled import by
+from integrations._step.costs.rates import Rating, constant
+from integrations._step.graphs.graph import Graph
+from integrations._step.graphs.sharding import class_of
+from integrations.rules.levels import Level
+
+_EXACT = Bounds(error=0.0)
+
+
+def planned(
+    model: nn.Module,
+    level: Level,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    bounds: Bounds = _EXACT,
+    *,
+    real: bool = False,
+    loss: Loss | None = None,
+    holds_outputs: bool | None = None,
+    weights: Weights = usual_weights,
+    rating: Rating = constant,
+    bits: Allotted | None = None,
+) -> Plan:
+    """The plan of the least peak, and all plans that no other beats in both peak and time.
+
+    A level leaves each value one store, its own. Without one, as at ``"L0"``, a value may be kept, be recomputed, or
+    wait in any store that all operators that save it bear. If rounding is allowed, the forward is captured twice: with
+    torch's own attention, whose plans round nothing, and with attention that is recomputed from what is stored.
+
+    Args:
+        model: in training mode.
+        level: the level at which everything is stored. If it is off, it says only the sizes of groups, which tensors
+            are small, and what is kept exactly.
+        args, kwargs: of the model's forward.
+        bounds: the bounds; those on memory and time are left to ``Plan.within``.
+        real, loss, holds_outputs: as in ``capture``.
+        weights: the values' weights for the error.
+        rating: the rates of operators and stores.
+        bits: the bits that an adaptive level gives its tensors, once it has measured them.
+    """
+    started = perf_counter()
+
+    def captured(recomputes: bool) -> tuple[Graph, Seen]:
+        seen = Seen(recomputes, named=bits is not None)
+        options: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
+        return capture(model, args, kwargs, hooks=seen.hooks, costs=by(rating), **options), seen
+
+    def with_menus(graph: Graph, seen: Seen, rounded: bool) -> tuple[Graph, Menus]:
+        graph = graph.as_rounded if rounded else graph
+        if (
+            rounded and level.off
+        ):  # at a level, what attention reads is stored in other bits for attention than for a repetition
+            graph = graph.with_remade(seen.remade)
+        if not bounds.recomputes:
+            graph = graph.keeping_all
+        return graph, menus_of(graph, seen, level, rating, weights, bounds.allows, bits)
+
+    bounds = replace(bounds, memory=None, time=None, error=(bounds.error or 0.0) if level.off else None)
+    if not level.off:
+        graph, menus = with_menus(*captured(level.bits is not None), level.rounds_checkpoints)
+        captures = Captures(graph, menus, level=level)
+    else:
+        found = captured(not bounds.exact)
+        rounded, rounded_menus = (None, None) if bounds.exact else with_menus(*found, True)
+        if found[1].replaced:  # attention was replaced
+            found = captured(False)
+        graph, menus = with_menus(*found, False)
+        captures = Captures(graph, menus.exact(), rounded, rounded_menus)
+    taken = perf_counter() - started
+    return replace(solved(Plan, class_of(model).__name__, captures, bounds, capture_seconds=taken), loss=loss)

@@ -1,0 +1,225 @@
+"""``Plans``: the plans of a model in use: for inputs of other shapes, and for a forward that was not as captured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from torch import nn
+
+from integrations._common.locking import OwnLock
+from integrations._common.warn import warn
+from integrations._planning.attempts import Attempts
+from integrations._planning.bounds import EIGHT_BITS
+from integrations._planning.plan import Plan
+from integrations._planning.planner import plan_of_graph
+from integrations._step.capturing.capture import capture
+from integrations._step.capturing.loss import OF_LOSS
+from integrations._step.graphs.schedule import Schedule
+from integrations._step.graphs.sharding import distributed, whole_parameters
+from integrations._step.graphs.signature import Signature
+from integrations.report.words import format_bytes
+
+Shapes = Literal["replan", "refuse"]
+
+_MOST_CAPTURES = 2
+"""How many captures may turn out wrong before the last one for the same inputs, which uses real tensors. A model that
+differs again may have changed."""
+
+_MOST_PLANS = 8
+"""At most so many plans are made for a model whose inputs keep changing."""
+
+
+class Followed(NamedTuple):
+    """What a forward follows.
+
+    Attributes:
+        plan: the plan for these inputs, or for larger ones.
+        schedule: what it means for each operator. If there are gradients already, it is that of ``plan.accumulating``.
+        inputs: the forward's.
+    """
+
+    plan: Plan
+    schedule: Schedule
+    inputs: Signature
+
+
+@dataclass
+class _Mismatches:
+    """Forwards with certain inputs that were not as captured.
+
+    Attributes:
+        captures: how many captures were wrong, including one of larger inputs whose plan these followed.
+        due: whether no new capture was made since the last of these forwards.
+    """
+
+    captures: int = 0
+    due: bool = False
+
+
+class Plans:
+    """A model's plans, by what their inputs look like. Threads that ask at the same time are answered one after the
+    other.
+
+    Args:
+        plan: the first plan. Others are made for its budget and objective, and with measured times if it has them.
+        shapes: whether inputs of other shapes are planned for, or refused.
+
+    Attributes:
+        last: the plan that was followed last.
+        followed: the same, or its ``accumulating`` if there were gradients already.
+    """
+
+    def __init__(self, plan: Plan, shapes: Shapes) -> None:
+        self.last = self.followed = self._first = plan
+        self._shapes = shapes
+        self._plans = {one.graph.inputs: one for one in (plan, *plan.also)}
+        self._mismatches: dict[Signature, _Mismatches] = {}
+        self._attempts = Attempts()
+        # Inputs and states for which a plan over the budget was warned of.
+        self._excess: set[tuple[Signature, str]] = set()
+        self._told_of_loss = False
+        self._told = False  # whether it was warned that some inputs get no plan of their own
+        self._lock = OwnLock()
+
+    def plan_for(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Followed | None:
+        """What a forward with these inputs follows. ``None`` if no plan can be made for it, and it runs plainly.
+
+        Raises:
+            ValueError: the inputs have other shapes than planned for, and these are refused.
+        """
+        inputs, (trained, standing) = Signature.of(args, kwargs), _elements(model)
+        self._attempts.start()
+        with self._lock:
+            plan, mismatch = self._plan_of(inputs), self._mismatches.get(inputs, _Mismatches())
+            if plan is None and self._shapes == "refuse":
+                raise ValueError(
+                    f"inputs must be of the shapes and under the autocast that the plan was made for, "
+                    f"{self._first.graph.inputs}, or smaller, got {inputs}; plan for these, or apply the plan with "
+                    "shapes='replan'"
+                )
+            if (plan is None or (mismatch.due and mismatch.captures <= _MOST_CAPTURES)) and self._has_room(inputs):
+                real = mismatch.captures == _MOST_CAPTURES
+                # Sharded parameters have no real tensors to capture with, and other ranks do not take part in a
+                # capture.
+                if not (real and (whole_parameters(model) or distributed())):
+                    made = self._attempts.plan(model, inputs, lambda: self._made(model, args, kwargs, real))
+                    if made is None and plan is None:
+                        return None
+                    if made is not None:
+                        plan = self._plans[inputs] = made
+                        mismatch.due = False
+            self.last = plan = plan or self.last
+            self.followed = followed = plan.accumulating if 2 * standing > trained else plan
+            if plan.is_bounded and not followed.is_bounded:
+                self._tell_of_excess(followed, " where gradients are there already")
+            fits = plan.graph.inputs == inputs
+            return Followed(plan, followed.schedule if fits else followed.schedule_of_any_sizes, inputs)
+
+    def note_returned(self) -> None:
+        """Notes that the forward has returned for which this thread last called ``plan_for``."""
+        self._attempts.returned()
+
+    def _tell_of_excess(self, plan: Plan, state: str = "") -> None:
+        """Warns of a plan that takes more than was asked for, once for each inputs and state."""
+        if (about := (plan.graph.inputs, state)) not in self._excess:
+            self._excess.add(about)
+            asked = self._first.bounds
+            bounds = [] if asked.memory is None else [f"the budget {asked.memory!r}"]
+            bounds += [] if asked.time is None else [f"time={asked.time:g}"]
+            warn(
+                f"no plan of {plan.model} for inputs {plan.graph.inputs}{state} fits {' and '.join(bounds)}: the least "
+                f"activation peak, {format_bytes(plan.peak)}, is taken"
+            )
+
+    def _tell_of_loss(self, made: Plan) -> None:
+        """Warns once of a plan that starts from another loss than the first one, whose function was not saved with
+        it."""
+        if self._first.graph.differentiated == OF_LOSS and self._first.loss is None and not self._told_of_loss:
+            self._told_of_loss = True
+            warn(
+                f"the plan of {made.model} was made with a loss, which is not saved with a plan: for inputs "
+                f"{made.graph.inputs}, backward is taken to start from {made.graph.differentiated}; apply a plan that "
+                "is made in this process, integrations.checkpoint.plan(model, inputs, loss=...)"
+            )
+
+    def note_mismatch(self, followed: Followed, where: str) -> None:
+        """Notes a forward that its plan is not for. That tells nothing of the plan if the plan was made for other
+        inputs."""
+        plan, inputs = followed.plan, followed.inputs
+        with self._lock:
+            again = self._note(plan, inputs)
+        if again is not None:
+            after = "; the next forward with such inputs is preceded by another capture" if again else ""
+            warn(f"{plan.model}'s forward is not the one that was captured: {where}. {_what_follows(plan)}{after}")
+
+    def _note(self, plan: Plan, inputs: Signature) -> bool | None:
+        """Whether there will be another capture; ``None`` if there is nothing to warn of."""
+        if inputs not in self._mismatches and not self._is_counted(inputs):
+            told, self._told = self._told, True
+            return None if told else False
+        mismatch = self._mismatches.setdefault(inputs, _Mismatches())
+        if mismatch.due or self._plan_of(inputs) is not plan:  # this is known, or another thread has had a plan made
+            return None
+        mismatch.captures += 1
+        mismatch.due = True
+        return mismatch.captures <= _MOST_CAPTURES
+
+    def _is_counted(self, inputs: Signature) -> bool:
+        """Whether forwards with these inputs may still have a capture of their own."""
+        others = sum(known not in self._plans for known in self._mismatches)
+        return inputs in self._plans or (self._has_room(inputs) and others < _MOST_PLANS)
+
+    def _has_room(self, inputs: Signature) -> bool:
+        return inputs in self._plans or len(self._plans) < _MOST_PLANS
+
+    def _plan_of(self, inputs: Signature) -> Plan | None:
+        """The plan for such inputs. If only plans for larger inputs fit, the one for the smallest of them."""
+        if inputs in self._plans:
+            return self._plans[inputs]
+        fitting = [plan for known, plan in self._plans.items() if inputs.within(known)]
+        return min(fitting, key=lambda plan: plan.plain_peak, default=None)
+
+    def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
+        made = replace(self._planned(model, args, kwargs, real), loss=self._first.loss)
+        self._tell_of_loss(made)
+        if not self._first.is_bounded:
+            return made
+        try:
+            return made.within(self._first.memory, self._first.time)
+        except ValueError:
+            self._tell_of_excess(made)
+            return made
+
+    def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
+        first = self._first
+        graph = capture(
+            model,
+            args,
+            kwargs,
+            real=real,
+            measure=first.graph.measured,
+            loss=first.loss,
+            holds_outputs=first.graph.holds_outputs,
+        )
+        return plan_of_graph(first.model, graph, first.objective)
+
+
+def _elements(model: nn.Module) -> tuple[int, int]:
+    """How many elements of parameters are trained, and how many of these have gradients already."""
+    trained = standing = 0
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            count = parameter.numel()
+            trained += count
+            standing += count if parameter.grad is not None else 0
+    return trained, standing
+
+
+def _what_follows(plan: Plan) -> str:
+    """What becomes of the rest of a forward that is not its plan's, in words."""
+    if plan.compressed:
+        return "What follows is stored as the level says, and nothing of it is recomputed: less memory is saved"
+    if plan.followed.rounded and plan.error >= EIGHT_BITS:
+        return "What follows is stored in 8 bits, and nothing of it is recomputed: less memory is saved"
+    return "What follows is kept: gradients are right and memory is not saved"

@@ -1,0 +1,73 @@
+"""Why there is no plan within the bounds, and what would lower the least that there is."""
+
+from __future__ import annotations
+
+import math
+
+from integrations._planning.bounds import ONLY_RECOMPUTE, WAYS, Bounds
+from integrations._planning.solution import Solution
+from integrations.report.words import format_bytes
+
+
+def out_of_memory(plan: Solution, asked: Bounds) -> str:
+    """Why no plan has such a peak, in words."""
+    budget, least, plain = asked.memory, plan.front[0].peak, plan.uncompressed_peak
+    share = ""
+    if 0 < least <= plain:  # a fraction is rounded up, so that it can be met
+        share = f", {min(1000, 1000 * least // plain + 1) / 1000} of the plain step's {format_bytes(plain)}"
+    found = f"at least {least} bytes ({format_bytes(least)}{share}), the least activation peak of all plans"
+    if plan.compressed:
+        name, least_of_all = (
+            ("checkpoint", ", with checkpoint='optimal',") if plan.stores == ONLY_RECOMPUTE else ("memory", "")
+        )
+        return (
+            f"{name} must be a budget of {found} at this level, got {budget!r}; take a smaller batch, or call "
+            f"integrations.restore_model(model) and compress_model with such a budget{least_of_all} or at a level of "
+            "fewer bits"
+        )
+    other = plan.accumulating
+    adding = ""
+    most = other.front[0].peak
+    if other is not plan and not isinstance(budget, float) and most > least:  # a fraction is of each state's own peak
+        adding = f", and {most} bytes ({format_bytes(most)}) in steps that add to gradients that are there already"
+    proof = "no other is less" if plan.exact else f"none is below {format_bytes(plan.peak_bound)}"
+    if plan.menus is None:
+        name, way_out = "budget", "compress what is kept, or take a smaller batch"
+    else:
+        name = f"memory with error={plan.error:g}"
+        way_out = _allow(plan)
+    if isinstance(budget, int) and 0 < budget <= 1:
+        way_out = f"that is a byte: a fraction is a float, such as 0.5 or 1.0; {way_out}"
+    if isinstance(budget, float) and other is not plan and other.peak <= budget * other.uncompressed_peak:
+        way_out = (
+            "the gradients, which are not in it, outweigh the activations in a first step, so that there is little "
+            "to gain; in steps that add to gradients that are there already, activations go from "
+            f"{format_bytes(other.plain_peak)} to {format_bytes(other.peak)}: for those, name bytes"
+        )
+    return f"{name} must be {found} ({proof}){adding}, got {budget!r}; {way_out}"
+
+
+def out_of_time(plan: Solution, asked: Bounds) -> str:
+    """Why no plan within the memory is as fast, in words."""
+    fastest = plan.choosing(plan.front[-1], asked) if asked.memory is None else plan.within(asked.memory)
+    ratio = math.ceil(1000 * (1 + fastest.overhead)) / 1000  # rounded up, so that it can be met
+    within = "of all plans" if asked.memory is None else f"of all plans within memory={asked.memory!r}"
+    way_out = _allow(plan, "more memory") if asked.memory is not None else _allow(plan)
+    return f"time must be at least {ratio}, the least {within}, got {asked.time!r}; {way_out}"
+
+
+def _allow(plan: Solution, *first: str) -> str:
+    """What would lower the least that there is, in words."""
+    found = list(first)
+    if not plan.compressed and plan.menus is not None:
+        if _rounds_as_allowed(plan):
+            found.append(f"a larger error than {plan.error:g}")
+        missing = [repr(way) for way in WAYS if way not in plan.stores]
+        found += [f"{', '.join(missing)} among stores"] if missing else []
+    return f"allow {' or '.join(found)}, or take a smaller batch" if found else "take a smaller batch"
+
+
+def _rounds_as_allowed(plan: Solution) -> bool:
+    """Whether the bound on the error may keep the plan of the least memory from less memory: the plan uses at least
+    half of the allowed variance."""
+    return plan.front[0].variance >= plan.error**2 / 2

@@ -1,0 +1,51 @@
+"""``Fate``: what a plan says of a tensor that autograd saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from integrations._runtime.site import Site
+from integrations._storing.forms import Packed
+from integrations._storing.store import StoredLater
+from integrations._storing.ways import Way
+
+
+class Fate(NamedTuple):
+    """What a plan says of a tensor that autograd saves.
+
+    Attributes:
+        way: how the tensor is stored, at once or once it has been recomputed.
+        placeholder: called when the tensor will be recomputed. Returns the placeholder that autograd keeps instead, or
+            ``None`` if the tensor must be stored now. ``None`` for a tensor that is not recomputed.
+        waits: whether the tensor is stored once it has been recomputed. Otherwise the recomputed tensor itself waits
+            for its readers.
+        aside: whether what backward decides by, such as signs, is stored in the forward even if the tensor is
+            recomputed.
+    """
+
+    way: Way
+    placeholder: Callable[[Tensor, StoredLater | None], Packed | None] | None = None
+    waits: bool = False
+    aside: bool = False
+
+
+class Fates(Protocol):
+    """What a plan says of the tensors of one forward.
+
+    Attributes:
+        values: the plan's number of the memory at each address of a storage; ``None`` where only sites know the
+            numbers.
+        placeholder: the ``placeholder`` of each ``Fate`` that has one; ``None`` where nothing is recomputed.
+    """
+
+    @property
+    def values(self) -> Mapping[int, int] | None: ...
+
+    @property
+    def placeholder(self) -> Callable[[Tensor], Packed | None] | None: ...
+
+    def of(self, tensor: Tensor, site: Site | None) -> Fate:
+        """What the plan says of a tensor that is saved now. ``site`` is the tensor's, if it has one."""

@@ -1,0 +1,323 @@
+"""``Following``: a forward that follows a plan, inside of a session that stores what the plan does not recompute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from integrations._common.warn import warn
+from integrations._planning.bounds import EIGHT_BITS
+from integrations._planning.plan import Plan
+from integrations._planning.plans import Followed, Plans
+from integrations._runtime.fates import Fate
+from integrations._runtime.repeating.keeping import Exactly, Packed
+from integrations._runtime.repeating.repeating import aside
+from integrations._runtime.repeating.segments import Results
+from integrations._runtime.repeating.tape import UNPLANNED, Tape
+from integrations._step.dispatch.casts import fresh_casts
+from integrations._step.dispatch.memory import Geometry, is_plain
+from integrations._step.dispatch.versions import unseen
+from integrations._step.graphs.schedule import Schedule
+from integrations._step.graphs.sharding import hooks_unseen, units_of
+from integrations._storing.regions import View
+from integrations._storing.ways import Way, exactly, in_eight_bits, kept, way_of
+from integrations._torch import DisableTorchFunction, in_forward_mode, peek_interpreter_stack
+from integrations.rules.levels import Level
+from integrations.rules.stores import Store
+
+if TYPE_CHECKING:
+    from integrations._runtime.session import Session
+    from integrations._runtime.site import Site
+
+_DECIDED = "a mask was made by it, or the like, and goes with no other: kept exactly"
+
+
+def runs_transformed() -> bool:
+    """Whether functorch or forward-mode differentiation is active, under which no plan can be followed. Warns if so."""
+    transformed = peek_interpreter_stack() is not None or in_forward_mode()
+    if transformed:
+        warn(
+            "a model with a plan runs under torch.func or forward-mode differentiation, which give its operators other "
+            "tensors than those that were planned: it keeps everything, as without a plan"
+        )
+    return transformed
+
+
+class Following:
+    """A forward that follows a plan, inside of a session that stores what the plan keeps. ``begin`` and ``end`` are
+    called once the session has been entered and before it is left.
+
+    Args:
+        model: the model whose forward it is.
+        plans: the plans of which this forward follows one.
+        followed: the plan that the forward follows.
+        level: the level as which a value waits that the plan has no store for, recomputed ones included; ``None``: such
+            a value waits as it is.
+        compiled: whether torch compiles the forward, which then follows ``plan`` by itself.
+        keeps: how a kept value waits that the plan has no store for, where ``level`` is ``None``; ``None``: as it is.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plans: Plans,
+        followed: Followed,
+        level: Level | None = None,
+        compiled: bool = False,
+        keeps: Way | None = None,
+    ) -> None:
+        self._model, self._plans, self._followed, self._level = model, plans, followed, level
+        self._compiled, self._keeps = compiled, keeps
+        self._tape: Tape | None = None
+        self._others = 0
+        self._contexts = ExitStack()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the forward follows, for the state that its gradients are in."""
+        plan, schedule, _ = self._followed
+        return plan if schedule.graph.standing else plan.accumulating
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule that the forward follows. Every forward gets the same object."""
+        return self._followed.schedule
+
+    @property
+    def plain(self) -> Schedule | None:
+        """The schedule if every tensor waits as it does without a plan; otherwise ``None``."""
+        schedule = self._followed.schedule
+        # Recomputed attention replaces torch's own, so that such a forward differs from a plain one.
+        changes = self._level is not None or schedule.recomputed or schedule.stores or schedule.graph.rounded
+        return None if changes or self._keeps is not None else schedule
+
+    def way(self, base: Level) -> Way | None:
+        """How a session stores tensors that the plan does not have, as in a forward other than the planned one: as its
+        level does, for which this returns ``None``. At a level that is off, they are stored in 8 bits if these are
+        within the plan's bound on the error, and otherwise in exact forms."""
+        if self._level is not None:
+            return None
+        plan, schedule, _ = self._followed
+        if not schedule.graph.rounded or (base.off and plan.error < EIGHT_BITS):
+            return exactly(base)
+        return in_eight_bits(base) if base.off else None
+
+    def begin(self, session: Session) -> None:
+        """Begins to follow the plan. The session has been entered."""
+        if self._compiled:
+            return
+        units = units_of(self._model)
+        plan, schedule, _ = self._followed
+        if self._level is None:
+            rounds = schedule.graph.rounded or self._keeps is not None
+        else:
+            rounds = self._level.rounds_checkpoints
+        own_attention = schedule.graph.rounded if self._level is None else plan.compressed
+        if rounds:
+            schedule = schedule.where_rounded
+        schedule = schedule.within(units)
+        session.tracker.pack = session.hook if own_attention else None
+        self._others = session.specs.others
+        with ExitStack() as contexts:
+            contexts.enter_context(fresh_casts())
+            if session.specs.need_no_tape and session.replays and not schedule.needs_tape:
+                session.fates = _Placed(session, schedule, self._without_store(session))
+            else:
+                contexts.enter_context(self._taped(session, schedule, rounds, bool(units)))
+            self._contexts = contexts.pop_all()
+
+    @contextmanager
+    def _taped(self, session: Session, schedule: Schedule, rounds: bool, cut: bool) -> Iterator[None]:
+        """A block in which the tape follows every operator. Where the model's parameters are sharded, the operators of
+        the hooks that gather them are left out."""
+        others = self._without_store(session)
+        tape = self._tape = Tape(schedule, _Read(session, schedule, others.rounded))
+        found = _Taped(session, schedule, others, tape, rounds)
+        session.fates, session.aside = found, unseen
+        if session.checkpoints is not None:
+            session.checkpoints.around = aside
+        if self._level is None:
+            session.tracker.recomputation = found.recomputation
+        with hooks_unseen(self._model, tape) if cut else nullcontext(), tape:
+            yield
+
+    def _without_store(self, session: Session) -> _WithoutStore:
+        """How values wait that the plan has no store for."""
+        if self._level is not None:
+            return _WithoutStore(session.way, session.way, later=True, rounded=True)
+        # A recomputed value waits as it is. Its signs and the like may have to be stored now.
+        kept_so, recomputed = self._keeps or kept(session.level), exactly(session.level)
+        return _WithoutStore(kept_so, recomputed, later=False, rounded=self._keeps is not None)
+
+    def end(self, session: Session, complete: bool) -> None:
+        """Ends following the plan. The session is about to be left."""
+        if self._compiled:
+            return
+        self._contexts.close()
+        fates, session.fates, session.tracker.recomputation = session.fates, None, None
+        if not complete:
+            return
+        specs, count = session.specs, len(session.records)
+        if self._tape is not None:
+            self._tape.finish()
+            if self._tape.mismatch:
+                specs.note_other()  # the tensors of this forward have other values than the plan's
+                self._plans.note_mismatch(self._followed, self._tape.mismatch)
+            elif specs.others == self._others:  # no other thread left its sites meanwhile
+                specs.placed = count if isinstance(fates, _Taped) and fates.placed else None
+        elif specs.placed not in (None, count) or (isinstance(fates, _Placed) and fates.is_other):
+            specs.note_other()
+
+
+class _WithoutStore(NamedTuple):
+    """How values wait that a plan has no store for.
+
+    Attributes:
+        kept: how a kept value waits.
+        recomputed: how a recomputed value waits.
+        later: whether a recomputed value is stored once it has been recomputed. Otherwise it waits as it is until
+            backward has read it.
+        rounded: whether a kept value may be rounded.
+    """
+
+    kept: Way
+    recomputed: Way
+    later: bool
+    rounded: bool
+
+
+class _Fates:
+    """What a plan says of the tensors that autograd saves in one forward.
+
+    Args:
+        session: the session that stores them.
+        schedule: what the forward follows.
+        others: how values wait that the schedule has no store for.
+    """
+
+    def __init__(self, session: Session, schedule: Schedule, others: _WithoutStore) -> None:
+        self._session, self._schedule, self._others = session, schedule, others
+        self._unplanned = Fate(session.way)
+        self._fates: dict[tuple[Store | None, bool], Fate] = {}
+
+    def _of(self, value: int) -> Fate:
+        """What becomes of a tensor in a value's memory."""
+        if value == UNPLANNED:
+            return self._unplanned
+        schedule = self._schedule
+        value = schedule.final(value)
+        key = schedule.stores.get(value), value in schedule.recomputed
+        fate = self._fates.get(key)
+        if fate is None:
+            fate = self._fates[key] = self._fate(*key)
+        return fate
+
+    def _fate(self, store: Store | None, recomputed: bool) -> Fate:
+        if store is not None:
+            return Fate(way_of(store, self._session.level))
+        return Fate(self._others.recomputed if recomputed else self._others.kept)
+
+
+class _Placed(_Fates):
+    """The fates by the sites of tensors, for a forward that recomputes nothing. Its sites know the values of all that
+    it saves, so it needs no tape. A forward that turns out to be another goes on as it would without a plan.
+
+    Attributes:
+        is_other: whether the forward has saved a tensor that no forward with a tape has saved.
+    """
+
+    values = placeholder = None
+
+    def __init__(self, session: Session, schedule: Schedule, others: _WithoutStore) -> None:
+        super().__init__(session, schedule, others)
+        self.is_other = False
+
+    def of(self, tensor: Tensor, site: Site | None) -> Fate:
+        """What becomes of a tensor."""
+        if site is None:
+            self.is_other = True
+            return self._unplanned
+        return self._of(UNPLANNED if site.value is None or not is_plain(tensor) else site.value)
+
+
+class _Taped(_Fates):
+    """The fates by a tape that follows the forward.
+
+    Args:
+        session, schedule, others: as for ``_Fates``.
+        tape: the tape.
+        rounds: whether what a repetition reads may be rounded.
+
+    Attributes:
+        values: the plan's values, by the addresses of their storages.
+        placeholder: see ``Fate``.
+        placed: whether each tensor that was asked for had a site.
+    """
+
+    def __init__(self, session: Session, schedule: Schedule, others: _WithoutStore, tape: Tape, rounds: bool) -> None:
+        super().__init__(session, schedule, others)
+        self._tape, self._rounds = tape, rounds
+        self.values, self.placeholder = tape.values, tape.handle
+        self.placed = True
+
+    def of(self, tensor: Tensor, site: Site | None) -> Fate:
+        """What becomes of a tensor."""
+        self.placed = self.placed and site is not None
+        return self._of(self._tape.value_of(tensor))
+
+    def recomputation(self, read: Sequence[Tensor], made: Sequence[Tensor]) -> Results | None:
+        """How backward recomputes what an operator has just made. ``None`` if it does not; if what the operator read
+        waits for others in another form than it has when recomputed; or if that would stay alive for this alone."""
+        schedule, values = self._schedule, self._schedule.graph.values
+        first = self._tape.value_of(made[0])
+        if first == UNPLANNED or schedule.store_of(first) is not None or values[first].saved < 0:
+            return None
+        for tensor in read:
+            value = self._tape.value_of(tensor)
+            if value == UNPLANNED or value in schedule.becomes:
+                return None
+            if schedule.is_recomputed(value) and schedule.store_of(value) is not None:
+                return None
+        return self._tape.recomputation(made)
+
+    def _fate(self, store: Store | None, recomputed: bool) -> Fate:
+        fate = super()._fate(store, recomputed)
+        if not recomputed:
+            return fate
+        later = store is not None or self._others.later
+        return fate._replace(placeholder=self.placeholder, waits=later, aside=self._rounds)
+
+
+class _Read(Exactly):
+    """Keeps what the repetitions of one forward read, in the same form in which autograd keeps it.
+
+    Args:
+        session, schedule: as for ``_Fates``.
+        rounded: whether a value that the plan keeps without a store may be rounded.
+    """
+
+    def __init__(self, session: Session, schedule: Schedule, rounded: bool) -> None:
+        self._session, self._schedule, self._rounded = session, schedule, rounded
+        self._known: dict[tuple[int, Geometry, bool], Packed] = {}
+
+    def read(self, tensor: Tensor, value: int) -> Packed:
+        """The tensor's stored form."""
+        key = value, Geometry.of(tensor), tensor.requires_grad
+        found = self._known.get(key)
+        if found is None:
+            final, values = self._schedule.final(value), self._schedule.graph.values
+            decided = values[value].exact and self._may_be_rounded(final)
+            with DisableTorchFunction(), torch.no_grad():
+                stored = self._session.pack_held(tensor, _DECIDED if decided else "")
+            found = self._known[key] = stored.beside() if isinstance(stored, View) else stored
+            if values[final].saved < 0:  # autograd alone would not keep it
+                self._session.records[-1].original_bytes = 0
+        return found
+
+    def _may_be_rounded(self, value: int) -> bool:
+        store = self._schedule.stores.get(value)
+        return self._rounded if store is None else not store.exact

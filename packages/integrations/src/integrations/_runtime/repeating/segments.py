@@ -1,0 +1,253 @@
+"""``Segment``: operators of a forward that are repeated together when backward needs what they made."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import Any
+
+from torch import Tensor
+
+from integrations._runtime.repeating.calls import RepeatedCall
+from integrations._runtime.repeating.keeping import Later, Packed
+from integrations._runtime.repeating.repeating import repeating
+from integrations._step.dispatch.memory import Geometry
+from integrations._step.dispatch.versions import Version
+from integrations._torch import current_graph_task_id, get_current_graph_task_keep_graph
+
+_USED_UP = (
+    "backward went through this part of the graph a second time, and what it needs was freed the first time: pass "
+    "retain_graph=True to the first backward"
+)
+
+
+class Segment:
+    """Calls in order, and what they made when they were repeated.
+
+    A segment belongs to the saved tensors that it makes, and is freed with them. The calls of an inner segment hold
+    handles of what an outer segment makes, which keep it alive until the inner segment has been repeated.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[RepeatedCall | None] | None = []  # None once they have been repeated for the last time
+        self._becomes: dict[int, int] = {}  # values whose memory was taken over, with what they became
+        self._handles: dict[int, int] = {}  # how many saved tensors are in a value's memory
+        # The handles among them whose tensors are stored once recomputed.
+        self._waiting: dict[int, list[weakref.ref[Handle]]] = {}
+        self._stored: dict[str, Any] = {}
+        self._made: dict[int, Tensor] = {}
+        self._seen: dict[int, set[int]] = {}  # the handles that have been read since the value was made
+        self._lock = threading.RLock()  # backward has a thread for each device
+        self._uses = 0  # uses that are going on
+        self._released: deque[int] = deque()  # the values of saved tensors that are gone, not yet counted
+
+    def __enter__(self) -> None:
+        """A block in which only this thread changes the segment."""
+        self._lock.acquire()
+        self._uses += 1
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            if self._uses == 1:
+                self._count_released()
+        finally:
+            self._uses -= 1
+            self._lock.release()
+
+    def append(self, call: RepeatedCall) -> None:
+        """Adds an operator."""
+        assert self.calls is not None
+        self.calls.append(call)
+        with self:
+            for old, new in call.changes:
+                self._becomes[old] = new
+                if old in self._handles:
+                    self._handles[new] = self._handles.pop(old)
+                if old in self._waiting:
+                    self._waiting[new] = self._waiting.pop(old)
+
+    def hold(self, handle: Handle) -> None:
+        """Counts a saved tensor in a value's memory."""
+        with self:
+            self._handles[handle.value] = self._handles.get(handle.value, 0) + 1
+            if handle.later is not None:
+                self._waiting.setdefault(handle.value, []).append(weakref.ref(handle))
+
+    def release(self, value: int) -> None:
+        """Uncounts a saved tensor. The garbage collector may call this at any moment in any thread; while the segment
+        is in use, the value is only queued and counted later, so that nobody waits here."""
+        self._released.append(value)
+        if not self._uses and self._lock.acquire(blocking=False):
+            try:
+                self._uses += 1
+                self._count_released()
+                self._uses -= 1
+            finally:
+                self._lock.release()
+
+    def _count_released(self) -> None:
+        while self._released:
+            value = self._latest(self._released.popleft())
+            self._handles[value] -= 1
+            if not self._handles[value]:
+                del self._handles[value]
+                self._made.pop(value, None)
+                self._waiting.pop(value, None)
+
+    def get(self, handle: Handle) -> Tensor:
+        """The saved tensor of a handle, recomputed if need be."""
+        with self:
+            retained = _graph_is_retained()
+            stored = handle.stored
+            value = self._latest(handle.value)
+            if stored is None and value not in self._made:
+                self._repeat(value, retained)
+            if retained and self.calls is not None:
+                handle.stored = None
+            if stored is not None:
+                with repeating():
+                    return stored.unpack()
+            base = self._made[value]
+            if handle.later is not None and self._only_stored(value):
+                del self._made[value]
+            elif retained and self.calls is not None:
+                # The graph is retained: the saved tensors stay alive, and what is made for them should not.
+                seen = self._seen.setdefault(value, set())
+                seen.add(id(handle))
+                if len(seen) >= self._handles.get(value, 0):
+                    del self._made[value], self._seen[value]
+            with repeating():
+                return handle.geometry.view(base)
+
+    def _store(self, value: int, made: dict[int, Tensor]) -> None:
+        """Stores the saved tensors in a value's memory, each in its own form."""
+        for reference in self._waiting[value]:
+            handle = reference()
+            if handle is not None and handle.later is not None:
+                handle.stored = handle.later.store(handle.geometry.view(made[value]), self._stored)
+
+    def _is_stored(self, value: int) -> bool:
+        handles = [reference() for reference in self._waiting.get(value, ())]
+        stored = bool(handles) and all(handle is None or handle.stored is not None for handle in handles)
+        return stored and self._only_stored(value)
+
+    def _only_stored(self, value: int) -> bool:
+        """Whether no inner segment reads the value as it is."""
+        there = sum(reference() is not None for reference in self._waiting.get(value, ()))
+        return there >= self._handles.get(value, 0)
+
+    def prepare(self, value: int) -> None:
+        """Recomputes a value if it is not there."""
+        with self:
+            value = self._latest(value)
+            if value not in self._made:
+                self._repeat(value, _graph_is_retained())
+
+    def _latest(self, value: int) -> int:
+        """The value that it has become: another part of the same memory may have been written since it was saved."""
+        while value in self._becomes:
+            value = self._becomes[value]
+        return value
+
+    def _repeat(self, asked: int, retained: bool) -> None:
+        """Recomputes ``asked``, and with it all saved values that are not there."""
+        if self.calls is None:
+            raise RuntimeError(_USED_UP)
+        needed = {value for value in self._handles if value == asked or not self._is_stored(value)}
+        waiting = needed.intersection(self._waiting)
+        ends: dict[int, list[int]] = {}  # by call: the values that nothing needs after it
+        rests: dict[int, list[int]] = {}  # by call: the saved values that can be stored after it
+        chosen: list[int] = []
+        for place in range(len(self.calls) - 1, -1, -1):
+            call = self.calls[place]
+            if call is not None and call.needed_for(needed):
+                chosen.append(place)
+                resting = waiting.intersection((*call.reads(), *call.results()))
+                rests[place] = list(resting)
+                waiting -= resting
+                for value in call.reads():
+                    if value not in needed:
+                        needed.add(value)
+                        ends.setdefault(place, []).append(value)
+        calls = self.calls
+        for place in chosen:
+            # First, before anything is made here that would be alive meanwhile.
+            for other in calls[place].needs():  # type: ignore[union-attr]
+                other.prepare()
+        if not retained:
+            self.calls = None
+        made: dict[int, Tensor] = {}
+        with repeating():
+            for place in reversed(chosen):
+                call = calls[place]
+                assert call is not None
+                call.repeat(made)
+                if not retained:
+                    calls[place] = None  # frees the tensors that were kept for it
+                for value in ends.get(place, ()):
+                    made.pop(value, None)
+                for value in call.results():
+                    if value not in needed:
+                        del made[value]
+                for value in rests[place]:
+                    self._store(value, made)
+                    if value != asked and self._only_stored(value):
+                        del made[value]
+        self._made = made
+        self._seen.clear()
+
+
+class Handle:
+    """What autograd, or the call of an inner segment, holds in the place of a tensor that a segment recomputes."""
+
+    __slots__ = ("__weakref__", "_version", "geometry", "later", "segment", "stored", "value")
+
+    def __init__(self, segment: Segment, value: int, tensor: Tensor, later: Later | None = None) -> None:
+        self.segment = segment
+        self.value = value
+        self.geometry = Geometry.of(tensor)
+        self.later = later
+        self.stored: Packed | None = None  # the form that ``later`` made of it, once it was recomputed
+        self._version = Version(tensor)
+        segment.hold(self)
+
+    def prepare(self) -> None:
+        """Has the segment recompute it."""
+        self.segment.prepare(self.value)
+
+    def unpack(self) -> Tensor:
+        """The tensor.
+
+        Raises:
+            RuntimeError: it was changed in place since; the message is torch's.
+        """
+        self._version.check(self.geometry)
+        return self.segment.get(self)
+
+    def __del__(self) -> None:
+        self.segment.release(self.value)
+
+
+class Results:
+    """The recomputed results of one operator of a segment, for a reader other than the one that saved them: as the
+    operator made them, whatever was written into them since."""
+
+    __slots__ = ("_handles",)
+
+    def __init__(self, *handles: Handle) -> None:
+        self._handles: tuple[Handle, ...] | None = handles
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The results. They are freed unless the graph is retained."""
+        if self._handles is None:
+            raise RuntimeError(_USED_UP)
+        found = tuple(handle.segment.get(handle) for handle in self._handles)
+        if not _graph_is_retained():
+            self._handles = None
+        return found
+
+
+def _graph_is_retained() -> bool:
+    """Whether what is read now may be read once more: the graph is retained, or this is not in a backward."""
+    return current_graph_task_id() == -1 or get_current_graph_task_keep_graph()

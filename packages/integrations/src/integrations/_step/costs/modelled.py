@@ -1,0 +1,221 @@
+"""What an operator's call takes, by arithmetic: its ``Work`` at the rates of a device. ``workspaces`` measures it
+instead.
+
+Operators are of few kinds, see ``Kind``. An operator takes the time of its arithmetic or of the bytes that it reads and
+writes, whichever is longer, and that of Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from integrations._step.costs.rates import MAPPED, Rates, Rating, constant
+from integrations._step.costs.scratch import scratch_of
+from integrations._step.dispatch.memory import tensors_of
+from integrations._torch import OpOverload
+
+if TYPE_CHECKING:
+    from integrations._step.costs.calls import CostedCall
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a call takes.
+
+    Attributes:
+        seconds: of its kernel.
+        scratch: bytes that the kernel has beside its arguments and results while it runs: copies in another layout,
+            partial sums.
+    """
+
+    seconds: float
+    scratch: int = 0
+
+
+Costs = Callable[[Sequence["CostedCall"]], Sequence[Cost]]
+"""A function that returns the cost of each call."""
+
+
+class Kind(Enum):
+    """What an operator's time depends on."""
+
+    PRODUCT = auto()
+    CONVOLUTION = auto()
+    CONVOLUTION_BACKWARD = auto()
+    GROUPED = auto()
+    ATTENTION = auto()
+    FUNCTION = auto()
+    DRAW = auto()
+    TRAFFIC = auto()
+    NOTHING = auto()
+
+
+_NOTHING = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"})
+"""Operators that allocate memory or share it, and touch no element."""
+
+_GATHERS = frozenset({"embedding", "index_select", "gather", "index"})
+"""Operators that read as much of a table as their result has."""
+
+_GROUPS = {"convolution": 8, "convolution_backward": 9}
+"""Operators with groups, and the place of the argument that is their number."""
+
+_FUNCTIONS = frozenset(
+    {
+        "gelu",
+        "gelu_backward",
+        "silu",
+        "silu_backward",
+        "mish",
+        "softplus",
+        "elu",
+        "erf",
+        "exp",
+        "log",
+        "sigmoid",
+        "tanh",
+    }
+    | {"sin", "cos", "_softmax", "_safe_softmax", "_softmax_backward_data", "_log_softmax", "logsumexp"}
+    | {"native_batch_norm", "native_layer_norm", "native_group_norm", "native_batch_norm_backward"}
+    | {"native_layer_norm_backward", "native_group_norm_backward"}
+)
+"""Operators that take longer than their traffic: several passes, or elementary functions."""
+
+_FILLS = frozenset({"new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "zero", "fill"})
+"""Operators that read only the shape of their arguments."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a call has to do.
+
+    Attributes:
+        kind: the operator's kind.
+        dtype: of its results, or of its arguments if it has no results.
+        flops: floating-point operations.
+        elements: elements of the largest result.
+        moved: bytes that it reads and writes.
+        mapped: bytes of new results that are large enough for memory of their own from the kernel.
+        scratch: bytes that it takes while it runs, as far as arithmetic tells.
+    """
+
+    kind: Kind
+    dtype: torch.dtype
+    flops: int
+    elements: int
+    moved: int
+    mapped: int
+    scratch: int = 0
+
+    def seconds(self, rates: Rates) -> float:
+        """The seconds of the call, Python included."""
+        if self.kind is Kind.NOTHING and rates.measured:
+            return rates.host.launch
+        each = {
+            Kind.PRODUCT: rates.product,
+            Kind.CONVOLUTION: rates.convolution,
+            Kind.CONVOLUTION_BACKWARD: rates.convolution_backward,
+            Kind.GROUPED: rates.grouped,
+            Kind.ATTENTION: rates.attention,
+        }.get(self.kind, 0.0)
+        by_element = {Kind.FUNCTION: rates.function, Kind.DRAW: rates.draw}.get(self.kind, 0.0)
+        kernel = max(self.flops * each, self.elements * by_element, rates.traffic(self.moved))
+        return rates.host.launch + kernel + self.mapped * rates.fresh
+
+
+def modelled(calls: Sequence[CostedCall]) -> list[Cost]:
+    """Costs by constants, the same everywhere, without scratch: only tensors take memory."""
+    return [replace(cost, scratch=0) for cost in by(constant)(calls)]
+
+
+def by(rating: Rating) -> Callable[[Sequence[CostedCall]], list[Cost]]:
+    """Costs by the given rates, with the scratch that arithmetic tells."""
+
+    def costs(calls: Sequence[CostedCall]) -> list[Cost]:
+        return [
+            Cost(call.work.seconds(rating(call.device or "cpu", call.work.dtype)), call.work.scratch) for call in calls
+        ]
+
+    return costs
+
+
+def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: tuple[Any, ...]) -> Work:
+    """What a call has to do."""
+    kind = _kind_of(function)
+    made = list(tensors_of(results))
+    given = [*tensors_of(args), *tensors_of(kwargs.values())]
+    sizes = [_nbytes(tensor) for tensor in made]
+    most = max(sizes, default=0)
+    moved = sum(sizes)
+    name = _name_of(function)
+    if name not in _FILLS:
+        moved += sum(min(_nbytes(tensor), most) if name in _GATHERS else _nbytes(tensor) for tensor in given)
+    formula = _flops_of(function)
+    flops = 0
+    if formula is not None:
+        flops = formula(*args, **kwargs, out_val=results[0] if len(results) == 1 else results)
+    if name in _GROUPS and args[_GROUPS[name]] > 1:
+        kind = Kind.GROUPED
+        if name == "convolution_backward":  # torch's formula ignores groups for the weight's gradient
+            gradient, image, weight, transposed, asked = args[0], args[1], args[2], args[7], args[10]
+            flops = 2 * _numel(image if transposed else gradient) * _numel(weight[0]) * sum(asked[:2])
+    return Work(
+        kind=kind,
+        dtype=next((tensor.dtype for tensor in (*made, *given)), torch.float32),
+        flops=int(flops),
+        elements=max((_numel(tensor) for tensor in made), default=0),
+        moved=moved,
+        mapped=sum(
+            nbytes for tensor, nbytes in zip(made, sizes, strict=True) if nbytes > MAPPED and _is_new(tensor, given)
+        ),
+        scratch=scratch_of(function, args, results),
+    )
+
+
+@cache
+def _flops_of(function: OpOverload) -> Callable[..., Any] | None:
+    """Torch's formula for the operations of an operator's call; ``None`` where it has none."""
+    from torch.utils.flop_counter import flop_registry  # imports triton
+
+    return flop_registry.get(function.overloadpacket)
+
+
+@cache
+def _kind_of(function: OpOverload) -> Kind:
+    name = _name_of(function)
+    if _flops_of(function) is not None:
+        if "convolution" in name:
+            return Kind.CONVOLUTION_BACKWARD if "backward" in name else Kind.CONVOLUTION
+        return Kind.ATTENTION if "attention" in name else Kind.PRODUCT
+    if name in _NOTHING:
+        return Kind.NOTHING
+    if torch.Tag.nondeterministic_seeded in function.tags:
+        return Kind.DRAW
+    return Kind.FUNCTION if name in _FUNCTIONS else Kind.TRAFFIC
+
+
+@cache
+def _name_of(function: OpOverload) -> str:
+    """The name of an ATen operator, without the underscore of in-place operators."""
+    return function._schema.name.removeprefix("aten::").removesuffix("_")
+
+
+def _is_new(tensor: Tensor, given: Sequence[Tensor]) -> bool:
+    return all(tensor is not other for other in given)
+
+
+def _numel(tensor: Tensor) -> int:
+    try:
+        return int(tensor.numel())
+    except (NotImplementedError, RuntimeError):  # a subclass without a size of its own
+        return 0
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return _numel(tensor) * tensor.element_size()

@@ -1,0 +1,108 @@
+"""``measured``: what the operators of a training step take on this machine. Each distinct call is run a few times.
+
+Kernels take memory of their own while they run: copies of their arguments in another layout, partial sums. oneDNN's
+convolutions copy images and weights, which can take as much as the rest of a checkpointed step. Only running a call
+tells how much. The training is not touched: calls run on tensors that look like its own, for a CPU in another process.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from integrations._common.warn import warn
+from integrations._step.costs import repeated
+from integrations._step.costs.calls import CostedCall
+from integrations._step.costs.modelled import Cost, modelled
+from integrations._step.costs.repeated import ANSWER, MMAP_THRESHOLD, Repeated, setting
+
+# Keeps the script's folder off sys.path.
+_SCRIPT = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+
+
+def measured(calls: Sequence[CostedCall]) -> list[Cost]:
+    """Seconds and scratch of calls, measured on CPU and CUDA.
+
+    Calls that cannot be run so are modelled: operators of other libraries than torch's, sparse tensors and subclasses,
+    other devices. Scratch on a CPU is what becomes resident (``VmHWM``), which Linux tells; elsewhere it counts as
+    none. On CUDA it is what the caching allocator hands out; its peak counter is reset.
+
+    Measuring takes about the time of a few steps, for a CPU also that of importing torch. Times vary from run to run:
+    ranks that are to follow one plan get it from one of them.
+
+    Args:
+        calls: the distinct calls of a training step.
+    """
+    costs = modelled(calls)
+    for device, measure in (("cpu", _on_cpu), ("cuda", _on_cuda)):
+        places = [place for place, call in enumerate(calls) if call.device == device]
+        if places:
+            for place, cost in measure([calls[place].packed() for place in places]).items():
+                costs[places[place]] = cost
+    return costs
+
+
+def _on_cpu(calls: Sequence[bytes]) -> Mapping[int, Cost]:
+    """The costs by place, as a process of its own measures them."""
+    try:
+        child = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", _SCRIPT, repeated.__file__],
+            input=pickle.dumps((setting(), calls)),
+            env={
+                **os.environ,
+                "MALLOC_MMAP_THRESHOLD_": str(MMAP_THRESHOLD),
+                "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+            },
+            capture_output=True,
+        )
+    except OSError as error:
+        warn(f"the operators' workspaces are taken to be none: the process that measures them did not start: {error}")
+        return {}
+    found: dict[int, Cost] = {}
+    for line in child.stdout.decode(errors="replace").splitlines():
+        if line.startswith(ANSWER):
+            place, seconds, scratch = line.removeprefix(ANSWER).split()
+            found[int(place)] = Cost(float(seconds), int(scratch))
+    if child.returncode:
+        last = (child.stderr.decode(errors="replace").strip().splitlines() or ["it wrote nothing"])[-1]
+        warn(
+            f"the workspaces of some operators are taken to be none: the process that measures them ended with code "
+            f"{child.returncode} after {len(found)} of {len(calls)}: {last:.200}"
+        )
+    return found
+
+
+def _on_cuda(calls: Sequence[bytes]) -> Mapping[int, Cost]:
+    """The costs by place, as the caching allocator and the clock tell them."""
+    found: dict[int, Cost] = {}
+    with torch.random.fork_rng(range(torch.cuda.device_count()), device_type="cuda"):
+        for place, packed in enumerate(calls):
+            try:
+                call = Repeated(packed)
+                with torch.cuda.device(call.device):  # selects the counters and the clock
+                    found[place] = _cost_on_cuda(call)
+            except Exception:  # the call cannot be run with tensors made up for it: its cost is modelled
+                continue
+    return found
+
+
+def _cost_on_cuda(call: Repeated) -> Cost:
+    call()  # pays for handles and caches, and for the workspace that cuBLAS keeps
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    out = call()
+    # This leaves out what was allocated before, and the results.
+    scratch = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+    del out
+    return Cost(call.seconds(_cuda_clock), scratch)
+
+
+def _cuda_clock() -> float:
+    torch.cuda.synchronize()
+    return time.perf_counter()
