@@ -184,6 +184,25 @@ def test_what_is_out_of_reach_is_said_with_what_would_lower_it(plan, exact):
         planned(transformer(), LEVELS["L1"], (X,), {}).within(error=0.1)
 
 
+class Words(nn.Module):
+    """A language model of one layer, with its loss."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(classes, 64), nn.Linear(64, classes)
+
+    def forward(self, ids):
+        return nn.functional.cross_entropy(self.head(self.embedding(ids)).flatten(0, 1), ids.flatten())
+
+
+@pytest.mark.parametrize(("classes", "told"), [(1000, True), (4, False)])
+def test_where_logits_take_the_memory_a_loss_in_chunks_is_named(classes, told):
+    found = planned(Words(classes), BASE, (torch.zeros(2, 64, dtype=torch.long),), {})
+    with pytest.raises(ValueError, match="memory with error=0 must be at least") as refused:
+        found.within(1)
+    assert ('loss="chunked" beside memory' in str(refused.value)) == told
+
+
 def test_stores_and_recomputation_can_be_left_out():
     model = transformer()
     found = planned(model, BASE, (X,), {}, Bounds(error=0.1, stores=("4 bits",)))

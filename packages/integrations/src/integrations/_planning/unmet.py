@@ -8,9 +8,17 @@ from integrations._planning.bounds import ONLY_RECOMPUTE, WAYS, Bounds
 from integrations._planning.solution import Solution
 from integrations.report.words import format_bytes
 
+_CLASSES = "log_softmax"  # in the names of the operators that make a cross-entropy of logits
+_SHARE = 10
+"""Logits of a tenth of the least peak and more are worth a loss in chunks."""
+
 
 def out_of_memory(plan: Solution, asked: Bounds) -> str:
     """Why no plan has such a peak, in words."""
+    return f"{_too_little_memory(plan, asked)}{_without_logits(plan)}"
+
+
+def _too_little_memory(plan: Solution, asked: Bounds) -> str:
     budget, least, plain = asked.memory, plan.front[0].peak, plan.uncompressed_peak
     share = ""
     if 0 < least <= plain:  # a fraction is rounded up, so that it can be met
@@ -65,6 +73,18 @@ def _allow(plan: Solution, *first: str) -> str:
         missing = [repr(way) for way in WAYS if way not in plan.stores]
         found += [f"{', '.join(missing)} among stores"] if missing else []
     return f"allow {' or '.join(found)}, or take a smaller batch" if found else "take a smaller batch"
+
+
+def _without_logits(plan: Solution) -> str:
+    """That no plan makes a loss's logits smaller, in words; empty where the step has none that count."""
+    values = [value for op in plan.graph.ops if _CLASSES in op.name for value in op.makes]
+    largest = max((plan.graph.values[value].nbytes for value in values), default=0)
+    if largest * _SHARE < plan.front[0].peak:
+        return ""
+    return (
+        f"; the loss takes {format_bytes(largest)} and more for its logits, which no plan makes smaller: "
+        'loss="chunked" beside memory computes it without them'
+    )
 
 
 def _rounds_as_allowed(plan: Solution) -> bool:
