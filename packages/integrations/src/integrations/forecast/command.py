@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from integrations.forecast.checkpoints import checkpoint
 from integrations.forecast.dtypes import NAMES, precision_of
 from integrations.forecast.loss import CROSS_ENTROPY
 from integrations.forecast.measured import unmeasured
+from integrations.forecast.plans import planned_for
 from integrations.forecast.run import LooksAtElements, forecast
 from integrations.forecast.scaled import scaled
 from integrations.forecast.subject import Subject
@@ -71,10 +73,13 @@ def add_to(commands: Any) -> None:
         default="cpu",
         help="whose operators are meant; cuda needs no GPU; default: cpu",
     )
-    parser.add_argument("--level", default="L1", help=f"one of {', '.join(LEVELS)}; default: L1")
+    parser.add_argument("--level", help=f"one of {', '.join(LEVELS)}; default: L1")
     parser.add_argument(
         "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the level: bits=3 min_bytes=4096"
     )
+    plan = parser.add_argument_group("a plan in place of a level, as in compress_model")
+    plan.add_argument("--memory", metavar="BYTES", help="that forward and backward may take: 8GiB, or 0.3 of plain")
+    plan.add_argument("--error", type=float, help="that the gradient may have, relative; default: 0.1")
     exchanged = parser.add_argument_group("layers to exchange for others that keep less, as in compress_model")
     exchanged.add_argument(
         "--activations", type=_word_or_number, metavar="BITS", help="few-bit activations: fewbit (3 bits) or 1 to 8"
@@ -95,17 +100,58 @@ def run(options: argparse.Namespace) -> None:
     for path in filter(None, (options.json, options.plot, options.html)):
         if not path.absolute().parent.is_dir():
             raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
+    _require_one_way(options)
     subject, chosen = _subject(options, options.batch), _pairs(options.option, "--option")
+    narrow = precision_of(options.dtype).autocast
+    surroundings = nullcontext() if narrow is None else torch.autocast(options.device, dtype=narrow)
+    if options.memory is not None:
+        with surroundings:
+            plan = planned_for(subject, options.memory, options.error, options.loss != "none")
+        print(f"{subject.name}\n{plan}")
+        _write(options, plan.to_json, plan.plot, plan.page)
+        return
+    report = _forecast(options, subject, chosen, surroundings)
+    _print(report.model, report.table(None if options.all else options.depth))
+    if line := unmeasured(options.device):
+        print(line)
+    _write(options, report.to_json, report.plot, report.html)
+
+
+def _require_one_way(options: argparse.Namespace) -> None:
+    """Checks that a plan is asked for, or a level, and not both.
+
+    Raises:
+        ValueError: they are.
+    """
+    if options.memory is None:
+        if options.error is not None:
+            raise ValueError("--error must be left out without --memory: a level has no bound on the error")
+        return
+    exchanged = options.activations, options.linear, options.q_layers
+    if options.level is not None or options.option or any(one is not None for one in exchanged):
+        raise ValueError(
+            "--memory must stand alone, got a level, its options or layers to exchange beside it: a plan says of each "
+            "value how it waits for backward"
+        )
+    if options.device != "cpu":
+        raise ValueError(
+            f"--device must be cpu with --memory, whose plan is of the CPU's operators; got {options.device}"
+        )
+
+
+def _forecast(
+    options: argparse.Namespace, subject: Subject, chosen: dict[str, Any], surroundings: AbstractContextManager[Any]
+) -> Report:
+    level = options.level or "L1"
     asked = {"activations": options.activations, "linear": options.linear, "layers": options.q_layers}
     loss = None if options.loss == "none" else CROSS_ENTROPY
-    narrow = precision_of(options.dtype).autocast
     try:
-        with nullcontext() if narrow is None else torch.autocast(options.device, dtype=narrow):
+        with surroundings:
             report = forecast(
                 subject.model,
                 subject.args,
                 subject.kwargs,
-                level=options.level,
+                level=level,
                 loss=loss,
                 device=options.device,
                 **asked,
@@ -115,19 +161,20 @@ def run(options: argparse.Namespace) -> None:
         if options.device != "cpu":
             raise LooksAtElements(f"{error}; or leave --device out: small batches are run then, on the CPU") from error
         batch = 1 if options.pyg else options.batch  # a graph is one
-        report = scaled(
-            lambda size: _subject(options, size, elements=True), batch, options.level, asked, loss, **chosen
-        )
-    report = dataclasses.replace(report, model=subject.name)
-    _print(report, None if options.all else options.depth)
-    if line := unmeasured(options.device):
-        print(line)
+        report = scaled(lambda size: _subject(options, size, elements=True), batch, level, asked, loss, **chosen)
+    return dataclasses.replace(report, model=subject.name)
+
+
+def _write(
+    options: argparse.Namespace, text: Callable[[], str], plot: Callable[[Path], None], page: Callable[[Path], None]
+) -> None:
+    """Writes the files that were asked for."""
     if options.json:
-        options.json.write_text(report.to_json(), encoding="utf-8")
+        options.json.write_text(text(), encoding="utf-8")
     if options.plot:
-        report.plot(options.plot)
+        plot(options.plot)
     if options.html:
-        report.html(options.html)
+        page(options.html)
 
 
 def _subject(options: argparse.Namespace, batch: int, elements: bool = False) -> Subject:
@@ -148,12 +195,12 @@ def _plain_subject(options: argparse.Namespace, batch: int, elements: bool) -> S
     return pyg.subject(options.pyg, **sizes, elements=elements, **chosen)
 
 
-def _print(report: Report, depth: int | None) -> None:
+def _print(title: str, content: Any) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
-    console.print(f"[bold]{report.model}[/bold]", highlight=False)
-    console.print(report.table(depth))
+    console.print(f"[bold]{title}[/bold]", highlight=False)
+    console.print(content)
 
 
 def _count(text: str) -> int:

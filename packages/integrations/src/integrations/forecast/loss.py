@@ -83,6 +83,13 @@ def part_of(output: Any, loss: Loss | str | None, storages: Storages) -> LossPar
     return LossPart(_ASSUMED, size, _rows(_cross_entropy(logits), output, storages))
 
 
+def differentiable(output: Any) -> Any:
+    """What a step starts its backward from, if the loop computes a cross-entropy: that of the logits, if there are any;
+    otherwise the output itself."""
+    logits = _logits(output)
+    return output if logits is None else _cross_entropy(logits)(output)
+
+
 def _rows(loss: Loss, output: Any, storages: Storages) -> tuple[Row, ...]:
     tracker = CallTracker()
     given = {storage._cdata for tensor in _tensors(output) if (storage := storage_of(tensor)) is not None}

@@ -1,0 +1,43 @@
+"""``planned_for``: the plan of a model by name, for inputs without elements."""
+
+from __future__ import annotations
+
+from integrations import one_plan
+from integrations._planning.bounds import ERROR
+from integrations._planning.budget import Budget
+from integrations._planning.plan import Plan
+from integrations.forecast.loss import differentiable
+from integrations.forecast.subject import Subject
+
+_LABELS = "labels"  # with which models of transformers return their loss
+
+
+def planned_for(subject: Subject, memory: str, error: float | None, loss: bool) -> Plan:
+    """The plan of a training forward within a memory, whose error is estimated by the operators.
+
+    Args:
+        subject: the model and its inputs.
+        memory: as ``compress_model`` takes it; a fraction of the plain step's as text, such as ``"0.3"``.
+        error: the bound on the gradient's error; ``None`` for the usual one.
+        loss: whether the loop computes a cross-entropy of what the model returns, where that has no loss.
+
+    Raises:
+        ValueError: the memory or the error is out of range, or no plan keeps to them.
+    """
+    starts = differentiable if loss and _LABELS not in subject.kwargs else None
+    return one_plan.plan(
+        subject.model.train(),
+        subject.args,
+        subject.kwargs,
+        memory=_budget(memory),
+        error=ERROR if error is None else error,
+        loss=starts,
+        measure=False,
+    )
+
+
+def _budget(text: str) -> Budget:
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return text  # with a unit
