@@ -145,7 +145,9 @@ def test_regions_of_torch_remat(level, saves):
     # Inputs of checkpoints have 8 bits, and a group of its own for each row.
     assert whole_error(expected, found[0]) < 2 * EIGHT_BITS
     assert_averages_out(expected, found)
-    inside = [(row.operator, row.codec.partition("(")[0], row.original_bytes) for row in rows(model) if row.module != "3"]
+    inside = [
+        (row.operator, row.codec.partition("(")[0], row.original_bytes) for row in rows(model) if row.module != "3"
+    ]
     saved = [("", "kept", X.nbytes * 4)] if saves else []
     assert inside == 2 * [("checkpoint", "GroupAffine", X.nbytes), *saved]
 

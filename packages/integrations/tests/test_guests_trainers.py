@@ -44,9 +44,18 @@ def texts():
 
 
 OPTIONS = {
-    **{"max_steps": 4, "save_steps": 2, "logging_steps": 1, "per_device_train_batch_size": 2, "learning_rate": 1e-3},
-    **{"gradient_accumulation_steps": 3, "bf16": True, "max_grad_norm": 0},
-    **{"use_cpu": True, "report_to": [], "disable_tqdm": True, "seed": 3},
+    "max_steps": 4,
+    "save_steps": 2,
+    "logging_steps": 1,
+    "per_device_train_batch_size": 2,
+    "learning_rate": 1e-3,
+    "gradient_accumulation_steps": 3,
+    "bf16": True,
+    "max_grad_norm": 0,
+    "use_cpu": True,
+    "report_to": [],
+    "disable_tqdm": True,
+    "seed": 3,
 }
 
 
@@ -87,7 +96,7 @@ def test_accumulation_in_bf16_with_a_loss_in_chunks(tmp_path, level):
 def tokenizer():
     """Of some words, made here: nothing is downloaded."""
     tokenizers = library_or_skip("tokenizers")
-    words = [*"the cat sat on mat a dog ran to house".split(), ".", "<pad>", "<eos>", "<unk>"]
+    words = [*["the", "cat", "sat", "on", "mat", "a", "dog", "ran", "to", "house"], ".", "<pad>", "<eos>", "<unk>"]
     model = tokenizers.models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="<unk>")
     made = tokenizers.Tokenizer(model)
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
