@@ -12,7 +12,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 import actcore
 import integrations
 
-from .guest_nets import DRAWS, assert_averages_out, whole_error
+from .guest_nets import DRAWS, IDS, assert_averages_out, language_step, llama, whole_error
 from .libraries import library_or_skip
 from .nets import EIGHT_BITS, assert_same, gradients, normal, relative_error, rows
 
@@ -125,6 +125,30 @@ def test_offloading_inside_of_the_model_has_what_is_saved_there(offloader):
     assert_same(exact, {name: found[name] for name in exact})
     assert 0 < relative_error(expected, found) < EIGHT_BITS
     assert {row.module for row in rows(model)} == {"net.1.norm", "net.1.one", "net.1", "net.1.two"}
+
+
+def test_checkpoints_that_transformers_offloads(monkeypatch):
+    """``activation_checkpointing_enable(offload=True)``: its hooks are around each layer, and get the layer's input."""
+    modeling = library_or_skip("transformers.modeling_utils")
+    moved = []
+
+    class Unpinned(save_on_cpu):  # pinned memory takes a GPU
+        def __init__(self, **options):
+            super().__init__()
+            pack = self.pack_hook
+            self.pack_hook = lambda tensor: moved.append(tensor.shape) or pack(tensor)
+
+    monkeypatch.setattr(modeling, "save_on_cpu", Unpinned)
+    _, expected = language_step(llama())
+    model = llama()
+    if not hasattr(model, "activation_checkpointing_enable"):
+        pytest.skip("this transformers offloads no checkpoints")
+    model.activation_checkpointing_enable(offload=True)
+    found = language_step(integrations.compress_model(model, "lean", loss={"head": "lm_head"}))[1]
+    assert moved == 2 * [(*IDS.shape, 64)]
+    # Layers are recomputed from exact inputs: what is left is the last norm's error.
+    assert 0 < whole_error(expected, found) < EIGHT_BITS
+    assert {row.module for row in rows(model) if row.codec.startswith("GroupAffine")} == {"model.norm"}
 
 
 # ---- torch_remat ----
