@@ -148,6 +148,27 @@ def test_the_first_example(page, tmp_path, monkeypatch):
         two_steps(names)
 
 
+def adapted():
+    library_or_skip("peft")
+    names = of_tokens()
+    return {"model": names["model"], "batch": names["batch"]}
+
+
+@pytest.mark.parametrize(("heading", "names"), [("PEFT", adapted), ("Loops of your own", dict)])
+def test_a_recipe_of_the_page_of_trainers(heading, names):
+    page = (ROOT / "docs/trainers.md").read_text(encoding="utf-8")
+    code = re.search(rf"^## {heading}\n.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL).group(1)
+    torch.manual_seed(0)
+    names = names()
+    exec(compile(code, heading, "exec"), names)
+    model = names["model"]
+    if "batch" in names:
+        model(**names["batch"]).loss.backward()
+    report = integrations.compression(model).report()
+    assert report.ratio > 1.5
+    assert "without logits" in report.exchanged or "batch" not in names
+
+
 def test_all_pages_with_an_example_are_here():
     pages = {path for path in ROOT.glob("docs/*.md") if path.name not in TESTED_ELSEWHERE}
     with_example = {str(page.relative_to(ROOT).as_posix()) for page in pages if first_example(page.relative_to(ROOT))}

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import integrations
-from integrations._torch import FakeTensor
+from integrations._torch import FakeTensor, current_graph_task_id
 from integrations.report.words import format_bytes
 
 from .libraries import library_or_skip
@@ -89,6 +90,29 @@ def test_in_a_backward():
         step()
     assert "LlamaForCausalLM" in note_of(raised)
     assert "with sgd, of 1.00 GiB, which fits" in note_of(raised)
+
+
+class NoMemoryAgain(TorchDispatchMode):
+    """The allocator fails in an activation that is computed in a backward."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.gelu.default and current_graph_task_id() != -1:
+            torch.empty(FAR_TOO_MUCH, dtype=torch.uint8)
+        return function(*args, **(kwargs or {}))
+
+
+def test_in_what_a_plan_recomputes():
+    """In backward, and without a block: a part of the forward runs there again."""
+    layers = [layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.GELU())]
+    model = integrations.compress_model(nn.Sequential(*layers).train(), level="L0", checkpoint="optimal")
+    model(normal(256, 64)).square().sum().backward()
+    loss = model(normal(256, 64)).square().sum()
+    with pytest.raises(RuntimeError, match="memory") as raised, NoMemoryAgain():
+        loss.backward()
+    note = note_of(raised)
+    assert f"There were, of Sequential: weights {format_bytes(4 * 3 * 65 * 64)}, gradients" in note
+    assert "stored for backward" in note
+    assert "train inside of integrations.explain_oom(model)" in note
 
 
 def test_what_cannot_be_told():

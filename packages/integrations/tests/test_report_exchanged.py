@@ -390,3 +390,25 @@ def test_a_forward_made_no_smaller_is_told_of_exchanged_layers_too():
     integrations.compress_model(model, strict=True, **options)
     with pytest.raises(RuntimeError, match="nothing is stored in fewer bytes"):
         model(normal(256, 64).requires_grad_())
+
+
+@pytest.mark.parametrize(
+    ("options", "undone"),
+    [({"activations": "fewbit", "linear": 0.5}, fewbit.restore_model), ({"layers": "q"}, qmodules.revert)],
+    ids=["fewbit", "Q-layers"],
+)
+def test_what_was_exchanged_is_told_after_the_model_was_restored(options, undone):
+    """A trainer's callback restores the model when training ends. So is what somebody else has put back."""
+    said = []
+    for by_hand in (False, True):
+        model = integrations.compress_model(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8)), **options)
+        gradients(model, normal(48, 64))
+        handle = integrations.compression(model)
+        if by_hand:
+            undone(model)
+        said.append(handle.report().exchanged)
+        integrations.restore_model(model)
+        integrations.compress_model(model, level="L0", loss={"head": "2"})  # of which this handle knows nothing
+        assert handle.report().exchanged == said[-1]
+    assert said[0].startswith("Exchanged: ")
+    assert "until somebody put them back" in said[1]

@@ -190,8 +190,9 @@ def restore_model(model: Model) -> Model:
         raise ValueError(f"{type(model).__name__} is not compressed; {others} undoes what was done to it")
     handle = _handle_in(model)
     inner = handle.model
+    exchanged = Exchanges.told(inner)
     Exchanges.undo(inner)  # this may raise, and then everything is as it was
-    handle.closed = True
+    handle.closed, handle.exchanged = True, exchanged
     await_no_longer(handle)
     with _lock:
         _steps.pop(inner, None)

@@ -71,6 +71,20 @@ class OnStack:
         return pair is not None and pair[0] is self._pair[0] and pair[1] is self._pair[1]
 
 
+_MOVE = ("offload", "save_on_cpu")  # what names of hooks that move tensors to the host contain
+
+
+def offloader_around() -> str:
+    """The name of the hooks on top of the stack, if it says that they move tensors to the host; else empty.
+
+    Those of ``torch.autograd.graph.save_on_cpu``, and of libraries that offload activations.
+    """
+    pair = _top()
+    if pair is None or not any(word in _hook_or_class(pair).__qualname__.lower() for word in _MOVE):
+        return ""
+    return _named(pair).partition(".__init__.")[0]  # the class, of a hook that is made in its constructor
+
+
 def _top() -> HookPair | None:
     return top_saved_tensors_default_hooks(True)
 
@@ -96,6 +110,10 @@ def _replace(pairs: list[HookPair]) -> None:
 
 def _named(pair: HookPair) -> str:
     """A pair's name: module and name of its pack hook, or of the hook's class."""
-    named = pair[0] if hasattr(pair[0], "__qualname__") else type(pair[0])
+    named = _hook_or_class(pair)
     module = getattr(named, "__module__", None)
-    return f"{module}.{named.__qualname__}" if module else named.__qualname__
+    return f"{module}.{named.__qualname__}" if module else str(named.__qualname__)
+
+
+def _hook_or_class(pair: HookPair) -> Any:
+    return pair[0] if hasattr(pair[0], "__qualname__") else type(pair[0])

@@ -285,8 +285,7 @@ class Compression(HandleState):
         level, title = self.level, self.title
         recomputed = "" if self.recomputing is None else self.recomputing.in_words()
         model = type(self.model).__name__
-        exchanges = Exchanges.of(self.model)
-        exchanged = "" if exchanges is None else exchanges.in_words(self.model)
+        exchanged = self.exchanged if self.closed else Exchanges.told(self.model)
         return Report(title, rows, self.off, level.offload, plan, monitor, recomputed, model, exchanged=exchanged)
 
     def state_dict(self) -> dict[str, Any]:

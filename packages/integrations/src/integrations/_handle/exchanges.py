@@ -151,16 +151,25 @@ class Exchanges:
             for name, given in vars(self).items()
         }
 
-    def in_words(self, model: nn.Module) -> str:
-        """What was exchanged, for a report."""
+    @classmethod
+    def told(cls, model: nn.Module) -> str:
+        """What was exchanged in a model, for a report; empty if nothing was."""
+        exchanges = cls.of(model)
+        return "" if exchanges is None else exchanges._in_words(model)
+
+    def _in_words(self, model: nn.Module) -> str:
         parts = []
-        if self._converts:
+        if self._converts and not fewbit.is_converted(model):
+            parts.append("layers for ones of few bits, until somebody put them back")
+        elif self._converts:
             summary = fewbit.summary(model)
             if self.activations is not None:
                 parts.append(f"{_count(summary.activations, 'activation')} in {summary.bits} bits")
             if self.linear is not None:
                 parts.append(f"a sketch of its input in {_count(summary.sketched, 'linear layer')}")
-        if self.layers is not None:
+        if self.layers is not None and not qmodules.is_converted(model):
+            parts.append("layers for Q-layers, until somebody put them back")
+        elif self.layers is not None:
             parts.append(_count(len(qmodules.summary(model).converted), "Q-layer"))
         if self.loss is not None:
             parts.append(ChunkedHead.in_words(self.heads(model)))

@@ -31,6 +31,7 @@ class HandleState(InModel, ABC):
         step: forwards compressed so far; each draws noise of its own.
         strict: whether a forward that compression makes no smaller raises, rather than warns once.
         closed: whether the model was restored. A reference to the compressed forward then runs the plain one.
+        exchanged: which layers were exchanged, in words, once the model was restored.
         recomputing: the part that has a plan; ``None`` without one.
         specs: what is known of the tensors that its forwards save.
         redraw: a function from a saved tensor to a number; another number gives other noise in the same step. For
@@ -49,6 +50,7 @@ class HandleState(InModel, ABC):
         self.strict = strict
         self.step = 0
         self.closed = self.paused = False
+        self.exchanged = ""
         self.redraw: Callable[[SavedTensor], int] | None = None
         self.recomputing: Recomputing | None = None
         self.specs = PlannedSpecs()

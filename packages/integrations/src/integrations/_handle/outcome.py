@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 from torch import nn
 
+from integrations._calls.hook_stack import offloader_around
 from integrations._handle.exchanges import Exchanges
 from integrations._handle.handle_state import HandleState
 from integrations._runtime.compiled.regions import ROLE
@@ -19,11 +20,15 @@ if TYPE_CHECKING:
     from integrations._runtime.session import Session
 
 _REASONS = 5  # at most so many, so that the message can be read
+_MOVES_NOTHING = (
+    "is around the forward and moves nothing of what that saves, because torch asks the innermost saved-tensor hooks "
+    "alone, and those store it: leave it out. On a GPU, offload=True sends what is stored to host memory, as bits"
+)
 _effective: WeakSet[nn.Module] = WeakSet()  # models that have had a forward whose tensors were stored in fewer bytes
 
 
 def judge(handle: HandleState, session: Session) -> None:
-    """Warns if a forward that has ended was compressed to no effect.
+    """Warns if a forward that has ended was compressed to no effect, or had such an effect on somebody's offloading.
 
     A block without a call of torch is passed over. So is a batch too small for any tensor to be worth storing, as the
     last one of an epoch may be, if larger batches of the same model were stored in fewer bytes.
@@ -33,6 +38,8 @@ def judge(handle: HandleState, session: Session) -> None:
             were none.
     """
     records, level = session.records, handle.level
+    if not (level.offload or handle.off) and (theirs := offloader_around()):
+        handle.warn_once("around", f"{handle.name}: {theirs} {_MOVES_NOTHING}")
     exchanges = Exchanges.of(handle.model)
     if exchanges is not None and (none := exchanges.why_no_activations(handle.model)):
         if handle.strict:

@@ -135,7 +135,7 @@ class Following:
         """A block in which the tape follows every operator. Where the model's parameters are sharded, the operators of
         the hooks that gather them are left out."""
         others = self._without_store(session)
-        tape = self._tape = Tape(schedule, _Read(session, schedule, others.rounded))
+        tape = self._tape = Tape(schedule, _Read(session, schedule, others.rounded), self._model)
         found = _Taped(session, schedule, others, tape, rounds)
         session.fates, session.aside = found, unseen
         if session.checkpoints is not None:

@@ -7,8 +7,9 @@ import weakref
 from collections import deque
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from integrations._common.out_of_memory import explain
 from integrations._runtime.repeating.calls import RepeatedCall
 from integrations._runtime.repeating.keeping import Later, Packed
 from integrations._runtime.repeating.repeating import repeating
@@ -27,9 +28,13 @@ class Segment:
 
     A segment belongs to the saved tensors that it makes, and is freed with them. The calls of an inner segment hold
     handles of what an outer segment makes, which keep it alive until the inner segment has been repeated.
+
+    Args:
+        model: whose forward it is a part of; an error that memory has run out is told of as one in that forward is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: weakref.ref[nn.Module] | None = None) -> None:
+        self._model = model
         self.calls: list[RepeatedCall | None] | None = []  # None once they have been repeated for the last time
         self._becomes: dict[int, int] = {}  # values whose memory was taken over, with what they became
         self._handles: dict[int, int] = {}  # how many saved tensors are in a value's memory
@@ -102,7 +107,7 @@ class Segment:
             stored = handle.stored
             value = self._latest(handle.value)
             if stored is None and value not in self._made:
-                self._repeat(value, retained)
+                self._remake(value, retained)
             if retained and self.calls is not None:
                 handle.stored = None
             if stored is not None:
@@ -142,13 +147,22 @@ class Segment:
         with self:
             value = self._latest(value)
             if value not in self._made:
-                self._repeat(value, _graph_is_retained())
+                self._remake(value, _graph_is_retained())
 
     def _latest(self, value: int) -> int:
         """The value that it has become: another part of the same memory may have been written since it was saved."""
         while value in self._becomes:
             value = self._becomes[value]
         return value
+
+    def _remake(self, asked: int, retained: bool) -> None:
+        try:
+            self._repeat(asked, retained)
+        except (RuntimeError, MemoryError) as error:
+            model = None if self._model is None else self._model()
+            if model is not None:
+                explain(error, model)
+            raise
 
     def _repeat(self, asked: int, retained: bool) -> None:
         """Recomputes ``asked``, and with it all saved values that are not there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Self
@@ -31,6 +32,7 @@ class Tape(TorchDispatchMode):
     Args:
         schedule: the model's.
         keeping: how it is kept what repetitions read; ``None``: as it is.
+        model: whose forward it is, which an error of a repetition names.
 
     Attributes:
         mismatch: where and how the forward differs from the one that the schedule is for; empty as long as it does not.
@@ -40,8 +42,9 @@ class Tape(TorchDispatchMode):
         storages: the values that are there, by storage.
     """
 
-    def __init__(self, schedule: Schedule, keeping: Keeping | None = None) -> None:
+    def __init__(self, schedule: Schedule, keeping: Keeping | None = None, model: nn.Module | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._model = None if model is None else weakref.ref(model)
         self.paused = False
         self.mismatch = ""
         self.ops, self.next = schedule.ops, 0
@@ -170,7 +173,7 @@ class Tape(TorchDispatchMode):
     def _segments_of(self, planned: Planned) -> list[tuple[_Level, Segment]]:
         """The segments in which an operator is to be repeated: at most one outer and one inner."""
         return [
-            (level, level.segments.setdefault(number, Segment()))
+            (level, level.segments.setdefault(number, Segment(self._model)))
             for level, number in ((self._outer, planned.segment), (self._inner, planned.inner))
             if number >= 0
         ]
