@@ -46,7 +46,7 @@ class Recipe:
     inner: int = 512
     rows: int = 8
     length: int = 128
-    steps: int = 400
+    steps: int = 300
     rate: float = 2e-3
 
 
