@@ -217,7 +217,7 @@ BENCHES = {
     "search": "Search the largest models within a given memory",
     "text": "Train BERT on GLUE's tasks in every way",
     "sweep": "Take a compressed step of many models and layers",
-    "llm": "Measure the loss of language models, whole and in chunks",
+    "llm": "Train language models in every way, the loss in chunks among them",
 }
 
 

@@ -95,7 +95,7 @@ def served(monkeypatch, *found):
     """What a process answers to requests whose trials are these."""
     waiting, answers = list(found), []
     monkeypatch.setattr(processes, "take", lambda request: waiting.pop(0))
-    monkeypatch.setattr(processes, "prepare", lambda way, device: None)
+    monkeypatch.setattr(processes, "prepare", lambda *given: None)
     monkeypatch.setattr(
         processes.workers, "serve", lambda answer, lines: answers.extend(answer(json.loads(line)) for line in lines)
     )

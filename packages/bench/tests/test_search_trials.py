@@ -105,7 +105,7 @@ NOISY = """
 import sys
 from bench.search import processes
 
-processes.prepare = lambda way, device: print("a library says hello")
+processes.prepare = lambda way, device, family: print("a library says hello")
 processes.serve(sys.argv[1], iter(sys.stdin))
 """
 

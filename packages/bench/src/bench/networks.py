@@ -106,8 +106,12 @@ def gcn() -> Case:
     return Case(model.train(), lambda: F.cross_entropy(model(x, edges), y), "3 layers of 128, 1,000 nodes, 5,000 edges")
 
 
-def needs(name: str) -> Any:
-    """A library that only some networks need.
+def needs(name: str, extra: str = "models") -> Any:
+    """A library that only some networks need, or some ways to train.
+
+    Args:
+        name: of the module.
+        extra: of this package, that brings it.
 
     Raises:
         MissingLibrary: it is not installed.
@@ -116,5 +120,5 @@ def needs(name: str) -> Any:
         return importlib.import_module(name)
     except (ImportError, RuntimeError) as error:  # torchvision raises the latter beside a torch that is not its own
         raise MissingLibrary(
-            f"{name} cannot be imported ({error}); pip install actcore-bench[models], or leave out what needs it"
+            f"{name} cannot be imported ({error}); pip install actcore-bench[{extra}], or leave out what needs it"
         ) from error

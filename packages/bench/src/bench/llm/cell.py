@@ -1,6 +1,6 @@
 """One subject in one way, in a process of its own: ``python -m bench.llm.cell SUBJECT WAY THREADS`` answers requests.
 
-``"peak"`` and ``"error"`` measure once; ``"seconds"`` times one step, so that ways are timed in turn.
+``"once"`` measures peak and errors; ``"seconds"`` times one step, so that ways are timed in turn.
 """
 
 from __future__ import annotations
@@ -8,16 +8,15 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.errors import BenchError, reason
+from bench.errors import BenchError, DoesNotApply, reason
 from bench.gradients import relative_error
-from bench.llm.subjects import LOSS, SUBJECTS, Hidden, in_way
+from bench.llm.subjects import SUBJECTS, Hidden, Step
 from bench.process_memory import counters
 from bench.workers import serve
 
@@ -29,86 +28,89 @@ class Cell:
     """A subject in a way, whose steps are measured."""
 
     def __init__(self, subject: str, way: str) -> None:
-        self.subject = SUBJECTS[subject]
+        named = SUBJECTS[subject]
         torch.manual_seed(0)
-        self.case = self.subject.make()
-        self._plain = None if self.subject.kind == LOSS else self._gradients(self.case.loss)
-        self._loss = in_way(self.subject, self.case, way)
+        task = named.make()
+        self._model, self._way = task.model, way
+        self._exact_loss: float | None = None
+        if isinstance(task.model, Hidden):
+            self._exact_loss, self._exact = _reference(task.model)
+        else:
+            self._exact = self._gradients(task.step(named.ways[0]))
+        self._step = task.step(way)
         for _ in range(2):  # what only a first step does
+            self._forget()
             self._step()
 
-    def answer(self, request: Any) -> dict[str, Any]:
-        """What a request asks for, or why it cannot be had."""
-        try:
-            return {"value": getattr(self, request)()}
-        except Exception as error:  # what one measurement fails with, others are to be made
-            return {"failure": reason(error)}
-
-    def seconds(self) -> float:
-        """Of one step, forward and backward."""
-        self._forget()
-        start = time.perf_counter()
-        self._loss().backward()
-        return time.perf_counter() - start
-
-    def peak(self) -> int:
-        """The most bytes of a step beyond what was there before it, gradients that it makes among them."""
+    def once(self) -> dict[str, Any]:
+        """What is measured once: the most bytes of a step beyond what was there before it, those of the gradients that
+        it makes, and errors: a loss's of its gradient and itself to float64, a model's of its gradient to plain."""
         count = counters(torch.device("cpu"))
         if isinstance(count, str):
             raise BenchError(count)
         self._forget()
         gc.collect()
         before = count.start_peak()
-        self._loss().backward()
-        return count.peak() - before
-
-    def gradients(self) -> int:
-        """Bytes of the gradients that a step makes."""
         self._step()
-        return sum(one.grad.nbytes for one in self.case.model.parameters() if one.grad is not None)
+        peak = count.peak() - before
+        made = sum(one.grad.nbytes for one in self._model.parameters() if one.grad is not None)
+        return {"peak": peak, "gradients": made, **self.errors()}
 
-    def error(self) -> float:
-        """Of the whole gradient, relative: a loss's to float64, a model's to plain training's."""
-        exact = self._reference() if self._plain is None else self._plain
-        found = self._gradients(self._loss)
-        return relative_error([one.to(exact[0].dtype) for one in found], exact)
+    def errors(self) -> dict[str, float]:
+        """Those of the gradient and of the loss; the latter is 0 for a model, of which it is not known."""
+        found = [one.to(exact.dtype) for one, exact in zip(self._gradients(self._step), self._exact, strict=True)]
+        loss_error = 0.0 if self._exact_loss is None else abs(self._loss - self._exact_loss)
+        return {"error": relative_error(found, self._exact), "loss_error": loss_error}
 
-    def loss_error(self) -> float:
-        """Of the loss itself, to float64; 0 for a model, of which it is not known."""
-        if not isinstance(self.case.model, Hidden):
-            return 0.0
-        self._reference()
-        return abs(self._loss().item() - self._exact_loss)
+    def seconds(self) -> float:
+        """Of one step, forward and backward."""
+        self._forget()
+        start = time.perf_counter()
+        self._step()
+        return time.perf_counter() - start
 
-    def _reference(self) -> list[Tensor]:
-        """The gradients of the loss in float64, some rows at a time, by torch's own functions."""
-        model = self.case.model
-        assert isinstance(model, Hidden)
-        hidden, weight = (tensor.detach().double().requires_grad_() for tensor in (model.hidden, model.weight))
-        self._exact_loss = 0.0
-        for first in range(0, len(hidden), _ROWS):
-            rows, labels = hidden[first : first + _ROWS], model.labels[first : first + _ROWS]
-            loss = F.cross_entropy(F.linear(rows, weight), labels, reduction="sum") / len(hidden)
-            loss.backward()
-            self._exact_loss += loss.item()
-        assert hidden.grad is not None
-        assert weight.grad is not None
-        return [hidden.grad, weight.grad]
-
-    def _gradients(self, loss: Callable[[], Tensor]) -> list[Tensor]:
+    def _gradients(self, step: Step) -> list[Tensor]:
         self._forget()
         torch.manual_seed(1)
-        loss().backward()
-        return [one.grad.clone() for one in self.case.model.parameters() if one.grad is not None]
-
-    def _step(self) -> None:
-        self._forget()
-        self._loss().backward()
+        self._loss = step().item()
+        return [one.grad.clone() for one in self._model.parameters() if one.grad is not None]
 
     def _forget(self) -> None:
-        self.case.model.zero_grad(set_to_none=True)
+        self._model.zero_grad(set_to_none=True)
+
+
+def _reference(model: Hidden) -> tuple[float, list[Tensor]]:
+    """The loss and its gradients in float64, some rows at a time, by torch's own functions."""
+    hidden, weight = (tensor.detach().double().requires_grad_() for tensor in (model.hidden, model.weight))
+    total = 0.0
+    for first in range(0, len(hidden), _ROWS):
+        rows, labels = hidden[first : first + _ROWS], model.labels[first : first + _ROWS]
+        loss = F.cross_entropy(F.linear(rows, weight), labels, reduction="sum") / len(hidden)
+        loss.backward()
+        total += loss.item()
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    return total, [hidden.grad, weight.grad]
+
+
+class Served:
+    """A cell that is made when it is first asked, so that it can say why there is none."""
+
+    def __init__(self, subject: str, way: str) -> None:
+        self._of = subject, way
+        self._cell: Cell | None = None
+
+    def answer(self, request: Any) -> dict[str, Any]:
+        """What a request asks for, or why it cannot be had."""
+        try:
+            self._cell = self._cell or Cell(*self._of)
+            return {"value": getattr(self._cell, request)()}
+        except DoesNotApply as error:
+            return {"does_not_apply": str(error)}
+        except Exception as error:  # what one measurement fails with, others are to be made
+            return {"failure": reason(error)}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[3]))
-    serve(Cell(*sys.argv[1:3]).answer, sys.stdin)
+    serve(Served(*sys.argv[1:3]).answer, sys.stdin)

@@ -3,7 +3,9 @@
 dimensions.py      what is searched, by the name that the command line knows, at a device's sizes
 image_models.py    ResNets and Swin transformers of any size
 text_models.py     BERTs
+language_models.py Llamas
 graph_models.py    graph convolutions on a generated graph
+ways.py            the ways
 bisection.py       the search: growth, then bisection
 trial.py           some training steps within a limit, in this process
 processes.py       the processes that trials are made in

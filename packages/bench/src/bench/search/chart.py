@@ -12,8 +12,9 @@ from bench.record.record import Record
 from bench.search.compared import times_plain
 from bench.search.published import published
 from bench.search.results import Search
+from bench.search.ways import WAYS
 from bench.style import BLUE, GREY, INK, ORANGE, VERMILION, footer
-from bench.systems.ways import PLAIN, WAYS
+from bench.systems.ways import PLAIN
 from bench.units import size_name
 
 _COLUMNS = 3

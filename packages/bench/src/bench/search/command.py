@@ -16,7 +16,7 @@ from bench.search import measure
 from bench.search.dimensions import DEFAULT, FAMILIES, MEMORY_LIMITS, NAMES, QUICK, QUICK_LIMITS, dimensions
 from bench.search.report import REPORT
 from bench.search.results import KIND
-from bench.systems.ways import WAYS
+from bench.search.ways import CONTEXT, WAYS
 from bench.units import size_name
 
 
@@ -32,7 +32,8 @@ def options(add: Options) -> None:
         metavar="NAME",
         help=f"what to search, repeatable: {', '.join(NAMES)}; default: all on CUDA, on the CPU {', '.join(DEFAULT)}",
     )
-    words = f"to train, repeatable; default: {'; '.join(measure.COMPRESSED)}; plain is always searched"
+    usual = f"{'; '.join(measure.COMPRESSED)}; of decoders {'; '.join(CONTEXT)}"
+    words = f"to train, repeatable; default: {usual}; plain is always searched"
     add.many("--way", WAYS, words, quick=measure.QUICK_WAYS, metavar="WAY")
     add.add(
         "--memory-limit",

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
+from bench.llm.models import Sizes as Decoder
 from bench.search.graph_models import Graph, gcn
 from bench.search.image_models import (
     RESNET_50,
@@ -22,6 +24,7 @@ from bench.search.image_models import (
     scaled_stages,
     swin,
 )
+from bench.search.language_models import llama
 from bench.search.text_models import Bert, bert
 from bench.systems.subject import Subject
 from bench.units import GIB, MIB
@@ -32,12 +35,12 @@ class Dimension:
     """One number of a model, of which the largest is searched.
 
     Attributes:
-        family: ``"resnet"``, ``"swin"``, ``"bert"`` or ``"gcn"``.
+        family: ``"resnet"``, ``"swin"``, ``"bert"``, ``"gcn"`` or ``"llama"``.
         title: the model and what stays the same, and the number's name.
         make: a subject with that number.
         first: where the search begins.
         least, most, step: the numbers that there are: from ``least`` to ``most`` by ``step``.
-        items: what a step is counted by, in the plural: images, sentences or nodes.
+        items: what a step is counted by, in the plural: images, sentences, nodes or tokens.
         item_count: how many a step has, of the number.
         optimizer: ``"sgd"``, with momentum, or ``"adam"``.
     """
@@ -63,6 +66,7 @@ class Sizes:
         base, large: BERTs; ``batch`` is that of searches for other numbers.
         graph: the GCN; its ``layers`` are those of the search for ``hidden``, and the other way round.
         widest: stages of the ResNet whose width and resolution are searched.
+        decoder: the Llama.
     """
 
     images: Images
@@ -71,6 +75,7 @@ class Sizes:
     large: Bert
     graph: Graph
     widest: tuple[int, ...]
+    decoder: Decoder
 
 
 SIZES: Mapping[str, Sizes] = MappingProxyType(
@@ -82,6 +87,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
             large=Bert(8, 64, heads=4, intermediate=256, batch=8, length=32, vocabulary=1000),
             graph=Graph(layers=3, hidden=64, nodes=1000, edges=7000, features=64, classes=10),
             widest=RESNET_50,
+            decoder=Decoder(32_000),
         ),
         "cuda": Sizes(
             images=Images(batch=64, size=224, channels=64, embedding=96, heads=3, window=7, classes=1000),
@@ -90,11 +96,12 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
             large=Bert(24, 1024, heads=16, intermediate=4096, batch=16, length=128, vocabulary=28_996),
             graph=Graph(layers=3, hidden=256, nodes=169_343, edges=1_166_243, features=128, classes=40),
             widest=RESNET_152,
+            decoder=Decoder(128_256, 2048, 16, 32, 8192),
         ),
     }
 )
 
-_ON_CPU = {"resnet": 128 * MIB, "swin": 64 * MIB, "bert": 48 * MIB, "gcn": 24 * MIB}
+_ON_CPU = {"resnet": 128 * MIB, "swin": 64 * MIB, "bert": 48 * MIB, "gcn": 24 * MIB, "llama": 320 * MIB}
 
 MEMORY_LIMITS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {"cpu": _ON_CPU, "cuda": dict.fromkeys(_ON_CPU, 16 * GIB)}
@@ -103,7 +110,7 @@ MEMORY_LIMITS: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 QUICK_LIMITS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
-        "cpu": {"resnet": 112 * MIB, "swin": 32 * MIB, "bert": 24 * MIB, "gcn": 16 * MIB},
+        "cpu": {"resnet": 112 * MIB, "swin": 32 * MIB, "bert": 24 * MIB, "gcn": 16 * MIB, "llama": 288 * MIB},
         "cuda": dict.fromkeys(_ON_CPU, 2 * GIB),
     }
 )
@@ -119,7 +126,7 @@ def dimensions(device: str) -> dict[str, Dimension]:
     first = {name: firsts[device == "cuda"] for name, firsts in _FIRST.items()}
     return {
         name: replace(dimension, first=first[name])
-        for name, dimension in {**_images(sizes), **_texts(sizes), **_graphs(sizes)}.items()
+        for name, dimension in {**_images(sizes), **_texts(sizes), **_graphs(sizes), **_decoders(sizes)}.items()
     }
 
 
@@ -140,13 +147,14 @@ _FIRST: Mapping[str, tuple[int, int]] = MappingProxyType(
         "bert-length": (64, 192),
         "gcn-layers": (20, 24),
         "gcn-hidden": (480, 2464),
+        "llama-tokens": (256, 2048),
     }
 )
 
 NAMES = tuple(_FIRST)
 """Of what can be searched, in the order of the report."""
 
-FAMILIES = ("resnet", "swin", "bert", "gcn")
+FAMILIES = ("resnet", "swin", "bert", "gcn", "llama")
 
 DEFAULT = (
     "resnet50-batch",
@@ -161,7 +169,7 @@ DEFAULT = (
 )
 """What is searched on the CPU where nothing is named."""
 
-QUICK = ("resnet50-batch", "swin-tiny-batch", "bert-layers", "gcn-layers")
+QUICK = ("resnet50-batch", "swin-tiny-batch", "bert-layers", "gcn-layers", "llama-tokens")
 
 
 def _images(sizes: Sizes) -> dict[str, Dimension]:
@@ -244,3 +252,9 @@ def _graphs(sizes: Sizes) -> dict[str, Dimension]:
         "gcn-layers": of("layers", f"GCN of {graph.hidden}", 2, 4096, 1),
         "gcn-hidden": of("hidden", f"GCN of {graph.layers} layers", 4, 65_536, 4),
     }
+
+
+def _decoders(sizes: Sizes) -> dict[str, Dimension]:
+    title = f"Llama, {sizes.decoder}: tokens"
+    make = partial(llama, sizes.decoder)
+    return {"llama-tokens": Dimension("llama", title, make, 0, 128, 65_536, 128, "tokens", int)}

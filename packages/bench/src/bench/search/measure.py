@@ -21,6 +21,7 @@ from bench.search.dimensions import Dimension, dimensions
 from bench.search.processes import Trials
 from bench.search.results import KIND, Search, Trial, search_of
 from bench.search.trial import Request
+from bench.search.ways import CONTEXT
 from bench.systems.ways import PLAIN
 from bench.units import size_name
 from bench.workers import TooLong
@@ -50,7 +51,13 @@ GPU_WAYS = (
 
 _MORE = 4  # times the limit, to tell a crash for want of memory from others
 
-_LIBRARIES = {"resnet": "timm", "swin": "timm", "bert": "transformers", "gcn": "torch_geometric"}  # to import
+_LIBRARIES = {  # to import
+    "resnet": "timm",
+    "swin": "timm",
+    "bert": "transformers",
+    "gcn": "torch_geometric",
+    "llama": "transformers",
+}
 
 Take = Callable[[Request, float | None], Trial]
 
@@ -63,8 +70,10 @@ def run(asked: argparse.Namespace) -> Record:
         BenchError: memory cannot be limited so; the file holds other results.
     """
     _require_limit(torch.device(asked.device), asked.memory_limits)
-    going = begun(KIND, asked, memory_limits=dict(asked.memory_limits))
+    going = begun(KIND, asked)
     known = dimensions(asked.device)
+    families = dict.fromkeys(known[name].family for name in asked.names)
+    going.set(memory_limits={family: asked.memory_limits[family] for family in families})
     names = going.present(asked.names, lambda name: needs(_LIBRARIES[known[name].family]))
     ways = {name: ways_of(known[name], asked.ways or None, asked.by_default) for name in names}
     left = [(name, way) for way in dict.fromkeys(way for some in ways.values() for way in some) for name in names]
@@ -205,9 +214,10 @@ def ways_of(dimension: Dimension, ways: Sequence[str] | None, by_default: Sequen
     Args:
         dimension: which.
         ways: asked for; ``None``: those by default.
-        by_default: of which Q-layers are searched where there are convolutions.
+        by_default: of which Q-layers are searched where there are convolutions; decoders have others.
     """
     convolutions = dimension.family == "resnet"
+    by_default = CONTEXT if dimension.family == "llama" else by_default
     asked = ways if ways is not None else [way for way in by_default if convolutions or way != "Q-layers"]
     return list(dict.fromkeys([PLAIN, *asked]))
 

@@ -43,6 +43,7 @@ _MODULES = {  # that models are made of, by family
     "swin": "timm.models.swin_transformer",
     "bert": "transformers.models.bert.modeling_bert",
     "gcn": "torch_geometric.nn",
+    "llama": "transformers.models.llama.modeling_llama",
 }
 
 
@@ -107,15 +108,16 @@ def serve(device: str, requests: Iterator[str]) -> None:
     if device != "cpu":
         torch.set_float32_matmul_precision("high")  # as convolutions are there: a BERT's trial takes seconds then
     known = dimensions(device)
-    prepared: set[str] = set()
+    prepared: set[tuple[str, str]] = set()
 
     def answer(content: Mapping[str, Any]) -> dict[str, Any]:
         request = Request(**content)
+        family = known[request.dimension].family
         with contextlib.suppress(ImportError, RuntimeError):  # of torchvision beside another torch; the trial says so
-            importlib.import_module(_MODULES[known[request.dimension].family])
-        if request.way not in prepared:
-            prepare(request.way, device)
-            prepared.add(request.way)
+            importlib.import_module(_MODULES[family])
+        if (request.way, family) not in prepared:
+            prepare(request.way, device, family)
+            prepared.add((request.way, family))
         trial = _forked(request) if device == "cpu" else take(request)
         return {"trial": asdict(trial), "again": device == "cpu" or _is_clean(trial)}
 

@@ -14,7 +14,7 @@ from bench.search.chart import draw
 from bench.search.compared import proof, relative_throughput, times_plain
 from bench.search.published import PUBLISHED, Figure, published
 from bench.search.results import Search, Trial
-from bench.systems.ways import label
+from bench.search.ways import label
 from bench.units import MIB, size_name
 
 

@@ -8,7 +8,7 @@ from bench.record.entry import Entry, at, metric, nested, numbers, part, series
 from bench.record.kind import Kind
 from bench.record.record import Record
 from bench.search.dimensions import NAMES
-from bench.systems.ways import WAYS
+from bench.search.ways import WAYS
 
 
 @numbers
@@ -23,7 +23,7 @@ class Trial:
     finite: bool = metric("", "whether each step's loss was", default=True)
     seconds: float = metric("s", "that the trial took, the making of the model included", default=0.0)
     step_seconds: list[float] = series("s", "of the steps after the warm-up")
-    items: int = metric("", "images, sentences or nodes of a step", default=0)
+    items: int = metric("", "images, sentences, nodes or tokens of a step", default=0)
     commit: str = metric("", "that it was made with", default="")
     reserved_bytes: int | None = metric("bytes", "the most that CUDA's allocator has taken of the device")
     outside_bytes: int | None = metric("bytes", "what else was in use of the GPU at the end, by whomever")
@@ -81,7 +81,8 @@ _WAYS = {name: place for place, name in enumerate(WAYS)}
 KIND = Kind(
     "search",
     (Search,),
-    {"device": "device", "memory_limits": "memory limit", "seed": "seed"},
+    {"device": "device", "seed": "seed"},
+    {"memory_limits": "memory limit"},
     packages=("timm", "transformers", "torch-geometric"),
     order=lambda one: (_NAMES.get(one.dimension, len(_NAMES)), _WAYS.get(one.way, len(_WAYS))),
 )

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from bench.errors import BenchError, DoesNotApply, reason
 from bench.process_memory import limit_allocation
+from bench.search import language_models
 from bench.search.dimensions import dimensions
 from bench.search.results import Trial
+from bench.search.ways import WAYS
 from bench.systems.cell import WARM_UP
 from bench.systems.subject import Subject
-from bench.systems.ways import WAYS
 from bench.units import size_name
 
 TIMED = 3  # steps, of which the median is taken
@@ -39,7 +40,7 @@ class Request:
     """What to try.
 
     Attributes:
-        dimension, way: names in ``dimensions.NAMES`` and ``systems.ways.WAYS``.
+        dimension, way: names in ``dimensions.NAMES`` and ``ways.WAYS``.
         value: the dimension's.
         device: ``"cpu"`` or ``"cuda"``.
         memory_limit: bytes that training may take: weights, gradients, the optimizer's state and activations.
@@ -56,10 +57,16 @@ class Request:
     seed: int
 
 
-def prepare(way: str, device: str) -> None:
-    """Takes two steps of a tiny network in a way: what libraries load and keep then is not the model's."""
+def prepare(way: str, device: str, family: str) -> None:
+    """Takes two steps of a tiny network in a way: what libraries load and keep then is not the model's.
+
+    Args:
+        way: its name.
+        device: of the network.
+        family: of the dimension that is searched: decoders have ways of their own.
+    """
     with torch.device(device):
-        subject = _tiny()
+        subject = language_models.tiny() if family == "llama" else _tiny()
         try:
             for _ in _steps(subject, way, "sgd", 2):
                 pass

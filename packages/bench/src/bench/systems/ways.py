@@ -38,6 +38,7 @@ class Way:
         draws: whether its layers drop other elements than torch's do with the same seed.
         budget: of a plan, the fraction of plain training's activation peak that it may take; ``None`` for all others.
         bound: of a plan with a budget, the gradient's error that it may have.
+        library: of others, that it takes; empty where it takes none.
     """
 
     ready: Callable[[Subject], tuple[Forward, Surroundings]]
@@ -47,6 +48,7 @@ class Way:
     draws: bool = False
     budget: float | None = None
     bound: float = 0.0
+    library: str = ""
 
 
 def plain(subject: Subject) -> tuple[Forward, Surroundings]:
@@ -54,8 +56,8 @@ def plain(subject: Subject) -> tuple[Forward, Surroundings]:
     return subject.model, nullcontext
 
 
-def compressed(level: str, subject: Subject, **options: Any) -> tuple[Forward, Surroundings]:
-    """By ``compress_model``, with its options.
+def compressed(level: str | None, subject: Subject, **options: Any) -> tuple[Forward, Surroundings]:
+    """By ``compress_model``, with its options; ``None`` is no level.
 
     Raises:
         DoesNotApply: it refuses them for this model.
@@ -66,14 +68,15 @@ def compressed(level: str, subject: Subject, **options: Any) -> tuple[Forward, S
         raise DoesNotApply(str(error)) from error
 
 
-def planned(budget: float, bound: float) -> Way:
+def planned(budget: float, bound: float, **options: Any) -> Way:
     """A plan of what is kept, stored in fewer bits and computed again.
 
     Args:
         budget: as a fraction of plain training's activation peak.
         bound: of the gradient's error; 0 rounds nothing.
+        **options: of ``compress_model`` besides.
     """
-    return Way(partial(_within, budget, bound), budget=budget, bound=bound)
+    return Way(partial(_within, budget, bound, **options), budget=budget, bound=bound)
 
 
 def planned_name(budget: float, bound: float) -> str:
@@ -81,13 +84,13 @@ def planned_name(budget: float, bound: float) -> str:
     return f"plan, {100 * budget:g} %, {f'error {bound:g}' if bound else 'exact'}"
 
 
-def _within(budget: float, bound: float, subject: Subject) -> tuple[Forward, Surroundings]:
+def _within(budget: float, bound: float, subject: Subject, **options: Any) -> tuple[Forward, Surroundings]:
     """By ``compress_model``, whose plan is made by the first training forward: a step is taken for that.
 
     Raises:
         DoesNotApply: the budget cannot be met.
     """
-    forward = integrations.compress_model(subject.model, memory=budget, error=bound)
+    forward = integrations.compress_model(subject.model, memory=budget, error=bound, **options)
     try:
         subject.step(forward)
     except ValueError as error:
@@ -127,10 +130,10 @@ def by_torch(forward: Forward) -> Forward:
     return partial(checkpoint, forward, use_reentrant=False)
 
 
-def _by_remat(forward: Forward) -> Forward:
+def by_remat(forward: Forward) -> Forward:
     """With torch's generators set back, which it leaves to its caller: a dropout that is computed again must draw what
     it drew, as it does with ``torch.utils.checkpoint``."""
-    wrapped: Forward = needs("torch_remat").checkpoint(recompute_state_hooks=(_Generators(),))(forward)
+    wrapped: Forward = needs("torch_remat", "rivals").checkpoint(recompute_state_hooks=(_Generators(),))(forward)
     return wrapped
 
 
@@ -204,7 +207,7 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         "L1 + checkpoint": Way(partial(compressed, "L1", checkpoint="optimal")),
         **{planned_name(budget, bound): planned(budget, bound) for bound in BOUNDS for budget in BUDGETS},
         "each block (torch)": Way(partial(each_block, by_torch), ours=False),
-        "each block (torch_remat)": Way(partial(each_block, _by_remat), ours=False),
+        "each block (torch_remat)": Way(partial(each_block, by_remat), ours=False, library="torch_remat"),
         "save_on_cpu": Way(_on_cpu, ours=False),
         **{
             f"torch.compile, budget {budget:g}": Way(partial(_compiled, budget), ours=False, slow=True)
