@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import sys
+from pathlib import Path
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
@@ -59,12 +60,12 @@ class AtFunction(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-_OURS = tuple(os.path.dirname(package.__file__) + os.sep for package in (actcore, integrations))
+_OURS = tuple(str(Path(package.__file__).parent) + os.sep for package in (actcore, integrations))
 
 
 class AtCall:
-    """Raises an error where the interpreter may raise a ``KeyboardInterrupt``, in this project's own Python: on entry of
-    the nth function, or once a call into C is over; counts both."""
+    """Raises an error where the interpreter may raise a ``KeyboardInterrupt``, in this project's own Python: on entry
+    of the nth function, or once a call into C is over; counts both."""
 
     def __init__(self, place=0, error=None):
         self.place, self.error, self.seen, self.where = place, error, 0, ""
@@ -202,7 +203,7 @@ class Trial:
             caught = f"{type(error).__name__}: {error}"[:200]
         if (error := getattr(injected, "error", None)) is not None:  # it lives on, and what its frames hold shall not
             error.__traceback__ = error.__context__ = None
-        torch.ones(1, requires_grad=True).sum().backward()  # until then, torch's queue holds nodes of the one that failed
+        torch.ones(1, requires_grad=True).sum().backward()  # torch's queue holds nodes of a failed one until then
         if self.interrupts:
             gc.collect()
         where = getattr(injected, "where", "")

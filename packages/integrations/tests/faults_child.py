@@ -1,6 +1,7 @@
 """Has torch's allocator fail in steps of each way, one allocation after the other. Prints what was found, as JSON.
 
-It runs under ``failing_allocator.c``. Its arguments are how many places of a step are tried in the quick form, and ways.
+It runs under ``failing_allocator.c``. Its arguments are how many places of a step are tried in the quick form, and
+ways.
 """
 
 import ctypes

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from integrations._common.whole_files import write_text
 from integrations.forecast import hf, pyg, timm
 from integrations.forecast.checkpoints import checkpoint
 from integrations.forecast.dtypes import NAMES, precision_of
@@ -123,7 +124,7 @@ def run(options: argparse.Namespace) -> None:
     if line := unmeasured(options.device):
         print(line)
     if options.json:
-        options.json.write_text(report.to_json(), encoding="utf-8")
+        write_text(options.json, report.to_json())
     if options.plot:
         report.plot(options.plot)
     if options.html:
