@@ -102,6 +102,13 @@ def tests(session: nox.Session) -> None:
 
 
 @shared_session(tags=["check"])
+def faults(session: nox.Session) -> None:
+    """Put a fault in every place of a training step, and not only in some. What follows `--` goes to pytest."""
+    files = sorted(map(str, ROOT.glob("packages/integrations/tests/test_faults_*.py")))
+    run_python(session, "-m", "pytest", *(session.posargs or files), ACTCORE_LONG="1", OMP_NUM_THREADS="1")
+
+
+@shared_session(tags=["check"])
 def sanitize(session: nox.Session) -> None:
     """Feed damaged stored forms to the kernels under AddressSanitizer (GCC). What follows `--` goes to pytest."""
     compiler = os.environ.get("CXX", "g++")

@@ -8,6 +8,7 @@ from bench import pages, records
 from bench.errors import BenchError
 from bench.layout import console
 from bench.record.bench import require_writable
+from integrations._common.whole_files import write_text
 
 
 def report(options: Namespace) -> None:
@@ -31,7 +32,7 @@ def report(options: Namespace) -> None:
             if not options.check:
                 draw(page.parent / place)
         if made.text != text:
-            page.write_text(made.text)
+            write_text(page, made.text)
         print(f"{page}: {'as it was' if made.text == text else 'tables made anew'}")
 
 

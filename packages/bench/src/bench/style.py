@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from bench.errors import BenchError
 from bench.machine import Machine
+from integrations._common.whole_files import written_whole
 
 # Okabe and Ito's colours, which keep apart for every kind of colour vision (https://jfly.uni-koeln.de/color/).
 BLUE, GREEN, VERMILION, PURPLE, ORANGE = "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00"
@@ -44,7 +45,8 @@ def write(figure: Figure, path: Path) -> None:
         BenchError: the file cannot be written.
     """
     try:
-        figure.savefig(path, dpi=200, facecolor="white")
+        with written_whole(path) as part:
+            figure.savefig(part, dpi=200, facecolor="white")
     except OSError as error:
         raise BenchError(f"the chart cannot be written to {path} ({error.strerror}); name another file") from error
     finally:

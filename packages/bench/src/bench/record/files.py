@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from bench.errors import BenchError
 from bench.machine import Machine
 from bench.record.kind import Kind
 from bench.record.record import Record
+from integrations._common.whole_files import write_text
 
 FORMAT = 2
 
@@ -37,7 +37,7 @@ def save(record: Record, path: Path) -> None:
     text = json.dumps(content, indent=1)
     text = re.sub(r"\[[-+.\deE,\s]+\]", lambda numbers: f"[{' '.join(numbers.group()[1:-1].split())}]", text)
     try:
-        _write(text + "\n", path)
+        write_text(path, text + "\n")
     except OSError as error:
         raise BenchError(f"results cannot be written to {path} ({error.strerror}); name another file") from error
 
@@ -68,17 +68,3 @@ def _record(content: dict[str, Any], kind_of: Callable[[str], Kind]) -> Record:
     machine = Machine(**content.pop("machine"))
     entries = [kind.entry_of(entry) for entry in content.pop("entries")]
     return Record(machine=machine, entries=entries, **content)
-
-
-def _write(text: str, path: Path) -> None:
-    if path.exists() and not path.is_file():  # such as /dev/stdout, which nothing shall take the place of
-        path.write_text(text)
-        return
-    whole = path.resolve()  # a link stays one
-    part = whole.with_name(f"{whole.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text)
-        part.replace(whole)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

@@ -13,6 +13,7 @@ from bench.sweep.notes import eased, notes
 from bench.sweep.report import TITLE, of, summary
 from bench.sweep.results import Swept
 from bench.units import MIB
+from integrations._common.whole_files import write_text
 
 
 def write(record: Record, path: Path) -> None:
@@ -22,7 +23,7 @@ def write(record: Record, path: Path) -> None:
         BenchError: the file cannot be written.
     """
     try:
-        path.write_text(page(record))
+        write_text(path, page(record))
     except OSError as error:
         raise BenchError(f"the page cannot be written to {path} ({error.strerror}); name another file") from error
 

@@ -67,6 +67,15 @@ class OnStack:
             raise RuntimeError(told)
         warnings.warn(told, stacklevel=2)
 
+    def take_off(self) -> None:
+        """Removes the pair where it still is: an interrupt may have come while it was entered or left."""
+        if not self._is_ours(_top()):
+            return
+        found = _all()
+        if len(found) > self._below and self._is_ours(found[self._below]):
+            del found[self._below]
+            _replace(found)
+
     def _is_ours(self, pair: HookPair | None) -> bool:
         return pair is not None and pair[0] is self._pair[0] and pair[1] is self._pair[1]
 

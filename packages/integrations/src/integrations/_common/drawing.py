@@ -5,6 +5,8 @@ from __future__ import annotations
 from os import PathLike
 from typing import Any
 
+from integrations._common.whole_files import written_whole
+
 # Okabe and Ito's colours, which every kind of colour vision can tell apart (https://jfly.uni-koeln.de/color/).
 BLUE, VERMILION, INK, FAINT, GRID = "#0072B2", "#D55E00", "#22262B", "#7A828C", "#E8EAED"
 GREY = "#C9CCD1"  # for what others are compared with
@@ -34,4 +36,5 @@ def plain_axes(axes: Any) -> None:
 
 def write_figure(figure: Any, path: str | PathLike[str]) -> None:
     """Writes a figure; the path's ending names the type: ``.png``, ``.svg``, ``.pdf``."""
-    figure.savefig(path, dpi=160, facecolor="white")
+    with written_whole(path) as part:
+        figure.savefig(part, dpi=160, facecolor="white")

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from integrations._common.whole_files import write_text
 from integrations._fits.optimizers import OPTIMIZERS
 from integrations._fits.run import fit
 from integrations._fits.ways import WAYS
@@ -59,4 +60,4 @@ def run(options: argparse.Namespace) -> None:
     )
     print(found)
     if options.json:
-        options.json.write_text(found.to_json(), encoding="utf-8")
+        write_text(options.json, found.to_json())

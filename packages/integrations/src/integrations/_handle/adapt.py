@@ -213,19 +213,22 @@ class Adapter:
         fresh = Adapter(self.blocks)
         if state is not None:
             try:
-                plan, found = state["plan"], state["found"]
-                fresh._attempt, fresh._next, fresh._wait = state["attempt"], state["next"], state["wait"]
-                shapes = {str(name): tuple(shape) for name, shape in state.get("shapes", {}).items()}
+                fresh._take(state, model)
             except (AttributeError, KeyError, TypeError) as error:
                 raise ValueError(f"the state of an adaptive level must be what state_dict returned: {error}") from error
-            if plan is not None:
-                fresh._plan = Plan.of(plan)
-                fresh._plan.require_modules((path for path, _ in model.named_modules()), type(model).__name__)
-            _require_shapes(shapes, model)
-            if found is not None:
-                fresh._found = found["step"], Measurement.of(found)
         self.forget()
         self.__dict__.update(fresh.__dict__)
+
+    def _take(self, state: Mapping[str, Any], model: nn.Module) -> None:
+        plan, found = state["plan"], state["found"]
+        self._attempt, self._next, self._wait = state["attempt"], state["next"], state["wait"]
+        shapes = {str(name): tuple(shape) for name, shape in state.get("shapes", {}).items()}
+        if plan is not None:
+            self._plan = Plan.of(plan)
+            self._plan.require_modules((path for path, _ in model.named_modules()), type(model).__name__)
+        _require_shapes(shapes, model)
+        if found is not None:
+            self._found = found["step"], Measurement.of(found)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has the plan, and not the measurement under way.

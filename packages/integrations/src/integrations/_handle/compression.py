@@ -75,8 +75,10 @@ class Compression(HandleState):
             with session as entered:
                 entered.owners.add_inputs(tensors_in((args, kwargs)))
                 result = forward(*args, **kwargs)
-        except (RuntimeError, MemoryError) as error:
-            explain(error, self.model)
+        except BaseException as error:
+            session.abandon()
+            if isinstance(error, (RuntimeError, MemoryError)):
+                explain(error, self.model)
             raise
         if self.recomputing is not None:
             self.recomputing.note_returned()

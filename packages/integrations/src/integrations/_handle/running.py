@@ -57,6 +57,7 @@ class RunningSession:
         following: Following | None = None,
     ) -> None:
         self._handle, self._probe, self._following = handle, probe, following
+        self._open = False
         kind = Session if handle.timed is None else TimedSession
         way = None if following is None else following.way(handle.stores_at)
         self._session = kind(
@@ -81,15 +82,16 @@ class RunningSession:
     def __enter__(self) -> Session:
         require_no_plan()
         self._before = self._handle.records
-        self._session.__enter__()
-        if self._following is not None:
-            try:
+        self._open = True
+        try:
+            self._session.__enter__()
+            if self._following is not None:
                 self._following.begin(self._session)
-            except BaseException:
-                self._session.__exit__(*sys.exc_info())
-                raise
-        self._handle.sessions[threading.get_ident()] = self._session
-        self._handle.records = self._session.records
+            self._handle.sessions[threading.get_ident()] = self._session
+            self._handle.records = self._session.records
+        except BaseException:
+            self.abandon()
+            raise
         return self._session
 
     def __exit__(self, *error: Any) -> None:
@@ -99,9 +101,15 @@ class RunningSession:
                 self._following.end(self._session, complete=error[0] is None)
         finally:
             self._session.__exit__(*error)
+            self._open = False
         if not self._session.records and may_be_replayed():
             self._handle.records = self._before  # back to the records of the last forward that saved something
         elif error[0] is None:
             if self._probe is not None:
                 judge_measurement(self._handle, self._probe, self._session.records)
             judge(self._handle, self._session)
+
+    def abandon(self) -> None:
+        """Leaves it if it was not left: an interrupt may have come while it was entered or left."""
+        if self._open:
+            self.__exit__(*sys.exc_info())

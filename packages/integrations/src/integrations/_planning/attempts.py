@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
+from integrations._common.out_of_memory import is_out_of_memory
 from integrations._common.warn import warn
 from integrations._planning.plan import Plan
 from integrations._step.capturing.capture import NoGradient
@@ -88,7 +88,7 @@ class Attempts:
                 f"no plan can be made of {class_of(model).__name__} for inputs {inputs}, and what a plan would "
                 f"recompute is kept: {type(error).__name__}: {error}"
             )
-            shortage = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+            shortage = is_out_of_memory(error)
             self._doubts[threading.get_ident()] = _Doubt(failures, inputs, shortage, told)
         return None
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 from os import PathLike
-from pathlib import Path
 
+from integrations._common.whole_files import write_text
 from integrations._planning.explained import Line, grouped, lines_of, span
 from integrations._planning.solution import Solution
 from integrations._planning.table import caption_of, error_of, listed
@@ -17,7 +17,7 @@ from integrations.report.words import format_bytes
 
 def write_page(plan: Solution, path: str | PathLike[str]) -> None:
     """See ``Plan.page``."""
-    Path(path).write_text(page_of(plan), encoding="utf-8")
+    write_text(path, page_of(plan))
 
 
 def page_of(plan: Solution) -> str:

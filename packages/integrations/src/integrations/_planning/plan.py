@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
+from integrations._common.whole_files import write_text
 from integrations._planning.alternatives import accumulating, within
 from integrations._planning.budget import Budget
 from integrations._planning.noted import only_noted
@@ -93,7 +94,7 @@ class Plan(Solution):
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the plan to a file, for another process or day."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        write_text(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:

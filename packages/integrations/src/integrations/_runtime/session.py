@@ -120,24 +120,32 @@ class Session:
             self._hook, unpack = contexts.enter_context(hooks_of(self, self.level))
             contexts.enter_context(self.tracker)
             contexts.enter_context(listening(self.announced))
+            on_stack = OnStack(self._hook, unpack, self._what)
+            contexts.callback(on_stack.take_off)
             try:
-                contexts.enter_context(OnStack(self._hook, unpack, self._what))
+                contexts.enter_context(on_stack)
             except RuntimeError as error:
                 _explain(error)
                 raise
-            self._contexts = contexts.pop_all()
+            self._begin(self._hook, contexts)
+            self._contexts = contexts.pop_all()  # last: an interrupt before it finds everything undone
+        return self
+
+    def _begin(self, hook: Callable[[Tensor], Packed], contexts: ExitStack) -> None:
+        """Has the tracker tell what it sees, now that the hooks are set."""
         if self.level.bits is not None:
-            self.tracker.pack = self._hook
+            self.tracker.pack = hook
         if self.level.recompute:
             self._formulas = Formulas(self.storages, self.owners, self.tracker, self.step, self.specs.noted)
             self.tracker.note, self.tracker.noted = self._formulas.note, KNOWN
-        self.checkpoints = self.tracker.checkpoints = Checkpoints(self, self._hook, self.tracker.born)
+        self.checkpoints = self.tracker.checkpoints = Checkpoints(self, hook, self.tracker.born)
         if self.level.rounds_checkpoints:
             self.tracker.over = self.checkpoints.over
-        self._outer, _innermost.session = getattr(_innermost, "session", None), self
+        self._outer = getattr(_innermost, "session", None)
+        contexts.callback(setattr, _innermost, "session", self._outer)
+        _innermost.session = self
         if self._observer is not None:
             self.tracker.watcher = self._watch
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -148,7 +156,7 @@ class Session:
                 if error is None and self.checkpoints is not None:
                     self.checkpoints.settle()
             finally:
-                _innermost.session, self._hook, self.checkpoints = self._outer, None, None
+                self._hook = self.checkpoints = None
                 self._sites.end()
                 self.tracker.pack = self.tracker.watcher = self.tracker.checkpoints = self.tracker.over = None
                 if self._formulas is not None and error is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from integrations._common.whole_files import write_text
 from integrations._handle.compression import Compression
 from integrations._handle.exchanges import Exchanges
 from integrations._handle.recomputing import Asked, level_with, planning_for, require_one
@@ -118,7 +119,7 @@ class CompressedTraining:
             if self.path.suffix == ".html":
                 report.html(self.path)
             else:
-                self.path.write_text(report.to_json(), encoding="utf-8")
+                write_text(self.path, report.to_json())
         return {
             "compression_ratio": report.ratio,
             "compression_original_bytes": float(report.original_bytes),

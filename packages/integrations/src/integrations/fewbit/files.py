@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from integrations._common.whole_files import write_text, written_whole
 from integrations._step_tables.steps import StepTable
 from integrations.fewbit.store import END
 
@@ -32,7 +33,7 @@ def save(table: StepTable, name: str, bits: int, path: Path) -> None:
             "boundaries": table.boundaries,
             "levels": table.levels,
         }
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(content, indent=1) + "\n")
         return
     if table.even:
         raise ValueError(
@@ -52,11 +53,8 @@ def save(table: StepTable, name: str, bits: int, path: Path) -> None:
     inner = table.boundaries
     borders = [min((-END, *inner)), *inner, max((END, *inner))]
     arrays |= {f"{name}{bits:02d}-borders": numpy.array(borders), f"{name}{bits:02d}-levels": numpy.array(table.levels)}
-    # Under another name first: what the file holds stays if writing fails.
-    written = path.with_name(path.name + ".new")
-    with written.open("wb") as file:
-        numpy.savez(file, **arrays)
-    written.replace(path)
+    with written_whole(path) as part:
+        numpy.savez(part, **arrays)
 
 
 def require_type(path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from integrations._common.whole_files import write_text
 from integrations.forecast import hf, pyg, timm
 from integrations.forecast.checkpoints import checkpoint
 from integrations.forecast.dtypes import NAMES, precision_of
@@ -170,7 +171,7 @@ def _write(
 ) -> None:
     """Writes the files that were asked for."""
     if options.json:
-        options.json.write_text(text(), encoding="utf-8")
+        write_text(options.json, text())
     if options.plot:
         plot(options.plot)
     if options.html:

@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from integrations._common.whole_files import written_whole
 from integrations.qmodules.variance import GradientVariance
 
 # Okabe and Ito's colours, which keep apart for every kind of colour vision (https://jfly.uni-koeln.de/color/).
@@ -54,7 +55,8 @@ def plot_variance(result: GradientVariance, path: str | PathLike[str]) -> None:
     lower.set_xticks(places, [layer.name or layer.kind for layer in layers], rotation=90, fontsize=7)
     for axes in (upper, lower):
         _plain(axes)
-    figure.savefig(path, dpi=200)
+    with written_whole(path) as part:
+        figure.savefig(part, dpi=200)
 
 
 def _plain(axes: Any) -> None:

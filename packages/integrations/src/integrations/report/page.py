@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from importlib.resources import files
 from os import PathLike
-from pathlib import Path
 from string import Template
 
+from integrations._common.whole_files import write_text
 from integrations.report.content import Content
 from integrations.report.row import Row
 from integrations.report.svg import bars, step
@@ -25,7 +25,7 @@ from integrations.report.words import (
 
 def write_page(report: Content, path: str | PathLike[str]) -> None:
     """See ``Report.html``."""
-    Path(path).write_text(page_of(report), encoding="utf-8")
+    write_text(path, page_of(report))
 
 
 def page_of(report: Content) -> str:

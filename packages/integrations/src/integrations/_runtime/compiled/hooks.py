@@ -53,13 +53,15 @@ def hooks_of(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
     """
     if DYNAMO in sys.modules:
         _ask_for_all()
-    outer, _here.session = getattr(_here, "session", None), session
-    packing = native.enter(session.packing)
+    outer: Session | None = getattr(_here, "session", None)
+    packing = None if outer is None else outer.packing
     try:
+        _here.session = session
+        native.enter(session.packing)
         yield _pair(level)
     finally:
+        _here.session = outer  # first: once the call is over, an interrupt may come
         native.enter(packing)
-        _here.session = outer
 
 
 def _ask_for_all() -> None:

@@ -1,0 +1,254 @@
+"""Faults that are put into a step, and what must be as before when one of them has reached the user."""
+
+import contextlib
+import gc
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+import actcore
+import integrations
+from actcore import stored
+from integrations._adaptive import surroundings
+from integrations._runtime import session as sessions
+from integrations._runtime.compiled import hooks as compiled_hooks
+from integrations._storing.regions import Region
+
+from .fault_ways import step
+
+LONG = os.environ.get("ACTCORE_LONG") == "1"
+"""Whether a fault is put in every place. In the quick form it is in some, a stated stride apart."""
+
+
+def places(count, quick):
+    """The places of a step's faults, from 1 on: all, or in the quick form about so many, evenly spread."""
+    return range(1, count + 1, 1 if LONG else max(1, -(-count // quick)))
+
+
+# ---- putting faults in ----
+
+
+class AtOperator(TorchDispatchMode):
+    """Raises an error in place of the nth operator, of forward and of backward; counts them."""
+
+    def __init__(self, place=0, error=None):
+        super().__init__()
+        self.place, self.error, self.seen = place, error, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen += 1
+        if self.seen == self.place:
+            raise self.error
+        return func(*args, **(kwargs or {}))
+
+
+class AtFunction(TorchFunctionMode):
+    """Raises an error in place of the nth call of a torch function; counts them."""
+
+    def __init__(self, place=0, error=None):
+        super().__init__()
+        self.place, self.error, self.seen = place, error, 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen += 1
+        if self.seen == self.place:
+            raise self.error
+        return func(*args, **(kwargs or {}))
+
+
+_OURS = tuple(str(Path(package.__file__).parent) + os.sep for package in (actcore, integrations))
+
+
+class AtCall:
+    """Raises an error where the interpreter may raise a ``KeyboardInterrupt``, in this project's own Python: on entry
+    of the nth function, or once a call into C is over; counts both."""
+
+    def __init__(self, place=0, error=None):
+        self.place, self.error, self.seen, self.where = place, error, 0, ""
+
+    def __enter__(self):
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *error):
+        sys.setprofile(None)
+
+    def _note(self, frame, event, argument):
+        if event not in ("call", "c_return") or not frame.f_code.co_filename.startswith(_OURS):
+            return
+        self.seen += 1
+        if self.seen == self.place:
+            self.where = f"{frame.f_code.co_filename.partition('src/')[2]}:{frame.f_lineno}"
+            raise self.error
+
+
+# ---- what must be as before ----
+
+
+def of_thread():
+    """All that a forward sets for its thread while it runs."""
+    return {
+        "function modes": list(map(id, _get_current_function_mode_stack())),
+        "dispatch modes": list(map(id, _get_current_dispatch_mode_stack())),
+        "saved-tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
+        "gradients enabled": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()),
+        "torch functions": torch._C._is_torch_function_enabled(),
+        "keys": (str(torch._C._dispatch_tls_local_include_set()), str(torch._C._dispatch_tls_local_exclude_set())),
+        "session": getattr(sessions._innermost, "session", None),
+        "session of regions": getattr(compiled_hooks._here, "session", None),
+        "listener": (stored._here.listener, stored._here.operator, stored._here.subject),
+        "trial": getattr(surroundings._here, "met", None),
+    }
+
+
+_HOOKS = [name for name in vars(torch.nn.Module()) if name.endswith("_hooks")]
+
+
+def of_model(model):
+    """A model's structure: modules, parameters, buffers, hooks, modes, and attributes; and its handle, at rest."""
+    found = {}
+    for path, module in model.named_modules():
+        own = vars(module)
+        found[path] = (
+            id(module),
+            {name: id(one) for kind in ("_parameters", "_buffers", "_modules") for name, one in own[kind].items()},
+            {name: list(own[name]) for name in _HOOKS},
+            module.training,
+            sorted(own),
+            id(own.get("forward")),
+            [one.requires_grad for one in module.parameters(recurse=False)],
+            [one.detach().clone() for one in module.parameters(recurse=False)],
+        )
+    handle = model.__dict__.get("_integrations_compression")
+    if handle is not None:
+        found["handle"] = (handle.sessions, handle.paused, handle._trials, handle.closed, handle.timed, handle.redraw)
+    return found
+
+
+def same(one, other):
+    """Whether two values of plain containers and tensors are equal, tensors bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def differing(before, after):
+    """The names of what has changed between two snapshots."""
+    return [name for name in before.keys() | after.keys() if not same(before.get(name), after.get(name))]
+
+
+def held():
+    """What holds a tensor for a backward, or runs a forward, and is alive. Sites keep regions that hold nothing."""
+    found = [one for one in gc.get_objects() if issubclass(type(one), (Region, sessions.Session))]
+    return [type(one).__name__ for one in found if type(one) is not Region or one.value or one.sign or one.kept]
+
+
+@contextlib.contextmanager
+def counting_alone():
+    """Only what is made in the block is looked through by ``held``, and reference counting alone frees it."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+# ---- one fault, and the step after it ----
+
+
+class Trial:
+    """Faults in the steps of one model, each followed by an undisturbed step of it and of an undisturbed twin.
+
+    Args:
+        model: the model.
+        twin: an equal one.
+        interrupts: whether faults are interrupts amid Python, which may leave circles for the garbage collector.
+    """
+
+    def __init__(self, model, twin, interrupts=False):
+        self.model, self.twin, self.interrupts, self.work = model, twin, interrupts, step
+        self.told = []  # what was not as before, in words
+
+    def fail(self, place, injected, is_injected):
+        """Puts in a fault at a place. Returns the error that reached the user, in words, or ``None``.
+
+        Args:
+            place: its number, for words.
+            injected: the context that puts it in.
+            is_injected: whether an error is the one that was put in.
+        """
+        before, model = (of_thread(), of_model(self.model)), self.model
+        old = {name: one.grad for name, one in model.named_parameters()}
+        values = {name: None if grad is None else grad.clone() for name, grad in old.items()}
+        whole = self.whole(values)
+        caught = None
+        try:
+            with injected:
+                self.work(model)
+        except BaseException as error:
+            if not is_injected(error):
+                self.told.append(f"{place}: another error: {type(error).__name__}: {error}")
+            caught = f"{type(error).__name__}: {error}"[:200]
+        if (error := getattr(injected, "error", None)) is not None:  # it lives on, and what its frames hold shall not
+            error.__traceback__ = error.__context__ = None
+        torch.ones(1, requires_grad=True).sum().backward()  # torch's queue holds nodes of a failed one until then
+        if self.interrupts:
+            gc.collect()
+        where = getattr(injected, "where", "")
+        changed = differing(before[0], of_thread()) + differing(before[1], of_model(model))
+        if changed:
+            self.told.append(f"{place} {where}: not as before: {', '.join(changed)}")
+        if alive := held():
+            self.told.append(f"{place} {where}: alive: {len(alive)}, {alive[:3]}")
+        for name, one in model.named_parameters():
+            if not same(one.grad, values[name]) and not same(one.grad, whole[name]):
+                self.told.append(f"{place} {where}: the gradient of {name} is half")
+        for name, one in model.named_parameters():
+            one.grad = values[name]
+        return caught
+
+    def whole(self, values):
+        """The gradients that an undisturbed step leaves where these are before."""
+        self.align()
+        return self.stepped(self.twin, values)
+
+    def align(self):
+        """Has the twin's next forward draw the noise that the model's draws."""
+        for module, twin in zip(self.model.modules(), self.twin.modules(), strict=True):
+            handle = module.__dict__.get("_integrations_compression")
+            if handle is not None:
+                twin.__dict__["_integrations_compression"].step = handle.step
+            precision = getattr(module, "precision", None)
+            if precision is not None:  # of a Q-layer, which counts its forwards itself
+                twin.precision._forwards = precision._forwards
+            buffers = zip(module.buffers(recurse=False), twin.buffers(recurse=False), strict=True)
+            for mine, other in buffers:
+                other.copy_(mine)
+
+    def stepped(self, model, values=None):
+        for name, one in model.named_parameters():
+            one.grad = None if values is None or values[name] is None else values[name].clone()
+        self.work(model)
+        return {name: None if one.grad is None else one.grad.clone() for name, one in model.named_parameters()}
+
+    def go_on(self, place):
+        """An undisturbed step of both, which must be the same."""
+        self.align()
+        expected, state = self.stepped(self.twin), torch.get_rng_state()
+        found = self.stepped(self.model)
+        if not torch.equal(state, torch.get_rng_state()):
+            self.told.append(f"{place}: the generator is elsewhere after the next step")
+        if other := differing(expected, found):
+            self.told.append(f"{place}: the next step differs in {', '.join(other)}")

@@ -1,0 +1,185 @@
+"""A disk that is full, and files that are damaged: a file is written whole or not at all, and what cannot be read
+changes nothing."""
+
+import copy
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import integrations
+from integrations import checkpoint
+from integrations._common.whole_files import write_text, written_whole
+from integrations._step_tables.steps import StepTable
+from integrations.fewbit.files import save
+
+from .fault_ways import WAYS, gradients, net, step
+from .faults import LONG, places
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from integrations._common.whole_files import write_text
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+path, text = Path(sys.argv[1]), "new " * 1000
+for most in (0, 1, 100, 3999):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+    try:
+        write_text(path, text)
+        print("written")
+    except OSError as error:
+        print(error.errno, path.read_text(), sorted(one.name for one in path.parent.iterdir()))
+"""
+
+
+def test_a_disk_that_is_full(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text("old")
+    run = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["27 old ['plan.json']"] * 4  # EFBIG, as of a file that may not grow
+
+
+@pytest.fixture
+def full():
+    """No file may grow beyond some bytes, in this process."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def set_to(most):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+
+    yield set_to
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.fixture(scope="module")
+def planned():
+    model = integrations.compress_model(net(), memory=0.7, error=0)
+    step(model)
+    return integrations.compression(model)
+
+
+TABLE = StepTable((0.0,), (0.0, 1.0))
+WRITERS = {
+    "plan.json": lambda handle, path: handle.recomputing.plan.save(path),
+    "plan.html": lambda handle, path: handle.recomputing.plan.page(path),
+    "report.html": lambda handle, path: handle.report().html(path),
+    "table.json": lambda handle, path: save(TABLE, "relu", 1, path),
+    "table.npz": lambda handle, path: save(TABLE, "relu", 1, path),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_is_there_stays(planned, full, tmp_path, name):
+    path = tmp_path / name
+    WRITERS[name](planned, path)
+    whole = path.read_bytes()
+    for most in (0, 1, len(whole) // 2, len(whole) - 1):
+        full(most)
+        with pytest.raises(OSError, match="too large"):
+            WRITERS[name](planned, path)
+        full(resource.RLIM_INFINITY)
+        assert path.read_bytes() == whole
+        assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_interrupt_while_a_file_is_written(tmp_path):
+    with pytest.raises(KeyboardInterrupt), written_whole(tmp_path / "one") as part:  # noqa: PT012
+        part.write_text("half")
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_links_modes_and_devices_stay(tmp_path):
+    path, link = tmp_path / "one", tmp_path / "link"
+    path.write_text("old")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o640
+    write_text(os.devnull, "gone")
+    with pytest.raises(OSError, match="No space left"):
+        write_text("/dev/full", "x" * 10_000)
+
+
+# ---- damaged ----
+
+
+def damaged(text, quick):
+    """A JSON text cut off at places, and with each field gone, of another type, NaN, or out of range."""
+    cuts = range(0, len(text) - 1, 1 + len(text) // (400 if LONG else quick))
+    yield from (text[:place] for place in cuts)
+    content = json.loads(text)
+    for name in content:
+        yield json.dumps({key: value for key, value in content.items() if key != name})
+        yield from (
+            json.dumps({**content, name: other})
+            for other in ("no", [[]], -1, 1 << 70, float("nan"))
+            if content[name] != other
+        )
+
+
+def test_a_plan_that_is_damaged_changes_nothing(planned, tmp_path):
+    """It is refused, and the model is as before; or it is still a plan."""
+    text = planned.recomputing.plan.to_json()
+    path, refused = tmp_path / "plan.json", 0
+    for damage in damaged(text, 20):
+        path.write_text(damage)
+        model = net()
+        before = dict(vars(model))
+        try:
+            checkpoint.apply(model, checkpoint.Plan.load(path))
+        except (ValueError, TypeError):
+            refused += 1
+            assert vars(model) == before
+    assert refused > 20
+
+
+STATES = ("level", "adaptive", "exact", "recomputed level")
+
+
+@pytest.mark.filterwarnings("ignore:the state is of")
+@pytest.mark.parametrize("way", STATES)
+def test_a_state_that_is_damaged_leaves_the_handle_as_it_was(way):
+    """The next step is that of a twin that never saw it."""
+    model, twin = (WAYS[way]().train() for _ in range(2))
+    for one in (model, twin):
+        step(one)
+        step(one)
+    handle = integrations.compression(model)
+    whole, refused = handle.state_dict(), 0
+    for state in altered(whole):
+        try:
+            handle.load_state_dict(state)
+        except (ValueError, TypeError):
+            refused += 1
+            assert handle.state_dict() == whole
+        else:
+            handle.load_state_dict(whole)
+    assert refused > 5
+    handle.load_state_dict(whole)
+    for one in (model, twin):
+        one.zero_grad()
+        step(one)
+    expected, found = gradients(twin), gradients(model)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def altered(content):
+    """Copies of nested mappings in each of which one field is gone or another."""
+    for name, value in content.items():
+        yield {key: other for key, other in content.items() if key != name}
+        yield from ({**content, name: other} for other in (None, "no", -1, [], {}, float("nan"), 1 << 70))
+        if isinstance(value, dict):
+            yield from ({**content, name: copy.deepcopy(inner)} for inner in altered(value))
+
+
+def test_places_in_the_quick_form():
+    assert list(places(10, 3)) == (list(range(1, 11)) if LONG else [1, 5, 9])
