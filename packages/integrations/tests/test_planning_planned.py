@@ -95,7 +95,7 @@ DAMAGED = {
     "a graph": (lambda content: content.update(rounded=None, rounded_menus=None), "rounded must be a graph"),
     "a model": (lambda content: content["rounded"].update(fingerprint=""), "rounded must be of the model"),
     "bytes": (lambda content: _options(content, held=-5), "held must not be negative"),
-    "noise": (lambda content: _options(content, noise=float("nan")), "noise must be finite"),
+    "noise": (lambda content: _options(content, noise=float("nan")), "numbers must be finite, got NaN"),
     "weights": (lambda content: content["rounded_menus"]["weights"].__setitem__(0, -1.0), r"weights\[0\] must be"),
     "an event": (
         lambda content: content["rounded_menus"]["stored_at"].__setitem__(0, 10**9),

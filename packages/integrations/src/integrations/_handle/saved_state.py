@@ -87,6 +87,6 @@ def _checked_step(state: Mapping[str, Any]) -> int:
     if not isinstance(state["options"], Mapping):
         raise TypeError(f"the state's options must be a mapping, got {state['options']!r}")
     step = state["step"]
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ValueError(f"the state's step must be an int, 0 or more, got {step!r}")
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**63:
+        raise ValueError(f"the state's step must be an int, 0 or more and below 2**63, got {step!r:.40}")
     return step
