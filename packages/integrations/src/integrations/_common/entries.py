@@ -19,6 +19,8 @@ LONGEST = 1 << 28
 DEEPEST = 32
 """Objects and lists in each other. A plan with its stores, and the plans beside it, has 8."""
 
+_PLAIN = (bool, int, float, str, type(None), Mapping, list, tuple)
+
 
 def loaded(text: str, writer: str) -> Any:
     """What a text of JSON holds.
@@ -65,6 +67,24 @@ def _depth_within(most: int, content: Any) -> bool:
             return True
         found = [inner for one in found for inner in (one.values() if isinstance(one, dict) else one)]
     return False
+
+
+def require_plain(content: Any) -> None:
+    """Checks that a state has plain values alone: a tensor among them has no truth, and compares element by element.
+
+    Raises:
+        TypeError: it has another value.
+        ValueError: it is deeper than ``DEEPEST``.
+    """
+    found = [content]
+    for _ in range(DEEPEST):
+        found = [inner for one in found for inner in (one.values() if isinstance(one, Mapping) else one)]
+        if other := [one for one in found if not isinstance(one, _PLAIN)]:
+            raise TypeError(f"a state must have plain values alone, got {type(other[0]).__name__}")
+        found = [one for one in found if isinstance(one, (Mapping, list, tuple))]
+        if not found:
+            return
+    raise ValueError(f"a state must have at most {DEEPEST} lists and mappings in each other")
 
 
 def of_format(content: Any, version: int, writer: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from integrations._common.entries import require_plain
 from integrations._handle.adapt import adapts
 from integrations._handle.monitor import Monitor
 from integrations._handle.recomputing import Recomputing
@@ -77,6 +78,7 @@ def _checked_step(state: Mapping[str, Any]) -> int:
     """The step of a state, whose keys are checked."""
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be what state_dict returned, got {type(state).__name__}")
+    require_plain(state)
     missing = [key for key in ("version", "level", "options", "step") if key not in state]
     if missing:
         raise ValueError(f"state must have version, level, options and step; it lacks {', '.join(missing)}")
