@@ -44,7 +44,7 @@ def assert_refused_or_read(found):
         return
     y = result_of(actcore.decompress, found)
     if isinstance(y, Exception):
-        assert isinstance(y, ValueError) and DAMAGED in str(y) or NO_MEMORY in str(y), repr(y)
+        assert (isinstance(y, ValueError) and DAMAGED in str(y)) or NO_MEMORY in str(y), repr(y)
     else:
         read(y)
 
@@ -115,7 +115,9 @@ def of_any_fields(draw):
     """A ``Compressed`` as a file may fill it: each field left out, or of any kind, and its codec's the same."""
     c = draw(stored())
     state = {name: getattr(c, name) for name in FIELDS}
-    things = st.one_of(THINGS, st.sampled_from([torch.float32, Layout((4,), (1,)), Layout(None, 4), normal(4), {}, [], c.codec, str]))
+    things = st.one_of(
+        THINGS, st.sampled_from([torch.float32, Layout((4,), (1,)), Layout(None, 4), normal(4), {}, [], c.codec, str])
+    )
     for name in draw(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=2)):
         kind = draw(st.sampled_from(["leave out", "another", "codec's"]))
         if kind == "leave out":

@@ -10,8 +10,40 @@ import random
 DEEP = "[" * 5000 + "]" * 5000
 NUMBERS = (0, 1, -1, 7, 255, 2**31, -(2**31), 2**53 + 1, 2**63 - 1, 2**63, 10**400, 0.5, -1.5, 1e308, 5e-324)
 STRANGE = (math.nan, math.inf, -math.inf)
-THINGS = (*NUMBERS, *STRANGE, None, True, False, "", "a", "nan", "\ud800", "f" * 5000, "-1", [], {}, [[]], [None], {"": 0})
-SNIPPETS = ("1" * 5000, "1e999", "NaN", "-Infinity", DEEP, '{"a":' * 3000, "\x00", "\ufeff", '"', "}", "]", ",", "null", "//")
+THINGS = (
+    *NUMBERS,
+    *STRANGE,
+    None,
+    True,
+    False,
+    "",
+    "a",
+    "nan",
+    "\ud800",
+    "f" * 5000,
+    "-1",
+    [],
+    {},
+    [[]],
+    [None],
+    {"": 0},
+)
+SNIPPETS = (
+    "1" * 5000,
+    "1e999",
+    "NaN",
+    "-Infinity",
+    DEEP,
+    '{"a":' * 3000,
+    "\x00",
+    "\ufeff",
+    '"',
+    "}",
+    "]",
+    ",",
+    "null",
+    "//",
+)
 
 
 def damaged(content, seed, most=3):

@@ -44,7 +44,9 @@ def run_doctor(options: argparse.Namespace) -> None:
     console.print(_facts())
     gone = [name for name in NAMES.values() if not name.is_there]
     console.print(_names(gone))
-    console.print(f"torch {torch.__version__} has {len(NAMES) - len(gone)} of {len(NAMES)} private names that are used.")
+    console.print(
+        f"torch {torch.__version__} has {len(NAMES) - len(gone)} of {len(NAMES)} private names that are used."
+    )
     if needed := [name for name in gone if not name.spared]:
         features = ", ".join(sorted({name.feature for name in needed}))
         raise RuntimeError(

@@ -78,7 +78,9 @@ class Measurement:
         found = entry_of(cls, plain)
         for tensor in found.tensors:
             if not tensor.identities or tensor.numel < 0 or any(size < 0 for size in tensor.sizes):
-                raise ValueError(f"a measurement must name tensors, of 0 elements and bytes or more, got {tensor!r:.80}")
+                raise ValueError(
+                    f"a measurement must name tensors, of 0 elements and bytes or more, got {tensor!r:.80}"
+                )
             if not len(tensor.energies) == len(tensor.sizes) == _WIDTHS or len(tensor.costs) not in (0, _WIDTHS):
                 raise ValueError(f"a measurement must have numbers for each of 1 to {_WIDTHS} bits, got {tensor!r:.80}")
         return found

@@ -172,7 +172,7 @@ def _is(hint: Any, value: Any) -> bool:
     if isinstance(value, bool):
         return hint is bool
     if isinstance(value, int):
-        return hint is float and abs(value) <= sys.float_info.max or hint is int and -(2**63) <= value < 2**63
+        return (hint is float and abs(value) <= sys.float_info.max) or (hint is int and -(2**63) <= value < 2**63)
     return isinstance(value, hint)
 
 

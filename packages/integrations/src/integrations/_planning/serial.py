@@ -6,13 +6,13 @@ import json
 from dataclasses import asdict, replace
 from typing import Any
 
+from integrations._common.entries import complete, entry_of, fields_of, loaded, of_format, of_type
 from integrations._planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations._planning.choice import Choice
 from integrations._planning.menus import Menus
 from integrations._planning.noted import note_accumulating, noted
 from integrations._planning.problem import training_step
 from integrations._planning.solution import Found, Solution
-from integrations._common.entries import complete, entry_of, fields_of, loaded, of_format, of_type
 from integrations._step.graphs.graph import Graph
 from integrations.rules.levels import Level
 
