@@ -141,6 +141,8 @@ def sanitize(session: nox.Session) -> None:
         }
         names = (
             "fuzz",
+            "fuzz_files",
+            "fuzz_solvers",
             "damaged",
             "direct_kernels",
             "operators",

@@ -1,11 +1,15 @@
-"""``python -m integrations doctor``: what is here."""
+"""``python -m integrations doctor``: what is here, and which versions of torch have which private names."""
 
+import json
 from dataclasses import replace
 
 import pytest
+import torch
 
-from integrations import _torch, doctor
+from integrations import _torch, _torch_versions, doctor
 from integrations.cli import main
+
+HERE = torch.__version__.partition("+")[0]
 
 
 @pytest.fixture
@@ -19,18 +23,20 @@ def without(monkeypatch):
     return hide
 
 
+def line_of(path, capsys):
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"{path} ")]
+    return line
+
+
 def test_it_says_what_is_here(capsys):
     assert main(["doctor"]) == 0
     printed = capsys.readouterr().out
-    assert f"has all {len(_torch.NAMES)} private names" in printed
+    assert f"has {len(_torch.NAMES)} of {len(_torch.NAMES)} private names" in printed
     assert "actcore: version" in printed
     assert "transformers" in printed
-
-
-def test_it_lists_every_name(capsys):
-    assert main(["doctor", "--names"]) == 0
-    printed = capsys.readouterr().out
+    assert f"{HERE} here" in printed
     assert all(path in printed for path in _torch.NAMES)
+    assert all(version in printed for version in _torch_versions.recorded())
     assert " NO" not in printed
 
 
@@ -46,3 +52,29 @@ def test_a_name_that_is_done_without_is_told_of(capsys, without):
     without("torch._C.ScriptMethod", spared=True)
     assert main(["doctor"]) == 0
     assert "no; done without" in capsys.readouterr().out
+
+
+def test_a_version_that_lacks_a_name_is_told_of_in_front(capsys, monkeypatch):
+    """And one that was not looked at for it."""
+    path = "torch._C.ScriptMethod"
+    monkeypatch.setattr(doctor, "recorded", lambda: {"1.0.0": {path: "n"}, HERE: {}, "99.0.0": {}})
+    assert main(["doctor"]) == 0
+    assert line_of(path, capsys).split()[-3:] == ["no", "yes", "?"]
+
+
+def test_the_record_is_of_the_names_that_are_used():
+    known = _torch_versions.recorded()
+    assert {"2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1"} <= known.keys()
+    assert all(names.keys() <= _torch.NAMES.keys() for names in known.values()), "run tools/torch_names.py"
+    if HERE in known:  # what was recorded of this torch is what it has
+        here = {path: "y" if name.is_there else "n" for path, name in _torch.NAMES.items() if path in known[HERE]}
+        assert known[HERE] == here
+
+
+def test_a_version_is_recorded_beside_the_others():
+    before = _torch_versions.recorded()
+    made = json.loads(_torch_versions.content_with("2.9.0", {"torch._C.ScriptMethod": False, "torch._new": True}))
+    assert made["versions"] == ["2.9.0", *before]
+    assert made["names"]["torch._new"] == "y" + "?" * len(before)
+    assert made["names"]["torch._C.ScriptMethod"][0] == "n"
+    assert made["names"]["torch._conj"] == "?" + "".join(names["torch._conj"] for names in before.values())

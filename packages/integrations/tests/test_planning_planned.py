@@ -95,7 +95,7 @@ DAMAGED = {
     "a graph": (lambda content: content.update(rounded=None, rounded_menus=None), "rounded must be a graph"),
     "a model": (lambda content: content["rounded"].update(fingerprint=""), "rounded must be of the model"),
     "bytes": (lambda content: _options(content, held=-5), "held must not be negative"),
-    "noise": (lambda content: _options(content, noise=float("nan")), "noise must be finite"),
+    "noise": (lambda content: _options(content, noise=float("nan")), "numbers must be finite, got NaN"),
     "weights": (lambda content: content["rounded_menus"]["weights"].__setitem__(0, -1.0), r"weights\[0\] must be"),
     "an event": (
         lambda content: content["rounded_menus"]["stored_at"].__setitem__(0, 10**9),
@@ -219,7 +219,7 @@ def test_a_choice_knows_the_store_of_what_a_memory_holds_in_the_end():
     found = replace(made, choice=choice)
     assert found.store_of(before) == found.store_of(after) == Store(4)
     assert choice.error == pytest.approx(0.2)
-    assert Choice.from_content(json.loads(json.dumps(choice.content()))) == choice
+    assert Choice.from_content(json.loads(json.dumps(choice.content())), len(made.graph.values)) == choice
     assert "stores=1 values, error=0.2" in repr(choice)
 
 

@@ -65,8 +65,8 @@ def damaged(report, change):
         (lambda told: told.update(strange=1), "no more or less"),
         (lambda told: told["rows"][0].pop("codec"), "its rows are not: TypeError"),
         (lambda told: told["rows"][0].update(strange=1), "its rows are not: TypeError"),
-        (lambda told: told["rows"][0].update(dtype="float33"), "its rows are not: AttributeError"),
-        (lambda told: told["rows"][0].update(dtype="nn"), "nn is no dtype of torch"),
+        (lambda told: told["rows"][0].update(dtype="float33"), "'float33' is no dtype of torch"),
+        (lambda told: told["rows"][0].update(dtype="nn"), "'nn' is no dtype of torch"),
         (lambda told: told.update(rows=3), "its rows are not"),
     ],
 )

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from rich.errors import NotRenderableError
+
 from bench import pages, records
 from bench.errors import BenchError
 from bench.layout import console
 from bench.record.bench import require_writable
 from integrations._common.whole_files import write_text
+
+_CONTRADICTIONS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, NotRenderableError)
+"""What tables raise of entries whose parts do not go together: a file says what it says."""
 
 
 def report(options: Namespace) -> None:
@@ -40,6 +45,9 @@ def show(options: Namespace) -> None:
     """``python -m bench show``."""
     require_writable(None, options.chart)
     record = records.load(options.results)
-    console().print(records.shown(record))
+    try:
+        console().print(records.shown(record))
+    except _CONTRADICTIONS as error:
+        raise BenchError(f"{options.results} holds entries that contradict each other ({error!r})") from error
     if options.chart is not None:
         records.draw(record, options.chart)

@@ -20,6 +20,8 @@ FILES = ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt")  # trained on, h
 PADDING, UNKNOWN, START, END, MASK = range(5)  # below the numbers of words
 MARKS = 5
 
+_LARGEST = 1 << 26  # bytes of a file; the corpus has 1.5 million
+
 _HEADINGS = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
 
 Pair = tuple[list[str], list[str]]
@@ -127,6 +129,8 @@ def rows(file: Path) -> list[Row]:
         BenchError: it holds something else.
     """
     try:
+        if (size := file.stat().st_size) > _LARGEST:
+            raise BenchError(f"{file} must have at most {_LARGEST:,} bytes, got {size:,}; fetch it anew")
         # No other character ends a line, and a quotation mark is one.
         headings, *found = (line.rstrip("\r").split("\t") for line in file.read_text("utf-8-sig").rstrip().split("\n"))
     except (OSError, UnicodeDecodeError) as error:

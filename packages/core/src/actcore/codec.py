@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from typing import NoReturn, Protocol, runtime_checkable
 
 import torch
@@ -85,7 +86,28 @@ def decompress(compressed: Compressed) -> Tensor:
     """
     if not isinstance(compressed, Compressed):
         raise TypeError(f"compressed must be an actcore.Compressed, got {type(compressed).__name__}")
+    if not compressed.sound:
+        _require_whole(compressed)
     return compressed.codec.decompress(compressed)
+
+
+def _require_whole(compressed: Compressed) -> None:
+    """Raises ``ValueError`` unless all fields are there and the codec is one: a file may have left them out."""
+    for of in (compressed, vars(compressed).get("codec")):
+        missing = [field.name for field in fields(of) if not hasattr(of, field.name)] if is_dataclass(of) else []
+        if missing:
+            raise ValueError(f"a {type(of).__name__} must have {', '.join(missing)}, got none; {DAMAGED}")
+    codec: object = compressed.codec
+    if not callable(getattr(codec, "decompress", None)) or isinstance(codec, type):
+        raise ValueError(f"the codec of a Compressed must have decompress, got {codec!r:.80}; {DAMAGED}")
+    _require_kind_of_layout(compressed.layout)
+    if not isinstance(compressed.dtype, torch.dtype):
+        raise ValueError(f"the dtype of a Compressed must be a dtype, got {compressed.dtype!r:.80}; {DAMAGED}")
+
+
+def _require_kind_of_layout(layout: object) -> None:
+    if type(layout) is not Layout or not all(isinstance(numbers, tuple) for numbers in layout):
+        raise ValueError(f"layout must be an actcore.Layout, got {layout!r:.80}; {DAMAGED}")
 
 
 def require_codec(codec: object) -> None:
@@ -186,8 +208,7 @@ def require_tensors(compressed: Compressed) -> None:
 
 def require_layout(compressed: Compressed) -> None:
     """Raises ``ValueError`` for a shape and strides that no tensor has."""
-    if type(compressed.layout) is not Layout:
-        raise ValueError(f"layout must be an actcore.Layout, got {compressed.layout!r}; {DAMAGED}")
+    _require_kind_of_layout(compressed.layout)
     shape, strides = compressed.layout
     sound = len(shape) == len(strides)
     numel = reach = 1

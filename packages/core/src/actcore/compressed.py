@@ -81,6 +81,8 @@ class Compressed:
         return {name: value for name, value in self.__dict__.items() if name != "sound"}
 
     def __setstate__(self, state: Mapping[str, object]) -> None:
+        if not isinstance(state, Mapping):
+            raise TypeError(f"the state of a Compressed must be a mapping, got {type(state).__name__}")
         self.__dict__.update((name, value) for name, value in state.items() if name != "sound")
 
     def _settle(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -92,5 +92,5 @@ def require_amount(name: str, amount: object) -> None:
     """An int or a float that is finite and not negative."""
     if isinstance(amount, bool) or not isinstance(amount, int | float):
         raise TypeError(f"{name} must be an int or a float, got {amount!r}")
-    if not 0 <= amount < math.inf:
+    if not 0 <= amount <= sys.float_info.max:  # an int may be larger than any float
         raise ValueError(f"{name} must be finite and not negative, got {amount}")

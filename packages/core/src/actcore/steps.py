@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -144,7 +145,7 @@ def _numbers(name: str, numbers: Numbers, least: int = 1, most: int | None = MOS
     for i, number in enumerate(numbers):
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise TypeError(f"{name}[{i}] must be an int or a float, got {number!r}")
-        if not math.isfinite(number):
+        if not abs(number) <= sys.float_info.max:  # an int may be larger than any float
             raise ValueError(f"{name}[{i}] must be finite, got {number}; leave out what has no value")
     return list(map(float, numbers))
 

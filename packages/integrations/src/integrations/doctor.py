@@ -1,9 +1,9 @@
-"""``python -m integrations doctor``: versions and operators, and which of torch's private names this torch has."""
+"""``python -m integrations doctor``: versions and operators, and which versions of torch have which private names."""
 
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
+import re
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -12,22 +12,25 @@ from rich.console import Console
 from rich.table import Table
 
 import actcore
+from integrations._names import Name
 from integrations._torch import NAMES
+from integrations._torch_versions import HAS, LACKS, UNKNOWN, recorded
 from integrations._version import __version__
 
 # Libraries whose models and trainers are known, beside torch.
 _LIBRARIES = ("torch", "transformers", "peft", "accelerate", "timm", "torch-geometric", "lightning")
 
-_WIDTH = 130
+_WIDTH = 190  # of the longest name, its feature and six versions
+
+_WORDS = {HAS: "yes", LACKS: "no", UNKNOWN: "?"}
 
 
 def add_to(commands: Any) -> None:
     """Adds the command to those of ``python -m integrations``."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "doctor", help="versions, operators, and which private names of torch are here"
+        "doctor", help="versions, operators, and which versions of torch have which private names"
     )
     parser.set_defaults(command=run_doctor)
-    parser.add_argument("--names", action="store_true", help="each private name of torch, not only those that are gone")
 
 
 def run_doctor(options: argparse.Namespace) -> None:
@@ -40,12 +43,10 @@ def run_doctor(options: argparse.Namespace) -> None:
     console = Console(width=max(console.width, _WIDTH))  # without a terminal it is narrower, which would cut names
     console.print(_facts())
     gone = [name for name in NAMES.values() if not name.is_there]
-    if options.names or gone:
-        console.print(_names(options.names))
-    else:
-        console.print(
-            f"torch {torch.__version__} has all {len(NAMES)} private names that are used (--names lists them)."
-        )
+    console.print(_names(gone))
+    console.print(
+        f"torch {torch.__version__} has {len(NAMES) - len(gone)} of {len(NAMES)} private names that are used."
+    )
     if needed := [name for name in gone if not name.spared]:
         features = ", ".join(sorted({name.feature for name in needed}))
         raise RuntimeError(
@@ -71,15 +72,23 @@ def _version_of(library: str) -> str:
         return "not installed"
 
 
-def _names(all_names: bool) -> Table:
-    """The names by the features that need them, so that a missing feature is seen at once."""
-    table = Table("what takes it", "private name of torch", "here", box=None, pad_edge=False)
-    by_feature = defaultdict(list)
-    for name in NAMES.values():
-        by_feature[name.feature].append(name)
-    for feature, names in sorted(by_feature.items()):
-        for name in names:
-            if all_names or not name.is_there:
-                here = "yes" if name.is_there else "no; done without" if name.spared else "NO"
-                table.add_row(feature, name.path, here)
+def _names(gone: list[Name]) -> Table:
+    """The names by the features that take them, with the versions of torch that are known and the torch at hand, which
+    is looked at. Those that any of these lacks come first."""
+    here = torch.__version__.partition("+")[0]
+    versions = recorded()
+    others = [number for number in versions if number != here]
+    columns = sorted([*others, here], key=lambda number: [int(part) for part in re.findall(r"\d+", number)])
+    table = Table("private name of torch", "what takes it", box=None, pad_edge=False)
+    for number in columns:
+        table.add_column(f"{number} here" if number == here else number)
+
+    def cells(name: Name) -> list[str]:
+        found = {number: _WORDS[versions[number].get(name.path, UNKNOWN)] for number in others}
+        found[here] = "yes" if name not in gone else "no; done without" if name.spared else "NO"
+        return [found[number] for number in columns]
+
+    rows = [(name.path, name.feature, *cells(name)) for name in NAMES.values()]
+    for row in sorted(rows, key=lambda row: (set(row[2:]) == {"yes"}, row[1], row[0])):
+        table.add_row(*row)
     return table

@@ -13,6 +13,7 @@ from bench.errors import BenchError
 from bench.machine import Machine
 from bench.record.kind import Kind
 from bench.record.record import Record
+from integrations._common.entries import loaded
 from integrations._common.whole_files import write_text
 
 FORMAT = 2
@@ -53,7 +54,7 @@ def load(path: Path, kind_of: Callable[[str], Kind]) -> Record:
         BenchError: the file cannot be read, or holds something else.
     """
     try:
-        return _record(json.loads(path.read_text()), kind_of)
+        return _record(loaded(path.read_text(), "save"), kind_of)
     except OSError as error:
         raise BenchError(f"results cannot be read from {path} ({error.strerror})") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:

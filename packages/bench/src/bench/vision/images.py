@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,12 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from bench.errors import BenchError
+from integrations._common.archives import arrays_in
 
 DATASETS = ("auto", "cifar10", "digits")
 FILE = "cifar10_subset.npz"
 
+_LARGEST = 1 << 28  # bytes of a file's arrays: all of CIFAR-10 has 184 million
 _DIGITS_FOR_TRAINING = 1437  # of 1,797, as many parts as CIFAR-10's subset has
 
 
@@ -80,15 +81,13 @@ def cifar10(file: Path) -> Images:
         BenchError: the file cannot be read or holds something else.
     """
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            arrays = [archive[f"{part}_{what}"] for part, what in (("train", "images"), ("train", "labels"))] + [
-                archive[f"test_{what}"] for what in ("images", "labels")
-            ]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        found = arrays_in(file, _LARGEST)
+        arrays = [found[f"{part}_{what}"] for part in ("train", "test") for what in ("images", "labels")]
+    except (OSError, ValueError, KeyError) as error:
         raise BenchError(f"{file} is no archive of images ({error}); fetch it anew, or use --dataset digits") from error
     for images, labels in (arrays[:2], arrays[2:]):
-        fits = images.dtype == np.uint8 and images.shape == (len(labels), 3, 32, 32) and len(labels) > 0
-        if not (fits and labels.ndim == 1 and np.isin(labels, range(10)).all()):
+        fits = labels.ndim == 1 and images.dtype == np.uint8 and images.shape == (len(labels), 3, 32, 32)
+        if not (fits and len(labels) > 0 and np.isin(labels, range(10)).all()):
             raise BenchError(
                 f"{file} must hold uint8 images of shape (n, 3, 32, 32), with labels from 0 to 9, got {images.dtype} "
                 f"of shape {images.shape} with {labels.dtype} of shape {labels.shape}; fetch it anew"

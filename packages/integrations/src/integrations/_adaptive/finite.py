@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,12 +38,6 @@ class NotFinite:
         """Plain values only, for a ``state_dict``."""
         names = {"nan": self.nan, "infinite": self.infinite}
         return {"step": self.step} | {what: None if name is None else [*name] for what, name in names.items()}
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Self:
-        """From what ``plain`` returned."""
-        nan, infinite = (None if plain[what] is None else Identity(*plain[what]) for what in ("nan", "infinite"))
-        return cls(plain["step"], nan, infinite)
 
 
 class Look:

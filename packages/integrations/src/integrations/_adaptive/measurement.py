@@ -9,6 +9,9 @@ from statistics import fmean
 from typing import Any, Self
 
 from integrations._adaptive.identity import Identity
+from integrations._common.entries import entry_of
+
+_WIDTHS = 8  # 1 to 8 bits
 
 
 @dataclass(frozen=True)
@@ -67,19 +70,20 @@ class Measurement:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
-        """The measurement that ``plain`` returned."""
-        tensors = tuple(
-            Sensitivity(
-                tuple(Identity(*identity) for identity in tensor["identities"]),
-                tensor["numel"],
-                tuple(tensor["energies"]),
-                tuple(tensor["costs"]),
-                tuple(tensor["sizes"]),
-                tensor["why"],
-            )
-            for tensor in plain["tensors"]
-        )
-        return cls(tensors, plain["gradient"])
+        """The measurement that ``plain`` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: something is missing, of another type, or not for each of 1 to 8 bits.
+        """
+        found = entry_of(cls, plain)
+        for tensor in found.tensors:
+            if not tensor.identities or tensor.numel < 0 or any(size < 0 for size in tensor.sizes):
+                raise ValueError(
+                    f"a measurement must name tensors, of 0 elements and bytes or more, got {tensor!r:.80}"
+                )
+            if not len(tensor.energies) == len(tensor.sizes) == _WIDTHS or len(tensor.costs) not in (0, _WIDTHS):
+                raise ValueError(f"a measurement must have numbers for each of 1 to {_WIDTHS} bits, got {tensor!r:.80}")
+        return found
 
 
 def mean_of(measurements: Sequence[Measurement]) -> Measurement:

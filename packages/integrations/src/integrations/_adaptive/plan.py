@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from integrations._adaptive.identity import Identity
+from integrations._common.entries import entry_of
 
 
 @dataclass(frozen=True)
@@ -125,20 +126,16 @@ class Plan:
             ValueError: something is missing, or has another form.
         """
         try:
-            allotments = tuple(
-                Allotment(**{**entry, "identities": tuple(Identity(*name) for name in entry["identities"])})
-                for entry in plain["allotments"]
-            )
-            plan = cls(allotments, plain["step"], plain["budget"], plain["gradient"], plain["gap"])
-        except KeyError as error:
-            raise ValueError(f"the state's plan must be what state_dict returned; it lacks {error}") from error
-        except (AttributeError, TypeError) as error:
+            plan = entry_of(cls, plain)
+        except (KeyError, TypeError) as error:
             raise ValueError(
                 f"the state's plan must be what state_dict returned, of another form than {plain!r:.80}: {error}"
             ) from error
-        for entry in allotments:
-            if type(entry.bits) is not int or not 1 <= entry.bits <= 8:
-                raise ValueError(f"a plan's bits must be from 1 to 8, got {entry.bits!r} for {entry.identities[0]}")
+        for entry in plan.allotments:
+            if not 1 <= entry.bits <= 8:
+                raise ValueError(f"a plan's bits must be from 1 to 8, got {entry.bits!r} for {entry.identities}")
+            if not entry.identities or entry.numel < 0 or entry.nbytes < 0:
+                raise ValueError(f"a plan's entries must name tensors, of 0 elements and bytes or more, got {entry}")
         return plan
 
     # ---- for people ----

@@ -16,6 +16,7 @@ from integrations._adaptive.measurement import Measurement, mean_of
 from integrations._adaptive.plan import Plan
 from integrations._adaptive.probe import Probe
 from integrations._adaptive.ranks import agreed
+from integrations._common.entries import of_type
 from integrations._handle.closures import NothingCompressed
 from integrations._step.graphs.sharding import distributed
 from integrations.rules.levels import Level
@@ -212,23 +213,25 @@ class Adapter:
         """
         fresh = Adapter(self.blocks)
         if state is not None:
-            try:
-                fresh._take(state, model)
-            except (AttributeError, KeyError, TypeError) as error:
-                raise ValueError(f"the state of an adaptive level must be what state_dict returned: {error}") from error
+            fresh._take(state, model)
         self.forget()
         self.__dict__.update(fresh.__dict__)
 
     def _take(self, state: Mapping[str, Any], model: nn.Module) -> None:
-        plan, found = state["plan"], state["found"]
-        self._attempt, self._next, self._wait = state["attempt"], state["next"], state["wait"]
-        shapes = {str(name): tuple(shape) for name, shape in state.get("shapes", {}).items()}
+        try:
+            plan, found = state["plan"], state["found"]
+            self._attempt = of_type(int | None, state["attempt"], "attempt")
+            self._next, self._wait = (of_type(int, state[name], name) for name in ("next", "wait"))
+            shapes = {str(name): tuple(shape) for name, shape in state.get("shapes", {}).items()}
+            if found is not None:
+                measured = {name: entry for name, entry in found.items() if name != "step"}
+                self._found = of_type(int, found["step"], "step"), Measurement.of(measured)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"the state of an adaptive level must be what state_dict returned: {error}") from error
         if plan is not None:
             self._plan = Plan.of(plan)
             self._plan.require_modules((path for path, _ in model.named_modules()), type(model).__name__)
         _require_shapes(shapes, model)
-        if found is not None:
-            self._found = found["step"], Measurement.of(found)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has the plan, and not the measurement under way.

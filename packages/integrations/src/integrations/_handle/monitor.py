@@ -14,6 +14,7 @@ import torch
 from actcore import in_cuda_graph
 from integrations._adaptive.finite import Look, NotFinite
 from integrations._adaptive.ranks import largest
+from integrations._common.entries import entry_of, of_type
 from integrations._handle.gradient_error import GradientError, measure_error
 from integrations._torch import current_graph_task_id, top_saved_tensors_default_hooks
 from integrations.rules.levels import Level
@@ -235,14 +236,13 @@ class Monitor:
             TypeError, ValueError: the state has another form.
         """
         try:
-            monitor = cls(Settings(**state["settings"]), closure, 0)
-            error = state["error"]
-            monitor.error = None if error is None else GradientError(**error)
-            monitor.checked, monitor._next = int(state["checked"]), int(state["next"])
-            monitor._judged, monitor._above = state["judged"], bool(state["above"])
-            not_finite = state["not_finite"]
-            monitor._not_finite = None if not_finite is None else NotFinite.of(not_finite)
-            monitor._since = bool(state["since"])
+            of_type(bool, state["closure"], "closure")
+            monitor = cls(entry_of(Settings, state["settings"]), closure, 0)
+            monitor.error = of_type(GradientError | None, state["error"], "error")
+            monitor.checked, monitor._next = (of_type(int, state[name], name) for name in ("checked", "next"))
+            monitor._judged = of_type(int | None, state["judged"], "judged")
+            monitor._above, monitor._since = (of_type(bool, state[name], name) for name in ("above", "since"))
+            monitor._not_finite = of_type(NotFinite | None, state["not_finite"], "not_finite")
         except (KeyError, TypeError) as error:
             raise ValueError(f"the state of a monitor must be what state_dict returned: {error}") from error
         return monitor

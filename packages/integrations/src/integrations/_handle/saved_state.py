@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from integrations._common.entries import require_plain
 from integrations._handle.adapt import adapts
 from integrations._handle.monitor import Monitor
 from integrations._handle.recomputing import Recomputing
@@ -77,6 +78,7 @@ def _checked_step(state: Mapping[str, Any]) -> int:
     """The step of a state, whose keys are checked."""
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be what state_dict returned, got {type(state).__name__}")
+    require_plain(state)
     missing = [key for key in ("version", "level", "options", "step") if key not in state]
     if missing:
         raise ValueError(f"state must have version, level, options and step; it lacks {', '.join(missing)}")
@@ -87,6 +89,6 @@ def _checked_step(state: Mapping[str, Any]) -> int:
     if not isinstance(state["options"], Mapping):
         raise TypeError(f"the state's options must be a mapping, got {state['options']!r}")
     step = state["step"]
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ValueError(f"the state's step must be an int, 0 or more, got {step!r}")
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**63:
+        raise ValueError(f"the state's step must be an int, 0 or more and below 2**63, got {step!r:.40}")
     return step

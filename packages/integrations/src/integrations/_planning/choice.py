@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from integrations._step.graphs.entries import fields_of, of_type
+from integrations._common.entries import fields_of, of_type
 from integrations._step.graphs.graph import Graph
 from integrations._step.graphs.schedule import Schedule
 from integrations.rules.stores import Store
@@ -82,8 +82,8 @@ class Choice:
         }
 
     @classmethod
-    def from_content(cls, content: Any) -> Choice:
-        """The choice of such a JSON object.
+    def from_content(cls, content: Any, values: int) -> Choice:
+        """The choice of such a JSON object, for a graph of at most so many values.
 
         Raises:
             KeyError, TypeError, ValueError: it is not one.
@@ -95,13 +95,13 @@ class Choice:
         stores = [
             (value, Store.of(words))
             for words, mask in dict(given.pop("stores")).items()
-            for value in numbers_of(_mask_in(of_type(str, mask, "stores")))
+            for value in numbers_of(_mask_in(of_type(str, mask, "stores"), values))
         ]
         if len(stores) != len(dict(stores)):
             raise ValueError("stores must name each value once")
         return cls(
-            mask=_mask_in(kept),
-            held=None if held is None else _mask_in(held),
+            mask=_mask_in(kept, values),
+            held=None if held is None else _mask_in(held, values),
             stores=tuple(sorted(stores)),
             **fields_of(cls, given),
         )
@@ -113,11 +113,14 @@ class Choice:
         return max(named, *(value for value, _ in self.stores), -1)
 
 
-def _mask_in(text: str) -> int:
-    """The mask that a text is written for."""
+def _mask_in(text: str, values: int) -> int:
+    """The mask that a text is written for. It is bounded before the numbers of its bits are listed, which takes time
+    with the square of their count."""
     mask = int(text, 16)
     if mask < 0:
-        raise ValueError(f"a choice's values must be bits of a number from 0, got {text!r}")
+        raise ValueError(f"a choice's values must be bits of a number from 0, got {text!r:.40}")
+    if mask.bit_length() > values:
+        raise ValueError(f"its choices name values that the graph lacks, which must be among {values}")
     return mask
 
 

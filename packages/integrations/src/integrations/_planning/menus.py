@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from actcore import Form
-from integrations._step.graphs.entries import entry_of, fields_of, of_type
+from integrations._common.entries import entry_of, fields_of, of_type
 from integrations.rules.stores import Store
 
 
@@ -94,6 +94,8 @@ class Menus:
         places = of_type(tuple[int, ...], given.pop("row"), "row")
         if not all(0 <= place < len(rows) for place in places):
             raise ValueError("row must name rows")
+        if any(len({option.store for option in row}) != len(row) for row in rows):  # or few bytes might say very many
+            raise ValueError("each of rows must name a store once")
         found = cls(options=tuple(rows[place] for place in places), **fields_of(cls, given))
         if any(len(entries) != values for entries in (found.options, found.weights, found.aside, found.stored_at)):
             raise ValueError(f"menus must have an entry for each of {values} values")

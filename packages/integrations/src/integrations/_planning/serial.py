@@ -6,13 +6,13 @@ import json
 from dataclasses import asdict, replace
 from typing import Any
 
+from integrations._common.entries import complete, entry_of, fields_of, loaded, of_format, of_type
 from integrations._planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations._planning.choice import Choice
 from integrations._planning.menus import Menus
 from integrations._planning.noted import note_accumulating, noted
 from integrations._planning.problem import training_step
 from integrations._planning.solution import Found, Solution
-from integrations._step.graphs.entries import complete, entry_of, fields_of, loaded, of_format
 from integrations._step.graphs.graph import Graph
 from integrations.rules.levels import Level
 
@@ -79,13 +79,16 @@ def of_json(kind: type[Found], text: str) -> Found:
     return _of_content(kind, loaded(text, _WRITER))
 
 
-def _of_content(kind: type[Found], given: Any) -> Found:
+def _of_content(kind: type[Found], given: Any, beside: bool = False) -> Found:
+    """The plan of a JSON object; ``beside`` another one, it has none beside it."""
     content = _of_this_format(given)
-    also, other = content.pop("also", None), content.pop("accumulating", None)
+    also, other = content.pop("also", None) or [], content.pop("accumulating", None)
     graph = Graph.from_content(content.pop("graph", None))
     rounded = content.pop("rounded", None)
     rounded = None if rounded is None else Graph.from_content(rounded)
     with complete(_WRITER):
+        if beside and also:
+            raise ValueError("a plan of also must have none of its own")
         level = content.pop("level")
         plan = kind(
             graph=graph,
@@ -93,8 +96,8 @@ def _of_content(kind: type[Found], given: Any) -> Found:
             menus=_menus(content.pop("menus"), graph),
             rounded_menus=_menus(content.pop("rounded_menus"), rounded),
             level=None if level is None else entry_of(Level, level),
-            also=tuple(_of_content(kind, other) for other in also or ()),
-            **_found(kind, content, level is not None),
+            also=tuple(_of_content(kind, one, beside=True) for one in of_type(list, also, "also")),
+            **_found(kind, content, level is not None, _most_values(graph, rounded)),
         )
         _require_whole(plan)
         if other is not None:
@@ -102,12 +105,12 @@ def _of_content(kind: type[Found], given: Any) -> Found:
     return plan
 
 
-def _found(kind: type[Solution], content: dict[str, Any], at_level: bool) -> dict[str, Any]:
+def _found(kind: type[Solution], content: dict[str, Any], at_level: bool, values: int) -> dict[str, Any]:
     """Removes the fields of a plan that ``_found_content`` wrote from the content, and returns them."""
     return {
         "bounds": _bounds(content, at_level),
-        "choice": Choice.from_content(content.pop("choice")),
-        "front": tuple(map(Choice.from_content, list(content.pop("front")))),
+        "choice": Choice.from_content(content.pop("choice"), values),
+        "front": tuple(Choice.from_content(one, values) for one in of_type(list, content.pop("front"), "front")),
         **fields_of(kind, content),
     }
 
@@ -115,16 +118,20 @@ def _found(kind: type[Solution], content: dict[str, Any], at_level: bool) -> dic
 def _accumulating(plan: Found, content: dict[str, Any]) -> Found:
     """The plan for gradients that exist already, with the same values."""
     rounded = None if plan.rounded is None else plan.rounded.accumulating
-    found = _found(type(plan), content, plan.compressed)
+    found = _found(type(plan), content, plan.compressed, _most_values(plan.graph, rounded))
     other = replace(plan, graph=plan.graph.accumulating, rounded=rounded, also=(), **found)
     _require_whole(other)
     return other
 
 
+def _most_values(graph: Graph, rounded: Graph | None) -> int:
+    return max(len(graph.values), 0 if rounded is None else len(rounded.values))
+
+
 def _bounds(content: dict[str, Any], at_level: bool) -> Bounds:
     """Removes the bounds from the fields of a plan, and returns them."""
     memory, time, error, stores = (content.pop(name) for name in ("memory", "time", "error", "stores"))
-    return Bounds(memory, time, None if at_level else error, stores)
+    return Bounds(memory, time, None if at_level else of_type(float, error, "error"), stores)
 
 
 def _require_whole(plan: Solution) -> None:
@@ -146,7 +153,7 @@ def _require_whole(plan: Solution) -> None:
     for one in (choice, *front):
         if one.rounded != plan.graph_of(one).rounded:
             raise ValueError("rounded must be a graph where a choice is of that")
-        if one.most >= len(plan.graph_of(one).values):
+        if one.most >= len(plan.graph_of(one).values):  # they were among those of the larger graph
             raise ValueError("its choices name values that the graph lacks")
         menus = plan.menus_of(one)
         for value, store in one.stores:

@@ -74,4 +74,4 @@ def _floats(name: str, numbers: Iterable[float]) -> tuple[float, ...]:
     try:
         return tuple(map(float, numbers))
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a tuple of numbers, got {numbers!r}") from None
+        raise TypeError(f"{name} must be a tuple of numbers, got {numbers!r:.80}") from None

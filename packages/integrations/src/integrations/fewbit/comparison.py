@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
+from integrations._common.entries import loaded, of_type
 from integrations._step_tables.catalogue import FUNCTIONS
 from integrations._step_tables.fitting import estimate_error
 from integrations._step_tables.shipped import SMOOTH
@@ -34,9 +34,13 @@ def reference(path: Path | None = None) -> dict[str, Any]:
         if not os.environ.get("ACTCORE_DATA"):
             raise FileNotFoundError(f"{FILE} is not at hand: neither --reference nor ACTCORE_DATA names it")
         path = Path(os.environ["ACTCORE_DATA"]) / FILE
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or not isinstance(content.get("functions"), dict):
-        raise ValueError(f"{path} must hold errors by function and bits")
+    try:
+        content = loaded(path.read_text(encoding="utf-8"), "what measured FewBit's tables")
+        for by_bits in content["functions"].values():
+            for row in by_bits.values():
+                {name: of_type(float, row[name], name) for names in _KEYS.values() for name in names}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} must hold errors by function and bits: {error!r}") from error
     return dict(content["functions"])
 
 

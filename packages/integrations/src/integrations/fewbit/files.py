@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from integrations._common.archives import arrays_in
 from integrations._common.whole_files import write_text, written_whole
 from integrations._step_tables.steps import StepTable
-from integrations.fewbit.store import END
+from integrations.fewbit.store import END, MOST_BYTES
 
 TYPES = (".npz", ".json")
 
@@ -46,9 +47,8 @@ def save(table: StepTable, name: str, bits: int, path: Path) -> None:
     arrays: dict[str, Any] = {}
     if path.exists():
         try:
-            with numpy.load(path, allow_pickle=False) as archive:
-                arrays = {key: archive[key] for key in archive.files}
-        except (ValueError, AttributeError, EOFError) as error:
+            arrays = arrays_in(path, MOST_BYTES)
+        except ValueError as error:
             raise ValueError(f"{path} exists and is no .npz file; name another") from error
     inner = table.boundaries
     borders = [min((-END, *inner)), *inner, max((END, *inner))]

@@ -10,9 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from integrations._common.archives import arrays_in
 from integrations._step_tables.shipped import SMOOTH, WIDTHS
 from integrations._step_tables.steps import StepTable
 from integrations._step_tables.tables import table
+
+MOST_BYTES = 1 << 24
+"""Of a file's arrays: a table of 8 bits takes some 4 KiB."""
 
 # FewBit's borders have the ends of its domain around them.
 END = 100.0
@@ -95,18 +99,15 @@ class StepwiseStore:
             ValueError: it is not such a file; the message says why.
         """
         try:
-            import numpy
+            found = arrays_in(path, MOST_BYTES)
         except ImportError as error:
             raise ImportError("a file of FewBit's needs NumPy: pip install numpy") from error
         arrays: dict[tuple[str, int], dict[str, Any]] = {}
-        with numpy.load(path, allow_pickle=False) as archive:
-            if not hasattr(archive, "files"):
-                raise ValueError(f"{path} must be an .npz file, got a single array")
-            for key in archive.files:
-                parts = _KEY.fullmatch(key)
-                if not parts:
-                    raise ValueError(f"arrays in {path} must be named like gelu03-borders, got {key!r}")
-                arrays.setdefault((parts[1], int(parts[2])), {})[parts[3]] = archive[key]
+        for key, array in found.items():
+            parts = _KEY.fullmatch(key)
+            if not parts:
+                raise ValueError(f"arrays in {path} must be named like gelu03-borders, got {key!r:.40}")
+            arrays.setdefault((parts[1], int(parts[2])), {})[parts[3]] = array
         checked = StepwiseStore()
         for (name, bits), pair in arrays.items():
             if len(pair) != 2:

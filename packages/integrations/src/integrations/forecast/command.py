@@ -230,6 +230,6 @@ def _pairs(texts: list[str], option: str) -> dict[str, Any]:
             raise ValueError(f"{option} must be NAME=VALUE, got {text!r}")
         try:
             found[name] = ast.literal_eval(value)
-        except (SyntaxError, ValueError):
+        except (MemoryError, RecursionError, SyntaxError, ValueError):  # the first two of brackets in brackets
             found[name] = value
     return found

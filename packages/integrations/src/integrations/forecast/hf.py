@@ -96,7 +96,7 @@ def configuration(name: str, options: dict[str, Any]) -> Any:
         raise ImportError("models of transformers need transformers: pip install actcore-integrations[hf]") from error
     path = Path(name)
     if path.exists():
-        config = transformers.AutoConfig.from_pretrained(str(path))
+        config = _of_file(path)
     elif name in transformers.CONFIG_MAPPING:
         config = transformers.AutoConfig.for_model(name)
     else:
@@ -107,8 +107,18 @@ def configuration(name: str, options: dict[str, Any]) -> Any:
     if unknown := [option for option in options if not hasattr(config, option)]:
         raise ValueError(f"--set must be fields of {type(config).__name__}, got {', '.join(unknown)}")
     if path.exists():
-        return transformers.AutoConfig.from_pretrained(str(path), **options)
+        return _of_file(path, **options)
     return transformers.AutoConfig.for_model(name, **options)  # some fields follow from others
+
+
+def _of_file(path: Path, **options: Any) -> Any:
+    """The configuration of a file. Code that the file names is not run."""
+    import transformers
+
+    try:
+        return transformers.AutoConfig.from_pretrained(str(path), trust_remote_code=False, **options)
+    except (AttributeError, KeyError, RecursionError, TypeError) as error:  # of damaged fields, as it takes them
+        raise ValueError(f"--hf must be a config.json of transformers, and {path} is none: {error!r:.200}") from error
 
 
 def _head(transformers: Any, config: Any) -> str:

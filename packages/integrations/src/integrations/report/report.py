@@ -13,7 +13,7 @@ from rich.table import Table
 from integrations.report.content import Content
 from integrations.report.page import write_page
 from integrations.report.plot import plot_report
-from integrations.report.serial import fields_of, to_json
+from integrations.report.serial import fields_in, to_json
 from integrations.report.table import full_table, module_table
 from integrations.report.timeline import Moment, timeline_of
 
@@ -73,7 +73,7 @@ class Report(Content):
             ValueError: the text is no JSON, or not that of a report.
         """
         try:
-            return cls(**fields_of(text))
+            return cls(**fields_in(text))
         except TypeError as error:
             raise ValueError(f"text must be what to_json returned, and no more or less: {error}") from error
 

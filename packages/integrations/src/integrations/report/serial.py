@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from integrations._common.entries import fields_of, loaded, of_type
 from integrations.report.content import Content
 from integrations.report.row import Row
 
@@ -27,25 +28,27 @@ def to_json(report: Content) -> str:
     return json.dumps(told, indent=1)
 
 
-def fields_of(text: str) -> dict[str, Any]:
+def fields_in(text: str) -> dict[str, Any]:
     """The arguments of ``Report``. See ``Report.from_json``."""
-    try:
-        told = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"text must be what to_json returned, and is no JSON: {error}") from error
+    told = loaded(text, "to_json")
     if not isinstance(told, dict) or told.get("format") != FORMAT:
         raise ValueError(f"text must be what to_json returned, got JSON without 'format': {FORMAT!r}")
     if told.get("version") != VERSION:
-        raise ValueError(f"text must be of version {VERSION}, got {told.get('version')!r}; write the report again")
+        raise ValueError(f"text must be of version {VERSION}, got {told.get('version')!r:.40}; write the report again")
     try:
         rows = [_row(**row) for row in told.pop("rows")]
-        return {**{name: value for name, value in told.items() if name not in (*_HEAD, *_SUMS)}, "rows": rows}
-    except (AttributeError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise ValueError(f"text must be what to_json returned, and its rows are not: {error!r}") from error
+    others = {name: entry for name, entry in told.items() if name not in (*_HEAD, *_SUMS)}
+    try:
+        return {**fields_of(Content, others), "rows": rows}
+    except TypeError as error:
+        raise ValueError(f"text must be what to_json returned, and no more or less: {error}") from error
 
 
 def _row(*, shape: list[int], dtype: str, **others: Any) -> Row:
-    found = getattr(torch, dtype)
+    # Looked up where torch has it, and not asked for: torch imports what it is asked for and does not have yet.
+    found = vars(torch).get(dtype)
     if not isinstance(found, torch.dtype):
-        raise TypeError(f"{dtype} is no dtype of torch")
-    return Row(shape=tuple(shape), dtype=found, **others)
+        raise TypeError(f"{dtype!r:.40} is no dtype of torch")
+    return Row(shape=of_type(tuple[int, ...], shape, "shape"), dtype=found, **fields_of(Row, others))
