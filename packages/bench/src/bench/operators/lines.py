@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from bench.operators.results import EXACT, KEPT, ROUNDED, Operated, Saved
-from bench.operators.subjects import FUNCTION
+from bench.operators.subjects import IN_PLACE
 from bench.record.record import Record
 
 FAILS, NOTHING, NOT_RUN = "fails", "saves nothing that is autograd's alone", "not run"
@@ -37,8 +37,8 @@ class Line:
     @property
     def called(self) -> str:
         """The name, and whether it ran in place, too."""
-        ran = [one.form for one in self.forms if one.samples]
-        return self.name if ran in ([], [FUNCTION]) else f"{self.name}, in place too"
+        in_place = any(one.samples and one.form == IN_PLACE for one in self.forms)
+        return f"{self.name}, in place too" if in_place else self.name
 
     def saved(self, store: str) -> list[Saved]:
         """What is stored so, of all forms."""
@@ -66,8 +66,9 @@ class Line:
     def wrong(self) -> Iterator[str]:
         """What was wrong, by form."""
         for one in self.forms:
-            yield from filter(None, [one.failure and f"{one.form}: {one.failure}"])
-            yield from (f"{one.form}: {what} ({count} samples)" for what, count in one.wrong.items())
+            where = f"{one.form}, {one.dtype}"
+            yield from filter(None, [one.failure and f"{where}: {one.failure}"])
+            yield from (f"{where}: {what} ({count} samples)" for what, count in one.wrong.items())
 
 
 def lines(record: Record) -> list[Line]:

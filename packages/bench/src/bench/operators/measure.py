@@ -81,9 +81,7 @@ def measure(subject: Subject, level: str, samples: int, planned: int, seed: int)
         if every and place % every == 0:
             _planned(Applied(subject.call, sample, read=True).train(), found)
     return Operated(
-        subject.name,
-        subject.form,
-        dtype=str(subject.dtype).removeprefix("torch."),
+        *subject.place,
         samples=found.counts["samples"],
         left_out=dict(found.left_out),
         planned=found.counts["planned"],

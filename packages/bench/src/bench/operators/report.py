@@ -92,7 +92,7 @@ def notes(record: Record) -> Iterator[str]:
     for one in record.of(Operated):
         if one.samples and one.left_out:
             reasons = "; ".join(f"{reason} ({count})" for reason, count in one.left_out.items())
-            yield f"Samples left out of {one.name}, {one.form}: {reasons}."
+            yield f"Samples left out of {one.name}, {one.form}, {one.dtype}: {reasons}."
 
 
 REPORT = Report(TITLE, parts, notes, draw="operators have no chart; the tables say it all")

@@ -24,7 +24,7 @@ class Operated(Entry):
 
     name: str = at("below torch, with the database's variant")
     form: str = at("function, or in place")
-    dtype: str = metric("", "of the samples", default="")
+    dtype: str = at("of the samples; empty where it has no gradient")
     samples: int = metric("", "that were compared", default=0)
     left_out: dict[str, int] = table("", "by reason, samples that were not: torch itself refuses or repeats nothing")
     planned: int = metric("", "samples whose exact plan was followed, too", default=0)

@@ -12,7 +12,7 @@ from bench.record.record import Record
 from bench.record.run import begun
 
 LEVEL = "L1.1"  # 8 bits of all that is rounded
-SAMPLES, QUICK_SAMPLES = 32, 1
+SAMPLES, QUICK_SAMPLES = 16, 1
 PLANNED, QUICK_PLANNED = 4, 0
 THREADS = 1  # several may add up a gradient in another order each time
 
@@ -24,7 +24,7 @@ def run(asked: argparse.Namespace) -> Record:
         BenchError: the database cannot be imported; the file holds other results.
     """
     going = begun(KIND, asked)
-    known = {(one.name, one.form): one for one in asked.chosen}
+    known = {one.place: one for one in asked.chosen}
     going.measure([Operated(*place) for place in known], lambda blank: _measured(known[blank.place], asked))
     return going.record
 

@@ -19,7 +19,7 @@ from bench.errors import DoesNotApply, MissingLibrary
 
 FUNCTION, IN_PLACE = "function", "in place"
 _DATABASE = "torch.testing._internal.common_methods_invocations"
-_DTYPES = (torch.float32, torch.complex64, torch.float64, torch.complex128)  # the first that has a gradient
+_DTYPES = torch.float32, torch.complex64
 
 
 class Applied(nn.Module):
@@ -77,10 +77,12 @@ class Subject:
     Attributes:
         info: torch's ``OpInfo`` of it.
         form: ``FUNCTION`` or ``IN_PLACE``.
+        dtype: of the samples; ``None`` where it has no gradient on a CPU.
     """
 
     info: Any
     form: str
+    dtype: torch.dtype | None
 
     @property
     def name(self) -> str:
@@ -89,28 +91,24 @@ class Subject:
         return f"{self.info.name} ({variant})" if variant else str(self.info.name)
 
     @property
+    def place(self) -> tuple[str, str, str]:
+        """Name, form and dtype."""
+        return self.name, self.form, "" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+
+    @property
     def call(self) -> Callable[..., Any]:
         """What is called with a sample's tensors."""
         found: Callable[..., Any] = self.info.op if self.form == FUNCTION else self.info.inplace_variant
         return found
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the samples.
+    def samples(self, most: int, seed: int) -> list[Any]:
+        """The largest first. Where the database has more than ``most``, every second, third, and so on.
 
         Raises:
-            DoesNotApply: it has no gradient on a CPU.
+            DoesNotApply: it has no gradient.
         """
-        if not self.info.supports_autograd or (self.form == IN_PLACE and not self.info.supports_inplace_autograd):
-            raise DoesNotApply("no gradient")
-        known = self.info.supported_backward_dtypes("cpu")
-        found = next((dtype for dtype in _DTYPES if dtype in known), None)
-        if found is None:
-            raise DoesNotApply("no gradient on a CPU")
-        return found
-
-    def samples(self, most: int, seed: int) -> list[Any]:
-        """The largest first. Where the database has more than ``most``, every second, third, and so on."""
+        if self.dtype is None:
+            raise DoesNotApply("no gradient on a CPU" if self.info.supports_autograd else "no gradient")
         seed_all(seed)
         found = list(self.info.sample_inputs("cpu", self.dtype, requires_grad=True))
         if self.form == IN_PLACE:  # a tensor that is broadcast cannot be changed in place
@@ -148,6 +146,8 @@ def subjects() -> tuple[Subject, ...]:
 
 def _subjects(infos: list[Any]) -> Iterator[Subject]:
     for info in infos:
-        yield Subject(info, FUNCTION)
+        known = info.supported_backward_dtypes("cpu") if info.supports_autograd else ()
+        dtypes = [dtype for dtype in _DTYPES if dtype in known]
+        yield from (Subject(info, FUNCTION, dtype) for dtype in dtypes or [None])
         if info.inplace_variant is not None and info.supports_inplace_autograd:
-            yield Subject(info, IN_PLACE)
+            yield from (Subject(info, IN_PLACE, dtype) for dtype in dtypes)
