@@ -6,8 +6,9 @@ step of 8 bits over a tensor's range, which is at least that of any group in it:
 * ``LINEAR``: the gradient is affine in what is stored, as the rule says: E(1) = 2 E(1/2). So rounding that is unbiased
   leaves it unbiased; and no element is stored more than a step from where it was.
 * ``QUADRATIC``: a normalisation's, with exact statistics, is of the second degree: E(1) = 3 E(2/3) - 3 E(1/3).
-* ``SLOPE``: of a pointwise operator at most 2 d of the gradient that came in: 2 is the largest derivative of a slope
-  among those that have such a rule, tanh's in its result. 1e-4 of it more is what elements beyond a clamp cost.
+* ``SLOPE``: each element of a pointwise operator's at most 2 d of the gradient that came in there: 2 is the largest
+  derivative of a slope among those that have such a rule, tanh's in its result. 1e-4 of it more is what elements beyond
+  a clamp cost.
 * ``SOFTMAX``: ``d abs(g - s) + (y + d) d sum(abs(g))`` with s = sum(g y) and y up to 1, so at most
   ``d abs(g) + (2 + d) d sum(abs(g))``.
 * ``STORED``: attention's is that of query, key and value as they are stored, bit for bit.
@@ -97,11 +98,15 @@ def judged(bound: str, model: Applied, plain: Step, saves: Saves, results: Seque
 
     exact, given = at(0), flat(plain.given).abs()
     error = at(1) - exact
+    if not error.any():  # such as zeros of another sign
+        return Judged(bound, 0.0, 0.0)
     norm = float(exact.norm()) or 1.0
     step = max((_step(saved) for saved, _ in saves.pairs()), default=0.0)
     if bound in (SLOPE, SOFTMAX):
-        most = 2 * step * given.max() if bound == SLOPE else step * (given.max() + (2 + step) * given.sum())
-        share = float(error.abs().max() / (most + _CLAMPED * given.max()))
+        most = 2 * step * given if bound == SLOPE else step * (given + (2 + step) * given.sum())
+        # Of a complex number that was cast to a real one first, the gradient has two parts for each that came in.
+        each = error.view(given.numel(), -1).norm(dim=1)
+        share = float((each / (most + _CLAMPED * given)).max())
         return Judged(bound, float(error.norm()) / norm, share)
     if bound == SMOOTH:
         bent = float((error - 2 * (at(0.5) - exact)).norm())

@@ -30,8 +30,7 @@ class Line:
         """Which table it is in: ``FAILS``, ``ROUNDED``, ``EXACT``, ``KEPT``, ``NOTHING`` or ``NOT_RUN``."""
         if not all(one.passed for one in self.forms):
             return FAILS
-        stores = {store for one in self.forms for store in one.stores}
-        found = next((store for store in (ROUNDED, EXACT, KEPT) if store in stores), NOTHING)
+        found = next((store for store in (ROUNDED, EXACT, KEPT) if self.saved(store)), NOTHING)
         return found if any(one.samples for one in self.forms) else NOT_RUN
 
     @property
@@ -41,8 +40,9 @@ class Line:
         return f"{self.name}, in place too" if in_place else self.name
 
     def saved(self, store: str) -> list[Saved]:
-        """What is stored so, of all forms."""
-        return list(dict.fromkeys(one for form in self.forms for one in form.saved if one.store == store))
+        """What is stored so of the first dtype, in all forms; complex numbers beside it are kept."""
+        forms = (form for form in self.forms if form.dtype == self.forms[0].dtype)
+        return list(dict.fromkeys(one for form in forms for one in form.saved if one.store == store))
 
     def roles(self, *stores: str) -> str:
         """The same in words, by operator; without those of which some were rounded, and others are too small for it."""

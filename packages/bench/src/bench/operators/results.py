@@ -36,11 +36,6 @@ class Operated(Entry):
     wrong: dict[str, int] = table("", "by what was wrong, samples")
 
     @property
-    def stores(self) -> set[str]:
-        """Those that came up."""
-        return {one.store for one in self.saved}
-
-    @property
     def passed(self) -> bool:
         """Whether nothing was wrong."""
         return not self.failure and not self.wrong
