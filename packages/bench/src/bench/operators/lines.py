@@ -40,8 +40,8 @@ class Line:
         return f"{self.name}, in place too" if in_place else self.name
 
     def saved(self, store: str) -> list[Saved]:
-        """What is stored so of the first dtype, in all forms; complex numbers beside it are kept."""
-        forms = (form for form in self.forms if form.dtype == self.forms[0].dtype)
+        """What is stored so of real numbers, in all forms; complex ones are kept, and count where there are no others."""
+        forms = [form for form in self.forms if not form.dtype.startswith("complex")] or self.forms
         return list(dict.fromkeys(one for form in forms for one in form.saved if one.store == store))
 
     def roles(self, *stores: str) -> str:
