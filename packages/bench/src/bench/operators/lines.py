@@ -40,7 +40,7 @@ class Line:
         return f"{self.name}, in place too" if in_place else self.name
 
     def saved(self, store: str) -> list[Saved]:
-        """What is stored so of real numbers, in all forms; complex ones are kept, and count where there are no others."""
+        """What is stored so of real numbers, in all forms; complex ones count where there are no others."""
         forms = [form for form in self.forms if not form.dtype.startswith("complex")] or self.forms
         return list(dict.fromkeys(one for form in forms for one in form.saved if one.store == store))
 
