@@ -44,8 +44,8 @@ def named(name):
 
 
 def test_every_operator_has_its_own_results_and_gradients_within_its_rule():
-    """With the database's largest sample of each: L0, and the level twice."""
-    found = [measured(one) for one in subjects()]
+    """With the database's largest sample of each, of real numbers: L0, and the level twice."""
+    found = [measured(one) for one in subjects() if one.dtype in (torch.float32, None)]
     assert failing(found).keys() == FAILING, failing(found)
     ran = {one.name for one in found if one is not None and one.samples}
     assert len(ran) > 500
