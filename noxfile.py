@@ -226,11 +226,12 @@ BENCHES = {
     "search": "Search the largest models within a given memory",
     "text": "Train BERT on GLUE's tasks in every way",
     "sweep": "Take a compressed step of many models and layers",
+    "operators": "Run torch's own database of operators under compression",
     "llm": "Train language models in every way, the loss in chunks among them",
 }
 
 
-WITHOUT_MODELS = ("gnn", "kernels", "sensitivity")
+WITHOUT_MODELS = ("gnn", "kernels", "sensitivity", "operators")
 """Benchmarks that take no model of timm, transformers or the like."""
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import integrations
 from integrations._runtime.repeating.tape import Tape
 from integrations._step.capturing.capture import capture
 from integrations._step.dispatch.operators import traits_of
@@ -128,3 +129,22 @@ def test_an_operator_that_fails_is_not_followed() -> None:
     tape = _tape_of(graph, range(len(graph.values)), model, args, {})
     assert tape.mismatch == ""
     assert tape.next == len(graph.ops)
+
+
+# ---- kernels that read conjugates ----
+
+
+def test_linear_algebra_of_complex_numbers_is_that_of_no_mode() -> None:
+    """Torch runs a mode with the keys off by which a kernel reads a conjugate: ``pinv`` was off by more than 1."""
+    torch.manual_seed(0)
+    matrix = torch.randn(5, 5, dtype=torch.complex64, requires_grad=True)
+    model = Net(lambda self, x: sum(torch.linalg.pinv(x * scale).sin() for scale in (1, 2, 3, 4))).train()
+    expected = model(matrix)
+    gradient = torch.autograd.grad(expected.abs().sum(), matrix)[0]
+    integrations.compress_model(model, error=0.0, stores=("recompute",))
+    for _ in range(2):
+        found = model(matrix)
+        assert torch.equal(found, expected)
+        assert torch.equal(torch.autograd.grad(found.abs().sum(), matrix)[0], gradient)
+    rows = integrations.compression(model).report().rows
+    assert any(row.operator == "linalg_pinv" and row.codec == "recomputed" for row in rows)

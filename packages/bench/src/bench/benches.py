@@ -13,6 +13,7 @@ from bench.gpu.results import KIND as STAGES
 from bench.gpu.stage_report import REPORT as STAGE
 from bench.kernels.command import BENCH as KERNELS
 from bench.llm.command import BENCH as LLM
+from bench.operators.command import BENCH as OPERATORS
 from bench.record.bench import Bench, Report
 from bench.record.kind import Kind
 from bench.search.command import BENCH as SEARCH
@@ -34,6 +35,7 @@ _ALL = (
     SYSTEMS,
     SEARCH,
     SWEEP,
+    OPERATORS,
     TEXT,
     LLM,
 )

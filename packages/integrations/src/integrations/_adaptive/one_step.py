@@ -16,6 +16,7 @@ from integrations._step.capturing.capture import capturing, is_only_read
 from integrations._step.capturing.loss import Loss, differentiated
 from integrations._step.capturing.stand_ins import StandIns, stood_in
 from integrations._step.dispatch.casts import fresh_casts
+from integrations._step.dispatch.operators import lazy_views
 from integrations._step.graphs.sharding import class_of, distributed, whole_parameters
 from integrations._torch import TorchDispatchMode, tree_leaves
 
@@ -117,7 +118,8 @@ class _WithoutCollectives(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "c10d" in func.namespace or func.namespace == "symm_mem":
             raise Unmeasured(f"the model talks to other ranks ({func.name()}), which take no step aside with this one")
-        return func(*args, **(kwargs or {}))
+        with lazy_views(func, args):
+            return func(*args, **(kwargs or {}))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from integrations._runtime.repeating.keeping import Exactly, Keeping, Later
 from integrations._runtime.repeating.repeating import drawing, here, require_no_plan
 from integrations._runtime.repeating.segments import Handle, Results, Segment
 from integrations._step.dispatch.memory import Geometry, Memory, is_plain, key_of, shapes_of
-from integrations._step.dispatch.operators import Traits, device_of, generator_of, traits_of
+from integrations._step.dispatch.operators import Traits, device_of, generator_of, lazy_views, traits_of
 from integrations._step.graphs.schedule import Planned, Schedule
 from integrations._torch import DispatchKey, OpOverload, SetExcludeDispatchKeyGuard, TorchDispatchMode
 
@@ -85,7 +85,8 @@ class Tape(TorchDispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         step = without_dynamo(_step) if compiles_callees() else followed
-        return step(self, func, args, kwargs or {})
+        with lazy_views(func, args):
+            return step(self, func, args, kwargs or {})
 
     def follow(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator that takes more than a step to the next one."""

@@ -31,7 +31,7 @@ from integrations._step.dispatch.memory import (
     shapes_of,
     tensors_of,
 )
-from integrations._step.dispatch.operators import Traits, is_drawable, traits_of
+from integrations._step.dispatch.operators import Traits, is_drawable, lazy_views, traits_of
 from integrations._torch import OpOverload, TorchDispatchMode, conj, neg_view
 
 
@@ -129,7 +129,8 @@ class Recorder(TorchDispatchMode):
     def _run(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._fake and self._backward is None:
             return as_on_device(func, args, indices.call(func, traits, args, kwargs))
-        return func(*args, **kwargs)
+        with lazy_views(func, args):
+            return func(*args, **kwargs)
 
     # ---- forward ----
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 
 from integrations._step.dispatch.memory import tensors_of
-from integrations._torch import OpOverload
+from integrations._torch import DispatchKey, OpOverload, SetExcludeDispatchKeyGuard
 
 # Operators of these libraries have no effects but those in their schemas. Another library's may count its calls or have
 # a generator of its own.
@@ -41,6 +43,8 @@ _STATISTICS = {
     "aten::batch_norm_gather_stats": (3, 4, -1),
     "aten::batch_norm_gather_stats_with_counts": (3, 4, -1),
 }
+
+_AS_IT_IS = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,33 @@ def traits_of(function: OpOverload) -> Traits:
         known=function.namespace in _KNOWN and schema.name not in _STATEFUL,
         dynamic=torch.Tag.dynamic_output_shape in function.tags,
     )
+
+
+def lazy_views(function: OpOverload, args: tuple[Any, ...]) -> AbstractContextManager[object]:
+    """What an operator runs in that a dispatch mode has been given.
+
+    Torch calls a mode with the keys off by which kernels read a conjugate or a negative that is only marked as one. A
+    kernel that makes such views itself then takes them for what they are views of: ``linalg.pinv`` of complex numbers
+    is another matrix. Such kernels are linear algebra's: no views, and neither pointwise nor in torch's core set.
+    """
+    if not _is_of_one_piece(function) and any(one.is_complex() for one in tensors_of(args)):
+        return _lazy_views()
+    return _AS_IT_IS
+
+
+@contextmanager
+def _lazy_views() -> Iterator[None]:
+    with (
+        SetExcludeDispatchKeyGuard(DispatchKey.Conjugate, False),
+        SetExcludeDispatchKeyGuard(DispatchKey.Negative, False),
+    ):
+        yield
+
+
+@cache
+def _is_of_one_piece(function: OpOverload) -> bool:
+    tags = torch.Tag.core, torch.Tag.pointwise
+    return traits_of(function).view or any(tag in function.tags for tag in tags)
 
 
 def generator_of(args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> torch.Generator | None:
