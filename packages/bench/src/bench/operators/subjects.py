@@ -147,7 +147,7 @@ def subjects() -> tuple[Subject, ...]:
 def _subjects(infos: list[Any]) -> Iterator[Subject]:
     for info in infos:
         known = info.supported_backward_dtypes("cpu") if info.supports_autograd else ()
-        dtypes = [dtype for dtype in _DTYPES if dtype in known]
+        dtypes: list[torch.dtype | None] = [dtype for dtype in _DTYPES if dtype in known]
         yield from (Subject(info, FUNCTION, dtype) for dtype in dtypes or [None])
         if info.inplace_variant is not None and info.supports_inplace_autograd:
             yield from (Subject(info, IN_PLACE, dtype) for dtype in dtypes)

@@ -131,7 +131,7 @@ def fields_of(kind: type[Any], content: Any) -> dict[str, Any]:
     """
     if not isinstance(content, Mapping):
         raise TypeError(f"{kind.__name__} must be an object, got {content!r:.40}")
-    hints = _hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]  # a class can be hashed
     if unknown := [name for name in content if name not in hints]:
         raise TypeError(f"{kind.__name__} has no {', '.join(f'{name!r:.40}' for name in unknown[:5])}")
     return {name: of_type(hints[name], value, name) for name, value in content.items()}
