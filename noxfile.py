@@ -102,6 +102,33 @@ def tests(session: nox.Session) -> None:
 
 
 @shared_session(tags=["check"])
+def peers(session: nox.Session) -> None:
+    """Run a library's own tests plainly and compressed: `-- LIBRARY`, or a folder, and `peers_run.py`'s options."""
+    if not session.posargs:
+        session.skip("name a library that is installed, or the folder of one's source: nox -s peers -- timm")
+    also(session, "models")
+    name, *options = session.posargs
+    with tempfile.TemporaryDirectory() as unpacked:
+        folder = Path(name) if Path(name).is_dir() else source_of(session, name, Path(unpacked))
+        run_python(session, "packages/integrations/tests/peers/peers_run.py", folder, *options)
+
+
+def source_of(session: nox.Session, name: str, to: Path) -> Path:
+    """The folder of an installed library's source distribution, which has its tests, unpacked."""
+    ask = f"import importlib.metadata as m; print(m.version({name!r}))"
+    version = run_python(session, "-c", ask, silent=True).strip()
+    download = ["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", to]
+    run_python(session, *download, f"{name}=={version}")
+    [archive] = to.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(to, filter="data")
+    [folder] = (path for path in to.iterdir() if path.is_dir())
+    if not any(folder.rglob("test_*.py")):
+        session.skip(f"the source distribution of {name} {version} has no tests: give the folder of a checkout")
+    return folder
+
+
+@shared_session(tags=["check"])
 def sanitize(session: nox.Session) -> None:
     """Feed damaged stored forms to the kernels under AddressSanitizer (GCC). What follows `--` goes to pytest."""
     compiler = os.environ.get("CXX", "g++")
