@@ -9,7 +9,6 @@ import datetime
 import os
 import re
 
-import pytest
 import torch
 
 from .libraries import library_or_skip
@@ -108,7 +107,7 @@ def test_a_model_of_each_family():
 
 
 def bound(model):
-    """A layer's roundings put EIGHT_BITS of error onto the gradient that passes it. Those of all layers are independent,
-    so that their squares add up, and a gradient passes each layer with weights once."""
+    """A layer's roundings put EIGHT_BITS of error onto the gradient that passes it. Those of all layers are
+    independent, so that their squares add up, and a gradient passes each layer with weights once."""
     layers = sum("weight" in module._parameters for module in model.modules())
     return EIGHT_BITS * layers**0.5

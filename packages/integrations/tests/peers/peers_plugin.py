@@ -24,7 +24,7 @@ class TooLong(Exception):
 class _State:
     def __init__(self, config):
         self.outermost = Outermost(config.getoption("peers_way"))
-        self.file = Path(config.getoption("peers_json")).open("a", encoding="utf-8")
+        self.file = Path(config.getoption("peers_json")).open("a", encoding="utf-8")  # noqa: SIM115 - pytest_unconfigure closes it
         self.seconds = config.getoption("peers_seconds")
         self.put = self.outermost.put()
 

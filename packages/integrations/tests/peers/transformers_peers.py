@@ -1,10 +1,10 @@
 """The training tests that transformers has for all its models, for some of them.
 
-transformers' package carries the common tests (``tests/test_modeling_common.py``, ``tests/test_training_mixin.py``), but
-neither the tests of each model, which say how a small one is made, nor the modules of two kinds of tests that the common
-ones are mixed with. Here are small models, and nothing in the place of the latter.
+transformers' package carries the common tests (``tests/test_modeling_common.py``, ``tests/test_training_mixin.py``).
+It lacks the tests of each model, which say how a small one is made, and the modules of two kinds of tests that the
+common ones are mixed with. Here are small models, and nothing in the place of the latter.
 
-    peers_run.py FOLDER -- .../peers/transformers_peers.py -k "train or grad"
+    peers_run.py FOLDER -- --noconftest .../peers/transformers_peers.py -k "train or grad"
 """
 
 import sys
@@ -23,8 +23,8 @@ for _module, _name in (
     sys.modules[f"tests.{_module}"] = types.ModuleType(f"tests.{_module}")
     setattr(sys.modules[f"tests.{_module}"], _name, type(_name, (), {}))
 
-from tests.test_modeling_common import ModelTesterMixin  # noqa: E402
-from tests.test_training_mixin import TrainingTesterMixin  # noqa: E402
+from tests import test_modeling_common as common  # noqa: E402
+from tests import test_training_mixin as training  # noqa: E402
 
 VOCABULARY, BATCH, LENGTH = 99, 2, 7
 
@@ -62,7 +62,7 @@ class SmallModel:
         """A small model's configuration, by the names that most models have, or their attribute maps translate."""
         tokens = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
         sizes = {name: getattr(self, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
-        more = {"num_key_value_heads": 2, "intermediate_size": 37, "head_dim": 8, "num_local_experts": 4}
+        more = {"num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 8, "num_local_experts": 4}
         known = self.config_class().to_dict()
         return self.config_class(
             vocab_size=VOCABULARY, **tokens, **sizes, **{name: more[name] for name in more if name in known}
@@ -82,7 +82,7 @@ def _case(names):
     base, headed = (getattr(transformers, name) for name in names)
     causal = headed if "MaskedLM" not in headed.__name__ else None
     tester = SmallModel(base.config_class, causal)
-    mixins = (ModelTesterMixin, TrainingTesterMixin) if causal else (ModelTesterMixin,)
+    mixins = (common.ModelTesterMixin, training.TrainingTesterMixin) if causal else (common.ModelTesterMixin,)
     return type(
         f"{base.__name__}Test",
         (*mixins, unittest.TestCase),
@@ -98,4 +98,3 @@ def _case(names):
 
 
 globals().update({f"{name}Test": _case(names) for name, names in MODELS.items()})
-del ModelTesterMixin, TrainingTesterMixin
