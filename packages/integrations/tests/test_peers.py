@@ -73,6 +73,9 @@ def test_a_part_that_was_called_before_the_whole():
         model(X)
         assert is_compressed(model)
         assert not is_compressed(model[0])
+        model[0](X)  # by itself between two forwards of the whole
+        gradients(model)
+        assert not is_compressed(model[0])
         outermost.restore()
 
 

@@ -109,9 +109,10 @@ class Outermost:
             self._here.inside = False
 
     def _compress(self, model):
+        for part in model.modules():
+            if part is not model:
+                self._restore(part)  # copies, too, which are not known yet
         if not _is_compressed(model):
-            for part in model.modules():
-                self._restore(part)  # its copies, too, which are not known yet
             integrations.compress_model(model, **self._options)
         self._compressed.add(model)  # a copy of a compressed one, too
 
