@@ -101,11 +101,64 @@ def tests(session: nox.Session) -> None:
         session.error(f"tests failed: pytest {'; pytest '.join(failed)}")
 
 
-@shared_session(tags=["check"])
-def faults(session: nox.Session) -> None:
-    """Put a fault in every place of a training step, and not only in some. What follows `--` goes to pytest."""
-    files = sorted(map(str, ROOT.glob("packages/integrations/tests/test_faults_*.py")))
-    run_python(session, "-m", "pytest", *(session.posargs or files), ACTCORE_LONG="1", OMP_NUM_THREADS="1")
+LONG = {
+    "faults": ("Put a fault in every place of a training step, and not only in some", "*/tests/test_faults_*.py"),
+    "long_runs": (
+        "Train 20,000 steps in every way and watch what grows, threads and processes too: half an hour",
+        "integrations/tests/test_long_runs*.py",
+        "integrations/tests/test_threads.py",
+        "integrations/tests/test_pickled_at_any_moment.py",
+    ),
+    "fuzz": ("Damage what is read from outside, 100,000 times in all", "*/tests/test_fuzz*.py"),
+    "versions": ("Hide each of torch's private names in turn", "integrations/tests/test_torch_names*.py"),
+}
+"""Tests whose default form, in the session `tests`, tries some cases; by session: what the long form does, and files."""
+
+
+def long_form(name: str, what: str, *patterns: str) -> None:
+    """Make the session of a long form."""
+
+    def run(session: nox.Session) -> None:
+        files = sorted(str(file) for pattern in patterns for file in ROOT.glob(f"packages/{pattern}"))
+        many = {"ACTCORE_LONG": "1", "ACTCORE_FUZZ_EXAMPLES": os.environ.get("ACTCORE_FUZZ_EXAMPLES", "2000")}
+        run_python(session, "-m", "pytest", *(session.posargs or files), OMP_NUM_THREADS="1", **many)
+
+    run.__doc__ = f"{what}. What follows `--` goes to pytest."
+    shared_session(run, name=name, tags=["reliability"])
+
+
+for name, texts in LONG.items():
+    long_form(name, *texts)
+
+
+@shared_session(tags=["reliability"])
+def peers(session: nox.Session) -> None:
+    """Take a step of all of PyG's layers and timm's families; with `-- LIBRARY`, or a folder, and `peers_run.py`'s options,
+    run its own tests plainly and compressed."""
+    also(session, "models")
+    if not session.posargs:
+        files = sorted(map(str, ROOT.glob("packages/integrations/tests/test_peers*.py")))
+        run_python(session, "-m", "pytest", *files, ACTCORE_LONG="1", OMP_NUM_THREADS="1")
+        return
+    name, *options = session.posargs
+    with tempfile.TemporaryDirectory() as unpacked:
+        folder = Path(name) if Path(name).is_dir() else source_of(session, name, Path(unpacked))
+        run_python(session, "packages/integrations/tests/peers/peers_run.py", folder, *options)
+
+
+def source_of(session: nox.Session, name: str, to: Path) -> Path:
+    """The folder of an installed library's source distribution, which has its tests, unpacked."""
+    ask = f"import importlib.metadata as m; print(m.version({name!r}))"
+    version = run_python(session, "-c", ask, silent=True).strip()
+    download = ["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", to]
+    run_python(session, *download, f"{name}=={version}")
+    [archive] = to.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(to, filter="data")
+    [folder] = (path for path in to.iterdir() if path.is_dir())
+    if not any(folder.rglob("test_*.py")):
+        session.skip(f"the source distribution of {name} {version} has no tests: give the folder of a checkout")
+    return folder
 
 
 @shared_session(tags=["check"])

@@ -19,8 +19,8 @@ from integrations._runtime.compiled import hooks as compiled_hooks
 from integrations._storing.regions import Region
 
 from .fault_ways import step
+from .long_form import LONG
 
-LONG = os.environ.get("ACTCORE_LONG") == "1"
 """Whether a fault is put in every place. In the quick form it is in some, a stated stride apart."""
 
 

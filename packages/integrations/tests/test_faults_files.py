@@ -19,7 +19,8 @@ from integrations._step_tables.steps import StepTable
 from integrations.fewbit.files import save
 
 from .fault_ways import WAYS, gradients, net, step
-from .faults import LONG, places
+from .faults import places
+from .long_form import LONG
 
 FULL = """
 import resource, signal, sys

@@ -19,7 +19,8 @@ from integrations._calls import hook_stack
 from integrations._common.out_of_memory import is_out_of_memory
 
 from .fault_ways import WAYS, step
-from .faults import LONG, AtCall, AtFunction, AtOperator, Trial, counting_alone, places
+from .faults import AtCall, AtFunction, AtOperator, Trial, counting_alone, places
+from .long_form import LONG
 
 HERE = Path(__file__).parent
 QUICK = 6  # places of each way in the quick form

@@ -15,7 +15,7 @@ import torch
 import integrations
 from integrations._torch import NAMES
 
-from .faults import LONG
+from .long_form import LONG
 
 HERE = Path(__file__)
 SOME = 18  # of these names, every one; the first is another each time that a name is added
