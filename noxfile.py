@@ -102,6 +102,15 @@ def tests(session: nox.Session) -> None:
 
 
 @shared_session(tags=["check"])
+def long_runs(session: nox.Session) -> None:
+    """Train 20,000 steps in every way and watch what grows: half an hour. What follows `--` goes to pytest."""
+    files = [
+        f"packages/integrations/tests/test_{name}.py" for name in ("long_runs", "threads", "pickled_at_any_moment")
+    ]
+    run_python(session, "-m", "pytest", *files, *session.posargs, ACTCORE_LONG="1", OMP_NUM_THREADS="1")
+
+
+@shared_session(tags=["check"])
 def sanitize(session: nox.Session) -> None:
     """Feed damaged stored forms to the kernels under AddressSanitizer (GCC). What follows `--` goes to pytest."""
     compiler = os.environ.get("CXX", "g++")

@@ -66,7 +66,7 @@ def test_each_thread_has_its_level():
 
 @pytest.mark.parametrize("level", ["L1.2", "lean"])
 def test_forwards_of_one_model_are_those_of_one_thread_in_some_order(level):
-    """Each forward takes the next step's noise, and no two the same, so that the gradients of all are the serial ones."""
+    """Each forward takes the next step's noise, so that the gradients of all are the serial ones."""
 
     def found(model):
         return [one.clone() for one in torch.autograd.grad(model(X).square().mean(), list(model.parameters()))]
