@@ -32,8 +32,8 @@ class Draws:
 
     A plan stores a tensor again in backward with the noise that it had in the forward, which is promised: the pair may
     come again at the same moment for the same elements. Trials are left out, since the step that follows one takes its
-    noise: nothing that was computed from it has stayed. So is stream 0, which a tensor of a model gets once in 2**64: what is
-    rounded to the nearest, or to see how long it takes, is given that.
+    noise: nothing that was computed from it has stayed. So is stream 0, which a tensor of a model gets
+    once in 2**64: what is rounded to the nearest, or to see how long it takes, is given that.
 
     Attributes:
         moment: the number of the step, which who runs it counts on.
