@@ -112,7 +112,7 @@ LONG = {
     "fuzz": ("Damage what is read from outside, 100,000 times in all", "*/tests/test_fuzz*.py"),
     "versions": ("Hide each of torch's private names in turn", "integrations/tests/test_torch_names*.py"),
 }
-"""Tests whose default form, in the session `tests`, tries some cases; by session: what the long form does, and files."""
+"""Tests of which `nox -s tests` tries some cases; by session: what the long form does, and its files."""
 
 
 def long_form(name: str, what: str, *patterns: str) -> None:
@@ -133,8 +133,8 @@ for name, texts in LONG.items():
 
 @shared_session(tags=["reliability"])
 def peers(session: nox.Session) -> None:
-    """Take a step of all of PyG's layers and timm's families; with `-- LIBRARY`, or a folder, and `peers_run.py`'s options,
-    run its own tests plainly and compressed."""
+    """Take a step of all of PyG's layers and timm's families; with `-- LIBRARY`, or a folder, run its own tests plainly
+    and compressed, by `peers_run.py`'s options."""
     also(session, "models")
     if not session.posargs:
         files = sorted(map(str, ROOT.glob("packages/integrations/tests/test_peers*.py")))

@@ -21,8 +21,6 @@ from integrations._storing.regions import Region
 from .fault_ways import step
 from .long_form import LONG
 
-"""Whether a fault is put in every place. In the quick form it is in some, a stated stride apart."""
-
 
 def places(count, quick):
     """The places of a step's faults, from 1 on: all, or in the quick form about so many, evenly spread."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import integrations
+from integrations._runtime.compiled.hooks import _Inlineable, _pair
 from integrations._runtime.compiled.regions import entries
 
 from .nets import mlp, normal
@@ -57,3 +58,30 @@ def test_what_was_begun_before_its_code_went():
     assert set(entries) == before
     loss.backward()
     assert x.grad.abs().sum() > 0
+
+
+def test_what_was_compiled_under_a_handle_goes_with_it():
+    """Dynamo keeps it by code object, and it leads back to that object, into which no collector looks: regions, graphs
+    and tensors of every handle that a compiled model ever had stayed."""
+    before = set(entries)
+    function = torch.compile(mlp(depth=2), backend="aot_eager")
+    for _ in range(3):
+        integrations.compress_model(function, "L1")
+        function(X).sum().backward()
+        assert len(entries) == len(before) + 3
+        function.eval()(X)
+        function.train()
+        integrations.restore_model(function)
+        gc.collect()
+        assert set(entries) == before
+
+
+def test_hooks_of_levels_are_not_kept_without_end():
+    """A seed is a part of the level, and a run may take another one for each block."""
+    model = mlp()
+    for seed in range(20):
+        with integrations.compress(model, "L1", seed=seed):
+            model(X).sum().backward()
+    gc.collect()
+    kinds = [one for one in gc.get_objects() if isinstance(one, type) and issubclass(one, _Inlineable)]
+    assert len(kinds) <= 1 + 2 * _pair.cache_info().maxsize  # the class itself, and of each pair two

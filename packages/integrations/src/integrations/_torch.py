@@ -180,6 +180,8 @@ FrameExecStrategy: Any = bound("torch._C._dynamo.eval_frame._FrameExecStrategy",
 FrameAction: Any = bound("torch._C._dynamo.eval_frame._FrameAction", _COMPILED, None)
 set_code_exec_strategy: Any = bound("torch._C._dynamo.eval_frame.set_code_exec_strategy", _COMPILED, None)
 get_eval_frame_callback: Any = bound("torch._C._dynamo.eval_frame.get_eval_frame_callback", _COMPILED, None)
+# Forgets what was compiled of a code object.
+reset_code: Callable[[CodeType], None] | None = bound("torch._C._dynamo.eval_frame.reset_code", _COMPILED, None)
 optimized_module = later("torch._dynamo.OptimizedModule", _COMPILED, ())
 callback_handler = later("torch._dynamo.callback_handler", _COMPILED, None)
 instruction_translator = later("torch._dynamo.symbolic_convert.InstructionTranslator", _COMPILED)

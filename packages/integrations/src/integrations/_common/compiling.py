@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from types import FunctionType
 from typing import Any, TypeVar
+from weakref import finalize
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from integrations._torch import (
     get_eval_frame_callback,
     instruction_translator,
     optimized_module,
+    reset_code,
     set_code_exec_strategy,
 )
 
@@ -90,9 +92,14 @@ def own_frame() -> Callable[..., Any]:
     """A new function that calls what it is given, for dynamo to compile, since dynamo skips the frames of torch's own
     modules.
 
-    Dynamo keeps and counts what it compiled by code object, so each model gets a function of its own.
+    Dynamo keeps and counts what it compiled by code object, so each model gets a function of its own. What was compiled
+    refers to the code object, which the collector does not look into, so that neither would ever go by itself: they go
+    with the function.
     """
-    return FunctionType(_call.__code__.replace(), _call.__globals__, _call.__name__)
+    function = FunctionType(_call.__code__.replace(), _call.__globals__, _call.__name__)
+    if reset_code is not None:
+        finalize(function, reset_code, function.__code__).atexit = False
+    return function
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

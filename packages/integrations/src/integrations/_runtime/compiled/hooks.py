@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,7 +91,7 @@ def _end(given: Any) -> None:
         setattr(functorch_config(), HOOKS_FILTERING, _settings.pop())
 
 
-@cache
+@lru_cache(maxsize=16)  # a pair takes 30 KiB, and each block of a run may have a seed of its own
 def _pair(level: Level) -> tuple[GraphModule, GraphModule]:
     return _inlineable(lambda packed: _pack(packed, level), native.packing), _inlineable(_unpack, native.unpacking)
 
