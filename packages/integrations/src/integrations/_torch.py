@@ -68,7 +68,7 @@ storage_free_weak_ref: Callable[[int], None] = bound("torch.UntypedStorage._free
 # ---- transforms: torch.func, forward-mode differentiation, tracing ----
 
 peek_interpreter_stack: Callable[[], Any] = bound("torch._C._functorch.peek_interpreter_stack", _ANY)
-get_tracing_state: Callable[[], Any] = bound("torch._C._get_tracing_state", "a model under torch.jit.trace")
+get_tracing_state: Callable[[], Any] = bound("torch._C._get_tracing_state", _ANY)
 # The number changes, so it is read from its module each time.
 _LEVEL = noted("torch.autograd.forward_ad._current_level", _ANY, spared=False)
 if TYPE_CHECKING or _LEVEL.is_there:
@@ -91,9 +91,18 @@ DisableTorchFunctionSubclass: Callable[[], AbstractContextManager[None]] = bound
 make_wrapper_subclass: Callable[..., Any] = bound("torch.Tensor._make_wrapper_subclass", _LOSS)
 len_torch_function_stack: Callable[[], int] = bound("torch._C._len_torch_function_stack", _ANY)
 len_torch_dispatch_stack: Callable[[], int] = bound("torch._C._len_torch_dispatch_stack", _ANY)
-get_dispatch_mode: Callable[[Any], Any] = bound("torch._C._get_dispatch_mode", _ANY)
+_dispatch_mode: Callable[[Any], Any] = bound("torch._C._get_dispatch_mode", _ANY)
 PROXY: Any = bound("torch._C._TorchDispatchModeKey.PROXY", _ANY)
-FAKE: Any = bound("torch._C._TorchDispatchModeKey.FAKE", _FORECAST)
+# Torch's function takes keys alone, and says of what stands for a missing one that it is none.
+get_dispatch_mode: Callable[[Any], Any] = PROXY if isinstance(PROXY, Missing) else _dispatch_mode
+_FAKE: Any = bound("torch._C._TorchDispatchModeKey.FAKE", _FORECAST)
+
+
+def fake_mode() -> Any:
+    """The mode of fake tensors that is active; ``None`` if none is."""
+    return _FAKE() if isinstance(_FAKE, Missing) else _dispatch_mode(_FAKE)
+
+
 AutoDispatchBelowAutograd: Callable[[], AbstractContextManager[Any]] = bound(
     "torch._C._AutoDispatchBelowAutograd", _PLANS
 )

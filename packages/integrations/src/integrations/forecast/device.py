@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from integrations._step.dispatch.memory import is_plain, tensors_of
-from integrations._torch import FAKE, FakeTensor, FakeTensorMode, OpOverload, get_dispatch_mode, tree_map_only
+from integrations._torch import FakeTensor, FakeTensorMode, OpOverload, fake_mode, tree_map_only
 
 # What torch says if an operator asks for the GPU.
 _NO_DRIVER = ("NVIDIA driver", "CUDA driver", "CUDA error", "not compiled with CUDA", "CUDA-capable device")
@@ -58,7 +58,7 @@ class OnDevice:
         self._schema, self.tags = function._schema, function.tags
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if get_dispatch_mode(FAKE) is None:
+        if fake_mode() is None:
             if kwargs.get("device") is not None:
                 kwargs = {**kwargs, "device": torch.device("cpu")}
             return self._function(*args, **kwargs)
