@@ -25,6 +25,8 @@ struct Torch {
   int32_t (*from_python)(void* object, Handle* tensor);
   int32_t (*to_python)(Handle tensor, void* type, void** object);
   int32_t (*let_go)(Handle tensor);
+  int32_t (*device)(Handle tensor, int32_t* type);
+  int32_t (*cpu)();
 };
 
 Torch torch{};
@@ -56,6 +58,11 @@ bool put(const ops::Direct& direct, Py_ssize_t place, PyObject* given, uint64_t*
     case 't': {
       Handle tensor = nullptr;
       if (torch.from_python(given, &tensor) != 0) return refused(direct, place, "a tensor", given);
+      int32_t device = 0;
+      if (torch.device(tensor, &device) != 0 || device != torch.cpu()) {  // a tensor on meta has no memory to read
+        torch.let_go(tensor);
+        return refused(direct, place, "a tensor on the CPU", given);
+      }
       *word = word_of(tensor);
       return true;
     }
@@ -181,7 +188,9 @@ py::dict kernels_in(const std::string& path, const py::dict& numbers) {
   if (library == nullptr || !look_up(library, "actcore_cpu_kernels", &listed) ||
       !look_up(library, "torch_tensor_from_pyobject", &torch.from_python) ||
       !look_up(library, "torch_tensor_to_pyobject", &torch.to_python) ||
-      !look_up(library, "aoti_torch_delete_tensor_object", &torch.let_go))
+      !look_up(library, "aoti_torch_delete_tensor_object", &torch.let_go) ||
+      !look_up(library, "aoti_torch_get_device_type", &torch.device) ||
+      !look_up(library, "aoti_torch_device_type_cpu", &torch.cpu))
     return found;
   Py_XSETREF(dtypes, Py_NewRef(numbers.ptr()));
   for (const ops::Direct* direct = listed(); direct != nullptr; direct = direct->next) {

@@ -47,7 +47,7 @@ def test_what_ends_in_the_middle_of_writing_costs_nothing(results, tmp_path, mon
     link.symlink_to(file)
     records.save(results, link)
 
-    def interrupted(path, text):
+    def interrupted(path, text, encoding):
         with path.open("w") as part:
             part.write(text[:100])
         raise KeyboardInterrupt

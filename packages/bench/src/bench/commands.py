@@ -10,7 +10,7 @@ from bench import pages, records
 from bench.errors import BenchError
 from bench.layout import console
 from bench.record.bench import require_writable
-from integrations._common.whole_files import write_text
+from bench.whole_files import write_text
 
 _CONTRADICTIONS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, NotRenderableError)
 """What tables raise of entries whose parts do not go together: a file says what it says."""

@@ -13,8 +13,7 @@ from bench.errors import BenchError
 from bench.machine import Machine
 from bench.record.kind import Kind
 from bench.record.record import Record
-from integrations._common.entries import loaded
-from integrations._common.whole_files import write_text
+from bench.whole_files import write_text
 
 FORMAT = 2
 
@@ -53,6 +52,8 @@ def load(path: Path, kind_of: Callable[[str], Kind]) -> Record:
     Raises:
         BenchError: the file cannot be read, or holds something else.
     """
+    from integrations._common.entries import loaded  # what starts the stages on a GPU saves before that is built
+
     try:
         return _record(loaded(path.read_text(), "save"), kind_of)
     except OSError as error:

@@ -13,7 +13,7 @@ from bench.sweep.notes import eased, notes
 from bench.sweep.report import TITLE, of, summary
 from bench.sweep.results import Swept
 from bench.units import MIB
-from integrations._common.whole_files import write_text
+from bench.whole_files import write_text
 
 
 def write(record: Record, path: Path) -> None:

@@ -10,6 +10,8 @@ from actcore import Form
 from integrations._common.entries import entry_of, fields_of, of_type
 from integrations.rules.stores import Store
 
+_MOST = 64  # options of a value: more than there are stores, each on the device and on the host
+
 
 @dataclass(frozen=True, kw_only=True)
 class Option(Form):
@@ -94,8 +96,8 @@ class Menus:
         places = of_type(tuple[int, ...], given.pop("row"), "row")
         if not all(0 <= place < len(rows) for place in places):
             raise ValueError("row must name rows")
-        if any(len({option.store for option in row}) != len(row) for row in rows):  # or few bytes might say very many
-            raise ValueError("each of rows must name a store once")
+        if any(len(row) > _MOST for row in rows):  # or few bytes might say very many, a row for each value
+            raise ValueError(f"each of rows must have at most {_MOST} options")
         found = cls(options=tuple(rows[place] for place in places), **fields_of(cls, given))
         if any(len(entries) != values for entries in (found.options, found.weights, found.aside, found.stored_at)):
             raise ValueError(f"menus must have an entry for each of {values} values")
