@@ -40,10 +40,7 @@ def made(way, steps=3):
 
 @pytest.mark.parametrize("kind", [AtOperator, AtFunction, AtCall])
 @pytest.mark.parametrize("way", WAYS)
-def test_an_interrupt_anywhere(way, kind, request):
-    if (way, kind) == ("recomputed", AtCall):
-        why = "an interrupt right after Segment.__enter__ has its lock leaves a segment's results uncounted"
-        request.applymarker(pytest.mark.xfail(reason=why))
+def test_an_interrupt_anywhere(way, kind):
     model, twin, counts = made(way), made(way), kind()
     with counts:
         step(model)
