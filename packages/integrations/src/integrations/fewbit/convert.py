@@ -131,17 +131,21 @@ def restore_model(model: Model) -> Model:
     """
     inner = compiled_module(model)
     forward = FewBitConversion.of(inner).forward
-    if isinstance(forward, FewBitForward):
-        forward.closed = True  # whoever has wrapped it, calls through it from now on
-        forward.take_out()
-    del inner.__dict__[FewBitConversion.key]
+
+    def is_other(module: nn.Module) -> bool:
+        return module is not inner and is_root(module)
 
     def replacement(path: str, module: nn.Module) -> nn.Module:
-        if remembered(module) is None or is_root(module):
+        if remembered(module) is None or is_other(module):
             return module
         return give_back(module)
 
-    root = exchange(inner, replacement, lambda module: not is_root(module))
+    root = exchange(inner, replacement, lambda module: not is_other(module))
+    if isinstance(forward, FewBitForward):
+        forward.closed = True  # whoever has wrapped it, calls through it from now on
+        forward.take_out()
+    for module in (inner, root):  # which may have had it from the layer
+        module.__dict__.pop(FewBitConversion.key, None)
     return model if root is inner else root  # type: ignore[return-value]  # of the class that it had before
 
 

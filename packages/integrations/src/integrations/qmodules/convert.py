@@ -107,11 +107,12 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
         )
     converted: list[tuple[str, str, str]] = []
     kept: list[tuple[str, str]] = []
+    by_hand: list[tuple[str, QLayer]] = []
     precision = ModelPrecision(chosen)
 
     def replacement(path: str, module: nn.Module) -> nn.Module:
         if isinstance(module, QLayer) and module.precision.model is None:
-            module.join(path or type(module).__name__, precision)
+            by_hand.append((path, module))
         if reason := _reason(module, chosen):
             if _is_layer(module):
                 kept.append((path, reason))
@@ -123,6 +124,8 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
         return layer
 
     root = exchange(model, replacement, _opens)
+    for path, layer in by_hand:
+        layer.join(path or type(layer).__name__, precision)
     _QConversion(tuple(converted), tuple(kept), chosen, precision).put(root)
     return root  # type: ignore[return-value]  # a Q-layer is a subclass of its counterpart
 
@@ -141,6 +144,7 @@ def revert(model: Model) -> Model:
     """
     record = _QConversion.of(model)
     _refuse_parametrized(model)
+    by_hand: list[QLayer] = []
 
     def replacement(path: str, module: nn.Module) -> nn.Module:
         if not isinstance(module, QLayer):
@@ -148,10 +152,12 @@ def revert(model: Model) -> Model:
         if _was_converted(module):
             return module.to_module()
         if module.precision.model is record.precision:
-            module.leave()
+            by_hand.append(module)
         return module
 
     root = exchange(model, replacement, _opens)
+    for layer in by_hand:
+        layer.leave()
     for module in (root, *root.modules()):
         module.__dict__.pop(_QConversion.key, None)
     return root  # type: ignore[return-value]  # of the class that it had before
