@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from integrations._common.out_of_memory import explain
 from integrations._runtime.repeating.calls import RepeatedCall
 from integrations._runtime.repeating.keeping import Later, Packed
-from integrations._runtime.repeating.repeating import repeating
+from integrations._runtime.repeating.repeating import repeated
 from integrations._step.dispatch.memory import Geometry
 from integrations._step.dispatch.versions import Version
 from integrations._torch import current_graph_task_id, get_current_graph_task_keep_graph
@@ -139,8 +139,7 @@ class Segment:
         if retained and self.calls is not None:
             handle.stored = None
         if stored is not None:
-            with repeating():
-                return stored.unpack()
+            return repeated(stored.unpack)
         base = self._made[value]
         if handle.later is not None and self._only_stored(value):
             del self._made[value]
@@ -150,8 +149,7 @@ class Segment:
             seen.add(id(handle))
             if len(seen) >= self._handles.get(value, 0):
                 del self._made[value], self._seen[value]
-        with repeating():
-            return handle.geometry.view(base)
+        return repeated(handle.geometry.view, base)
 
     def _store(self, value: int, made: dict[int, Tensor]) -> None:
         """Stores the saved tensors in a value's memory, each in its own form."""
@@ -220,7 +218,8 @@ class Segment:
         if not retained:
             self.calls = None
         made: dict[int, Tensor] = {}
-        with repeating():
+
+        def run() -> None:
             for place in reversed(chosen):
                 call = calls[place]
                 assert call is not None
@@ -236,6 +235,8 @@ class Segment:
                     self._store(value, made)
                     if value != asked and self._only_stored(value):
                         del made[value]
+
+        repeated(run)
         self._made = made
         self._seen.clear()
 
