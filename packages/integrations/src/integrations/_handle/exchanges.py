@@ -123,12 +123,18 @@ class Exchanges:
         found = Exchanges.of(model)
         if found is None:
             return
-        # Some may have been undone by hand. Those that may raise come first.
-        if found.layers is not None and qmodules.is_converted(model):
-            qmodules.revert(model)
+        # Some may have been undone by hand. The heads are parts of layers that may go.
+        heads = found.heads(model)
+        try:
+            found._take_out_heads(model)
+            if found.layers is not None and qmodules.is_converted(model):
+                qmodules.revert(model)
+        except BaseException:
+            for head in heads:
+                head.put()
+            raise
         if found._converts and fewbit.is_converted(model):
             fewbit.restore_model(model)
-        found._take_out_heads(model)
         del model.__dict__[RECORD]
 
     def heads(self, model: nn.Module) -> list[ChunkedHead]:

@@ -107,13 +107,20 @@ def convert(
     if inner is not model and inner in plan.layers:
         raise ValueError(f"a compiled {type(inner).__name__} cannot be exchanged itself; convert it, then compile it")
     # Whatever may be refused has been, and nothing is changed yet.
-    root = exchange(inner, lambda path, module: plan.layers.get(module, module), lambda module: module in where)
+    root = plan.layers.get(inner, inner)
     found, forward = None, None
     if calls and root is inner:
         found = Calls(root, chosen, options, skipped)
         forward = FewBitForward(root, root.forward, "forward" in root.__dict__, found)
-        forward.put()
-    FewBitConversion(tuple(plan.converted), tuple(plan.kept), bits, found, forward).put(root)
+    try:
+        FewBitConversion(tuple(plan.converted), tuple(plan.kept), bits, found, forward).put(root)
+        exchange(inner, lambda path, module: plan.layers.get(module, module), lambda module: module in where)
+        if forward is not None:
+            forward.put()
+    except BaseException:
+        if FewBitConversion.find(root) is not None:
+            restore_model(root)
+        raise
     return model if root is inner else root  # type: ignore[return-value]  # a few-bit layer
 
 

@@ -123,10 +123,15 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
         converted.append((path, type(module).__name__, type(layer).__name__))
         return layer
 
-    root = exchange(model, replacement, _opens)
-    for path, layer in by_hand:
-        layer.join(path or type(layer).__name__, precision)
-    _QConversion(tuple(converted), tuple(kept), chosen, precision).put(root)
+    try:
+        root = exchange(model, replacement, _opens)
+        for path, layer in by_hand:
+            layer.join(path or type(layer).__name__, precision)
+        _QConversion(tuple(converted), tuple(kept), chosen, precision).put(root)
+    except BaseException:
+        _QConversion((), (), chosen, precision).put(model)  # with which what has been done so far is undone
+        revert(model)
+        raise
     return root  # type: ignore[return-value]  # a Q-layer is a subclass of its counterpart
 
 
@@ -158,7 +163,7 @@ def revert(model: Model) -> Model:
     root = exchange(model, replacement, _opens)
     for layer in by_hand:
         layer.leave()
-    for module in (root, *root.modules()):
+    for module in reversed(list(root.modules())):  # the root last, which says that the model is converted
         module.__dict__.pop(_QConversion.key, None)
     return root  # type: ignore[return-value]  # of the class that it had before
 
