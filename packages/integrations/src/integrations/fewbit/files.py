@@ -8,7 +8,7 @@ from typing import Any
 
 from integrations._common.whole_files import write_text, written_whole
 from integrations._step_tables.steps import StepTable
-from integrations.fewbit.store import END
+from integrations.fewbit.store import END, read_arrays
 
 TYPES = (".npz", ".json")
 
@@ -46,9 +46,8 @@ def save(table: StepTable, name: str, bits: int, path: Path) -> None:
     arrays: dict[str, Any] = {}
     if path.exists():
         try:
-            with numpy.load(path, allow_pickle=False) as archive:
-                arrays = {key: archive[key] for key in archive.files}
-        except (ValueError, AttributeError, EOFError) as error:
+            arrays = read_arrays(path)
+        except ValueError as error:
             raise ValueError(f"{path} exists and is no .npz file; name another") from error
     inner = table.boundaries
     borders = [min((-END, *inner)), *inner, max((END, *inner))]

@@ -94,19 +94,12 @@ class StepwiseStore:
             OSError: the file cannot be read.
             ValueError: it is not such a file; the message says why.
         """
-        try:
-            import numpy
-        except ImportError as error:
-            raise ImportError("a file of FewBit's needs NumPy: pip install numpy") from error
         arrays: dict[tuple[str, int], dict[str, Any]] = {}
-        with numpy.load(path, allow_pickle=False) as archive:
-            if not hasattr(archive, "files"):
-                raise ValueError(f"{path} must be an .npz file, got a single array")
-            for key in archive.files:
-                parts = _KEY.fullmatch(key)
-                if not parts:
-                    raise ValueError(f"arrays in {path} must be named like gelu03-borders, got {key!r}")
-                arrays.setdefault((parts[1], int(parts[2])), {})[parts[3]] = archive[key]
+        for key, array in read_arrays(path).items():
+            parts = _KEY.fullmatch(key)
+            if not parts:
+                raise ValueError(f"arrays in {path} must be named like gelu03-borders, got {key!r}")
+            arrays.setdefault((parts[1], int(parts[2])), {})[parts[3]] = array
         checked = StepwiseStore()
         for (name, bits), pair in arrays.items():
             if len(pair) != 2:
@@ -145,6 +138,33 @@ _SHIPPED = tuple((name, bits) for name in SMOOTH for bits in WIDTHS)
 
 store = StepwiseStore()
 """A store to begin with."""
+
+
+def read_arrays(path: str | PathLike[str]) -> dict[str, Any]:
+    """The arrays of an ``.npz``, by name.
+
+    Raises:
+        ImportError: NumPy is not there.
+        OSError: the file cannot be read.
+        ValueError: it is no such file, or damaged.
+    """
+    try:
+        import numpy
+    except ImportError as error:
+        raise ImportError("a file of FewBit's needs NumPy: pip install numpy") from error
+    try:
+        found = numpy.load(path, allow_pickle=False)
+        if hasattr(found, "files"):
+            with found:
+                return {key: found[key] for key in found.files}
+    except OSError:
+        raise
+    except Exception as error:  # zipfile's, zlib's, and what NumPy makes of a damaged header
+        raise ValueError(
+            f"{path} must be an .npz file with step tables, and is damaged or another: {type(error).__name__}: "
+            f"{error}; get it again, or fit its tables anew: python -m integrations.fewbit fit"
+        ) from error
+    raise ValueError(f"{path} must be an .npz file, got a single array")
 
 
 def _table(borders: Any, levels: Any) -> StepTable:
