@@ -8,9 +8,11 @@ namespace actcore {
 // Detached, since the tensor may be the result of the very node that will hold this.
 Ref kept_of(PyObject* tensor) {
   Ref made(known->kept->tp_alloc(known->kept, 0));
+  if (!made) return Ref();  // nothing is asked of Python while an error is set, which would become another
   Ref alias = called(tensor, known->names.detach);
+  if (!alias) return Ref();
   Ref version = attribute(tensor, known->names._version);
-  if (!made || !alias || !version) return Ref();
+  if (!version) return Ref();
   known->kept_tensor.set(made.get(), std::move(alias));
   known->kept_version.set(made.get(), std::move(version));
   return made;
@@ -112,8 +114,9 @@ Ref compressed(Replay* self, PyObject* site, PyObject* tensor) {
 // begins where it did.
 Ref region_of(Replay* self, PyObject* site, PyObject* tensor) {
   Ref region = copy_of(known->site_region.of(site));
+  if (!region) return Ref();
   Ref version = attribute(tensor, known->names._version);
-  if (!region || !version) return Ref();
+  if (!version) return Ref();
   if (known->site_whole.of(site) == Py_None) {
     Ref start = called(tensor, known->names.storage_offset);
     if (!start) return Ref();

@@ -16,6 +16,7 @@ from actcore import stored
 from integrations._adaptive import surroundings
 from integrations._runtime import session as sessions
 from integrations._runtime.compiled import hooks as compiled_hooks
+from integrations._runtime.repeating import repeating
 from integrations._storing.regions import Region
 
 from .fault_ways import step
@@ -102,6 +103,7 @@ def of_thread():
         "session of regions": getattr(compiled_hooks._here, "session", None),
         "listener": (stored._here.listener, stored._here.operator, stored._here.subject),
         "trial": getattr(surroundings._here, "met", None),
+        "plan": (repeating.here.following, repeating.here.repeating),
     }
 
 

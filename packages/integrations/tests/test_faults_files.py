@@ -17,6 +17,7 @@ from integrations import checkpoint
 from integrations._common.whole_files import write_text, written_whole
 from integrations._step_tables.steps import StepTable
 from integrations.fewbit.files import save
+from integrations.fewbit.store import StepwiseStore
 
 from .fault_ways import WAYS, gradients, net, step
 from .faults import places
@@ -127,6 +128,15 @@ def damaged(text, quick):
         )
 
 
+def raised(function):
+    """The text of the ValueError that a function raises, if it does."""
+    try:
+        function()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def test_a_plan_that_is_damaged_changes_nothing(planned, tmp_path):
     """It is refused, and the model is as before; or it is still a plan."""
     text = planned.recomputing.plan.to_json()
@@ -135,12 +145,45 @@ def test_a_plan_that_is_damaged_changes_nothing(planned, tmp_path):
         path.write_text(damage)
         model = net()
         before = dict(vars(model))
-        try:
-            checkpoint.apply(model, checkpoint.Plan.load(path))
-        except (ValueError, TypeError):
+        told = raised(lambda model=model: checkpoint.apply(model, checkpoint.Plan.load(path)))
+        if told is not None:
             refused += 1
             assert vars(model) == before
+            assert "must be a plan of this" in told or (
+                told.startswith(f"{path} must be a file that Plan.save wrote: ") and "plan again and save that" in told
+            )
     assert refused > 20
+
+
+def test_step_tables_that_are_damaged_add_nothing(tmp_path):
+    """Cut off, or a byte is another: the error names the file and the way out, or the tables are still tables."""
+    numpy = pytest.importorskip("numpy")
+    path, own, refused = tmp_path / "tables.npz", StepwiseStore(), 0
+    for bits in (1, 2):
+        save(TABLE, "relu", bits, path)
+    whole, before = path.read_bytes(), len(own)
+    step = 1 if LONG else 17  # no divisor of the sizes of a zip file's fields
+    for damage in (
+        *(whole[:end] for end in range(0, len(whole), step)),
+        *(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :] for at in range(0, len(whole), step)),
+    ):
+        path.write_bytes(damage)
+        told = raised(lambda: StepwiseStore().load(path))
+        if told is not None:
+            refused += 1
+            assert str(path) in told
+            assert raised(lambda: own.load(path)) == told
+            assert len(own) == before
+    assert refused > len(whole) // step  # each that is cut off, and some others
+    numpy.save(path.with_suffix(".npy"), numpy.zeros(3))
+    path.write_bytes(path.with_suffix(".npy").read_bytes())
+    with pytest.raises(ValueError, match=r"must be an \.npz file, got a single array"):
+        own.load(path)
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"is damaged or another: .*; get it again, or fit its tables anew: python"):
+        own.load(path)
+    with pytest.raises(ValueError, match=r"exists and is no \.npz file; name another"):
+        save(TABLE, "relu", 1, path)
 
 
 STATES = ("level", "adaptive", "exact", "recomputed level")

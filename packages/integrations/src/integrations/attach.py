@@ -134,20 +134,35 @@ def compress_model(
         require_one_checkpointing(inner, "memory" if asked is bounds else "checkpoint")
         ForwardWrapper.require_none(inner, "give it to the whole model's compress_model")
         handle.recomputing = recomputing_for(inner, handle.level, asked)
-    if exchanges:
-        exchanges.apply(inner, handle.level)
-    attach(handle)
+    with exchanges.applied(inner, handle.level):
+        attach(handle)
     return model
 
 
 def attach(handle: Compression) -> None:
-    """Has a handle's model run its forwards under it, from now on."""
+    """Has a handle's model run its forwards under it, from now on; or, where anything raises, as before."""
     model = handle.model
-    # The instance's own dictionary: it is copied with the model, and state_dict and nn.Module's attributes do not see
-    # it.
-    model.__dict__[_HANDLE] = handle
-    await_forward(handle)
-    CompressedForward(handle, model.forward, "forward" in model.__dict__).put()
+    try:
+        # The instance's own dictionary: it is copied with the model, and state_dict and nn.Module's attributes do not
+        # see it.
+        model.__dict__[_HANDLE] = handle
+        await_forward(handle)
+        CompressedForward(handle, model.forward, "forward" in model.__dict__).put()
+    except BaseException:
+        _detach(handle)
+        raise
+
+
+def _detach(handle: Compression) -> None:
+    """Has a handle's model run its forwards as before. The handle in the model goes last: what has come so far can be
+    done again."""
+    model = handle.model
+    handle.closed = True
+    await_no_longer(handle)
+    forward = CompressedForward.of(model)
+    if forward is not None:  # otherwise something has wrapped it
+        forward.take_out()
+    model.__dict__.pop(_HANDLE, None)
 
 
 def compression(model: nn.Module) -> Compression:
@@ -192,16 +207,12 @@ def restore_model(model: Model) -> Model:
     inner = handle.model
     exchanged = Exchanges.told(inner)
     Exchanges.undo(inner)  # this may raise, and then everything is as it was
-    handle.closed, handle.exchanged = True, exchanged
-    await_no_longer(handle)
+    handle.exchanged = exchanged
     with _lock:
         _steps.pop(inner, None)
     blocks.forget(inner)
     outcome.forget(inner)
-    del inner.__dict__[_HANDLE]
-    forward = CompressedForward.of(inner)
-    if forward is not None:  # otherwise something has wrapped it
-        forward.take_out()
+    _detach(handle)
     return model
 
 

@@ -23,9 +23,15 @@ def exchange(
         opens: whether the modules inside a module are exchanged, too.
 
     Returns:
-        The root's replacement.
+        The root's replacement. If a replacement raises, the error comes through, and the tree is as it was.
     """
-    return _exchanged("", root, replacement, opens, {})
+    before: list[tuple[dict[str, nn.Module | None], str, nn.Module]] = []
+    try:
+        return _exchanged("", root, replacement, opens, {}, before)
+    except BaseException:
+        for modules, name, child in before:
+            modules[name] = child
+        raise
 
 
 # These are functions of the file, and not nested: a nested function that calls itself is a cycle with all that it sees,
@@ -36,13 +42,15 @@ def _exchanged(
     replacement: Callable[[str, nn.Module], nn.Module],
     opens: Callable[[nn.Module], bool],
     known: dict[nn.Module, nn.Module],
+    before: list[tuple[dict[str, nn.Module | None], str, nn.Module]],
 ) -> nn.Module:
     if module in known:
         return known[module]
     known[module] = module  # a module may be below itself
     for name, child in _children(module) if opens(module) else ():
-        new = _exchanged(f"{path}.{name}" if path else name, child, replacement, opens, known)
+        new = _exchanged(f"{path}.{name}" if path else name, child, replacement, opens, known, before)
         if new is not child:
+            before.append((module._modules, name, child))
             module._modules[name] = new
     known[module] = replacement(path, module)
     return known[module]

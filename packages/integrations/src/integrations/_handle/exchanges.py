@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
@@ -71,8 +71,10 @@ class Exchanges:
     def __bool__(self) -> bool:
         return any(given is not None for given in (self.activations, self.linear, self.layers, self.loss))
 
-    def apply(self, model: nn.Module, level: Level) -> None:
-        """Exchanges the layers, or raises and leaves the model as it was.
+    @contextmanager
+    def applied(self, model: nn.Module, level: Level) -> Iterator[None]:
+        """Exchanges the layers for a block, and for good once it is over. If anything raises, here or in the block, the
+        model is left as it was.
 
         Args:
             model: its own layers change.
@@ -91,19 +93,23 @@ class Exchanges:
         unconverted = [name for name, module in named if module in modules or module in heads]
         with ExitStack() as undoing:
             if self._converts:
+                _undo_later(undoing, model, fewbit.is_converted, fewbit.restore_model)
                 done = fewbit.convert(model, **self._conversion(level, unconverted))
-                undoing.callback(fewbit.restore_model, done)
-                _require_inside(model, done)
+                _require_inside(model, done, fewbit.restore_model)
                 self._require_sketches(model)
             if self.layers is not None:
+                _undo_later(undoing, model, qmodules.is_converted, qmodules.revert)
                 done = qmodules.QModule(model, **self.layers)
-                undoing.callback(qmodules.revert, done)
-                _require_inside(model, done)
+                _require_inside(model, done, qmodules.revert)
                 _require_q_layers(model, kept)
             if self.loss is not None:
+                _undo_later(undoing, model, self.heads, self._take_out_heads)
                 chunk_logits(head_of(model, **self.loss))
+            if self:
+                undoing.callback(model.__dict__.pop, RECORD, None)
+                model.__dict__[RECORD] = self
+            yield
             undoing.pop_all()
-        model.__dict__[RECORD] = self
 
     @classmethod
     def of(cls, model: nn.Module) -> Exchanges | None:
@@ -117,18 +123,27 @@ class Exchanges:
         found = Exchanges.of(model)
         if found is None:
             return
-        # Some may have been undone by hand. Those that may raise come first.
-        if found.layers is not None and qmodules.is_converted(model):
-            qmodules.revert(model)
+        # Some may have been undone by hand. The heads are parts of layers that may go.
+        heads = found.heads(model)
+        try:
+            found._take_out_heads(model)
+            if found.layers is not None and qmodules.is_converted(model):
+                qmodules.revert(model)
+        except BaseException:
+            for head in heads:
+                head.put()
+            raise
         if found._converts and fewbit.is_converted(model):
             fewbit.restore_model(model)
-        for head in found.heads(model):
-            head.take_out()
         del model.__dict__[RECORD]
 
     def heads(self, model: nn.Module) -> list[ChunkedHead]:
         """The replaced layers that make logits: one, with copies that PEFT may have made; none if it is gone."""
         return [] if self.loss is None else list(filter(None, map(ChunkedHead.of, model.modules())))
+
+    def _take_out_heads(self, model: nn.Module) -> None:
+        for head in self.heads(model):
+            head.take_out()
 
     def why_no_activations(self, model: nn.Module) -> str:
         """Why activations in few bits do nothing for a model whose forwards have called none so far; empty if one was
@@ -299,8 +314,18 @@ def _q_level(layers: Mapping[str, Any]) -> qmodules.QLevel:
     return resolve_level(qmodules.config.level() if level is None else level, options)
 
 
-def _require_inside(model: nn.Module, done: nn.Module) -> None:
+def _undo_later(
+    undoing: ExitStack, model: nn.Module, is_done: Callable[[nn.Module], Any], undo: Callable[[nn.Module], Any]
+) -> None:
+    """Has the end of ``undoing`` undo what is going to be done to a model, as far as it came; nothing that was done to
+    it before."""
+    if not is_done(model):
+        undoing.callback(lambda: undo(model) if is_done(model) else None)
+
+
+def _require_inside(model: nn.Module, done: nn.Module, undo: Callable[[nn.Module], Any]) -> None:
     if done is not model:
+        undo(done)
         raise ValueError(
             f"model must contain the layers that are exchanged, and this {type(model).__name__} is one itself: take "
             f"nn.Sequential(model), or the {type(done).__name__} in its place"

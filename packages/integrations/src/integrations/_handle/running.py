@@ -100,8 +100,12 @@ class RunningSession:
             if self._following is not None:
                 self._following.end(self._session, complete=error[0] is None)
         finally:
-            self._session.__exit__(*error)
-            self._open = False
+            try:
+                if self._following is not None:
+                    self._following.leave()
+            finally:
+                self._session.__exit__(*error)
+                self._open = False
         if not self._session.records and may_be_replayed():
             self._handle.records = self._before  # back to the records of the last forward that saved something
         elif error[0] is None:

@@ -107,7 +107,9 @@ class Plan(Solution):
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{path} must be a file that Plan.save wrote: {error}") from None
+            raise ValueError(
+                f"{path} must be a file that Plan.save wrote: {error}; if it is damaged, plan again and save that"
+            ) from None
 
     def plot(self, path: str | PathLike[str]) -> None:
         """Draws the front: activation peak against time, and which choice this is.

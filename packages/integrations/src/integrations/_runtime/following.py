@@ -15,7 +15,7 @@ from integrations._planning.plan import Plan
 from integrations._planning.plans import Followed, Plans
 from integrations._runtime.fates import Fate
 from integrations._runtime.repeating.keeping import Exactly, Packed
-from integrations._runtime.repeating.repeating import aside
+from integrations._runtime.repeating.repeating import aside, here, require_no_plan
 from integrations._runtime.repeating.segments import Results
 from integrations._runtime.repeating.tape import UNPLANNED, Tape
 from integrations._step.dispatch.casts import fresh_casts
@@ -122,7 +122,9 @@ class Following:
         schedule = schedule.within(units)
         session.tracker.pack = session.hook if own_attention else None
         self._others = session.specs.others
+        require_no_plan()
         with ExitStack() as contexts:
+            contexts.callback(setattr, here, "following", False)
             contexts.enter_context(fresh_casts())
             if session.specs.need_no_tape and session.replays and not schedule.needs_tape:
                 session.fates = _Placed(session, schedule, self._without_store(session))
@@ -143,6 +145,7 @@ class Following:
         if self._level is None:
             session.tracker.recomputation = found.recomputation
         with hooks_unseen(self._model, tape) if cut else nullcontext(), tape:
+            here.following = True
             yield
 
     def _without_store(self, session: Session) -> _WithoutStore:
@@ -157,7 +160,7 @@ class Following:
         """Ends following the plan. The session is about to be left."""
         if self._compiled:
             return
-        self._contexts.close()
+        self.leave()
         fates, session.fates, session.tracker.recomputation = session.fates, None, None
         if not complete:
             return
@@ -171,6 +174,10 @@ class Following:
                 specs.placed = count if isinstance(fates, _Taped) and fates.placed else None
         elif specs.placed not in (None, count) or (isinstance(fates, _Placed) and fates.is_other):
             specs.note_other()
+
+    def leave(self) -> None:
+        """Leaves what ``begin`` has entered, if that was not left: an interrupt may have come before ``end``."""
+        self._contexts.close()
 
 
 class _WithoutStore(NamedTuple):

@@ -107,13 +107,20 @@ def convert(
     if inner is not model and inner in plan.layers:
         raise ValueError(f"a compiled {type(inner).__name__} cannot be exchanged itself; convert it, then compile it")
     # Whatever may be refused has been, and nothing is changed yet.
-    root = exchange(inner, lambda path, module: plan.layers.get(module, module), lambda module: module in where)
+    root = plan.layers.get(inner, inner)
     found, forward = None, None
     if calls and root is inner:
         found = Calls(root, chosen, options, skipped)
         forward = FewBitForward(root, root.forward, "forward" in root.__dict__, found)
-        forward.put()
-    FewBitConversion(tuple(plan.converted), tuple(plan.kept), bits, found, forward).put(root)
+    try:
+        FewBitConversion(tuple(plan.converted), tuple(plan.kept), bits, found, forward).put(root)
+        exchange(inner, lambda path, module: plan.layers.get(module, module), lambda module: module in where)
+        if forward is not None:
+            forward.put()
+    except BaseException:
+        if FewBitConversion.find(root) is not None:
+            restore_model(root)
+        raise
     return model if root is inner else root  # type: ignore[return-value]  # a few-bit layer
 
 
@@ -131,17 +138,21 @@ def restore_model(model: Model) -> Model:
     """
     inner = compiled_module(model)
     forward = FewBitConversion.of(inner).forward
-    if isinstance(forward, FewBitForward):
-        forward.closed = True  # whoever has wrapped it, calls through it from now on
-        forward.take_out()
-    del inner.__dict__[FewBitConversion.key]
+
+    def is_other(module: nn.Module) -> bool:
+        return module is not inner and is_root(module)
 
     def replacement(path: str, module: nn.Module) -> nn.Module:
-        if remembered(module) is None or is_root(module):
+        if remembered(module) is None or is_other(module):
             return module
         return give_back(module)
 
-    root = exchange(inner, replacement, lambda module: not is_root(module))
+    root = exchange(inner, replacement, lambda module: not is_other(module))
+    if isinstance(forward, FewBitForward):
+        forward.closed = True  # whoever has wrapped it, calls through it from now on
+        forward.take_out()
+    for module in (inner, root):  # which may have had it from the layer
+        module.__dict__.pop(FewBitConversion.key, None)
     return model if root is inner else root  # type: ignore[return-value]  # of the class that it had before
 
 

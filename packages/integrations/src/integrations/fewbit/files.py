@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from integrations._common.archives import arrays_in
 from integrations._common.whole_files import write_text, written_whole
 from integrations._step_tables.steps import StepTable
-from integrations.fewbit.store import END, MOST_BYTES
+from integrations.fewbit.store import END, read_arrays
 
 TYPES = (".npz", ".json")
 
@@ -47,7 +46,7 @@ def save(table: StepTable, name: str, bits: int, path: Path) -> None:
     arrays: dict[str, Any] = {}
     if path.exists():
         try:
-            arrays = arrays_in(path, MOST_BYTES)
+            arrays = read_arrays(path)
         except ValueError as error:
             raise ValueError(f"{path} exists and is no .npz file; name another") from error
     inner = table.boundaries

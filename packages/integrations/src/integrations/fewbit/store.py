@@ -98,12 +98,8 @@ class StepwiseStore:
             OSError: the file cannot be read.
             ValueError: it is not such a file; the message says why.
         """
-        try:
-            found = arrays_in(path, MOST_BYTES)
-        except ImportError as error:
-            raise ImportError("a file of FewBit's needs NumPy: pip install numpy") from error
         arrays: dict[tuple[str, int], dict[str, Any]] = {}
-        for key, array in found.items():
+        for key, array in read_arrays(path).items():
             parts = _KEY.fullmatch(key)
             if not parts:
                 raise ValueError(f"arrays in {path} must be named like gelu03-borders, got {key!r:.40}")
@@ -146,6 +142,25 @@ _SHIPPED = tuple((name, bits) for name in SMOOTH for bits in WIDTHS)
 
 store = StepwiseStore()
 """A store to begin with."""
+
+
+def read_arrays(path: str | PathLike[str]) -> dict[str, Any]:
+    """The arrays of an ``.npz``, by name.
+
+    Raises:
+        ImportError: NumPy is not there.
+        OSError: the file cannot be read.
+        ValueError: it is no such file, damaged, or larger than any with step tables.
+    """
+    try:
+        return arrays_in(path, MOST_BYTES)
+    except ImportError as error:
+        raise ImportError("a file of FewBit's needs NumPy: pip install numpy") from error
+    except ValueError as error:
+        raise ValueError(
+            f"{path} must be an .npz file with step tables, and is damaged or another: {error}; get it again, or fit its "
+            "tables anew: python -m integrations.fewbit fit"
+        ) from error
 
 
 def _table(borders: Any, levels: Any) -> StepTable:

@@ -107,11 +107,12 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
         )
     converted: list[tuple[str, str, str]] = []
     kept: list[tuple[str, str]] = []
+    by_hand: list[tuple[str, QLayer]] = []
     precision = ModelPrecision(chosen)
 
     def replacement(path: str, module: nn.Module) -> nn.Module:
         if isinstance(module, QLayer) and module.precision.model is None:
-            module.join(path or type(module).__name__, precision)
+            by_hand.append((path, module))
         if reason := _reason(module, chosen):
             if _is_layer(module):
                 kept.append((path, reason))
@@ -122,8 +123,15 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
         converted.append((path, type(module).__name__, type(layer).__name__))
         return layer
 
-    root = exchange(model, replacement, _opens)
-    _QConversion(tuple(converted), tuple(kept), chosen, precision).put(root)
+    try:
+        root = exchange(model, replacement, _opens)
+        for path, layer in by_hand:
+            layer.join(path or type(layer).__name__, precision)
+        _QConversion(tuple(converted), tuple(kept), chosen, precision).put(root)
+    except BaseException:
+        _QConversion((), (), chosen, precision).put(model)  # with which what has been done so far is undone
+        revert(model)
+        raise
     return root  # type: ignore[return-value]  # a Q-layer is a subclass of its counterpart
 
 
@@ -141,6 +149,7 @@ def revert(model: Model) -> Model:
     """
     record = _QConversion.of(model)
     _refuse_parametrized(model)
+    by_hand: list[QLayer] = []
 
     def replacement(path: str, module: nn.Module) -> nn.Module:
         if not isinstance(module, QLayer):
@@ -148,11 +157,13 @@ def revert(model: Model) -> Model:
         if _was_converted(module):
             return module.to_module()
         if module.precision.model is record.precision:
-            module.leave()
+            by_hand.append(module)
         return module
 
     root = exchange(model, replacement, _opens)
-    for module in (root, *root.modules()):
+    for layer in by_hand:
+        layer.leave()
+    for module in reversed(list(root.modules())):  # the root last, which says that the model is converted
         module.__dict__.pop(_QConversion.key, None)
     return root  # type: ignore[return-value]  # of the class that it had before
 

@@ -4,13 +4,16 @@ repetitions draw from."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from integrations._torch import AutoDispatchBelowAutograd, DisableAutocast, set_grad_enabled
+
+Result = TypeVar("Result")
 
 
 class _Here(threading.local):
@@ -56,24 +59,17 @@ def aside() -> Iterator[None]:
         here.repeating = before
 
 
-class repeating:  # named as contexts are
-    """A block that repeats a segment, below autograd and autocast: the tape saw operators there, with casts as
-    operators of their own."""
-
-    __slots__ = ("_autocast", "_autograd", "_before", "_grad")
-
-    def __enter__(self) -> None:
-        self._before, self._grad = here.repeating, torch.is_grad_enabled()
-        self._autograd, self._autocast = AutoDispatchBelowAutograd(), DisableAutocast()
-        self._autograd.__enter__()
-        self._autocast.__enter__()
-        here.repeating = True
-
-    def __exit__(self, *error: object) -> None:
-        here.repeating = self._before
-        self._autocast.__exit__(None, None, None)
-        self._autograd.__exit__(None, None, None)
-        set_grad_enabled(self._grad)
+def repeated(function: Callable[..., Result], *args: Any) -> Result:
+    """What a function returns that repeats a segment, below autograd and autocast: the tape saw operators there, with
+    casts as operators of their own. No block of Python's, since an interrupt may come where such a block ends."""
+    before, grad = here.repeating, torch.is_grad_enabled()
+    try:
+        with AutoDispatchBelowAutograd(), DisableAutocast():
+            here.repeating = True
+            return function(*args)
+    finally:
+        here.repeating = before
+        set_grad_enabled(grad)
 
 
 @contextmanager

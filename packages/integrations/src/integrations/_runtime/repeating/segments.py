@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 
 from integrations._common.out_of_memory import explain
 from integrations._runtime.repeating.calls import RepeatedCall
 from integrations._runtime.repeating.keeping import Later, Packed
-from integrations._runtime.repeating.repeating import repeating
+from integrations._runtime.repeating.repeating import repeated
 from integrations._step.dispatch.memory import Geometry
 from integrations._step.dispatch.versions import Version
 from integrations._torch import current_graph_task_id, get_current_graph_task_keep_graph
@@ -21,6 +23,32 @@ _USED_UP = (
     "backward went through this part of the graph a second time, and what it needs was freed the first time: pass "
     "retain_graph=True to the first backward"
 )
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def _alone(method: Callable[Concatenate[Segment, Given], Result]) -> Callable[Concatenate[Segment, Given], Result]:
+    """A method of a segment that only this thread changes meanwhile.
+
+    An interrupt may come after any call and at the start of any function. There is neither between the lock and its
+    block, whose end is C's, nor between a count and the ``try`` or the instruction next to it.
+    """
+
+    @wraps(method)
+    def alone(self: Segment, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        with self._lock:
+            self._uses += 1
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                try:
+                    if self._uses == 1:
+                        self._count_released()
+                finally:
+                    self._uses -= 1
+
+    return alone
 
 
 class Segment:
@@ -47,83 +75,81 @@ class Segment:
         self._uses = 0  # uses that are going on
         self._released: deque[int] = deque()  # the values of saved tensors that are gone, not yet counted
 
-    def __enter__(self) -> None:
-        """A block in which only this thread changes the segment."""
-        self._lock.acquire()
-        self._uses += 1
-
-    def __exit__(self, *error: object) -> None:
-        try:
-            if self._uses == 1:
-                self._count_released()
-        finally:
-            self._uses -= 1
-            self._lock.release()
-
+    @_alone
     def append(self, call: RepeatedCall) -> None:
         """Adds an operator."""
         assert self.calls is not None
         self.calls.append(call)
-        with self:
-            for old, new in call.changes:
-                self._becomes[old] = new
-                if old in self._handles:
-                    self._handles[new] = self._handles.pop(old)
-                if old in self._waiting:
-                    self._waiting[new] = self._waiting.pop(old)
+        for old, new in call.changes:
+            self._becomes[old] = new
+            if old in self._handles:
+                self._handles[new] = self._handles[old]
+                del self._handles[old]
+            if old in self._waiting:
+                self._waiting[new] = self._waiting[old]
+                del self._waiting[old]
 
+    @_alone
     def hold(self, handle: Handle) -> None:
         """Counts a saved tensor in a value's memory."""
-        with self:
-            self._handles[handle.value] = self._handles.get(handle.value, 0) + 1
-            if handle.later is not None:
-                self._waiting.setdefault(handle.value, []).append(weakref.ref(handle))
+        held = self._handles.get(handle.value, 0) + 1
+        self._handles[handle.value], handle.held = held, True  # both, or neither
+        if handle.later is not None:
+            self._waiting.setdefault(handle.value, []).append(weakref.ref(handle))
 
     def release(self, value: int) -> None:
         """Uncounts a saved tensor. The garbage collector may call this at any moment in any thread; while the segment
         is in use, the value is only queued and counted later, so that nobody waits here."""
         self._released.append(value)
-        if not self._uses and self._lock.acquire(blocking=False):
-            try:
-                self._uses += 1
-                self._count_released()
-                self._uses -= 1
-            finally:
-                self._lock.release()
+        if self._uses:
+            return
+        try:
+            if self._lock.acquire(blocking=False):
+                self._settle()
+        finally:
+            try:  # noqa: SIM105  # an interrupt may come inside of suppress
+                self._lock.release()  # whether an interrupt came before or after it was taken
+            except RuntimeError:
+                pass  # another thread has it, and counts
+
+    @_alone
+    def _settle(self) -> None:
+        """Counts what was released, as each use does when it is over."""
 
     def _count_released(self) -> None:
+        """After an interrupt anywhere in it, what is left is counted the next time, and nothing twice."""
         while self._released:
-            value = self._latest(self._released.popleft())
-            self._handles[value] -= 1
-            if not self._handles[value]:
-                del self._handles[value]
+            value = self._latest(self._released[0])
+            if self._handles[value] == 1:
                 self._made.pop(value, None)
                 self._waiting.pop(value, None)
+                del self._handles[value], self._released[0]
+            else:
+                self._handles[value] -= 1
+                del self._released[0]
 
+    @_alone
     def get(self, handle: Handle) -> Tensor:
         """The saved tensor of a handle, recomputed if need be."""
-        with self:
-            retained = _graph_is_retained()
-            stored = handle.stored
-            value = self._latest(handle.value)
-            if stored is None and value not in self._made:
-                self._remake(value, retained)
-            if retained and self.calls is not None:
-                handle.stored = None
-            if stored is not None:
-                with repeating():
-                    return stored.unpack()
-            base = self._made[value]
-            if handle.later is not None and self._only_stored(value):
-                del self._made[value]
-            elif retained and self.calls is not None:
-                # The graph is retained: the saved tensors stay alive, and what is made for them should not.
-                seen = self._seen.setdefault(value, set())
-                seen.add(id(handle))
-                if len(seen) >= self._handles.get(value, 0):
-                    del self._made[value], self._seen[value]
-            with repeating():
-                return handle.geometry.view(base)
+        retained = _graph_is_retained()
+        stored = handle.stored
+        value = self._latest(handle.value)
+        if stored is None and value not in self._made:
+            self._remake(value, retained)
+        if retained and self.calls is not None:
+            handle.stored = None
+        if stored is not None:
+            return repeated(stored.unpack)
+        base = self._made[value]
+        if handle.later is not None and self._only_stored(value):
+            del self._made[value]
+        elif retained and self.calls is not None:
+            # The graph is retained: the saved tensors stay alive, and what is made for them should not.
+            seen = self._seen.setdefault(value, set())
+            seen.add(id(handle))
+            if len(seen) >= self._handles.get(value, 0):
+                del self._made[value], self._seen[value]
+        return repeated(handle.geometry.view, base)
 
     def _store(self, value: int, made: dict[int, Tensor]) -> None:
         """Stores the saved tensors in a value's memory, each in its own form."""
@@ -142,12 +168,12 @@ class Segment:
         there = sum(reference() is not None for reference in self._waiting.get(value, ()))
         return there >= self._handles.get(value, 0)
 
+    @_alone
     def prepare(self, value: int) -> None:
         """Recomputes a value if it is not there."""
-        with self:
-            value = self._latest(value)
-            if value not in self._made:
-                self._remake(value, _graph_is_retained())
+        value = self._latest(value)
+        if value not in self._made:
+            self._remake(value, _graph_is_retained())
 
     def _latest(self, value: int) -> int:
         """The value that it has become: another part of the same memory may have been written since it was saved."""
@@ -192,7 +218,8 @@ class Segment:
         if not retained:
             self.calls = None
         made: dict[int, Tensor] = {}
-        with repeating():
+
+        def run() -> None:
             for place in reversed(chosen):
                 call = calls[place]
                 assert call is not None
@@ -208,6 +235,8 @@ class Segment:
                     self._store(value, made)
                     if value != asked and self._only_stored(value):
                         del made[value]
+
+        repeated(run)
         self._made = made
         self._seen.clear()
 
@@ -215,9 +244,10 @@ class Segment:
 class Handle:
     """What autograd, or the call of an inner segment, holds in the place of a tensor that a segment recomputes."""
 
-    __slots__ = ("__weakref__", "_version", "geometry", "later", "segment", "stored", "value")
+    __slots__ = ("__weakref__", "_version", "geometry", "held", "later", "segment", "stored", "value")
 
     def __init__(self, segment: Segment, value: int, tensor: Tensor, later: Later | None = None) -> None:
+        self.held = False  # until the segment counts it
         self.segment = segment
         self.value = value
         self.geometry = Geometry.of(tensor)
@@ -240,7 +270,8 @@ class Handle:
         return self.segment.get(self)
 
     def __del__(self) -> None:
-        self.segment.release(self.value)
+        if getattr(self, "held", False):  # an interrupt may have come before it was counted, or before it was anything
+            self.segment.release(self.value)
 
 
 class Results:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from actcore.replay import bind_tape, followed
 from integrations._common.compiling import compiles_callees, left_to_python, skips_frames, without_dynamo
 from integrations._runtime.repeating.calls import Elsewhere, HeldTensor, Reference, RepeatedCall, Scratch
 from integrations._runtime.repeating.keeping import Exactly, Keeping, Later
-from integrations._runtime.repeating.repeating import drawing, here, require_no_plan
+from integrations._runtime.repeating.repeating import drawing, here
 from integrations._runtime.repeating.segments import Handle, Results, Segment
 from integrations._step.dispatch.memory import Geometry, Memory, is_plain, key_of, shapes_of
 from integrations._step.dispatch.operators import Traits, device_of, generator_of, lazy_views, traits_of
@@ -64,16 +64,6 @@ class Tape(TorchDispatchMode):
         """``True`` where frames can be skipped without torch's help. Otherwise torch would pass each operator through a
         wrapper that keeps dynamo off, which takes longer than all that is done here."""
         return not skips_frames()
-
-    def __enter__(self) -> Self:
-        require_no_plan()
-        super().__enter__()  # type: ignore[no-untyped-call]
-        here.following = True
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        here.following = False
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def finish(self) -> None:
         """Ends the forward."""
