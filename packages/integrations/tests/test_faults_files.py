@@ -177,10 +177,10 @@ def test_step_tables_that_are_damaged_add_nothing(tmp_path):
     assert refused > len(whole) // step  # each that is cut off, and some others
     numpy.save(path.with_suffix(".npy"), numpy.zeros(3))
     path.write_bytes(path.with_suffix(".npy").read_bytes())
-    with pytest.raises(ValueError, match=r"must be an \.npz file, got a single array"):
+    with pytest.raises(ValueError, match=r"must be an \.npz file of numbers: File is not a zip file"):
         own.load(path)
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"is damaged or another: .*; get it again, or fit its tables anew: python"):
+    with pytest.raises(ValueError, match=r"if it is damaged, get it again, or fit its tables anew: python"):
         own.load(path)
     with pytest.raises(ValueError, match=r"exists and is no \.npz file; name another"):
         save(TABLE, "relu", 1, path)

@@ -158,8 +158,7 @@ def read_arrays(path: str | PathLike[str]) -> dict[str, Any]:
         raise ImportError("a file of FewBit's needs NumPy: pip install numpy") from error
     except ValueError as error:
         raise ValueError(
-            f"{path} must be an .npz file with step tables, and is damaged or another: {error}; get it again, or fit its "
-            "tables anew: python -m integrations.fewbit fit"
+            f"{error}; if it is damaged, get it again, or fit its tables anew: python -m integrations.fewbit fit"
         ) from error
 
 

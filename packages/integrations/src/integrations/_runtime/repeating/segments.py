@@ -36,7 +36,7 @@ def _alone(method: Callable[Concatenate[Segment, Given], Result]) -> Callable[Co
     """
 
     @wraps(method)
-    def alone(self: Segment, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def alone(self: Segment, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
         with self._lock:
             self._uses += 1
             try:
