@@ -17,8 +17,8 @@ from .long_form import LONG
 
 CHILD = Path(__file__).with_name("long_run_child.py")
 
-# The numbers of each kind of run, as the child takes them. The long form has more shapes than any cache has entries, and
-# 20,000 steps. The quick one lets torch compile less, so that it is done with that in the first round.
+# The numbers of each kind of run, as the child takes them. The long form has more shapes than any cache has entries,
+# and 20,000 steps. The quick one lets torch compile less, so that it is done with that in the first round.
 VERSIONS = 8 if LONG else 2  # of one code that dynamo keeps
 SEEDS, EPOCHS = (10, 100) if LONG else (3, 4)
 MEMORY = (15, 122, 14112, VERSIONS) if LONG else (3, 2, 12, VERSIONS)

@@ -24,6 +24,10 @@ import integrations
 from integrations import checkpoint
 
 LEVELS = "L1", "lean", "L1.2", "L2"
+JOINED = {
+    **{"plain": {}, "L1": {"level": "L1"}, "lean": {"level": "lean"}},
+    **{"L2": {"level": "L2"}, "memory": {"memory": 0.8, "error": 0}},  # which ask the other ranks elsewhere
+}
 STEPS, SAVED = 6, 3
 DIES = 7  # the exit status of rank 1
 
@@ -68,8 +72,8 @@ class Training:
         return self
 
 
-def compressed(level):
-    return Training(lambda model: integrations.compress_model(model, level))
+def compressed(level=None, **options):
+    return Training(lambda model: integrations.compress_model(model, level, **options))
 
 
 def two_versions(prepare, *asked):
@@ -88,13 +92,13 @@ def rounding(model, error):
     integrations.apply(model, integrations.plan(model, torch.zeros(64, 64), memory=0.9, error=error))
 
 
-def joined(level):
-    """Rank 1 has two batches more."""
-    training = Training() if level is None else compressed(level)
-    count = 3 + 2 * dist.get_rank()
+def joined(name):
+    """Rank 1 has two batches more than rank 0, and with a memory rank 0 has none."""
+    training = compressed(**JOINED[name]) if JOINED[name] else Training()
+    count = (0 if name == "memory" else 3) + 2 * dist.get_rank()
     with Join([training.net]):
         training.steps(*range(count))
-    steps = count if level is None else integrations.compression(training.model).step
+    steps = integrations.compression(training.model).step if JOINED[name] else count
     return {"weights": digest(training.model), "steps": steps}
 
 
@@ -103,7 +107,7 @@ def first_time(folder):
         "plain": digest(Training().steps(*range(4)).model),
         "exact": two_versions(exact, True, False),
         "rounding": two_versions(rounding, 0.1, 0.3),
-        "joined": {level or "plain": joined(level) for level in (None, "L1", "lean")},
+        "joined": {name: joined(name) for name in JOINED},
         "undisturbed": {level: digest(compressed(level).steps(*range(STEPS)).model) for level in LEVELS},
     }
     for level in LEVELS:
