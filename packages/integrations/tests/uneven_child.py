@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -25,8 +26,11 @@ from integrations import checkpoint
 
 LEVELS = "L1", "lean", "L1.2", "L2"
 JOINED = {
-    **{"plain": {}, "L1": {"level": "L1"}, "lean": {"level": "lean"}},
-    **{"L2": {"level": "L2"}, "memory": {"memory": 0.8, "error": 0}},  # which ask the other ranks elsewhere
+    "plain": {},
+    "L1": {"level": "L1"},
+    "lean": {"level": "lean"},
+    "L2": {"level": "L2"},  # this one and the next ask the other ranks elsewhere
+    "memory": {"memory": 0.8, "error": 0},
 }
 STEPS, SAVED = 6, 3
 DIES = 7  # the exit status of rank 1
@@ -131,7 +135,7 @@ def restarted(folder):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # models as small as these are stored in hardly fewer bytes
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     again = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     (restarted if again else first_time)(Path(sys.argv[1]))
     leave()
