@@ -97,9 +97,9 @@ def rounding(model, error):
 
 
 def joined(name):
-    """Rank 1 has two batches more than rank 0, and with a memory rank 0 has none."""
+    """Rank 1 has two batches more than rank 0, which has none with a memory, and joins at L2 before there is a plan."""
     training = compressed(**JOINED[name]) if JOINED[name] else Training()
-    count = (0 if name == "memory" else 3) + 2 * dist.get_rank()
+    count = {"memory": 0, "L2": 2}.get(name, 3) + 2 * dist.get_rank()
     with Join([training.net]):
         training.steps(*range(count))
     steps = integrations.compression(training.model).step if JOINED[name] else count
@@ -135,7 +135,11 @@ def restarted(folder):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # models as small as these are stored in hardly fewer bytes
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    again = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    (restarted if again else first_time)(Path(sys.argv[1]))
+    folder, again = Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    # A file for each time: torchrun's store may still have the addresses of those that have died.
+    meet = f"file://{folder}/meet.{again}"
+    dist.init_process_group(
+        "gloo", meet, timedelta(seconds=60), rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+    )
+    (restarted if again else first_time)(folder)
     leave()
