@@ -100,7 +100,7 @@ def compiled_codes():
 
 def held():
     """All of it, as plain numbers by name, garbage collected and free memory returned first."""
-    for _ in range(3):  # a finaliser may make what is garbage again
+    for _ in range(2):  # a finaliser may make what is garbage again
         gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     sizes, bounds = caches()

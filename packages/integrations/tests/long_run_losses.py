@@ -30,7 +30,7 @@ def learned(level, seed, epochs):
     )
     if level is not None:
         integrations.compress_model(model, level, seed=seed)
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     (x, y), (other, wanted) = digits()
     order = torch.Generator().manual_seed(seed)
     with warnings.catch_warnings():

@@ -1,5 +1,6 @@
 """Adaptive levels where nothing can be measured: one warning, and the same words wherever one looks."""
 
+import threading
 import warnings
 
 import pytest
@@ -10,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import integrations
 
-from .nets import Net, normal
+from .nets import Net, mlp, normal
 
 X = normal(32, 64)
 COMPILED = "all that is quantised is in compiled code, where nothing can be measured, and has the level's fixed bits"
@@ -99,3 +100,26 @@ def test_nothing_to_quantise_is_no_warning_of_its_own():
     handle, said, _ = trained(lambda: Net(lambda net, x: (x @ net.weight).relu(), weight=normal(64, 64)))
     assert said == []
     assert "No plan: nothing is quantised" in words(handle)
+
+
+def test_a_forward_that_another_threads_forward_interrupts_is_no_obstacle():
+    """The later one is measured in its place: of the first one, nothing is known of what could be measured."""
+    model = mlp()
+
+    def step():
+        with integrations.compress(model, "L2.2", min_bytes=0) as handle:
+            model(X).sum().backward()
+        return handle
+
+    def meanwhile(*given):
+        hook.remove()
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+
+    step()  # the second one is measured
+    hook = model[2].register_forward_hook(meanwhile)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert step().obstacle == ""
+        assert [step().plan is not None for _ in range(3)][-1]

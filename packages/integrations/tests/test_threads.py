@@ -58,8 +58,13 @@ def test_copies_train_as_they_would_alone(level):
 
 
 def test_each_thread_has_its_level():
-    alone = [trained(integrations.compress_model(mlp(), LEVELS[number % 4])) for number in range(THREADS)]
-    found = at_once(lambda number: trained(integrations.compress_model(mlp(), LEVELS[number % 4])))
+    plain = mlp()  # made before the threads begin, which share torch's generator of random numbers
+
+    def work(number):
+        return trained(integrations.compress_model(copy.deepcopy(plain), LEVELS[number % 4]))
+
+    alone = [work(number) for number in range(THREADS)]
+    found = at_once(work)
     for expected, one in zip(alone, found, strict=True):
         assert_same(expected, one)
 

@@ -68,12 +68,13 @@ class Probe:
         measurement: what was found; ``None`` until the backward is over.
         sees: whether there is something to measure, and a node to measure it in; known when the forward is over.
         too_large: whether the forward's graph has too many nodes to look at, and is not measured.
+        dropped: whether it was cancelled in the forward, which then tells nothing of what can be measured.
     """
 
     def __init__(self, bits: int, seed: int, step: int, block: bool = False, hops: int = _HOPS) -> None:
         self.step = step
         self.measurement: Measurement | None = None
-        self.sees = self.too_large = False
+        self.sees = self.too_large = self.dropped = False
         self._bits, self._block, self._hops = bits, block, hops
         self._over = False  # whether the forward is over
         self._seed = stream_of("probe", step, 0) ^ (seed & (1 << 63) - 1)
@@ -142,6 +143,7 @@ class Probe:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self.dropped = self.dropped or not self._over
         self._over = True
         self._graph.close()
 

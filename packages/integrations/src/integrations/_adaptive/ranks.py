@@ -33,6 +33,8 @@ def come_together(model: nn.Module, inputs: str) -> bool:
     if not distributed():
         return False
     around = get_active_ddp_module()
+    if _joins(around):
+        return False
     if around is not None:
         ranks = torch.distributed.get_world_size(around.process_group)
         whole = around.module is model and ranks == torch.distributed.get_world_size()
@@ -43,6 +45,12 @@ def come_together(model: nn.Module, inputs: str) -> bool:
     found = [""] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(found, inputs)
     return len(set(found)) == 1
+
+
+def _joins(around: Any) -> bool:
+    """Whether DistributedDataParallel runs under torch's ``Join``: a rank that has no inputs left then answers the
+    collectives of DistributedDataParallel alone, and who asked it for anything else would wait in vain."""
+    return bool(getattr(getattr(around, "_join_config", None), "enable", False))
 
 
 def _ranks_of(model: nn.Module) -> int:
@@ -57,12 +65,12 @@ def agreed(measurement: Measurement | None) -> Measurement | None:
     """The measurement that all ranks plan from: rank 0's. Every rank calls this, with its own, at the same time.
 
     It is one rank's, and not the mean of all: a run that is resumed from rank 0's state then goes on as it would have.
-    If a measurement is missing on some rank, there is none.
+    If a measurement is missing on some rank, there is none. Under torch's ``Join``, each rank plans from its own.
 
     Raises:
         RanksDisagree: on every rank alike, if the tensors to plan for are not the same everywhere.
     """
-    if not distributed():
+    if not distributed() or _joins(get_active_ddp_module()):
         return measurement
     found: list[Measurement | None] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(found, measurement)

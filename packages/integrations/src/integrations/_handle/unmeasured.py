@@ -19,7 +19,12 @@ _ROUNDED = "GroupAffine"  # the beginning of such a codec's name
 
 
 def judge_measurement(handle: HandleState, probe: Probe, records: Sequence[Record]) -> None:
-    """When a forward that was to be measured is over, notes why no plan can be made of it, and warns of it once."""
+    """When a forward that was to be measured is over, notes why no plan can be made of it, and warns of it once.
+
+    Where another thread's forward has begun meanwhile, it is that which is measured, or one that comes after it.
+    """
+    if probe.dropped and not probe.too_large:
+        return
     handle.obstacle = "" if probe.sees else _TOO_LARGE if probe.too_large else _why_not(records)
     rounded = any(map(_is_rounded, records))
     if handle.obstacle and rounded and handle.plan is None and not handle.in_trial:
