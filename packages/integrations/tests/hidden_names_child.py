@@ -95,7 +95,8 @@ def tried(path):
     answer, tell = os.pipe()
     if not os.fork():
         hide(sys.argv[1], path)
-        told = {name: outcome(run) for name, run in features().items()}
+        told = {"import": outcome(features)}
+        told |= {} if told["import"] else {name: outcome(run) for name, run in features().items()}
         with os.fdopen(tell, "w") as pipe:
             json.dump(told, pipe)
         os._exit(0)
@@ -103,7 +104,7 @@ def tried(path):
     with os.fdopen(answer) as pipe:
         text = pipe.read()
     os.wait()
-    return json.loads(text or '{"import": "the process ended"}')
+    return json.loads(text or '{"process": "it ended"}')
 
 
 if __name__ == "__main__":

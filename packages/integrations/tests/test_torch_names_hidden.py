@@ -20,6 +20,9 @@ from .long_form import LONG
 HERE = Path(__file__)
 SOME = 18  # of these names, every one; the first is another each time that a name is added
 
+# Whose module a call is in is read off Python's frames: without this, integrations cannot be imported, and says so.
+NEEDED = "torch.nn.Module._call_impl.__code__"
+
 CHOSEN = sorted(NAMES)[:: 1 if LONG else SOME]
 
 
@@ -38,7 +41,7 @@ def test_what_takes_it_says_so_and_all_else_works(outcomes, path):
     told = re.escape(f" takes {path}, which torch {torch.__version__} does not have")
     failed = {feature: error for feature, error in outcomes[path].items() if error}
     assert {feature: error for feature, error in failed.items() if not re.search(told, error)} == {}
-    assert len(outcomes[path]) == 9
+    assert ("level" in outcomes[path]) == (path != NEEDED)
     if NAMES[path].feature != "a compressed model":
         assert "level" not in failed
     if NAMES[path].spared:
