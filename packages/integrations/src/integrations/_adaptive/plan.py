@@ -136,6 +136,10 @@ class Plan:
                 raise ValueError(f"a plan's bits must be from 1 to 8, got {entry.bits!r} for {entry.identities}")
             if not entry.identities or entry.numel < 0 or entry.nbytes < 0:
                 raise ValueError(f"a plan's entries must name tensors, of 0 elements and bytes or more, got {entry}")
+            if entry.error < 0:
+                raise ValueError(f"a plan's errors must be 0 or more, got {entry.error!r} for {entry.identities}")
+        if plan.gradient < 0:
+            raise ValueError(f"a plan's gradient must be a square's sum, 0 or more, got {plan.gradient!r}")
         return plan
 
     # ---- for people ----

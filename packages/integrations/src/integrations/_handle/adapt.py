@@ -29,6 +29,9 @@ def adapts(level: Level) -> bool:
     return level.adaptive and level.bits is not None
 
 
+_MOST = 1 << 61  # of a step's number in a state
+
+
 class Adapter:
     """A model's plan, and the measurement under way.
 
@@ -222,6 +225,9 @@ class Adapter:
             plan, found = state["plan"], state["found"]
             self._attempt = of_type(int | None, state["attempt"], "attempt")
             self._next, self._wait = (of_type(int, state[name], name) for name in ("next", "wait"))
+            # A sum of the two others is a next one, which a state has to hold again.
+            if not (0 <= (self._attempt or 0) < _MOST and 0 <= self._wait < _MOST and 0 <= self._next < 2 * _MOST):
+                raise ValueError(f"attempt, next and wait must be 0 or more and below {_MOST}")
             shapes = {str(name): tuple(shape) for name, shape in state.get("shapes", {}).items()}
             if found is not None:
                 measured = {name: entry for name, entry in found.items() if name != "step"}
