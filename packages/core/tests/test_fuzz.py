@@ -7,6 +7,8 @@ and with many more examples. ACTCORE_FUZZ_EXAMPLES says how many. What is damage
 import copy
 import dataclasses
 import os
+import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,6 +36,23 @@ fuzz = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
+
+ROOM = 8 << 30
+
+
+@pytest.fixture(autouse=True)
+def little_room():
+    """In a long run, to make very many elements raises, and takes not all memory that there is. AddressSanitizer has a
+    limit of its own."""
+    pages = Path("/proc/self/statm")
+    if "ACTCORE_FUZZ_EXAMPLES" not in os.environ or "libasan" in os.environ.get("LD_PRELOAD", "") or not pages.exists():
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(pages.read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + ROOM, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def result_of(function, *arguments):
