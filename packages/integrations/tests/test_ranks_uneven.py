@@ -1,13 +1,11 @@
 """Two ranks that do not do the same under DistributedDataParallel: plans of their own, fewer batches, a death."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+
+from .two_ranks import run_torchrun
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="torch was built without torch.distributed"
@@ -18,16 +16,7 @@ pytestmark = pytest.mark.skipif(
 def found(tmp_path_factory):
     """What both ranks found before rank 1 died, and what they did after torchrun had started them again."""
     folder = tmp_path_factory.mktemp("ranks")
-    child = str(Path(__file__).with_name("uneven_child.py"))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*torchrun, "--max-restarts=1", "--monitor-interval=0.1", child, str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
+    run_torchrun("uneven_child.py", folder, "--max-restarts=1", "--monitor-interval=0.1")
     return {
         when: [json.loads((folder / f"{when}.{rank}.json").read_text()) for rank in range(2)]
         for when in ("first", "restarted")

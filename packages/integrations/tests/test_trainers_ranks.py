@@ -1,13 +1,11 @@
 """transformers' Trainer, accelerate and Lightning under torchrun, with two gloo processes."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+
+from .two_ranks import run_torchrun
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="torch was built without torch.distributed"
@@ -18,16 +16,7 @@ pytestmark = pytest.mark.skipif(
 def ranks(tmp_path_factory):
     """What each of two ranks found, by case."""
     folder = tmp_path_factory.mktemp("ranks")
-    child = str(Path(__file__).with_name("trainers_child.py"))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*torchrun, child, str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    run_torchrun("trainers_child.py", folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

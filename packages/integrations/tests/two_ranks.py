@@ -35,6 +35,19 @@ def run_two_ranks(child: str, meet: Path) -> list:
     return found
 
 
+def run_torchrun(child: str, folder: Path, *options: str) -> None:
+    """Has torchrun start a script of this folder as ranks 0 and 1, which write what they find into ``folder``."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
+    done = subprocess.run(
+        [*torchrun, str(Path(__file__).with_name(child)), str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def leave(found: object = None) -> NoReturn:
     """Ends one of the ranks, which prints what it found.
 
