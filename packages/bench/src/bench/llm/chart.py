@@ -41,12 +41,17 @@ def draw(record: Record) -> Figure:
     panels = {shape: lines for shape in SHAPES if (lines := _lines(record, shape))}
     if not panels:
         raise BenchError("there is nothing to draw: no model was measured with several numbers of tokens; see above")
-    figure, row = plt.subplots(1, len(panels), figsize=(0.8 + 5.2 * len(panels), 4.8), squeeze=False)
+    figure, row = plt.subplots(1, len(panels), figsize=(0.8 + 5.2 * len(panels), 5.2), squeeze=False)
     for axes, (shape, lines) in zip(row[0], panels.items(), strict=True):
         _draw_panel(axes, shape, lines)
     row[0][0].set_ylabel("MiB beside gradients")
+    drawn = {way: line for axes in row[0] for line, way in zip(*axes.get_legend_handles_labels(), strict=True)}
+    below = (0.5, 0.09)
+    figure.legend(
+        [*drawn.values()], [*drawn], loc="lower center", bbox_to_anchor=below, ncols=3, fontsize=7, frameon=False
+    )
     footer(figure, "The peak of a step beside its gradients, by the tokens of a forward.", record.machine)
-    figure.tight_layout(rect=(0, 0.09, 1, 1))
+    figure.tight_layout(rect=(0, 0.17, 1, 1))
     return figure
 
 
@@ -72,6 +77,5 @@ def _draw_panel(axes: Axes, shape: str, lines: dict[str, list[Trained]]) -> None
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(ticks, [f"{count:,}" for count in ticks])
     axes.set_xlabel("tokens")
-    axes.legend(fontsize=7, frameon=False)
     lined(axes)
     titled(axes, SHAPES[shape].what, 9)
