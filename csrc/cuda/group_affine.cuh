@@ -88,9 +88,9 @@ struct Encoder {
   GroupScale<T> group;
 
   // Adding a positive zero turns a negative one into it.
-  __device__ Encoder(const Bounds<T>& bounds, bool is_broken, bool is_stochastic)
-      : broken(is_broken),
-        kept(!is_broken || keeps_finite(bounds.low, bounds.high, bits)),
+  __device__ Encoder(const Bounds<T>& bounds, bool of_broken, bool is_stochastic)
+      : broken(of_broken),
+        kept(!of_broken || keeps_finite(bounds.low, bounds.high, bits)),
         stochastic(is_stochastic),
         low(bounds.low + T(0)),
         group(group_scale(low, bounds.high + T(0))) {
