@@ -20,7 +20,7 @@ struct GroupAffineCompress {
   NoiseKey key;
   int64_t position;  // of the first element in the sequence of noise; 0 unless `input` is a part of a tensor
   uint8_t* codes;    // packed_bytes(numel, bits)
-  void* bounds;      // (groups, 2) in the input's type: low, high; both NaN for a group that is not finite
+  void* bounds;      // (groups, 2) in the input's type: low, high; of a broken group as codec/group_affine.h says
   // Elements beyond these lie at them, if there are any; on the CPU alone.
   bool clamps = false;
   double least = 0, most = 0;

@@ -9,6 +9,11 @@
 // in 0..255, (t + r) >> 8 has mean t / 256 and never leaves its field, since t <= 256 * levels and r < 256.
 // ActNN (Chen et al., ICML 2021) and GACT (Liu et al., ICML 2022) describe the method.
 //
+// A group with elements that are not finite is *broken*. These have the top code and come back as NaN; the others have
+// one code fewer, between the bounds of the finite ones, which are stored in the other order, (high, low), or as
+// (NaN, low) where they are equal. (NaN, NaN) is a group of nothing but NaN: it has no finite element, or several values
+// and a single bit.
+//
 // Bit equality between devices rests on three things: each formula below rounds at the same places everywhere
 // (fma where written, no contraction elsewhere), bounds have no negative zero, and noise is keyed by position.
 #pragma once
@@ -90,6 +95,32 @@ ACTCORE_FN GroupScale<T> group_scale(T low, T high) {
   }
   const T origin = low * scale;
   return {scale, unscale, origin, high * scale - origin, high};
+}
+
+template <class T>
+ACTCORE_FN bool is_finite(T value) {
+  return value - value == T(0);
+}
+
+// Whether a group with these bounds, as they are stored, is broken.
+template <class T>
+ACTCORE_FN bool is_broken(T first, T second) {
+  return !(first <= second);
+}
+
+// The scale of a broken group by its bounds, as they are stored.
+template <class T>
+ACTCORE_FN GroupScale<T> broken_scale(T first, T second) {
+  return group_scale(second, first > second ? first : second);
+}
+
+// The top code of finite elements.
+ACTCORE_FN constexpr int top_code(int bits, bool broken) { return (1 << bits) - 1 - static_cast<int>(broken); }
+
+// Whether finite elements between these bounds, of a broken group, are stored at all. There may be none of them.
+template <class T>
+ACTCORE_FN bool keeps_finite(T low, T high, int bits) {
+  return low == high || (low < high && bits > 1);
 }
 
 // Codes per unit of scaled value: in 1/256ths of a step for stochastic rounding, in steps for nearest.

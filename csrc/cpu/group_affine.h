@@ -80,6 +80,49 @@ ACTCORE_FN void encode_tile(const E* x, int64_t count, const GroupScale<float>& 
 }
 #endif
 
+// A group with elements that are not finite: see codec/group_affine.h.
+template <class E, int bits>
+void compress_broken(const GroupAffineCompress& args, int64_t first, int64_t count, TileNoise& noise, uint8_t* packed,
+                     E* bounds) {
+  using T = compute_t<E>;
+  constexpr int top = top_code(bits, true);
+  const E* x = static_cast<const E*>(args.input) + first;
+  const Clamp<E> clamp(args);
+  const auto value_of = [&](int64_t i) {
+    const T value = actcore::load(x[i]);
+    return args.clamps ? clamp(value) : value;
+  };
+  T low = static_cast<T>(INFINITY), high = -low;
+  for (int64_t i = 0; i < count; ++i) {
+    const T value = value_of(i);
+    if (!is_finite(value)) continue;
+    low = value < low ? value : low;
+    high = value > high ? value : high;
+  }
+  low += T(0), high += T(0);
+  const bool kept = keeps_finite(low, high, bits);
+  actcore::store(bounds, kept && low < high ? high : static_cast<T>(NAN));
+  actcore::store(bounds + 1, kept ? low : static_cast<T>(NAN));
+  if (!kept) {
+    memset(packed, 0, packed_bytes(count, bits));
+    return;
+  }
+  const GroupScale<T> group = group_scale(low, high);
+  const T factor = encode_factor(group, top, args.stochastic);
+  const int shift = args.stochastic ? kNoiseBits : 0;
+  alignas(64) uint8_t codes[kTile];
+  for (int64_t t = 0; t < count; t += kTile) {
+    const int64_t tile = count - t < kTile ? count - t : kTile;
+    if (args.stochastic) noise.fill(args.position + first + t);
+    for (int64_t i = 0; i < tile; ++i) {
+      const T value = value_of(t + i);
+      const int code = is_finite(value) ? encode(value, group, factor, noise.bytes()[i], shift) : top + 1;
+      codes[i] = static_cast<uint8_t>(code);
+    }
+    pack_tile<bits>(codes, tile, packed + packed_bytes(t, bits));
+  }
+}
+
 template <class E, int bits>
 void compress_groups(const GroupAffineCompress& args, int64_t begin, int64_t end) {
   using T = compute_t<E>;
@@ -98,9 +141,7 @@ void compress_groups(const GroupAffineCompress& args, int64_t begin, int64_t end
 
     const Bounds<T> found = args.clamps ? find_clamped_bounds(x, count, clamp) : find_bounds(x, count);
     if (!found.finite) {
-      actcore::store(bounds, static_cast<T>(NAN));
-      actcore::store(bounds + 1, static_cast<T>(NAN));
-      memset(packed, 0, packed_bytes(count, bits));
+      compress_broken<E, bits>(args, first, count, noise, packed, bounds);
       continue;
     }
     actcore::store(bounds, found.low);
@@ -140,6 +181,23 @@ ACTCORE_FN void decode_tile(const uint8_t* codes, int64_t count, const GroupScal
 }
 
 template <class E, int bits>
+void decompress_broken(const E* bounds, const uint8_t* packed, int64_t count, E* out) {
+  using T = compute_t<E>;
+  constexpr int top = top_code(bits, true);
+  const GroupScale<T> group = broken_scale(actcore::load(bounds[0]), actcore::load(bounds[1]));
+  const T step = decode_step(group, top);
+  alignas(64) uint8_t codes[kTile];
+  for (int64_t t = 0; t < count; t += kTile) {
+    const int64_t tile = count - t < kTile ? count - t : kTile;
+    unpack_tile<bits>(packed + packed_bytes(t, bits), tile, codes);
+    for (int64_t i = 0; i < tile; ++i) {
+      const T value = codes[i] > top ? static_cast<T>(NAN) : decode(codes[i], group, step, top);
+      actcore::store(out + t + i, value);
+    }
+  }
+}
+
+template <class E, int bits>
 void decompress_groups(const GroupAffineDecompress& args, int64_t begin, int64_t end) {
   using T = compute_t<E>;
   constexpr int levels = (1 << bits) - 1;
@@ -151,7 +209,12 @@ void decompress_groups(const GroupAffineDecompress& args, int64_t begin, int64_t
     const uint8_t* packed = args.codes + packed_bytes(first, bits);
     E* out = static_cast<E*>(args.output) + first;
 
-    const GroupScale<T> group = group_scale(actcore::load(bounds[0]), actcore::load(bounds[1]));
+    const T low = actcore::load(bounds[0]), high = actcore::load(bounds[1]);
+    if (is_broken(low, high)) {
+      decompress_broken<E, bits>(bounds, packed, count, out);
+      continue;
+    }
+    const GroupScale<T> group = group_scale(low, high);
     const T step = decode_step(group, levels);
     for (int64_t t = 0; t < count; t += kTile) {
       const int64_t tile = count - t < kTile ? count - t : kTile;

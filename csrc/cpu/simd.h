@@ -69,7 +69,7 @@ ACTCORE_FN Vec<float> load(const BFloat16* from) {
   return load_vec<Vec<float>>(&wide);
 }
 
-// Only called for values that are finite, or for a group that is NaN throughout.
+// Only called for values that are finite or NaN.
 ACTCORE_FN void store(BFloat16* to, Vec<float> value) {
   const Vec<uint32_t> bits = load_vec<Vec<uint32_t>>(&value);
   const Vec<uint32_t> rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;

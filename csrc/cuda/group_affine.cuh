@@ -59,6 +59,18 @@ __device__ Bounds<T> row_bounds(const Row<E>& row) {
   }
 }
 
+// Those of the finite elements alone: the identity of merging where there are none.
+template <class E, class T = compute_t<E>>
+__device__ Bounds<T> finite_row_bounds(const Row<E>& row) {
+  Bounds<T> bounds = {T(INFINITY), -T(INFINITY)};
+#pragma unroll
+  for (int i = 0; i < kRow; ++i) {
+    const T value = load(row[i]);
+    if (is_finite(value)) bounds.merge(value, value);
+  }
+  return bounds;
+}
+
 // Where the codes of the row that begins with element `first` lie; a row's codes are whole words.
 template <class Byte>
 __device__ Byte* row_codes(Byte* codes, int64_t first, int bits) {
@@ -68,47 +80,61 @@ __device__ Byte* row_codes(Byte* codes, int64_t first, int bits) {
 // A group's bounds, as stored and as encoding needs them. `anywhere`: rows may begin inside a block of noise.
 template <class E, int bits, bool anywhere, class T = compute_t<E>>
 struct Encoder {
-  bool finite;
+  bool broken;
+  bool kept;  // whether finite elements are stored
   bool stochastic;
   T low;
   T factor;
   GroupScale<T> group;
 
   // Adding a positive zero turns a negative one into it.
-  __device__ Encoder(const Bounds<T>& bounds, bool is_stochastic)
-      : finite(bounds.finite()),
+  __device__ Encoder(const Bounds<T>& bounds, bool of_broken, bool is_stochastic)
+      : broken(of_broken),
+        kept(!of_broken || keeps_finite(bounds.low, bounds.high, bits)),
         stochastic(is_stochastic),
         low(bounds.low + T(0)),
         group(group_scale(low, bounds.high + T(0))) {
-    factor = encode_factor(group, (1 << bits) - 1, stochastic);
+    factor = encode_factor(group, top_code(bits, broken), stochastic);
   }
 
   __device__ void store_bounds(E* to) const {
     E nan;
     store(&nan, static_cast<T>(NAN));
+    E least, most;
     if constexpr (sizeof(E) == 2) {
       const uint32_t pair = Pair<E>::pack(low, group.high);
-      to[0] = finite ? E{static_cast<uint16_t>(pair)} : nan;
-      to[1] = finite ? E{static_cast<uint16_t>(pair >> 16)} : nan;
+      least = E{static_cast<uint16_t>(pair)};
+      most = E{static_cast<uint16_t>(pair >> 16)};
     } else {
-      to[0] = finite ? low : nan;
-      to[1] = finite ? group.high : nan;
+      least = low;
+      most = group.high;
+    }
+    if (!broken) {
+      to[0] = least;
+      to[1] = most;
+    } else {
+      to[0] = kept && low < group.high ? most : nan;
+      to[1] = kept ? least : nan;
     }
   }
 
   // `position` is that of the row's first element in the sequence of noise.
   __device__ PackedRow<bits> operator()(const Row<E>& row, const NoiseKey& key, int64_t position) const {
     PackedRow<bits> codes = {};
-    if (!finite) return codes;
+    if (!kept) return codes;
     RowNoise noise = {};
     if (stochastic) noise = anywhere ? noise_at(key, position) : aligned_noise(key, position);
     if constexpr (std::is_same_v<T, float>) {
-      if (group.scale == 1.0f) return encode_row<bits>(Values<E>(row), group.origin, factor, noise, stochastic);
+      if (!broken && group.scale == 1.0f) {
+        return encode_row<bits>(Values<E>(row), group.origin, factor, noise, stochastic);
+      }
     }
     const int shift = stochastic ? kNoiseBits : 0;
 #pragma unroll
     for (int i = 0; i < kRow; ++i) {
-      codes.put(i, static_cast<uint32_t>(encode(load(row[i]), group, factor, noise[i], shift)));
+      const T value = load(row[i]);
+      const int code = is_finite(value) ? encode(value, group, factor, noise[i], shift) : top_code(bits, false);
+      codes.put(i, static_cast<uint32_t>(code));
     }
     return codes;
   }
@@ -124,7 +150,13 @@ __device__ void compress_tile(WarpTile<E>& tile, const GroupAffineCompress& args
   auto bounds = row_bounds(row);
   const GroupPlace place(tiles);
   bounds.merge(place);
-  const Encoder<E, bits, anywhere> encoder(bounds, args.stochastic);
+  const bool broken = !bounds.finite();
+  if (__any_sync(0xFFFFFFFFu, broken)) {
+    auto finite = finite_row_bounds(row);
+    finite.merge(place);
+    if (broken) bounds = finite;
+  }
+  const Encoder<E, bits, anywhere> encoder(bounds, broken, args.stochastic);
 
   const int begin = place.row * kRow;  // of this thread's row
   if (place.begins_group() && begin < count) {
@@ -153,17 +185,26 @@ __device__ void compress_group(GroupMemory<E>& memory, const GroupAffineCompress
   const int64_t mine = first + static_cast<int64_t>(warp_index()) * kTile;
   const E* input = static_cast<const E*>(args.input);
 
-  Bounds<T> bounds = {T(INFINITY), -T(INFINITY)};
-  for (int64_t i = mine; i < end; i += stride) {
-    const auto row = row_bounds(load_row(tile, input + i, tile_count(end - i)));
-    bounds.merge(row.low, row.high);
+  const auto bounds_by = [&](const auto& of_row) {
+    Bounds<T> bounds = {T(INFINITY), -T(INFINITY)};
+    for (int64_t i = mine; i < end; i += stride) {
+      const Bounds<T> row = of_row(load_row(tile, input + i, tile_count(end - i)));
+      bounds.merge(row.low, row.high);
+    }
+    bounds.merge(GroupPlace(GroupTiles(kTile)));
+    if (lane_index() == 0) memory.of_warp[warp_index()] = bounds;
+    __syncthreads();
+    for (int w = 0; w < warps; ++w) bounds.merge(memory.of_warp[w].low, memory.of_warp[w].high);
+    return bounds;
+  };
+  Bounds<T> bounds = bounds_by([](const Row<E>& row) { return row_bounds(row); });
+  const bool broken = !bounds.finite();  // the same in the whole block
+  if (broken) {
+    __syncthreads();  // until here others may still read of_warp
+    bounds = bounds_by([](const Row<E>& row) { return finite_row_bounds(row); });
   }
-  bounds.merge(GroupPlace(GroupTiles(kTile)));
-  if (lane_index() == 0) memory.of_warp[warp_index()] = bounds;
-  __syncthreads();
-  for (int w = 0; w < warps; ++w) bounds.merge(memory.of_warp[w].low, memory.of_warp[w].high);
 
-  const Encoder<E, bits, anywhere> encoder(bounds, args.stochastic);
+  const Encoder<E, bits, anywhere> encoder(bounds, broken, args.stochastic);
   if (threadIdx.x == 0) encoder.store_bounds(static_cast<E*>(args.bounds) + 2 * index);
   for (int64_t i = mine; i < end; i += stride) {
     const int count = tile_count(end - i);
@@ -175,11 +216,12 @@ __device__ void compress_group(GroupMemory<E>& memory, const GroupAffineCompress
 
 // A row of a group whose bounds are finite, or at least not NaN.
 template <int bits, class E, class T = compute_t<E>>
-__device__ Row<E> decode_any(const PackedRow<bits>& codes, const GroupScale<T>& group) {
+__device__ Row<E> decode_any(const PackedRow<bits>& codes, const GroupScale<T>& group, bool broken) {
   constexpr int levels = (1 << bits) - 1;
-  const T step = decode_step(group, levels);
+  const int top = top_code(bits, broken);
+  const T step = broken ? decode_step(group, top_code(bits, true)) : decode_step(group, levels);
   if constexpr (std::is_same_v<T, float>) {
-    if (group.unscale == 1.0f && (group.range == 0.0f || group.range >= Limits<float>::tiny)) {
+    if (!broken && group.unscale == 1.0f && (group.range == 0.0f || group.range >= Limits<float>::tiny)) {
       Values<E> row;
       if constexpr (sizeof(E) == 2) {
         // Rounded to 16 bits it mostly is; not where the upper bound is far smaller than the lower one.
@@ -195,7 +237,10 @@ __device__ Row<E> decode_any(const PackedRow<bits>& codes, const GroupScale<T>& 
   }
   Row<E> row;
 #pragma unroll
-  for (int i = 0; i < kRow; ++i) store(&row[i], decode(static_cast<int>(codes.get(i)), group, step, levels));
+  for (int i = 0; i < kRow; ++i) {
+    const int code = static_cast<int>(codes.get(i));
+    store(&row[i], code > top ? static_cast<T>(NAN) : decode(code, group, step, top));
+  }
   return row;
 }
 
@@ -212,11 +257,12 @@ __device__ void decompress_tile(WarpTile<E>& tile, const GroupAffineDecompress& 
   const E* bounds = static_cast<const E*>(args.bounds) + (begin < count ? 2 * of_group : 0);  // beyond the end: any
   const E low = bounds[0], high = bounds[1];
   const auto codes = load_codes<bits>(tile, row_codes(args.codes, first, bits), count);
-  const auto group = group_scale(load(low), load(high));
+  const bool broken = is_broken(load(low), load(high));
+  const auto group = broken ? broken_scale(load(low), load(high)) : group_scale(load(low), load(high));
 
   Row<E> row;
   if (group.high == group.high) {
-    row = decode_any<bits, E>(codes, group);
+    row = decode_any<bits, E>(codes, group, broken);
   } else {
     row = repeated(high);
   }

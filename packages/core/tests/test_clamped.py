@@ -46,8 +46,7 @@ def test_infinities_lie_at_the_bounds_and_nan_stays():
     value = codec.decompress(codec.compress_clamped(x, -2.0, 2.0))
     assert value[3] == 2
     assert value[4] == -2
-    assert value[:256].isfinite().all()
-    assert value[256:].isnan().all()
+    assert value.isnan().nonzero().tolist() == [[300]]
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (3,), (0,)])

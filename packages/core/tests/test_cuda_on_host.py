@@ -4,6 +4,8 @@ What a GPU alone can show stays for ``test_cuda.py``: its rounding and its memor
 they read and write, and for whom their threads wait is the same here.
 """
 
+import math
+
 import pytest
 import torch
 
@@ -132,6 +134,21 @@ def test_group_affine_of_hard_ranges_and_groups_that_are_not_finite(kernels, dty
         for bits, group_size in ((1, 96), (4, 256), (8, 96), (8, 1056)):
             for stochastic in (True, False):
                 check_group_affine(kernels, x, bits, group_size, stochastic)
+
+
+@every_dtype
+def test_group_affine_of_elements_that_are_not_finite_among_others(kernels, dtype):
+    """In a tile beside whole groups, and in groups of several tiles and warps; a group that has no other elements, and
+    one whose others are equal."""
+    x = normal(5000, dtype)
+    x[128:160] = 2.0
+    for place in (5, 130, 300, 1500, 3000, 3300, 4999, slice(64, 96)):
+        x[place] = math.nan if place != 300 else -math.inf
+    for bits in BITS:
+        for group_size in (32, 96, 256, 2048):
+            check_group_affine(kernels, x, bits, group_size, stochastic=bits % 3 > 0)
+    for group_size in (96, 2048):
+        check_rows(kernels, x[:4998], torch.tensor([2, 5]), packed(2499, 2) + packed(2499, 5), group_size, True)
 
 
 @every_dtype

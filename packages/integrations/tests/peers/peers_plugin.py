@@ -17,8 +17,8 @@ from peers_hook import WAYS, Outermost
 _STATE = pytest.StashKey()
 
 
-class TooLong(Exception):
-    """A test took longer than it may."""
+class TooLong(BaseException):
+    """A test took longer than it may. An ``Exception`` would be taken for the failure of a capture that it comes in."""
 
 
 class _State:

@@ -1,7 +1,8 @@
 """How far a rounded gradient may be off, by the rules of the tensors that it is computed from.
 
 With E(t) for the gradient's error where each saved tensor is the part t of the way to what is restored, and d for the
-step of 8 bits over a tensor's range, which is at least that of any group in it:
+step of 8 bits over a tensor's range, which is at least that of any group in it, or of one code less where an element is
+not finite:
 
 * ``LINEAR``: the gradient is affine in what is stored, as the rule says: E(1) = 2 E(1/2). So rounding that is unbiased
   leaves it unbiased; and no element is stored more than a step from where it was.
@@ -123,7 +124,10 @@ def judged(bound: str, model: Applied, plain: Step, saves: Saves, results: Seque
 
 
 def _step(saved: Tensor) -> float:
-    return float(saved.max() - saved.min()) / _STEPS
+    finite = saved[saved.isfinite()]
+    if not finite.numel():
+        return 0.0
+    return float(finite.max() - finite.min()) / (_STEPS - (finite.numel() < saved.numel()))
 
 
 def _moved(saved: Tensor, restored: Tensor) -> float:

@@ -74,7 +74,8 @@ class GroupAffine:
     * to all of these comes the rounding of the result to its dtype: half a unit in the last place at the group's
       largest value, which in bfloat16 is about a step of 8 bits;
     * decompressed values never leave the group's bounds, which are kept exactly; a constant group is exact;
-    * a group with a NaN or an infinity decompresses to NaN throughout.
+    * a NaN or an infinity decompresses to NaN, and takes a code: the other elements of its group have one step fewer
+      between their bounds. With one bit they are NaN, too, unless they are all equal.
 
     Groups run in memory order over the elements that are stored (``Layout``). The stored form takes
     ``ceil(bits * n / 8)`` bytes and two elements a group (8 bytes in float32); a tensor too small to gain from that is

@@ -26,18 +26,23 @@ def group_affine_compress(
     # Padding repeats the last element, so that it changes no group's range.
     padded = torch.cat([flat, flat[-1:].expand(-numel % group_size)]).view(-1, group_size)
     compute = padded.to(_compute_dtype(x.dtype))
-    low, high = compute.amin(1) + 0.0, compute.amax(1) + 0.0
-    finite = compute.isfinite().all(1)
-    bounds = torch.stack([low, high], 1).where(finite[:, None], torch.nan)
+    finite = compute.isfinite()
+    low = compute.where(finite, torch.inf).amin(1) + 0.0
+    high = compute.where(finite, -torch.inf).amax(1) + 0.0
+    broken = ~finite.all(1)
+    kept = ~broken | (low == high) | ((low < high) & (bits > 1))
+    low, high = low.where(kept, torch.nan), high.where(kept, torch.nan)
+    first, second = high.where(low < high, torch.nan), low
+    bounds = torch.stack([first.where(broken, low), second.where(broken, high)], 1)
 
-    levels = 2**bits - 1
-    scale, origin, width = _scaled(bounds[:, 0], bounds[:, 1])
-    # A tensor, because number / tensor is number * (1 / tensor) in PyTorch, which rounds twice.
-    per_unit = width.new_tensor(levels * 256.0 if stochastic else float(levels)) / width
+    levels = 2**bits - 1 - broken.to(compute.dtype)  # of finite elements
+    scale, origin, width = _scaled(low, high)
+    per_unit = (levels * 256.0 if stochastic else levels) / width
     factor = per_unit.where(width > 0, 0.0)
-    offset = (compute * scale[:, None] - origin[:, None]).where(finite[:, None], 0.0)
+    offset = (compute * scale[:, None] - origin[:, None]).where(finite & kept[:, None], 0.0)
     steps = torch.round(offset * factor[:, None]).long().reshape(-1)[:numel]
     codes = (steps + noise(seed, stream, position + numel)[position:]) >> 8 if stochastic else steps
+    codes = codes.where((finite | ~kept[:, None]).reshape(-1)[:numel], 2**bits - 1)
     return pack_bits(codes.to(torch.uint8), bits), bounds.to(x.dtype)
 
 
@@ -114,15 +119,19 @@ def has_wide_group(x: Tensor, group_size: int) -> Tensor:
 
 
 def group_affine_decompress(codes: Tensor, bounds: Tensor, numel: int, bits: int, group_size: int) -> Tensor:
-    """``low + code * step`` with one rounding, and the upper bound itself for the top code."""
-    levels = 2**bits - 1
+    """``low + code * step`` with one rounding, and the upper bound itself for the top code; of a group with elements
+    that are not finite, NaN for the top code, and the upper bound for the one before."""
     unpacked = unpack_bits(codes, bits, numel)
     group = torch.arange(numel) // group_size
-    low, high = bounds.to(_compute_dtype(bounds.dtype)).unbind(1)
+    first, second = bounds.to(_compute_dtype(bounds.dtype)).unbind(1)
+    broken = ~(first <= second)
+    low, high = second.where(broken, first), second.where(~broken | ~(first > second), first)
+    levels = 2**bits - 1 - broken.long()
     scale, origin, width = _scaled(low, high)
-    step = width / levels
+    step = (width / levels).where(levels > 0, torch.nan)  # the only code of finite elements is the upper bound's
     value = _fma(unpacked, step[group], origin[group]) / scale[group]
-    return torch.where(unpacked == levels, high[group], value).to(bounds.dtype)
+    value = torch.where(unpacked == levels[group], high[group], value)
+    return torch.where(unpacked > levels[group], torch.nan, value).to(bounds.dtype)
 
 
 def group_affine_rows_compress(

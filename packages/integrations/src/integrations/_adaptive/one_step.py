@@ -14,7 +14,7 @@ from integrations._calls.tensors import tensors_in
 from integrations._common.plain import has_elements
 from integrations._step.capturing.capture import capturing, is_only_read
 from integrations._step.capturing.loss import Loss, differentiated
-from integrations._step.capturing.stand_ins import StandIns, stood_in
+from integrations._step.capturing.stand_ins import StandIns, with_stand_ins
 from integrations._step.dispatch.casts import fresh_casts
 from integrations._step.dispatch.operators import lazy_views
 from integrations._step.graphs.sharding import class_of, distributed, whole_parameters
@@ -87,22 +87,27 @@ class OneStep:
         stand_ins = StandIns(stand_in)
         args, kwargs = stand_ins.of_all((self.args, self.kwargs))
         objects = [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)]
-        with capturing(), stood_in(model, stand_ins, objects), torch.enable_grad(), _alone():
-            parameters = list(model.parameters())
-            if take is not None:
-                _hand_over(parameters, take)
-            with fresh_casts(), nullcontext() if around is None else around(model, (args, kwargs)):
-                # The model's own hooks have already run if this is in front of a forward.
-                outputs = model.forward(*args, **kwargs)
-            tensors, _, held = differentiated(outputs, self.loss)
-            if not tensors:
-                raise Unmeasured(f"{class_of(model).__name__} returned nothing that requires a gradient")
-            if not held:
-                del outputs
-            started = [None if one.dim() == 0 and len(tensors) == 1 else _drawn(one) for one in tensors]
-            with _without_autocast():  # in training, autocast ends with the forward, too
-                torch.autograd.backward(tensors, started)
-            return [parameter.grad for parameter in parameters]
+
+        def step() -> list[Tensor | None]:
+            with torch.enable_grad(), _alone():
+                parameters = list(model.parameters())
+                if take is not None:
+                    _hand_over(parameters, take)
+                with fresh_casts(), nullcontext() if around is None else around(model, (args, kwargs)):
+                    # The model's own hooks have already run if this is in front of a forward.
+                    outputs = model.forward(*args, **kwargs)
+                tensors, _, held = differentiated(outputs, self.loss)
+                if not tensors:
+                    raise Unmeasured(f"{class_of(model).__name__} returned nothing that requires a gradient")
+                if not held:
+                    del outputs
+                started = [None if one.dim() == 0 and len(tensors) == 1 else _drawn(one) for one in tensors]
+                with _without_autocast():  # in training, autocast ends with the forward, too
+                    torch.autograd.backward(tensors, started)
+                return [parameter.grad for parameter in parameters]
+
+        with capturing():
+            return with_stand_ins(model, stand_ins, objects, step)
 
 
 def _alone() -> AbstractContextManager[Any]:

@@ -19,7 +19,7 @@ from integrations._common.plain import PLAIN
 from integrations._step.capturing.loss import Differentiated, Loss, differentiated
 from integrations._step.capturing.recorder import Recorder
 from integrations._step.capturing.recording import Recording
-from integrations._step.capturing.stand_ins import StandIns, stood_in
+from integrations._step.capturing.stand_ins import StandIns, with_stand_ins
 from integrations._step.costs.modelled import Costs, modelled
 from integrations._step.costs.workspaces import measured
 from integrations._step.dispatch.casts import fresh_casts
@@ -244,9 +244,7 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
         total.backward()
         return returned, found
 
-    given_args, given_kwargs = stand_ins.of_all((args, kwargs))
-    objects = [leaf for leaf in tree_leaves((given_args, given_kwargs)) if not isinstance(leaf, Tensor)]
-    with stood_in(model, stand_ins, objects):
+    def recorded() -> _Recorded:
         with torch.enable_grad(), mode or nullcontext(), recorder, _forward_alone(model, recorder):
             for parameter in stand_ins.parameters:
                 if parameter.requires_grad:
@@ -254,12 +252,16 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
             returned, found = step()
             recording = recorder.finish()
         gradients = [parameter.grad for parameter in stand_ins.parameters]
-    return _Recorded(
-        recording,
-        outputs=tuple(sorted(value for value in returned if value is not None)),
-        gradients=sum(allocated_for_elements(gradient) for gradient in gradients if gradient is not None),
-        differentiated=found,
-    )
+        return _Recorded(
+            recording,
+            outputs=tuple(sorted(value for value in returned if value is not None)),
+            gradients=sum(allocated_for_elements(gradient) for gradient in gradients if gradient is not None),
+            differentiated=found,
+        )
+
+    given_args, given_kwargs = stand_ins.of_all((args, kwargs))
+    objects = [leaf for leaf in tree_leaves((given_args, given_kwargs)) if not isinstance(leaf, Tensor)]
+    return with_stand_ins(model, stand_ins, objects, recorded)
 
 
 @contextmanager

@@ -104,6 +104,7 @@ class Sequence(PutBack):
         known, there = set(map(id, items)), set(map(id, now))
         if not self._whole and not any(id(item) not in there and holds_tensor(item) for item in items):
             items = [item for item in now if id(item) in known or not holds_tensor(item)]
+        self.values, self._whole = items, True  # between the two calls below nothing tells any more what was there
         if len(now) != len(items) or any(map(_differ, now, items)):
             self._kind.clear(self._found)
             self._kind.extend(self._found, items)

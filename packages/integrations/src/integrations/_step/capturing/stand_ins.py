@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from integrations._common.random_states import random_states
 from integrations._step.capturing.reach import Reach
 from integrations._step.dispatch.memory import is_plain
 from integrations._torch import tree_map_only
+
+Result = TypeVar("Result")
 
 
 class StandIns:
@@ -49,26 +52,59 @@ class StandIns:
         return [made for _, made in self._made.values() if isinstance(made, nn.Parameter)]
 
 
-@contextmanager
-def stood_in(model: nn.Module, stand_ins: StandIns, given: Iterable[Any]) -> Iterator[None]:
-    """A block in which stand-ins replace the tensors that the model's forward can get at. Afterwards gradients,
-    generators and what ``Reach`` finds are as they were. ``given`` is what the forward is called with, beside tensors.
-    The precision of a Q-layer learns nothing from forwards in the block."""
+def with_stand_ins(model: nn.Module, stand_ins: StandIns, given: Iterable[Any], work: Callable[[], Result]) -> Result:
+    """What ``work`` returns, called while stand-ins replace the tensors that the model's forward can get at.
+
+    Afterwards gradients, generators and what ``Reach`` finds are as they were. The precision of a Q-layer learns
+    nothing from forwards meanwhile.
+
+    Args:
+        model: whose forward is tried.
+        stand_ins: make the stand-ins.
+        given: what the forward is called with, beside tensors.
+        work: the trial.
+    """
     reach = Reach(model, given)
-    with ExitStack() as undo:
-        undo.callback(random_states())
-        for module in reach.modules:
-            for parameter in module.parameters(recurse=False):
-                undo.callback(setattr, parameter, "grad", parameter.grad)
-                parameter.grad = None
-        undo.callback(reach.restore)
+    own = [parameter for module in reach.modules for parameter in module.parameters(recurse=False)]
+    undo: list[Callable[[], object]] = [random_states()]
+    undo += [partial(setattr, parameter, "grad", parameter.grad) for parameter in own]
+    undo.append(reach.restore)
+    try:
+        for parameter in own:
+            parameter.grad = None
         for module in reach.modules:
             for value in list(vars(module).values()):
                 # Asked of the class: a user's object may answer to any name.
                 if getattr(type(value), "unwatched", None) is not None:
-                    undo.enter_context(value.unwatched())
-        own = {id(tensor) for module in reach.modules for tensor in (*module.parameters(False), *module.buffers(False))}
-        for tensor, put in reach.tensors():
-            if id(tensor) in own or is_plain(tensor):
-                put(stand_ins.of(tensor))
-        yield
+                    undo.append(_entered(value.unwatched()))
+        _put(stand_ins, reach)
+        return work()
+    finally:
+        # An interrupt, or what the handler of another signal raises, comes anywhere, and once: the second call undoes
+        # what the first one did not. Otherwise the model would go on with stand-ins for weights.
+        try:
+            _call_all(undo)
+        except BaseException:
+            _call_all(undo)
+            raise
+
+
+def _put(stand_ins: StandIns, reach: Reach) -> None:
+    """Puts stand-ins in the place of the tensors that were found."""
+    own = {id(tensor) for module in reach.modules for tensor in (*module.parameters(False), *module.buffers(False))}
+    for tensor, put in reach.tensors():
+        if id(tensor) in own or is_plain(tensor):
+            put(stand_ins.of(tensor))
+
+
+def _entered(block: AbstractContextManager[None]) -> Callable[[], object]:
+    """Enters a block. Returns what leaves it, and does nothing once it was left."""
+    block.__enter__()
+    return partial(block.__exit__, None, None, None)
+
+
+def _call_all(undo: list[Callable[[], object]]) -> None:
+    """Calls all, the last one first, even if some raise."""
+    with ExitStack() as stack:
+        for one in undo:
+            stack.callback(one)
