@@ -1,6 +1,7 @@
 """What is known of a compiled region lives as long as its code."""
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 import integrations
 from integrations._runtime.compiled.hooks import _Inlineable, _pair
 from integrations._runtime.compiled.regions import entries
+from integrations._torch import top_saved_tensors_default_hooks
 
 from .nets import mlp, normal
 
@@ -85,3 +87,40 @@ def test_hooks_of_levels_are_not_kept_without_end():
     gc.collect()
     kinds = [one for one in gc.get_objects() if isinstance(one, type) and issubclass(one, _Inlineable)]
     assert len(kinds) <= 1 + 2 * _pair.cache_info().maxsize  # the class itself, and of each pair two
+
+
+def test_hooks_stay_with_the_code_that_inlines_them():
+    """Dynamo knows hooks by their ids: code of hooks that are gone would run for others that lie where they lay, at a
+    level that is not theirs."""
+    inlined = []
+
+    class Helped(torch.nn.Linear):  # as a library that compiles a part of its own
+        def forward(self, x):
+            inlined.append(weakref.ref(top_saved_tensors_default_hooks(True)[0]))
+            return helper(super().forward(x))
+
+    helper = torch.compile(lambda x: torch.tanh(x).sin(), backend="aot_eager")
+    model = Helped(64, 64)
+    for seed in range(20):
+        with integrations.compress(model, "L1", seed=seed):
+            model(X).sum().backward()
+    gc.collect()
+    alive = [hooks() is not None for hooks in inlined]
+    assert alive[0], "the first is that of code which still runs"
+    del helper
+    torch.compiler.reset()
+    _pair.cache_clear()
+    gc.collect()
+    assert not any(hooks() is not None for hooks in inlined)
+
+
+def test_hooks_leave_no_source_behind():
+    """Torch keeps the source of each module of a graph for as long as the process runs."""
+    from torch.fx.graph_module import _loader
+
+    model = mlp()
+    before = len(_loader.eval_cache)
+    for seed in range(3):
+        with integrations.compress(model, "L1", seed=seed):
+            model(X).sum().backward()
+    assert len(_loader.eval_cache) == before

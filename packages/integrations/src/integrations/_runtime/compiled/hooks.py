@@ -91,7 +91,7 @@ def _end(given: Any) -> None:
         setattr(functorch_config(), HOOKS_FILTERING, _settings.pop())
 
 
-@lru_cache(maxsize=16)  # a pair takes 30 KiB, and each block of a run may have a seed of its own
+@lru_cache(maxsize=16)  # each block of a run may have a seed of its own; regions keep the pairs that they inline
 def _pair(level: Level) -> tuple[GraphModule, GraphModule]:
     return _inlineable(lambda packed: _pack(packed, level), native.packing), _inlineable(_unpack, native.unpacking)
 
@@ -103,6 +103,9 @@ def may_be_replayed() -> bool:
 
 class _Inlineable(GraphModule):
     """A hook of this module."""
+
+    def recompile(self) -> Any:
+        """Makes no code of the graph: none is run, and torch would keep its source for as long as the process runs."""
 
 
 def _inlineable(function: Callable[[Any], Any], eager: Callable[[Any], Callable[[Any], Any]]) -> GraphModule:

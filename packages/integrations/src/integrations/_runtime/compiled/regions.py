@@ -23,7 +23,12 @@ from integrations._common.warn import warn
 from integrations._runtime.compiled.forms import CompiledForm, form_of
 from integrations._runtime.compiled.order import Order
 from integrations._storing.ways import Way, compiled, kept, way_of
-from integrations._torch import instruction_translator, saved_tensor_hook_context
+from integrations._torch import (
+    HookPair,
+    instruction_translator,
+    saved_tensor_hook_context,
+    top_saved_tensors_default_hooks,
+)
 from integrations.rules.aten_attention import RECOMPUTED_ATTENTION, recompute_attention
 from integrations.rules.aten_nodes import hint, operator_of
 from integrations.rules.aten_rules import BackwardUses
@@ -196,15 +201,18 @@ def _rounds(nodes: dict[str, Node], ways: dict[int, Way], level: Level, node: No
 
 def _forget_with_code(keys: tuple[int, ...]) -> None:
     """Has dynamo drop the entries with the code that it is compiling, as it drops the globals of the code; or, if no
-    code comes of it, with what it knows of the region. Where torch offers neither, the entries stay."""
+    code comes of it, with what it knows of the region. Where torch offers neither, the entries stay.
+
+    Until then the hooks stay, too: dynamo runs the code wherever hooks of the same ids are on top.
+    """
     cleanups = getattr(_tracing(), "cleanups", None)
     if isinstance(cleanups, list):
-        cleanup = partial(_forget, keys)
+        cleanup = partial(_forget, keys, top_saved_tensors_default_hooks(True))
         cleanups.append(cleanup)
         finalize(cleanup, _forget, keys)  # not every version runs the code's finalizers if compiling fails
 
 
-def _forget(keys: tuple[int, ...]) -> None:
+def _forget(keys: tuple[int, ...], hooks: HookPair | None = None) -> None:
     for key in keys:
         entries.pop(key, None)
 
