@@ -153,6 +153,18 @@ def test_a_compiled_model_has_its_own_logits():
     assert relative_error({f"_orig_mod.{name}": one for name, one in expected.items()}, gradients) <= SUMS
 
 
+def test_a_replica_runs_with_its_own_weights():
+    """``nn.DataParallel`` makes such copies, which share the dictionary's entries."""
+    model = twin(Decoder(lambda logits, ids: logits).train())
+    replica = model._replicate_for_data_parallel()
+    replica.head = model.head._replicate_for_data_parallel()
+    replica.head.weight, replica.head.bias = model.head.weight * 2, model.head.bias * 2
+    with pytest.warns(UserWarning, match="a shallow copy of the compressed Decoder"):
+        logits = replica(IDS)
+    assert type(logits) is torch.Tensor
+    assert torch.equal(logits, 2 * model.eval()(IDS))
+
+
 def test_what_cannot_be_is_refused():
     model = Decoder(shifted)
     for given, message in {
