@@ -23,6 +23,7 @@ from integrations._step.costs.rates import constant
 from integrations.cli import main
 from integrations.forecast.dtypes import precision_of
 from integrations.losses.head import chunk_logits, head_of
+from integrations.rules.arguments import _clamp_passes_at_bounds
 
 from .libraries import library_or_skip
 from .nets import mlp, normal
@@ -91,6 +92,33 @@ def test_bytes_of_a_step(way):
     measured = allocated(model, sample())
     assert not fit.best.at_step
     assert abs(beyond(fit) - measured) <= OFF[way] * measured
+
+
+@pytest.mark.parametrize(("way", "dtype"), [("plain", "float32"), ("plain", "bfloat16"), ("chunked", "float32")])
+def test_a_mixture_of_experts(way, dtype):
+    """Of whose products torch's tensors without elements know those in bfloat16 alone."""
+    transformers, dtype = library_or_skip("transformers"), getattr(torch, dtype)
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+    config = transformers.MixtralConfig(**{**config_of().to_dict(), "model_type": "mixtral", **experts})
+    model = transformers.MixtralForCausalLM(config).to(dtype).train()
+    fit = integrations.fit(model, sample(), memory="1GiB", optimizer="sgd", ways=[way], grow=False)
+    if way == "chunked":
+        integrations.compress_model(model, level="L0", loss="chunked")
+    measured = allocated(model, sample())
+    assert abs(beyond(fit) - measured) <= OFF[way] * measured
+
+
+def test_whether_clamps_pass_at_their_bounds_is_found_without_elements():
+    """It is looked at once, by whoever meets the first clamp."""
+    _clamp_passes_at_bounds.cache_clear()
+    layers = [layer for _ in range(2) for layer in (nn.Linear(64, 64), Clamped())]
+    fit = integrations.fit(nn.Sequential(*layers), normal(64, 64), memory="1GiB", ways=["lean"], grow=False)
+    assert fit.answer.name == "lean"
+
+
+class Clamped(nn.Module):
+    def forward(self, x):
+        return x.clamp(min=0.0, max=1.0)
 
 
 def test_what_code_says_is_followed():
