@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import integrations
@@ -217,7 +218,7 @@ def test_of_what_is_sharded_the_ranks_own_part_is_counted():
     try:
         model = mlp()
         whole = sum(one.nbytes for one in model.parameters())
-        torch.distributed.fsdp.fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+        fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
         with pytest.raises(MemoryError) as raised, integrations.explain_oom(model):
             raise MemoryError
         own = sum(one.to_local().untyped_storage().nbytes() for one in model.parameters())

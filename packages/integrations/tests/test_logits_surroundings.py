@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import integrations
+from integrations.losses import linear_cross_entropy
 
 from .decoder import BATCH, CLASSES, IDS, LENGTH, SUMS, WIDTH, Decoder, exchanged, shifted, step, twin
 from .largest import Largest
@@ -85,6 +86,15 @@ def test_a_loss_after_fsdp_took_the_weights_back_is_refused():
     model = fully_shard(twin(Decoder(lambda logits, ids: logits).train()), reshard_after_forward=True)
     with pytest.raises(RuntimeError, match=r"must be computed in the forward.*reshard_after_forward=False"):
         shifted(model(IDS), IDS)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_sharded_weight_by_itself_is_refused():
+    head = fully_shard(nn.Linear(WIDTH, CLASSES))
+    hidden, labels = torch.randn(4, WIDTH), torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(TypeError, match=r"weight must be whole, .* or give weight.full_tensor\(\)"):
+        linear_cross_entropy(hidden, head.weight, labels)
+    assert linear_cross_entropy(hidden, head.weight.full_tensor(), labels, head.bias.full_tensor()).isfinite()
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -65,7 +65,8 @@ def explain_oom(model: nn.Module, memory: Budget | None = None) -> Iterator[None
         kind = _device_of(model).type
         on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         autocast = torch.get_autocast_dtype(kind) if on else None
-        last = _Forward(*tree_map_only(Tensor, _outline, (args, kwargs)), autocast)
+        given, named = tree_map_only(Tensor, _outline, (args, kwargs))
+        last = _Forward(given, named, autocast)
 
     hook = model.register_forward_pre_hook(note, with_kwargs=True)
     try:

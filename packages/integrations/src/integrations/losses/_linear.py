@@ -195,6 +195,12 @@ def _check(
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise TypeError(f"{name} must be a tensor of floating point numbers, got {got}")
+        if hasattr(tensor, "full_tensor"):
+            raise TypeError(
+                f"{name} must be whole, got a {type(tensor).__name__}, which is distributed: compute the loss in the "
+                f"forward of the module that fully_shard was given, where its weights are whole, or give "
+                f"{name}.full_tensor()"
+            )
     if not isinstance(labels, Tensor) or labels.dtype not in (torch.int64, torch.int32):
         got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise TypeError(
