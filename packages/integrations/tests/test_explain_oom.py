@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import integrations
@@ -150,3 +151,78 @@ def test_errors():
         pass
     with pytest.raises(ValueError, match="memory must have a unit"), integrations.explain_oom(mlp(), memory="24"):
         pass
+
+
+def runs_out(module, args, output):
+    """A forward hook that fails in a forward of elements."""
+    if all(one.device.type != "meta" for one in module.parameters()) and not isinstance(
+        next(module.parameters()), FakeTensor
+    ):
+        raise MemoryError
+
+
+def totals_of(raised):
+    """The words on what the training takes."""
+    return next(line for line in note_of(raised).splitlines() if "the training takes" in line.lower())
+
+
+OPTIMIZERS = {
+    "sgd": lambda weights: torch.optim.SGD(weights, lr=0.1),
+    "momentum": lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9),
+    "adamw-fused": lambda weights: torch.optim.AdamW(weights, fused=True),
+    "adamw": lambda weights: torch.optim.NAdam(weights),  # which fit does not know, and keeps as many numbers
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_optimizers_states_are_counted(name):
+    model, x = mlp(), normal(64, 64)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    model(x).square().sum().backward()
+    optimizer.step()
+    expected = integrations.fit(model, x, memory="1GiB", optimizer=name, ways=["plain"], grow=False).total
+    model.register_forward_hook(runs_out)
+    with pytest.raises(MemoryError) as raised, integrations.explain_oom(model, memory="1GiB"):
+        model(x)
+    assert f"takes {format_bytes(expected)} with {name}" in totals_of(raised)
+
+
+def test_optimizers_that_step_in_backward_are_all_counted():
+    model = mlp()
+    optimizers = [torch.optim.AdamW([weight]) for weight in model.parameters()]
+    model(normal(4, 64)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    states = sum(one.nbytes for optimizer in optimizers for state in optimizer.state.values() for one in state.values())
+    with pytest.raises(MemoryError) as raised, integrations.explain_oom(model):
+        raise MemoryError
+    assert f"optimizer states {format_bytes(states)}" in note_of(raised)
+
+
+def test_the_forward_is_judged_as_it_was_called():
+    """Under its autocast, and with its inputs by position and by name."""
+    model, inputs = llama(), sample()
+    options = {"memory": "1GiB", "optimizer": "sgd", "ways": ["plain"], "grow": False}
+    wide, mixed = (integrations.fit(model, inputs, dtype=dtype, **options).total for dtype in (None, "bfloat16-mixed"))
+    assert format_bytes(wide) != format_bytes(mixed)
+    model.register_forward_hook(runs_out)
+    surroundings = torch.autocast("cpu", torch.bfloat16)
+    with pytest.raises(MemoryError) as raised, integrations.explain_oom(model, memory="1GiB"), surroundings:
+        model(inputs["input_ids"], labels=inputs["labels"])
+    assert f"takes {format_bytes(mixed)} with sgd" in totals_of(raised)
+
+
+def test_of_what_is_sharded_the_ranks_own_part_is_counted():
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    torch.distributed.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=2)
+    try:
+        model = mlp()
+        whole = sum(one.nbytes for one in model.parameters())
+        fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+        with pytest.raises(MemoryError) as raised, integrations.explain_oom(model):
+            raise MemoryError
+        own = sum(one.to_local().untyped_storage().nbytes() for one in model.parameters())
+        assert own < 0.6 * whole
+        assert f"weights {format_bytes(own)}" in note_of(raised)
+    finally:
+        torch.distributed.destroy_process_group()

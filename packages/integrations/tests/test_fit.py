@@ -23,6 +23,7 @@ from integrations._step.costs.rates import constant
 from integrations.cli import main
 from integrations.forecast.dtypes import precision_of
 from integrations.losses.head import chunk_logits, head_of
+from integrations.rules.arguments import _clamp_passes_at_bounds
 
 from .libraries import library_or_skip
 from .nets import mlp, normal
@@ -31,6 +32,7 @@ from .recompute_reference import LiveBytes
 LAYERS, VOCABULARY, BATCH, TOKENS = 2, 256, 2, 64
 DEEP = 6  # layers, which are enough to capture fewer
 MIB = 1 << 20
+ENDS = {"bos_token_id": 1, "eos_token_id": 2}
 
 
 def config_of(layers=LAYERS, **fields):
@@ -90,6 +92,33 @@ def test_bytes_of_a_step(way):
     measured = allocated(model, sample())
     assert not fit.best.at_step
     assert abs(beyond(fit) - measured) <= OFF[way] * measured
+
+
+@pytest.mark.parametrize(("way", "dtype"), [("plain", "float32"), ("plain", "bfloat16"), ("chunked", "float32")])
+def test_a_mixture_of_experts(way, dtype):
+    """Of whose products torch's tensors without elements know those in bfloat16 alone."""
+    transformers, dtype = library_or_skip("transformers"), getattr(torch, dtype)
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+    config = transformers.MixtralConfig(**{**config_of().to_dict(), "model_type": "mixtral", **experts})
+    model = transformers.MixtralForCausalLM(config).to(dtype).train()
+    fit = integrations.fit(model, sample(), memory="1GiB", optimizer="sgd", ways=[way], grow=False)
+    if way == "chunked":
+        integrations.compress_model(model, level="L0", loss="chunked")
+    measured = allocated(model, sample())
+    assert abs(beyond(fit) - measured) <= OFF[way] * measured
+
+
+def test_whether_clamps_pass_at_their_bounds_is_found_without_elements():
+    """It is looked at once, by whoever meets the first clamp."""
+    _clamp_passes_at_bounds.cache_clear()
+    layers = [layer for _ in range(2) for layer in (nn.Linear(64, 64), Clamped())]
+    fit = integrations.fit(nn.Sequential(*layers), normal(64, 64), memory="1GiB", ways=["lean"], grow=False)
+    assert fit.answer.name == "lean"
+
+
+class Clamped(nn.Module):
+    def forward(self, x):
+        return x.clamp(min=0.0, max=1.0)
 
 
 def test_what_code_says_is_followed():
@@ -232,6 +261,19 @@ def test_adapters_alone_are_trained():
     assert 0 < some.standing.trained < fit.standing.trained
 
 
+def test_adapters_as_text():
+    """A single target is a name, not peft's pattern of whole paths; numbers and truth values are no text."""
+    library_or_skip("peft")
+    options = {"memory": "1GiB", "tokens": 32, "ways": ["plain"], "grow": False}
+    one, by_name, two = (
+        integrations.fit(config_of(), lora=lora, **options).standing.trained
+        for lora in ("r=4 targets=q_proj", {"r": 4, "targets": "q_proj"}, "r=4,targets=q_proj+o_proj")
+    )
+    assert 0 < one == by_name < two
+    for more in ("lora_dropout=0.05", "use_rslora=False"):
+        assert integrations.fit(config_of(), lora=f"r=4 targets=q_proj {more}", **options).standing.trained == one
+
+
 def test_dtypes():
     options = {"memory": "1GiB", "tokens": 64, "batch": 2, "ways": ["plain"], "grow": False}
     wide, narrow, mixed = (
@@ -256,6 +298,15 @@ def test_ranks_share():
     assert eight.gradients * 8 == one.gradients
     assert 0 < eight.standing.gathered < one.weights
     assert "FSDP2" in str(eight)
+
+
+def test_ranks_hold_gradients_whole_until_their_unit_is_over():
+    """Those of the head and of the embedding, which are in no layer, to the end of backward."""
+    options = {"memory": "1GiB", "tokens": 16, "ways": ["plain"], "optimizer": "sgd", "grow": False}
+    one, many = (integrations.fit(config_of(DEEP), ranks=ranks, **options) for ranks in (1, 64))
+    head = 2 * 4 * 64 * VOCABULARY
+    assert head < many.standing.unreduced < head + (one.gradients - head) / (DEEP - 1)
+    assert many.total >= many.weights + many.standing.gathered + many.standing.unreduced
 
 
 def test_gradients_that_are_there_already():
@@ -317,6 +368,15 @@ def test_the_largest_inputs(way, axis):
     for size, fits in (most, True), (most + max(1, most // 64), False):
         sizes = {"batch": 2, "tokens": 64, axis: size}
         assert (integrations.fit(config_of(), **sizes, **options, grow=False).answer is not None) is fits
+
+
+def test_sequences_for_which_a_model_has_no_positions():
+    transformers = library_or_skip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=VOCABULARY, n_positions=128, **ENDS)
+    fit = integrations.fit(config, memory="64MiB", tokens=64, ways=["plain"])
+    assert fit.longest > 128
+    assert "The model has positions for 128 tokens." in str(fit)
+    assert "positions" not in str(integrations.fit(config_of(), memory="6MiB", tokens=64, ways=["plain"]))
 
 
 def test_inputs_that_do_not_fit_at_all():
@@ -401,8 +461,10 @@ def test_errors_of_the_model_and_its_sample():
         integrations.fit({"hidden_size": 8}, memory="1GiB")
     with pytest.raises(ValueError, match="sample must be the inputs of a training step of the Sequential"):
         integrations.fit(mlp(), memory="1GiB")
-    with pytest.raises(ValueError, match=r"sample must have labels.*add labels=.*or give loss="):
-        integrations.fit(llama(), {"input_ids": sample()["input_ids"]}, memory="1GiB")
+    ids = sample()["input_ids"]
+    for given in ({"input_ids": ids}, {"input_ids": ids, "labels": None}, (ids,), {"inputs_embeds": normal(2, 64, 64)}):
+        with pytest.raises(ValueError, match=r"sample must have labels.*add labels=.*or give loss="):
+            integrations.fit(llama(), given, memory="1GiB")
     with pytest.raises(ValueError, match=r"memory must be more than the weights alone take, .*got 64.0 KiB.*bfloat16"):
         integrations.fit(config_of(), memory="64KiB")
 

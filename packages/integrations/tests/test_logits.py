@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from .decoder import BATCH, CLASSES, IDS, LENGTH, SUMS, WIDTH, Decoder, exchanged, shifted, step, twin
 from .largest import Largest
@@ -37,7 +38,18 @@ def accuracy(logits, ids):
     return F.cross_entropy(logits.view(-1, CLASSES), ids.view(-1)) * (1 + right)
 
 
-IN_CHUNKS = {call.__name__: call for call in (shifted, capped, scaled, masked, last, each, accuracy)}
+def accuracy_without_gradients(logits, ids):
+    with torch.no_grad():
+        right = (logits[:, :-1].argmax(dim=-1) == ids[:, 1:]).float().mean()
+    return shifted(logits, ids) * (1 + right)
+
+
+def moved(logits, ids):
+    return shifted(logits.to(device=None, dtype=None).to("cpu:0").to(ids.device, torch.float32), ids)
+
+
+IN_CHUNKS = {call.__name__: call for call in (shifted, capped, scaled, masked, last, each, accuracy, moved)}
+IN_CHUNKS |= {"accuracy_without_gradients": accuracy_without_gradients}
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -130,6 +142,29 @@ def as_other_numbers(logits, ids):
     return shifted(logits, ids) * (logits.view(torch.int32) != 0).float().mean()
 
 
+def copied_before_it_is_written(logits, ids):
+    copy = logits * 2
+    logits.mul_(3)
+    return shifted(copy, ids) + shifted(logits, ids)
+
+
+def written_under_an_earlier_view(logits, ids):
+    scaled = logits * 2
+    view = scaled[:, :-1]
+    scaled.clamp_(max=0.1)
+    return F.cross_entropy(view.reshape(-1, CLASSES), ids[:, 1:].reshape(-1))
+
+
+def cut_without_a_gradient(logits, ids):
+    with torch.no_grad():
+        cut = logits[:, :-1]
+    return F.cross_entropy(cut.reshape(-1, CLASSES), ids[:, 1:].reshape(-1)) + logits.logsumexp(-1).square().mean()
+
+
+def in_a_checkpoint(logits, ids):
+    return checkpoint(shifted, logits, ids, use_reentrant=False)
+
+
 def rounded(logits, ids):
     return shifted(logits.to(torch.bfloat16).float(), ids)
 
@@ -166,6 +201,10 @@ WHOLE = [
     ("retain_grad", retained),
     ("softmax", looked_at_first),
     ("__getitem__", ended_in_an_ellipsis),
+    ("mul_", copied_before_it_is_written),
+    ("clamp_", written_under_an_earlier_view),
+    ("logsumexp", cut_without_a_gradient),
+    ("detach.default", in_a_checkpoint),
     ("to", rounded),
     ("softmax", softmax),
     ("transpose", classes_second),
@@ -190,7 +229,7 @@ def test_what_else_is_asked_is_asked_of_the_logits(name, loss):
     chunked = twin(model)
     found, gradients = step(chunked)
     wanted, expected = step(model)
-    if loss in (beside_the_loss, as_other_numbers):
+    if loss in (beside_the_loss, as_other_numbers, cut_without_a_gradient):
         assert abs(found - wanted) <= 1e-6 * abs(wanted)
         assert relative_error(expected, gradients) <= SUMS
     else:

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import integrations
+from integrations.losses import linear_cross_entropy
 
 from .decoder import BATCH, CLASSES, IDS, LENGTH, SUMS, WIDTH, Decoder, exchanged, shifted, step, twin
 from .largest import Largest
@@ -88,6 +89,15 @@ def test_a_loss_after_fsdp_took_the_weights_back_is_refused():
 
 
 @pytest.mark.usefixtures("one_rank")
+def test_a_sharded_weight_by_itself_is_refused():
+    head = fully_shard(nn.Linear(WIDTH, CLASSES))
+    hidden, labels = torch.randn(4, WIDTH), torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(TypeError, match=r"weight must be whole, .* or give weight.full_tensor\(\)"):
+        linear_cross_entropy(hidden, head.weight, labels)
+    assert linear_cross_entropy(hidden, head.weight.full_tensor(), labels, head.bias.full_tensor()).isfinite()
+
+
+@pytest.mark.usefixtures("one_rank")
 def test_data_parallel():
     model = Decoder(shifted).train()
     parallel = twin(model)
@@ -151,6 +161,18 @@ def test_a_compiled_model_has_its_own_logits():
     wanted, expected = step(model)
     assert abs(found - wanted) <= 1e-6 * wanted
     assert relative_error({f"_orig_mod.{name}": one for name, one in expected.items()}, gradients) <= SUMS
+
+
+def test_a_replica_runs_with_its_own_weights():
+    """``nn.DataParallel`` makes such copies, which share the dictionary's entries."""
+    model = twin(Decoder(lambda logits, ids: logits).train())
+    replica = model._replicate_for_data_parallel()
+    replica.head = model.head._replicate_for_data_parallel()
+    replica.head.weight, replica.head.bias = model.head.weight * 2, model.head.bias * 2
+    with pytest.warns(UserWarning, match="a shallow copy of the compressed Decoder"):
+        logits = replica(IDS)
+    assert type(logits) is torch.Tensor
+    assert torch.equal(logits, 2 * model.eval()(IDS))
 
 
 def test_what_cannot_be_is_refused():

@@ -258,6 +258,18 @@ def test_hooks_of_others_see_what_waits_for_backward_alone():
     )
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_under_torch_func_it_raises(reduction):
+    hidden, weight, _, labels = (tensor.detach() for tensor in problem())
+    with pytest.raises(NotImplementedError, match=r"must not be called under torch\.func"):
+        torch.func.grad(lambda some: linear_cross_entropy(some, weight, labels, reduction=reduction).sum())(hidden)
+
+
+def test_on_meta():
+    hidden, weight, bias, labels = (tensor.to("meta") for tensor in problem())
+    assert linear_cross_entropy(hidden, weight, labels, bias).device.type == "meta"
+
+
 def test_the_module():
     hidden, weight, bias, labels = problem()
     criterion = LinearCrossEntropyLoss(label_smoothing=0.1, ignore_index=3)
@@ -266,6 +278,26 @@ def test_the_module():
     with pytest.raises(TypeError, match="ignore_idx"):
         LinearCrossEntropyLoss(ignore_idx=3)
     assert repr(criterion) == "LinearCrossEntropyLoss(label_smoothing=0.1, ignore_index=3)"
+
+
+def test_the_modules_weights_of_classes_move_with_it():
+    criterion = LinearCrossEntropyLoss(class_weight=torch.ones(CLASSES), reduction="sum")
+    assert criterion.to("meta").class_weight.device.type == "meta"
+    hidden, weight, _, labels = (tensor.to("meta") for tensor in problem())
+    assert criterion(hidden, weight, labels).device.type == "meta"
+    assert list(criterion.state_dict()) == ["class_weight"]
+
+
+def test_narrow_weights_of_classes_are_summed_in_float32():
+    """The divisor of a mean, of a layer that is called for each chunk, too: a sum in bfloat16 is off by up to 2^-9."""
+    hidden, weight, _, labels = problem(torch.bfloat16, rows=4000)
+    classes = torch.linspace(0.5, 1.5, CLASSES, dtype=torch.bfloat16)
+    options = {"class_weight": classes, "ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
+    options |= {"scale": 1.0, "softcap": None, "rows": 100}
+    in_chunks = linear_cross_entropy(hidden, weight, labels, **options)
+    called = layer_cross_entropy(hidden, lambda some: F.linear(some, weight), (weight,), labels, **options)
+    # The same rounded logits, whose losses of 0 to 30 are summed in float32 in another order.
+    assert abs(called - in_chunks) <= 1e-5 * in_chunks
 
 
 def test_the_example_of_the_documentation():

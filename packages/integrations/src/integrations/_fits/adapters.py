@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
+_ALL = "all-linear"
 _RULE = "lora must be a rank such as 16, 'r=16', a mapping such as {'r': 16, 'targets': 'all-linear'}, or None"
 
 
@@ -16,7 +18,7 @@ def with_adapters(model: nn.Module, lora: Any) -> nn.Module:
     Args:
         model: the model.
         lora: a rank; ``"r=16"``, ``"r=16,targets=q_proj+v_proj"``; a mapping of ``peft.LoraConfig``'s arguments, with
-            ``targets`` for ``target_modules``; or ``None`` for no adapters.
+            ``targets``, names of layers, for ``target_modules``; or ``None`` for no adapters.
 
     Raises:
         ImportError: peft is not there.
@@ -29,7 +31,10 @@ def with_adapters(model: nn.Module, lora: Any) -> nn.Module:
         import peft
     except ImportError as error:
         raise ImportError("lora needs peft, whose adapters are meant: pip install peft") from error
-    options.setdefault("target_modules", options.pop("targets", "all-linear"))
+    targets = options.pop("targets", _ALL)
+    if isinstance(targets, str) and targets != _ALL:
+        targets = targets.split("+")  # by name: peft takes a single string for a pattern of whole paths
+    options.setdefault("target_modules", targets)
     try:
         config = peft.LoraConfig(**options)
     except TypeError as error:
@@ -50,8 +55,15 @@ def _options(lora: Any) -> dict[str, Any]:
         name, sign, value = part.partition("=")
         if not sign or not name or not value:
             raise ValueError(f"{_RULE}, got {lora!r}")
-        number = value.isdecimal()
-        options[name] = int(value) if number else value.split("+") if "+" in value else value
-    if not isinstance(options.get("r"), int) or options["r"] < 1:
+        options[name] = _value(value)
+    if type(options.get("r")) is not int or options["r"] < 1:
         raise ValueError(f"{_RULE}; its rank r must be 1 or more, got {lora!r}")
     return options
+
+
+def _value(text: str) -> Any:
+    """An argument of ``peft.LoraConfig`` from its text."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text.split("+") if "+" in text else text

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,14 @@ from torch import Tensor, nn
 
 from integrations._common.compiling import compiled_module
 from integrations._common.out_of_memory import add_note, tell_by
-from integrations._fits.optimizers import OPTIMIZERS, nbytes
+from integrations._fits.found import bytes_of_tensors, kept_like, optimizers_of, states_of
 from integrations._fits.run import fit
+from integrations._fits.trainings import Inputs
 from integrations._planning.budget import Budget, bytes_of
 from integrations._torch import tree_map_only
 from integrations.attach import compression
+from integrations.forecast.dtypes import Precision
+from integrations.losses.head import why_unchunked
 from integrations.report.words import format_bytes
 
 _WAYS = ("plain", "chunked", "lean", "checkpoint")
@@ -56,18 +58,22 @@ def explain_oom(model: nn.Module, memory: Budget | None = None) -> Iterator[None
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; give the model that is trained")
     limit = None if memory is None else bytes_of(memory, 0, "memory")
-    last: dict[str, Any] = {"args": (), "kwargs": {}}
+    last = _Forward()
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        last["args"], last["kwargs"] = tree_map_only(Tensor, _outline, (args, kwargs))
+        nonlocal last
+        kind = _device_of(model).type
+        on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        autocast = torch.get_autocast_dtype(kind) if on else None
+        given, named = tree_map_only(Tensor, _outline, (args, kwargs))
+        last = _Forward(given, named, autocast)
 
     hook = model.register_forward_pre_hook(note, with_kwargs=True)
     try:
         yield
     except BaseException as error:
         hook.remove()
-        inputs = tree_map_only(_Outline, _Outline.tensor, (last["args"], last["kwargs"]))
-        add_note(error, lambda: f"{_told(model)}\n{_told_what_fits(model, inputs[0], inputs[1], limit)}")
+        add_note(error, lambda: f"{_told(model)}\n{_told_what_fits(model, last, limit)}")
         raise
     finally:
         hook.remove()
@@ -87,6 +93,25 @@ class _Outline:
         return torch.zeros(self.shape, dtype=self.dtype)
 
 
+@dataclass(frozen=True)
+class _Forward:
+    """What is left of a forward.
+
+    Attributes:
+        args, kwargs: its inputs, of whose tensors there are outlines.
+        autocast: the dtype of the autocast around it; ``None`` without one.
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    autocast: torch.dtype | None = None
+
+    @property
+    def inputs(self) -> Inputs:
+        """The inputs, as ``fit`` takes them."""
+        return Inputs(*tree_map_only(_Outline, _Outline.tensor, (self.args, dict(self.kwargs))))
+
+
 def _outline(tensor: Tensor) -> _Outline:
     return _Outline(tuple(tensor.shape), tensor.dtype)
 
@@ -99,14 +124,13 @@ def told(model: nn.Module) -> str:
 def _told(model: nn.Module) -> str:
     """Where a model's bytes are, in words."""
     model = compiled_module(model)
-    optimizer = _optimizer_of(model)
     parts = {
-        "weights": _sum((*model.parameters(), *model.buffers())),
-        "gradients": _sum(one.grad for one in model.parameters()),
-        "optimizer states": 0 if optimizer is None else _sum(_states(optimizer)),
+        "weights": bytes_of_tensors((*model.parameters(), *model.buffers())),
+        "gradients": bytes_of_tensors(one.grad for one in model.parameters()),
+        "optimizer states": bytes_of_tensors(states_of(optimizers_of(model))),
     }
     told = ", ".join(f"{name} {format_bytes(count)}" for name, count in parts.items())
-    return f"There were, of {type(model).__name__}: {told}{_waiting(model)}{_device_of(model)}."
+    return f"There were, of {type(model).__name__}: {told}{_waiting(model)}{_device_in_words(_device_of(model))}."
 
 
 def _waiting(model: nn.Module) -> str:
@@ -122,8 +146,11 @@ def _waiting(model: nn.Module) -> str:
     return f", stored for backward {format_bytes(sum(by_module.values()))}" + (f" ({most}, ...)" if most else "")
 
 
-def _device_of(model: nn.Module) -> str:
-    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+def _device_of(model: nn.Module) -> torch.device:
+    return next((one.device for one in model.parameters()), torch.device("cpu"))
+
+
+def _device_in_words(device: torch.device) -> str:
     if device.type != "cuda":
         return ""
     free, whole = torch.cuda.mem_get_info(device)
@@ -135,7 +162,7 @@ def _device_of(model: nn.Module) -> str:
 
 def _memory_of(model: nn.Module) -> int | None:
     """Bytes of the model's device; ``None`` if they cannot be told."""
-    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+    device = _device_of(model)
     if device.type == "cuda":
         whole: int = torch.cuda.mem_get_info(device)[1]
         return whole
@@ -144,18 +171,17 @@ def _memory_of(model: nn.Module) -> int | None:
     return int(_MEMINFO.read_text().split("MemTotal:")[1].split()[0]) << 10
 
 
-def _told_what_fits(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], limit: int | None) -> str:
+def _told_what_fits(model: nn.Module, forward: _Forward, limit: int | None) -> str:
     """The cheapest change that would have fitted into ``limit`` bytes, in words. An error that says so already is not
     followed by another one."""
     model = compiled_module(model)
-    optimizer, memory = _optimizer_of(model), _memory_of(model) if limit is None else limit
-    if memory is None or not (args or kwargs):
+    memory = _memory_of(model) if limit is None else limit
+    if memory is None or not (forward.args or forward.kwargs):
         return f"The inputs are not known here: {_ASK}."
-    name = "sgd" if optimizer is None else type(optimizer).__name__.lower()
-    name = name if name in OPTIMIZERS else "sgd"
+    name, precision = kept_like(optimizers_of(model)), Precision(None, forward.autocast)
+    ways = [way for way in _WAYS if way != "chunked" or not why_unchunked(model)]
     try:
-        inputs = dict(kwargs) if kwargs and not args else args
-        found = fit(model, inputs, memory=memory, optimizer=name, ways=_WAYS, grow=False)
+        found = fit(model, forward.inputs, memory=memory, optimizer=name, dtype=precision, ways=ways, grow=False)
     except Exception as error:  # whatever it is, the error that memory ran out is to be seen
         first = (str(error).splitlines() or [""])[0]
         return f"What would have fitted is not known ({type(error).__name__}: {first:.200}): {_ASK}."
@@ -170,26 +196,6 @@ def _told_what_fits(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
         f"The training takes {said}; of what was tried, {found.best.name} takes the least, "
         f"{format_bytes(found.best.peak)}: take a smaller batch, or {_ASK}."
     )
-
-
-def _optimizer_of(model: nn.Module) -> torch.optim.Optimizer | None:
-    """The optimizer that trains a model. It is looked for among all objects, once memory has run out."""
-    own = set(map(id, model.parameters()))
-    for found in gc.get_objects():
-        if issubclass(type(found), torch.optim.Optimizer) and own & {
-            id(one) for group in found.param_groups for one in group["params"]
-        }:
-            return found  # type: ignore[no-any-return]
-    return None
-
-
-def _states(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
-    for state in optimizer.state.values():
-        yield from state.values() if isinstance(state, dict) else ()
-
-
-def _sum(tensors: Any) -> int:
-    return sum(nbytes(one) for one in tensors if isinstance(one, Tensor))
 
 
 tell_by(told)

@@ -89,12 +89,19 @@ class Profile:
             gradients=round(self.gradients + times * (other.gradients - self.gradients)),
         )
 
-    def shared(self, ranks: int) -> Profile:
-        """The profile on one of several ranks that share the gradients."""
+    def shared(self, ranks: int, unreduced: int) -> Profile:
+        """The profile on one of several ranks that share the gradients.
+
+        Args:
+            ranks: how many.
+            unreduced: bytes of gradients that are whole at the most, until they are added up over the ranks.
+        """
         if ranks == 1:
             return self
         parts = self.parts.clone()
-        parts[2] /= ranks
+        whole = parts[2].clamp(max=unreduced)
+        parts[2] = (parts[2] - whole) / ranks
+        parts[3] += whole
         return replace(self, parts=parts, gradients=-(-self.gradients // ranks))
 
     def scaled(self, factor: float) -> Profile:

@@ -19,7 +19,7 @@ from integrations._step.capturing.capture import capture
 from integrations._step.costs.modelled import by
 from integrations._step.costs.rates import constant
 from integrations.forecast.checkpoints import checkpoint, checkpoints
-from integrations.losses.head import ChunkedHead, chunk_logits, head_of
+from integrations.losses.head import chunk_logits, head_of, why_unchunked
 from integrations.rules.levels import LEVELS
 
 _FEW = 2  # layers of the model from which the whole one's step is continued, and one more
@@ -128,10 +128,7 @@ class Profiles:
     def _why_unchunked(self) -> str:
         if self.training.loss is not None:
             return "the loss is computed outside of the model"
-        try:
-            return ChunkedHead.refuses(head_of(self.training.model))
-        except ValueError:
-            return "the model does not say what makes its logits"
+        return why_unchunked(self.training.model)
 
 
 def profile_of_choice(plan: Plan, choice: Choice) -> Profile:

@@ -119,6 +119,7 @@ def fit(
     tried = list(Tries(profiles, room, inputs, error).all(ways))
     best = _best(tried)
     growing = _growing(tried, best)
+    longest = _largest(training, profiles, room, inputs, growing, "tokens") if grow else None
     return Fit(
         model=training.name,
         memory=given,
@@ -132,9 +133,9 @@ def fit(
         batch=training.batch,
         tokens=training.tokens,
         largest_batch=_largest(training, profiles, room, inputs, growing, "batch") if grow else None,
-        longest=_largest(training, profiles, room, inputs, growing, "tokens") if grow else None,
+        longest=longest,
         grown=growing.way.name if grow else "",
-        notes=_notes(chosen.note, ranks, grow and growing.kind == PLANNED),
+        notes=_notes(chosen.note, ranks, grow and growing.kind == PLANNED, training.positions, longest),
     )
 
 
@@ -164,7 +165,7 @@ def _largest(training: Training, profiles: Profiles, room: Room, inputs: int, tr
     return largest(size, inputs, room, tried.profile, None if tried.kind == PLANNED else at, axis == "batch")
 
 
-def _notes(optimizer: str, ranks: int, scaled: bool) -> tuple[str, ...]:
+def _notes(optimizer: str, ranks: int, scaled: bool, positions: int | None, longest: int | None) -> tuple[str, ...]:
     found = [f"Not counted: CUDA's context, fragmentation, workspaces. {optimizer}".strip()]
     if ranks > 1:
         found.append("FSDP2 is taken to shard each layer and the rest, and to gather two layers at once.")
@@ -172,6 +173,8 @@ def _notes(optimizer: str, ranks: int, scaled: bool) -> tuple[str, ...]:
         found.append(
             "Larger inputs are judged by the same plan, whose bytes grow with them; planned for, more may fit."
         )
+    if positions is not None and longest is not None and longest > positions:
+        found.append(f"The model has positions for {positions:,} tokens.")
     return tuple(found)
 
 

@@ -23,6 +23,8 @@ class Standing:
         states: bytes of the optimizer's states.
         step: bytes that the optimizer's step takes for a moment.
         gathered: bytes of the units that FSDP2 has gathered at once; 0 on one rank.
+        unreduced: bytes of the gradients that FSDP2 holds whole at the most, before it adds them up over the ranks: of
+            one layer, and of the rest of the model, whose last ones backward makes at its end.
     """
 
     parameters: int
@@ -32,6 +34,7 @@ class Standing:
     states: int
     step: int
     gathered: int = 0
+    unreduced: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -44,7 +47,7 @@ def standing_of(model: nn.Module, optimizer: Optimizer, together: bool, ranks: i
 
     On several ranks, each has its part of weights, gradients and states. Of the layers that are alike, which are taken
     to be FSDP2's units, two are whole at once, one in use and the next; the rest of the model is one more unit, which
-    stays whole from forward to backward.
+    stays whole from forward to backward. A unit's gradients are whole until all of them are there.
 
     Args:
         model: the model, of any device.
@@ -55,15 +58,13 @@ def standing_of(model: nn.Module, optimizer: Optimizer, together: bool, ranks: i
     """
     parameters = list(model.parameters())
     trained = [one for one in parameters if one.requires_grad]
-    gathered = 0
+    gathered = unreduced = 0
     if ranks > 1:
-        unit = 0
-        if blocks is not None:
-            layers = model.get_submodule(blocks.path)
-            unit = sum(map(nbytes, layers.parameters())) // blocks.size
-        whole = sum(map(nbytes, parameters))
-        rest = whole - (0 if blocks is None else unit * blocks.size)
-        gathered = rest + min(2 * unit, whole - rest)
+        layers = [] if blocks is None else list(model.get_submodule(blocks.path).parameters())
+        count = 1 if blocks is None else blocks.size
+        of_layers, trained_there = sum(map(nbytes, layers)), sum(nbytes(one) for one in layers if one.requires_grad)
+        gathered = sum(map(nbytes, parameters)) - of_layers + min(2, count) * of_layers // count
+        unreduced = sum(map(nbytes, trained)) - trained_there + trained_there // count
 
     def shared(count: int) -> int:
         return math.ceil(count / ranks)
@@ -76,4 +77,5 @@ def standing_of(model: nn.Module, optimizer: Optimizer, together: bool, ranks: i
         states=shared(optimizer.states(trained)),
         step=shared(optimizer.temporaries(trained, together)),
         gathered=gathered,
+        unreduced=unreduced,
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,14 @@ from integrations.forecast import hf
 from integrations.forecast.dtypes import Precision
 
 _BATCH, _TOKENS = 1, 512
-_IDS = "input_ids"
+_IDS, _LABELS = "input_ids", "labels"
+
+
+class Inputs(NamedTuple):
+    """The inputs of a forward, by position and by name."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,12 @@ class Training:
         """The length of the sequences; ``None`` for inputs that are none."""
         ids = self.kwargs.get(_IDS)
         return ids.shape[1] if isinstance(ids, Tensor) and ids.dim() == 2 else None
+
+    @property
+    def positions(self) -> int | None:
+        """How many tokens the model's configuration has positions for; ``None`` if it does not say so."""
+        found = getattr(getattr(self.model, "config", None), "max_position_embeddings", None)
+        return found if isinstance(found, int) and found > 0 else None
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -142,6 +156,8 @@ def _configuration(model: Any) -> Any:
 
 
 def _inputs(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(sample, Inputs):
+        return tuple(map(_input, sample.args)), {name: _input(value) for name, value in sample.kwargs.items()}
     if isinstance(sample, Mapping):
         return (), {name: _input(value) for name, value in sample.items()}
     args = sample if isinstance(sample, tuple | list) else (sample,)
@@ -155,14 +171,20 @@ def _input(value: Any) -> Any:
 
 
 def _require_labels(training: Training) -> None:
-    if training.loss is not None or _IDS not in training.kwargs or "labels" in training.kwargs:
+    model = training.model
+    heads = getattr(model, "get_output_embeddings", None)
+    if training.loss is not None or not callable(heads) or not isinstance(heads(), nn.Module):
         return
-    heads = getattr(training.model, "get_output_embeddings", None)
-    if callable(heads) and isinstance(heads(), nn.Module):
-        raise ValueError(
-            f"sample must have labels, with which {training.name} computes its loss, got {', '.join(training.kwargs)}; "
-            "add labels=, as in {'input_ids': ids, 'labels': ids}, or give loss=, a function of the output"
-        )
+    known = inspect.signature(model.forward)
+    if _LABELS not in known.parameters:
+        return
+    with suppress(TypeError):  # the forward says what is wrong with its arguments
+        given = known.bind(*training.args, **training.kwargs).arguments
+        if given.get(_LABELS) is None:
+            raise ValueError(
+                f"sample must have labels, with which {training.name} computes its loss, got {', '.join(given)}; "
+                "add labels=, as in {'input_ids': ids, 'labels': ids}, or give loss=, a function of the output"
+            )
 
 
 def _without_elements(model: nn.Module) -> nn.Module:

@@ -53,9 +53,8 @@ class Room:
     def peak(self, profile: Profile, inputs: int) -> tuple[Moment, int, bool]:
         """The highest moment of a training with such steps, all its bytes then, and whether it is in the optimizer's
         step."""
-        profile = profile.shared(self.ranks)
-        moment = profile.peak(self.fresh)
         standing = self.standing
+        moment = profile.shared(self.ranks, standing.unreduced).peak(self.fresh)
         step = standing.weights + standing.states + standing.gradients + standing.step + inputs
         total = standing.nbytes + moment.nbytes + inputs
         if step > total:

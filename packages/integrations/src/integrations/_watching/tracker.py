@@ -151,6 +151,8 @@ class CallTracker(Calls, TorchFunctionMode):
 
     def _meet(self, argument: Tensor) -> None:
         """Marks an argument that no call of this forward made."""
+        if _waits(argument):
+            return
         own = storage_of(argument)
         for storage in storages_of(argument) if own is None else (own,):
             if storage not in self.born:
@@ -162,6 +164,8 @@ class CallTracker(Calls, TorchFunctionMode):
         for argument in call.arguments:
             if type(argument) is nn.Parameter:
                 self._meet(argument)
+        if _waits(output):
+            return
         for storage in storages_of(output):
             if storage not in self.foreign:
                 self.born.add(storage)
@@ -170,6 +174,11 @@ class CallTracker(Calls, TorchFunctionMode):
         for argument in arguments:
             if (storage := storage_of(argument)) is not None:
                 self.exposed.add(storage)
+
+
+def _waits(tensor: Tensor) -> bool:
+    """Whether a tensor has no memory before somebody asks for it, as the logits of a loss in chunks."""
+    return bool(getattr(tensor, "waits", False))
 
 
 def opened(composite: Any) -> FunctionType:

@@ -34,12 +34,14 @@ class Precision:
 
 
 def precision_of(dtype: object) -> Precision:
-    """The precision of an argument ``dtype``: a name of ``NAMES``, a ``torch.dtype``, or ``None``.
+    """The precision of an argument ``dtype``: a name of ``NAMES``, a ``torch.dtype``, ``None``, or a precision itself.
 
     Raises:
         TypeError: it is none of these.
         ValueError: it is another name or dtype.
     """
+    if isinstance(dtype, Precision):
+        return dtype
     if dtype is None:
         return Precision(None, None)
     if not isinstance(dtype, str | torch.dtype):

@@ -15,6 +15,7 @@ from integrations._calls.tensors import tensors_in
 from integrations._step.capturing.loss import Loss
 from integrations._step.capturing.reach import Reach
 from integrations._step.dispatch import indices
+from integrations._step.dispatch.fakes import Fakes
 from integrations._step.dispatch.operators import traits_of
 from integrations._storing.storage import Storages
 from integrations._torch import (
@@ -89,7 +90,7 @@ def forecast(
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     require_loss(loss)
     where = forecast_device(device)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = Fakes()
     wanted = resolve_level(level, options)
     given = {**options, **mean_bits(wanted)}
     fake = _without_elements(model, mode, where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from integrations.losses._operator import autocast_of
 
 
 @dataclass(eq=False)
@@ -34,11 +37,12 @@ class Source:
     in_chunks: Callable[[int], None]
     answered: bool = field(default=False, init=False)
     """Whether a loss was computed without the logits, which then get no gradient."""
+    derived: list[weakref.ref[Derived]] = field(default_factory=list, init=False, repr=False)
+    """What was derived from the outputs before they were computed."""
     _logits: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        kind = self.hidden.device.type
-        self._autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        self._autocast = autocast_of(self.hidden)
         self._given = self.parameters()
         self._versions = [tensor._version for tensor in (self.hidden, *self._given)]
 
@@ -59,6 +63,10 @@ class Source:
             # Even if they are only looked at now: they may be differentiated later.
             with self.computing(), torch.enable_grad():
                 self._logits = self.layer(self.hidden)
+            # They may be written to from now on, which a copy that was made before must not see.
+            for one in self.derived:
+                if (alive := one()) is not None:
+                    alive.logits()
         return self._logits
 
     @contextmanager
@@ -69,9 +77,12 @@ class Source:
             RuntimeError: the layer would compute something else now.
         """
         self._require_unchanged()
-        enabled, dtype = self._autocast
+        if self.hidden.device.type == "meta":  # which has no autocast
+            yield
+            return
         # Without autocast's cache, whose casts belong to a block that is over.
-        with torch.autocast(self.hidden.device.type, dtype, enabled, cache_enabled=False):
+        enabled = self._autocast is not None
+        with torch.autocast(self.hidden.device.type, self._autocast, enabled, cache_enabled=False):
             yield
 
     def _require_unchanged(self) -> None:
@@ -91,7 +102,7 @@ class Source:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Derived:
     """What was done to a layer's outputs.
 
@@ -99,31 +110,49 @@ class Derived:
         source: the layer's call.
         hidden: (..., features), the layer's input, with its rows cut and reshaped as those of the outputs were.
         dtype: the dtype that the outputs have now.
-        steps: what was done, to be applied to the outputs themselves.
         scale, cap: the values now are ``scale * outputs``, or ``cap * tanh(scale / cap * outputs)`` if ``cap`` is not
             0.
+        before: what it was derived from in one step; ``None`` for the outputs themselves.
+        step: what is applied to the values of ``before``.
+        differentiable: whether it was derived with gradients on.
     """
 
     source: Source
     hidden: Tensor
     dtype: torch.dtype
-    steps: tuple[Callable[[Tensor], Tensor], ...] = ()
     scale: float = 1.0
     cap: float = 0.0
+    before: Derived | None = None
+    step: Callable[[Tensor], Tensor] | None = None
+    differentiable: bool = True
+    _made: Tensor | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.source.derived.append(weakref.ref(self))
 
     @property
     def shape(self) -> torch.Size:
         """The shape of the outputs now."""
         return torch.Size((*self.hidden.shape[:-1], self.source.classes))
 
+    @property
+    def made(self) -> bool:
+        """Whether the outputs as they are now were computed."""
+        return self._made is not None
+
     def then(self, step: Callable[[Tensor], Tensor], **changes: Any) -> Derived:
         """The outputs after one more step."""
-        return replace(self, steps=(*self.steps, step), **changes)
+        differentiable = self.differentiable and torch.is_grad_enabled()
+        return replace(self, before=self, step=step, differentiable=differentiable, **changes)
 
     def logits(self) -> Tensor:
-        """The outputs themselves after all steps, with their history."""
-        made = self.source.logits()
-        with torch.enable_grad():
-            for step in self.steps:
-                made = step(made)
-        return made
+        """The outputs themselves after all steps, with their history. Each call returns the same tensor, and what is a
+        view of what is one of these, too."""
+        made = self.source.logits()  # which may call this
+        if self._made is None:
+            if self.before is not None and self.step is not None:
+                with torch.set_grad_enabled(self.differentiable):
+                    made = self.step(self.before.logits())
+            self._made = made
+            self.before = self.step = None  # whose values may be let go
+        return self._made

@@ -20,6 +20,7 @@ from integrations.losses._chunks import rows_of_chunk
 from integrations.losses._derived import Derived
 from integrations.losses._layers import layer_cross_entropy
 from integrations.losses._linear import linear_cross_entropy
+from integrations.losses._operator import autocast_of
 
 Rule = Callable[..., Any]
 
@@ -127,8 +128,7 @@ def _cast(dtype: torch.dtype, logits: Derived) -> Any:
 def _to(logits: Derived, *args: Any, **kwargs: Any) -> Any:
     if kwargs.keys() - {"dtype", "device", "non_blocking"}:
         return NotImplemented
-    dtype = kwargs.get("dtype", logits.dtype)
-    device = kwargs.get("device", logits.hidden.device)
+    dtype, device = kwargs.get("dtype"), kwargs.get("device")
     for given in args:
         if isinstance(given, torch.dtype):
             dtype = given
@@ -136,11 +136,14 @@ def _to(logits: Derived, *args: Any, **kwargs: Any) -> Any:
             device = given
         elif isinstance(given, Tensor):
             dtype, device = given.dtype, given.device
-        else:
+        elif given is not None:
             return NotImplemented
-    if torch.device(device) != logits.hidden.device or not dtype.is_floating_point:
+    here = logits.hidden.device
+    # "cuda" is the device that a new tensor would be on.
+    if device is not None and torch.empty(0, device=device).device != here:
         return NotImplemented
-    return _cast(dtype, logits)
+    dtype = logits.dtype if dtype is None else dtype
+    return _cast(dtype, logits) if dtype.is_floating_point else NotImplemented
 
 
 # ---- scales and caps ----
@@ -195,15 +198,14 @@ def _cross_entropy(
     }
     if source.linear is None and reduction not in ("mean", "sum"):
         return NotImplemented
-    with source.computing():
+    with source.computing(), torch.set_grad_enabled(logits.differentiable and torch.is_grad_enabled()):
         if source.linear is not None:
             loss = linear_cross_entropy(hidden, source.linear[0], target, source.linear[1], **options)
         else:
             loss = layer_cross_entropy(hidden, source.layer, source.wanting, target, **options)
     source.in_chunks(options["rows"])
     source.answered = True
-    casts = torch.is_autocast_enabled(hidden.device.type)
-    return loss if casts else loss.to(logits.dtype)
+    return loss.to(logits.dtype) if autocast_of(hidden) is None else loss
 
 
 def _argmax(logits: Derived, dim: int | None = None) -> Any:

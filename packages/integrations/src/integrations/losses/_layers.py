@@ -40,6 +40,8 @@ def layer_cross_entropy(
         reduction: ``"mean"`` or ``"sum"``.
     """
     counted = labels != ignore_index
+    # Even of narrower weights: their sum is the divisor of the mean.
+    classes = None if class_weight is None else class_weight.detach().to(wide(hidden.dtype))
     options: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": "sum"}
 
     def summed(wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
@@ -55,8 +57,7 @@ def layer_cross_entropy(
                 logits = layer(some).to(loss.dtype) * scale
                 if softcap is not None:
                     logits = softcap * torch.tanh(logits / softcap)
-                weight = None if class_weight is None else class_weight.to(logits.dtype)
-                of_part = F.cross_entropy(logits, labels[part], weight, **options)
+                of_part = F.cross_entropy(logits, labels[part], classes, **options)
             del logits
             loss += of_part.detach()
             _add(sums, of_part, (some, *parameters), part)
@@ -64,7 +65,7 @@ def layer_cross_entropy(
 
     total = None
     if reduction == "mean":
-        weights = counted if class_weight is None else class_weight[labels.masked_fill(~counted, 0)] * counted
+        weights = counted if classes is None else classes[labels.masked_fill(~counted, 0)] * counted
         total = weights.sum().to(wide(hidden.dtype))
     return differentiated(summed, total, (hidden, *parameters))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from integrations._common.plain import has_elements
+from integrations._torch import peek_interpreter_stack
 from integrations.losses import _operator
 from integrations.losses._chunks import rows_of_chunk
 from integrations.losses._differentiated import differentiated
@@ -64,8 +65,13 @@ def linear_cross_entropy(
     Raises:
         TypeError: an argument is no tensor, or of an unsupported dtype.
         ValueError: shapes, devices or dtypes do not go together, a number is out of its range, or a label is no class.
-        NotImplementedError: it is differentiated twice.
+        NotImplementedError: it is differentiated twice, or called under ``torch.func``.
     """
+    if not torch.compiler.is_compiling() and peek_interpreter_stack() is not None:
+        raise NotImplementedError(
+            "linear_cross_entropy must not be called under torch.func or vmap, whose transformations it does not know: "
+            "use torch.nn.functional.cross_entropy of the logits there"
+        )
     _check_numbers(ignore_index, label_smoothing, scale, softcap, rows)
     _check(hidden, weight, labels, bias, class_weight, ignore_index)
     if reduction not in _REDUCTIONS:
@@ -115,6 +121,7 @@ def _computed_with(*tensors: Tensor | None) -> list[Tensor | None]:
 
 class LinearCrossEntropyLoss(nn.Module):
     """``linear_cross_entropy`` as a module; it has no parameters of its own, and its options are read at each call.
+    ``class_weight`` is a buffer, which moves with the module.
 
     ::
 
@@ -128,15 +135,18 @@ class LinearCrossEntropyLoss(nn.Module):
         TypeError: there is no such option.
     """
 
+    class_weight: Tensor | None
+
     def __init__(self, **options: Any) -> None:
         super().__init__()
         tensors = dict.fromkeys(("hidden", "weight", "labels"))
         inspect.signature(linear_cross_entropy).bind(**tensors, **options)
+        self.register_buffer("class_weight", options.pop("class_weight", None))
         self.options = options
 
     def forward(self, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None) -> Tensor:
         """The loss."""
-        return linear_cross_entropy(hidden, weight, labels, bias, **self.options)
+        return linear_cross_entropy(hidden, weight, labels, bias, class_weight=self.class_weight, **self.options)
 
     def extra_repr(self) -> str:
         """The options."""
@@ -145,9 +155,8 @@ class LinearCrossEntropyLoss(nn.Module):
 
 def _compute_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype of the products: autocast's if it is on, as for a linear layer."""
-    kind = tensor.device.type
-    casts = torch.is_autocast_enabled(kind) and tensor.dtype != torch.float64
-    return torch.get_autocast_dtype(kind) if casts else tensor.dtype
+    narrow = _operator.autocast_of(tensor)
+    return tensor.dtype if narrow is None or tensor.dtype == torch.float64 else narrow
 
 
 def _total(labels: Tensor, class_weight: Tensor | None, ignored: int, dtype: torch.dtype) -> Tensor:
@@ -186,6 +195,12 @@ def _check(
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise TypeError(f"{name} must be a tensor of floating point numbers, got {got}")
+        if hasattr(tensor, "full_tensor"):
+            raise TypeError(
+                f"{name} must be whole, got a {type(tensor).__name__}, which is distributed: compute the loss in the "
+                f"forward of the module that fully_shard was given, where its weights are whole, or give "
+                f"{name}.full_tensor()"
+            )
     if not isinstance(labels, Tensor) or labels.dtype not in (torch.int64, torch.int32):
         got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise TypeError(

@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.overrides import enable_reentrant_dispatch
 
 from integrations._common.warn import warn
 from integrations._step.graphs.sharding import is_of_unit
@@ -27,20 +28,25 @@ class Logits(Tensor):
     """Outputs of a linear layer, (..., classes), which are computed once more than their cross-entropy is wanted."""
 
     derived: Derived
-    _made: Tensor | None
 
     @staticmethod
     def __new__(cls, derived: Derived) -> Self:
         made: Self = make_wrapper_subclass(cls, derived.shape, dtype=derived.dtype, device=derived.hidden.device)
-        made.derived, made._made = derived, None
+        made.derived = derived
         return made
 
     @staticmethod
     def of(derived: Derived) -> Logits:
         """The logits with a history, so that code that does not know this class differentiates them, too."""
         source = derived.source
-        logits: Logits = _Made.apply(derived, source.hidden, *source.wanting)
+        with torch.set_grad_enabled(derived.differentiable and torch.is_grad_enabled()):
+            logits: Logits = _Made.apply(derived, source.hidden, *source.wanting)
         return logits
+
+    @property
+    def waits(self) -> bool:
+        """Whether nobody needed the elements yet, so that there is no memory of them."""
+        return not self.derived.source.made
 
     def whole(self, function: object) -> Tensor:
         """The logits themselves, with their history.
@@ -50,9 +56,7 @@ class Logits(Tensor):
         """
         asked = getattr(function, "__self__", None) if isinstance(function, MethodWrapperType) else function
         self.derived.source.made_whole(getattr(asked, "__name__", str(asked)))
-        if self._made is None:
-            self._made = self.derived.logits()
-        return self._made
+        return self.derived.logits()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Logits(shape={tuple(self.shape)}, dtype={self.dtype}, not computed yet)"
@@ -73,7 +77,7 @@ class Logits(Tensor):
                 if done is not NotImplemented:
                     return done
             # A hook, and the gradient that it got, belong to the tensor on which it was registered.
-            listened = isinstance(first, Logits) and first._made is not None and function in deriving.OF_GRADIENT
+            listened = isinstance(first, Logits) and first.derived.made and function in deriving.OF_GRADIENT
             if function in deriving.METADATA and not listened:
                 return function(*args, **kwargs)
             return _of_whole(function, args, kwargs)
@@ -95,7 +99,9 @@ class Logits(Tensor):
         """An operator that C++ or a ``Function`` calls on these logits, below autograd."""
 
         def values(logits: Logits) -> Tensor:
-            return logits.whole(function).detach()
+            # Otherwise nothing that is computed here would have a history, and others may differentiate the logits.
+            with enable_reentrant_dispatch():
+                return logits.whole(function).detach()
 
         args, kwargs = tree_map_only(Logits, values, (args, dict(kwargs or {})))
         return function(*args, **kwargs)

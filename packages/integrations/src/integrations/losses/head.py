@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import MethodType
@@ -17,12 +18,14 @@ from integrations._step.graphs.sharding import is_unit
 from integrations._torch import in_forward_mode, peek_interpreter_stack
 from integrations.losses._derived import Derived, Source
 from integrations.losses._logits import Logits
+from integrations.losses._operator import autocast_of
 
 
 class ChunkedHead(ForwardWrapper):
     """Replaces the ``forward`` of a linear layer. In training its outputs are ``Logits``.
 
-    In ``eval()``, without gradients, in compiled code and under ``torch.func`` they are tensors as before.
+    In ``eval()``, without gradients, in compiled code, under ``torch.func`` and in replicas of ``nn.DataParallel`` they
+    are tensors as before.
     """
 
     what: ClassVar[str] = "chunked"
@@ -45,6 +48,9 @@ class ChunkedHead(ForwardWrapper):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module: Any = self.model
+        copy = None if torch.compiler.is_compiling() else self.shallow_copy(sys._getframe())
+        if copy is not None:  # with parameters of its own, of which this object knows nothing
+            return type(copy).forward(copy, *args, **kwargs)
         if not self._defers(module, args, kwargs):
             return self.forward(*args, **kwargs)
         self.rows = self.made_for = None
@@ -88,14 +94,13 @@ class ChunkedHead(ForwardWrapper):
     @staticmethod
     def _is_plain(linear: tuple[Tensor, Tensor | None], hidden: Tensor) -> bool:
         """Whether weight and bias can be multiplied with the input as they are, or as autocast casts them."""
-        casts = torch.is_autocast_enabled(hidden.device.type)
+        casts = autocast_of(hidden) is not None
         return all(x is None or (type(x) in PLAIN and (casts or x.dtype == hidden.dtype)) for x in linear)
 
     @staticmethod
     def _dtype(hidden: Tensor) -> torch.dtype:
-        kind = hidden.device.type
-        casts = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
-        return torch.get_autocast_dtype(kind) if casts else hidden.dtype
+        narrow = autocast_of(hidden)
+        return hidden.dtype if narrow is None or hidden.dtype == torch.float64 else narrow
 
     @staticmethod
     def in_words(heads: Sequence[ChunkedHead]) -> str:
@@ -157,6 +162,14 @@ def head_of(model: nn.Module, head: str | None = None) -> nn.Module:
             "layer, as in loss={'head': 'lm_head'}"
         )
     return found
+
+
+def why_unchunked(model: nn.Module) -> str:
+    """Why the loss of a model's own logits cannot be computed in chunks; empty if it can."""
+    try:
+        return ChunkedHead.refuses(head_of(model))
+    except ValueError:
+        return "the model does not say what makes its logits"
 
 
 def chunk_logits(head: nn.Module) -> None:

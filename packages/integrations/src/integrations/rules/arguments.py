@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from threading import Thread
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 from actcore import BitMask, Narrow
-from integrations._torch import DisableTorchFunction
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,18 @@ def _cast(value: float, dtype: torch.dtype) -> float:
 @cache
 def _clamp_passes_at_bounds() -> bool:
     """Whether clamp's gradient passes at its bounds. Versions of torch differ."""
-    # No session's hooks are to see this.
-    hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)
-    with DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad(), hooks:
+    found: list[bool] = []
+
+    def look() -> None:
         x = torch.zeros(1, requires_grad=True)
         [gradient] = torch.autograd.grad(x.clamp(max=0.0).sum(), x)
-    return bool(gradient)
+        found.append(bool(gradient))
+
+    # Hooks of a session, and modes such as that of tensors without elements, are those of a thread.
+    thread = Thread(target=look)
+    thread.start()
+    thread.join()
+    return found[0]
 
 
 def _clamp(low: Any, high: Any) -> Interval | None:

@@ -23,6 +23,7 @@ from integrations._step.capturing.stand_ins import StandIns, with_stand_ins
 from integrations._step.costs.modelled import Costs, modelled
 from integrations._step.costs.workspaces import measured
 from integrations._step.dispatch.casts import fresh_casts
+from integrations._step.dispatch.fakes import Fakes
 from integrations._step.dispatch.indices import keeps_elements
 from integrations._step.dispatch.memory import allocated_for_elements, is_plain
 from integrations._step.graphs.fingerprint import fingerprint
@@ -206,7 +207,7 @@ class _Loss(Function):
 
 def _captured(trial: _Trial, fake: bool) -> _Recorded:
     model, args, kwargs, hooks, loss, holds = trial
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    mode = Fakes() if fake else None
     device = _device_of(model, args, kwargs)
     whole = whole_parameters(model)
     written = set(map(id, (*model.buffers(), *tensors_in((args, kwargs)))))
