@@ -54,7 +54,7 @@ def hooks_of(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
     if DYNAMO in sys.modules:
         _ask_for_all()
     outer: Session | None = getattr(_here, "session", None)
-    packing = None if outer is None else outer.packing
+    packing = getattr(outer, "packing", None)  # one that was left before this one has none any more
     try:
         _here.session = session
         native.enter(session.packing)
