@@ -1,6 +1,7 @@
 """Threads that train at once: copies, one shared model, levels of their own, blocks, and backwards elsewhere."""
 
 import copy
+import sys
 import threading
 
 import pytest
@@ -85,6 +86,18 @@ def test_forwards_of_one_model_are_those_of_one_thread_in_some_order(level):
         assert len(same) == 1
         del pairs[same[0]]
     assert integrations.compression(shared).sessions == {}
+
+
+def test_forwards_of_one_model_are_measured_at_once():
+    """A thread whose forward drops another's measurement may do so at any moment of that."""
+    model = integrations.compress_model(mlp(), "L2", adapt_interval=1)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        at_once(lambda number: [model(X).square().mean().backward() for _ in range(40)])
+    finally:
+        sys.setswitchinterval(before)
+    assert integrations.compression(model).step == 40 * THREADS
 
 
 def test_a_graph_goes_to_another_thread():
