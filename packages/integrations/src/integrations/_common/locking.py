@@ -7,16 +7,14 @@ from typing import Any
 
 
 class OwnLock:
-    """A reentrant lock, to be used in ``with``. A copy of its owner, pickled or not, gets a lock of its own."""
+    """A reentrant lock. A copy of its owner, pickled or not, gets a lock of its own.
+
+    Attributes:
+        held: the lock, to be used in ``with``. Both ends of that block are C's, so that no interrupt leaves it locked.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
+        self.held = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OwnLock, ()

@@ -201,7 +201,7 @@ class Recomputing:
             ValueError: no plan keeps to what was asked for; the message names the least that can be had.
         """
         self._attempts.start()
-        with self._lock:  # only one thread plans
+        with self._lock.held:  # only one thread plans
             if self.plans is None or (bits is not self._bits and not isinstance(self.asked, Plan)):
                 self.plans, self._bits = self._planned(model, level, args, kwargs, bits), bits
                 if self.plans is None:

@@ -90,7 +90,7 @@ class Plans:
         """
         inputs, (trained, standing) = Signature.of(args, kwargs), _elements(model)
         self._attempts.start()
-        with self._lock:
+        with self._lock.held:
             plan, mismatch = self._plan_of(inputs), self._mismatches.get(inputs, _Mismatches())
             if plan is None and self._shapes == "refuse":
                 raise ValueError(
@@ -147,7 +147,7 @@ class Plans:
         """Notes a forward that its plan is not for. That tells nothing of the plan if the plan was made for other
         inputs."""
         plan, inputs = followed.plan, followed.inputs
-        with self._lock:
+        with self._lock.held:
             again = self._note(plan, inputs)
         if again is not None:
             after = "; the next forward with such inputs is preceded by another capture" if again else ""
