@@ -54,21 +54,36 @@ def stood_in(model: nn.Module, stand_ins: StandIns, given: Iterable[Any]) -> Ite
     """A block in which stand-ins replace the tensors that the model's forward can get at. Afterwards gradients,
     generators and what ``Reach`` finds are as they were. ``given`` is what the forward is called with, beside tensors.
     The precision of a Q-layer learns nothing from forwards in the block."""
-    reach = Reach(model, given)
-    with ExitStack() as undo:
-        undo.callback(random_states())
-        for module in reach.modules:
-            for parameter in module.parameters(recurse=False):
-                undo.callback(setattr, parameter, "grad", parameter.grad)
+    reach, restore_random = Reach(model, given), random_states()
+    parameters = [parameter for module in reach.modules for parameter in module.parameters(recurse=False)]
+    gradients = [parameter.grad for parameter in parameters]
+
+    def put_back() -> None:
+        with ExitStack() as undo:
+            undo.callback(restore_random)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                undo.callback(setattr, parameter, "grad", gradient)
+            undo.callback(reach.restore)
+
+    try:
+        with ExitStack() as unwatched:
+            for parameter in parameters:
                 parameter.grad = None
-        undo.callback(reach.restore)
-        for module in reach.modules:
-            for value in list(vars(module).values()):
-                # Asked of the class: a user's object may answer to any name.
-                if getattr(type(value), "unwatched", None) is not None:
-                    undo.enter_context(value.unwatched())
-        own = {id(tensor) for module in reach.modules for tensor in (*module.parameters(False), *module.buffers(False))}
-        for tensor, put in reach.tensors():
-            if id(tensor) in own or is_plain(tensor):
-                put(stand_ins.of(tensor))
-        yield
+            for module in reach.modules:
+                for value in list(vars(module).values()):
+                    # Asked of the class: a user's object may answer to any name.
+                    if getattr(type(value), "unwatched", None) is not None:
+                        unwatched.enter_context(value.unwatched())
+            own = {
+                id(tensor) for module in reach.modules for tensor in (*module.parameters(False), *module.buffers(False))
+            }
+            for tensor, put in reach.tensors():
+                if id(tensor) in own or is_plain(tensor):
+                    put(stand_ins.of(tensor))
+            yield
+    finally:
+        try:
+            put_back()
+        except BaseException:  # an interrupt, say, which would leave stand-ins in the model
+            put_back()
+            raise

@@ -1,0 +1,82 @@
+"""Interrupts while a plan is made, at each place of what has to be undone then."""
+
+import contextlib
+import threading
+
+import torch
+from torch import nn
+
+from integrations._common.locking import OwnLock
+from integrations._step.capturing.stand_ins import StandIns, stood_in
+
+from .faults import AtCall
+
+
+class Remembering(nn.Module):
+    """A forward of it changes what it holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        self.seen, self.ordered, self.known = ["before"], {"first": 1, "second": 2}, {"before"}
+        self.register_forward_hook(lambda *given: None)
+        for parameter in self.parameters():
+            parameter.grad = torch.ones_like(parameter)
+
+    def change(self):
+        self.seen.append(torch.ones(1))
+        self.ordered["first"] = self.ordered.pop("first")
+        self.known.add("after")
+        self.layers[1].running_mean = torch.ones(4)
+        self._forward_hooks.clear()
+        torch.rand(1)
+
+    def state(self):
+        tensors = [(id(one), one.grad is not None) for one in (*self.parameters(), *self.buffers())]
+        return tensors, self.seen[:], list(self.ordered), sorted(self.known), len(self._forward_hooks)
+
+
+def trial(model, faults):
+    """A trial run, with faults while it is undone."""
+    try:
+        with stood_in(model, StandIns(lambda tensor: tensor.detach().clone()), ()):
+            model.change()
+            faults.__enter__()
+    finally:
+        faults.__exit__()
+
+
+def test_an_interrupt_while_a_trial_run_is_undone():
+    """The stand-ins do not stay, nor half of a list or of a dictionary."""
+    trial(Remembering(), counts := AtCall())
+    assert counts.seen
+    told = []
+    for place in range(1, counts.seen + 1):
+        model = Remembering()
+        before, drawn = model.state(), torch.get_rng_state()
+        injected = AtCall(place, KeyboardInterrupt())
+        with contextlib.suppress(KeyboardInterrupt):
+            trial(model, injected)
+        if model.state() != before or not torch.equal(torch.get_rng_state(), drawn):
+            told.append(f"{place} {injected.where}: {model.state()}")
+    assert told == []
+
+
+def test_an_interrupt_leaves_no_lock_to_other_threads():
+    def use(lock):
+        with lock.held:
+            lock.__reduce__()
+
+    def try_it(lock, free):
+        free.append(lock.held.acquire(blocking=False))
+
+    with AtCall() as counts:
+        use(OwnLock())
+    for place in range(1, counts.seen + 1):
+        lock, free = OwnLock(), []
+        with contextlib.suppress(KeyboardInterrupt), AtCall(place, KeyboardInterrupt()):
+            use(lock)
+        thread = threading.Thread(target=try_it, args=(lock, free))
+        thread.start()
+        thread.join()
+        assert free == [True]
