@@ -4,6 +4,7 @@ import gc
 
 import pytest
 import torch
+from torch import nn
 
 import integrations
 from integrations._runtime.compiled.hooks import _Inlineable, _pair
@@ -85,3 +86,19 @@ def test_hooks_of_levels_are_not_kept_without_end():
     gc.collect()
     kinds = [one for one in gc.get_objects() if isinstance(one, type) and issubclass(one, _Inlineable)]
     assert len(kinds) <= 1 + 2 * _pair.cache_info().maxsize  # the class itself, and of each pair two
+
+
+def test_models_of_many_levels_have_the_same_hooks_in_each_forward():
+    """Or each forward would make two modules, whose source torch keeps, and compile its regions anew."""
+    seen = []
+    layer = nn.Linear(8, 8)
+    layer.register_forward_hook(
+        lambda *given: seen.append(torch._C._autograd._top_saved_tensors_default_hooks(True)[0])
+    )
+    count = _pair.cache_info().maxsize + 1
+    models = [integrations.compress_model(nn.Sequential(layer), "L1", seed=seed) for seed in range(count)]
+    for _ in range(2):
+        for model in models:
+            model(torch.ones(2, 8))
+    assert all(one is other for one, other in zip(seen[:count], seen[count:], strict=True))
+    assert len(set(map(id, seen))) == count

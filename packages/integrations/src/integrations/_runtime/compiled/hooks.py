@@ -58,7 +58,7 @@ def hooks_of(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
     try:
         _here.session = session
         native.enter(session.packing)
-        yield _pair(level)
+        yield _held_by(session, level)
     finally:
         _here.session = outer  # first: once the call is over, an interrupt may come
         native.enter(packing)
@@ -89,6 +89,14 @@ def _start(given: Any) -> None:
 def _end(given: Any) -> None:
     while _settings:
         setattr(functorch_config(), HOOKS_FILTERING, _settings.pop())
+
+
+def _held_by(session: Session, level: Level) -> tuple[GraphModule, GraphModule]:
+    """The pair of a level. The specs hold it from one forward of a model to the next, however many levels there are."""
+    held = session.specs.hooks
+    if held is None or held[0] != level:
+        held = session.specs.hooks = level, _pair(level)
+    return held[1]
 
 
 @lru_cache(maxsize=16)  # a pair takes 30 KiB, and each block of a run may have a seed of its own
