@@ -6,7 +6,7 @@ import threading
 import torch
 from torch import nn
 
-from integrations._common.locking import OwnLock
+from integrations._common.locking import OwnLock, Users
 from integrations._step.capturing.stand_ins import StandIns, stood_in
 
 from .faults import AtCall
@@ -80,3 +80,33 @@ def test_an_interrupt_leaves_no_lock_to_other_threads():
         thread.start()
         thread.join()
         assert free == [True]
+
+
+def test_an_interrupt_leaves_nobody_waiting():
+    """Neither for a forward that is over, nor for one that was to be alone."""
+
+    def use(users):
+        here = users.enter()
+        try:
+            with users.alone():
+                pass
+        finally:
+            here.end()
+
+    def alone(users, done):
+        with users.alone():
+            users.enter().end()
+        done.append(True)
+
+    with AtCall() as counts:
+        use(Users())
+    for place in range(1, counts.seen + 1):
+        users, done = Users(), []
+        injected = AtCall(place, KeyboardInterrupt())
+        with contextlib.suppress(KeyboardInterrupt), injected:
+            use(users)
+        injected.error.__traceback__ = None
+        thread = threading.Thread(target=alone, args=(users, done), daemon=True)
+        thread.start()
+        thread.join(10)
+        assert done, injected.where
