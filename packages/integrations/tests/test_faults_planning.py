@@ -1,15 +1,20 @@
-"""Interrupts while a plan is made, at each place of what has to be undone then."""
+"""Interrupts at each place where a capture, or a trial run of a closure, is undone, and where threads wait."""
 
 import contextlib
 import threading
 
+import pytest
 import torch
 from torch import nn
 
+from integrations._adaptive.guard import trial
 from integrations._common.locking import OwnLock, Users
 from integrations._step.capturing.stand_ins import StandIns, stood_in
 
-from .faults import AtCall
+from .faults import AtCall, places
+
+# An interrupt in a destructor is Python's to swallow.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 class Remembering(nn.Module):
@@ -23,40 +28,49 @@ class Remembering(nn.Module):
         for parameter in self.parameters():
             parameter.grad = torch.ones_like(parameter)
 
-    def change(self):
+    def change(self, everything):
+        torch.rand(1)
+        self.layers[1].num_batches_tracked.add_(1)
+        if not everything:
+            return
         self.seen.append(torch.ones(1))
         self.ordered["first"] = self.ordered.pop("first")
         self.known.add("after")
         self.layers[1].running_mean = torch.ones(4)
         self._forward_hooks.clear()
-        torch.rand(1)
 
     def state(self):
-        tensors = [(id(one), one.grad is not None) for one in (*self.parameters(), *self.buffers())]
+        tensors = [(id(one), one.grad is not None, one.sum().item()) for one in (*self.parameters(), *self.buffers())]
         return tensors, self.seen[:], list(self.ordered), sorted(self.known), len(self._forward_hooks)
 
 
-def trial(model, faults):
-    """A trial run, with faults while it is undone."""
+def captured(model):
+    return stood_in(model, StandIns(lambda tensor: tensor.detach().clone()), ())
+
+
+def tried(model, block, faults):
+    """A trial run in a block, with faults while it is undone."""
     try:
-        with stood_in(model, StandIns(lambda tensor: tensor.detach().clone()), ()):
-            model.change()
+        with block(model):
+            model.change(block is captured)
             faults.__enter__()
     finally:
         faults.__exit__()
 
 
-def test_an_interrupt_while_a_trial_run_is_undone():
-    """The stand-ins do not stay, nor half of a list or of a dictionary."""
-    trial(Remembering(), counts := AtCall())
+@pytest.mark.parametrize("block", [captured, trial])
+def test_an_interrupt_while_a_trial_run_is_undone(block):
+    """Stand-ins do not stay, nor half of a list or of a dictionary, and gradients and buffers are there."""
+    tried(Remembering(), block, counts := AtCall())
     assert counts.seen
     told = []
-    for place in range(1, counts.seen + 1):
+    for place in places(counts.seen, 150):
+        torch.manual_seed(0)
         model = Remembering()
         before, drawn = model.state(), torch.get_rng_state()
         injected = AtCall(place, KeyboardInterrupt())
         with contextlib.suppress(KeyboardInterrupt):
-            trial(model, injected)
+            tried(model, block, injected)
         if model.state() != before or not torch.equal(torch.get_rng_state(), drawn):
             told.append(f"{place} {injected.where}: {model.state()}")
     assert told == []
