@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from integrations._common.locking import Users
 from integrations._common.warn import warn
 from integrations._handle.compression import Compression
 from integrations._planning.choice import Choice, mask_of
@@ -23,7 +24,7 @@ class _Given:
     rounds = False
 
     def __init__(self, plan, keeps):
-        self.plan, self.keeps, self.made = plan, keeps, None
+        self.plan, self.keeps, self.made, self.users = plan, keeps, None, Users()
 
     def following(self, model, level, args, kwargs, bits=None, compiled=False):
         followed = Followed(self.plan, self.plan.schedule, Signature.of(args, kwargs))

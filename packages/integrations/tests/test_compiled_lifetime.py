@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from torch import nn
 
 import integrations
 from integrations._runtime.compiled.hooks import _Inlineable, _pair
@@ -97,9 +98,9 @@ def test_hooks_stay_with_the_code_that_inlines_them():
     class Helped(torch.nn.Linear):  # as a library that compiles a part of its own
         def forward(self, x):
             inlined.append(weakref.ref(top_saved_tensors_default_hooks(True)[0]))
-            return helper(super().forward(x))
+            return helpers[0](super().forward(x))
 
-    helper = torch.compile(lambda x: torch.tanh(x).sin(), backend="aot_eager")
+    helpers = [torch.compile(lambda x: torch.tanh(x).sin(), backend="aot_eager")]
     model = Helped(64, 64)
     for seed in range(20):
         with integrations.compress(model, "L1", seed=seed):
@@ -107,7 +108,7 @@ def test_hooks_stay_with_the_code_that_inlines_them():
     gc.collect()
     alive = [hooks() is not None for hooks in inlined]
     assert alive[0], "the first is that of code which still runs"
-    del helper
+    helpers.clear()
     torch.compiler.reset()
     _pair.cache_clear()
     gc.collect()
@@ -124,3 +125,19 @@ def test_hooks_leave_no_source_behind():
         with integrations.compress(model, "L1", seed=seed):
             model(X).sum().backward()
     assert len(_loader.eval_cache) == before
+
+
+def test_models_of_many_levels_have_the_same_hooks_in_each_forward():
+    """Or each forward would make two modules, whose source torch keeps, and compile its regions anew."""
+    seen = []
+    layer = nn.Linear(8, 8)
+    layer.register_forward_hook(
+        lambda *given: seen.append(torch._C._autograd._top_saved_tensors_default_hooks(True)[0])
+    )
+    count = _pair.cache_info().maxsize + 1
+    models = [integrations.compress_model(nn.Sequential(layer), "L1", seed=seed) for seed in range(count)]
+    for _ in range(2):
+        for model in models:
+            model(torch.ones(2, 8))
+    assert all(one is other for one, other in zip(seen[:count], seen[count:], strict=True))
+    assert len(set(map(id, seen))) == count

@@ -97,6 +97,16 @@ def test_an_interrupt_while_a_file_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_two_write_one_file_at_once(tmp_path):
+    """The last one stays, whole."""
+    path = tmp_path / "one"
+    with written_whole(path) as first, written_whole(path) as second:
+        first.write_text("first")
+        second.write_text("second")
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_links_modes_and_devices_stay(tmp_path):
     path, link = tmp_path / "one", tmp_path / "link"
     path.write_text("old")

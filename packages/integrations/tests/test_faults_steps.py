@@ -18,7 +18,7 @@ import integrations
 from integrations._calls import hook_stack
 from integrations._common.out_of_memory import is_out_of_memory
 
-from .fault_ways import WAYS, step
+from .fault_ways import WAYS, X, step
 from .faults import AtCall, AtFunction, AtOperator, Trial, counting_alone, places
 from .long_form import LONG
 
@@ -55,6 +55,68 @@ def test_an_interrupt_anywhere(way, kind):
             assert reached or kind is AtCall  # in a destructor
             trial.go_on(place)
     assert trial.told == []
+
+
+class Noting(AtCall):
+    """Notes of each place the file in which it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.files = []
+
+    def _note(self, frame, event, argument):
+        super()._note(frame, event, argument)
+        self.files += [Path(frame.f_code.co_filename).name] * (self.seen - len(self.files))
+
+
+def in_block(model):
+    with integrations.compress(model, "L1"):
+        step(model)
+
+
+def in_two_blocks(model):
+    with integrations.compress(model[6], "L1"):
+        in_block(model)
+
+
+def under_hooks(model):
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        loss = model(X).square().mean()
+    loss.backward()
+
+
+def compiled(model):
+    torch.compile(model, backend="eager")(X).square().mean().backward()
+
+
+PLACED = {
+    "block": ("plain", in_block),
+    "block in a block": ("plain", in_two_blocks),
+    "hooks around": ("level", under_hooks),
+    "compiled": ("level", compiled),
+}
+
+
+@pytest.mark.parametrize("place", PLACED)
+def test_an_interrupt_where_a_session_begins_or_ends(place):
+    """In a block, in a block inside of a block, among the user's own hooks, and under torch.compile."""
+    way, work = PLACED[place]
+    model = made(way, 0)
+    for _ in range(3):
+        work(model)
+    with Noting() as counts:
+        work(model)
+    trial = Trial(model, model, interrupts=True)
+    trial.work, trial.compares = work, False
+    trial.whole = lambda values: values  # what a step leaves is the subject of the other tests
+    chosen = [at for at, file in enumerate(counts.files, 1) if file in ("hook_stack.py", "running.py", "forward.py")]
+    assert chosen
+    with counting_alone():
+        for at in chosen if LONG else chosen[:: -(-len(chosen) // 40)]:
+            error = KeyboardInterrupt("here")
+            trial.fail(at, AtCall(at, error), lambda found, error=error: found is error)
+            assert trial.told == []
+            work(model)
 
 
 def test_a_hook_that_stays_is_seen(monkeypatch):

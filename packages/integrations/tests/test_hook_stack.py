@@ -136,3 +136,19 @@ def test_what_is_balanced_is_left_alone():
         model(X).sum().backward()
         assert STACK._top_saved_tensors_default_hooks(True) == (pack, unpack)
     assert_nothing_active()
+
+
+def test_blocks_that_are_left_in_the_wrong_order():
+    """The one that is left last is told; the next one is as any."""
+    first, second = Leaving(lambda: None), Leaving(lambda: None)
+    blocks = [integrations.compress(model, level) for model, level in ((first, "L1"), (second, "L1.1"))]
+    for block in blocks:
+        block.__enter__()
+    for block in blocks:
+        with pytest.raises(RuntimeError, match="saved-tensor hooks"):
+            block.__exit__(None, None, None)
+    on_stack()
+    with integrations.compress(first, "L1") as handle:
+        first(X).sum().backward()
+    assert handle.records
+    assert_nothing_active()

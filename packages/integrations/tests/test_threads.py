@@ -1,6 +1,7 @@
 """Threads that train at once: copies, one shared model, levels of their own, blocks, and backwards elsewhere."""
 
 import copy
+import sys
 import threading
 
 import pytest
@@ -87,6 +88,18 @@ def test_forwards_of_one_model_are_those_of_one_thread_in_some_order(level):
     assert integrations.compression(shared).sessions == {}
 
 
+def test_forwards_of_one_model_are_measured_at_once():
+    """A thread whose forward drops another's measurement may do so at any moment of that."""
+    model = integrations.compress_model(mlp(), "L2", adapt_interval=1)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        at_once(lambda number: [model(X).square().mean().backward() for _ in range(40)])
+    finally:
+        sys.setswitchinterval(before)
+    assert integrations.compression(model).step == 40 * THREADS
+
+
 def test_a_graph_goes_to_another_thread():
     """Its backward runs there, while this thread's next forward is under way."""
     model = integrations.compress_model(mlp(), "L1.2")
@@ -170,3 +183,27 @@ def test_threads_that_share_a_plan_have_exact_gradients():
     for several in at_once(work):
         for found in several:
             assert all(map(torch.equal, found, expected))
+
+
+def test_inputs_of_other_shapes_are_planned_for_while_others_train():
+    """A capture exchanges the model's parameters for fake ones, and waits for forwards that are under way."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh(), nn.Tanh())))
+    model = integrations.compress_model(copy.deepcopy(plain), memory=0.75, error=0)
+    expected = torch.autograd.grad(plain(X).square().mean(), list(plain.parameters()))
+    parameters, planned = list(model.parameters()), threading.Event()
+
+    def work(number):
+        if number == 0:
+            for rows in range(64, 64 + 16 * 5, 16):
+                model(normal(rows, 64)).sum().backward()
+            planned.set()
+        count = 0
+        while not planned.is_set() or not count:
+            count += 1
+            found = torch.autograd.grad(model(X).square().mean(), parameters)
+            assert all(map(torch.equal, found, expected))
+        return count
+
+    assert min(at_once(work)) > 0
+    assert len(integrations.compression(model).recomputing.plans._plans) > 3

@@ -23,6 +23,7 @@ from integrations._handle.exchanges import Exchanges
 from integrations._handle.forward import CompressedForward
 from integrations._handle.keeping import require_paths
 from integrations._handle.recomputing import Asked, level_with, recomputing_for, require_one
+from integrations._handle.running import within
 from integrations._handle.unused import await_forward, await_no_longer
 from integrations._planning.bounds import Bounds
 from integrations._planning.budget import Budget
@@ -253,7 +254,7 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
             undo_after_trial(partial(_steps.__setitem__, model, handle.step))
             _steps[model] = handle.step + 1
         try:
-            with handle.session(measured=True):
+            with within(handle.session(measured=True)):
                 yield handle
         finally:
             with _lock:

@@ -44,12 +44,20 @@ def trial(model: nn.Module) -> Iterator[Met]:
     versions = {name: parameter._version for name, parameter in parameters.items()}
     restore_random = random_states()
     stepping = register_optimizer_step_pre_hook(_refuse_step)
+
+    def put_back() -> None:
+        stepping.remove()
+        restore_random()
+
     try:
         with surroundings(model) as met, _Guard(parameters, met):
             yield met
     finally:
-        stepping.remove()
-        restore_random()
+        try:
+            put_back()
+        except BaseException:  # an interrupt, say
+            put_back()
+            raise
     changed = [name for name, parameter in parameters.items() if parameter._version != versions[name]]
     if changed:
         raise ParametersChanged(f"{changed[0]} was changed where it could not be prevented, and keeps its new value")

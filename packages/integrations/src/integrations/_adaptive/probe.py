@@ -22,6 +22,7 @@ number of tensors (``two_seed.py``).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -77,6 +78,7 @@ class Probe:
         self.sees = self.too_large = self.dropped = False
         self._bits, self._block, self._hops = bits, block, hops
         self._over = False  # whether the forward is over
+        self._lock = threading.RLock()  # another thread's forward may cancel it at any moment
         self._seed = stream_of("probe", step, 0) ^ (seed & (1 << 63) - 1)
         self._graph = AutogradGraph()
         self._stored: WeakKeyDictionary[Copy, MeasuredCopy] = WeakKeyDictionary()
@@ -92,12 +94,13 @@ class Probe:
 
     def called(self, tensors: Iterable[Tensor], ours: bool) -> None:
         """Notes the results of a call that is over, and what it may have changed in place."""
-        if not self._over:
-            for place, node in self._graph.add(tensors, ours):
-                self._hooks.append(node.register_hook(partial(self._visit, place)))
-            if self._graph.full:
-                self.too_large = True
-                self.cancel()
+        with self._lock:
+            if not self._over:
+                for place, node in self._graph.add(tensors, ours):
+                    self._hooks.append(node.register_hook(partial(self._visit, place)))
+                if self._graph.full:
+                    self.too_large = True
+                    self.cancel()
 
     def stored(self, saved: SavedTensor, tensor: Tensor, codec: GroupAffine, packed: Packed) -> None:
         """Notes a tensor that was quantised, or whose copy was."""
@@ -124,14 +127,15 @@ class Probe:
 
     def forward_is_over(self) -> None:
         """From now on, backward is measured."""
-        if self._over:
-            return
-        self._over = True
-        for copy in list(self._stored):
-            if is_kept(copy):
-                self._leave_out(copy)
-        self.sees = bool(self._all and self._hooks)
-        self._graph.close()
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+            for copy in list(self._stored):
+                if is_kept(copy):
+                    self._leave_out(copy)
+            self.sees = bool(self._all and self._hooks)
+            self._graph.close()
 
     def _leave_out(self, copy: Copy) -> None:
         stored = self._stored.pop(copy, None)
@@ -140,12 +144,13 @@ class Probe:
 
     def cancel(self) -> None:
         """Stops measuring: another forward starts, or this one has failed."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        self.dropped = self.dropped or not self._over
-        self._over = True
-        self._graph.close()
+        with self._lock:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = []
+            self.dropped = self.dropped or not self._over
+            self._over = True
+            self._graph.close()
 
     # ---- the backward ----
 
@@ -254,28 +259,29 @@ class Probe:
 
     def _finish(self) -> None:
         """Multiplies gains down the graph. Runs when the whole backward is over."""
-        if not self._hooks:  # it was cancelled meanwhile
-            return
-        # In the parameters' gradients, for a unit of energy at each node.
-        energy: dict[int, float] = {PARAMETER: 1.0, NOWHERE: 0.0}
-        for place in reversed(self._gains):
-            gains = torch.stack(self._gains[place]).tolist() if self._gains[place] else []
-            energy[place] = sum(
-                gain * energy.get(following, 0.0)
-                for gain, (following, _) in zip(gains, self._graph.edges[place], strict=True)
-            )
-        tensors = [self._sensitivity(stored, energy) for stored in self._all]
-        gradient = sum(torch.stack(self._gradient).tolist()) if self._gradient else 0.0
-        self.measurement = Measurement(tuple(tensors), gradient)
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        # Only the next forward ends this probe: until then it keeps nothing of the step.
-        self._all, self._gradient = [], []
-        self._stored.clear()
-        self._gains.clear()
-        self._errors.clear()
-        self._graph = AutogradGraph()
+        with self._lock:
+            if not self._hooks:  # it was cancelled meanwhile
+                return
+            # In the parameters' gradients, for a unit of energy at each node.
+            energy: dict[int, float] = {PARAMETER: 1.0, NOWHERE: 0.0}
+            for place in reversed(self._gains):
+                gains = torch.stack(self._gains[place]).tolist() if self._gains[place] else []
+                energy[place] = sum(
+                    gain * energy.get(following, 0.0)
+                    for gain, (following, _) in zip(gains, self._graph.edges[place], strict=True)
+                )
+            tensors = [self._sensitivity(stored, energy) for stored in self._all]
+            gradient = sum(torch.stack(self._gradient).tolist()) if self._gradient else 0.0
+            self.measurement = Measurement(tuple(tensors), gradient)
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = []
+            # Only the next forward ends this probe: until then it keeps nothing of the step.
+            self._all, self._gradient = [], []
+            self._stored.clear()
+            self._gains.clear()
+            self._errors.clear()
+            self._graph = AutogradGraph()
 
     def _sensitivity(self, stored: MeasuredCopy, energy: dict[int, float]) -> Sensitivity:
         energies = tuple(stored.energies.tolist())

@@ -142,7 +142,11 @@ def surroundings(model: nn.Module) -> Iterator[Met]:
         yield met
     finally:
         _here.met = outer
-        met.restore()
+        try:
+            met.restore()
+        except BaseException:  # an interrupt, say, which would leave the user without gradients
+            met.restore()
+            raise
 
 
 def meet(handle: Trained) -> None:

@@ -29,7 +29,7 @@ class OnStack:
 
     def __init__(self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], what: str) -> None:
         self._pair, self._what = (pack, unpack), what
-        self._below = 0  # counts, since the same pair may be there more than once
+        self._below = -1  # counts, since the same pair may be there more than once; -1: not counted yet
 
     def __enter__(self) -> Self:
         self._below = 0 if _top() is None else len(_all())
@@ -69,7 +69,7 @@ class OnStack:
 
     def take_off(self) -> None:
         """Removes the pair where it still is: an interrupt may have come while it was entered or left."""
-        if not self._is_ours(_top()):
+        if self._below < 0 or not self._is_ours(_top()):
             return
         found = _all()
         if len(found) > self._below and self._is_ours(found[self._below]):
@@ -99,22 +99,42 @@ def _top() -> HookPair | None:
 
 
 def _all() -> list[HookPair]:
-    """The pairs on the stack, the innermost last. Torch shows only that one."""
+    """The pairs on the stack, the innermost last. Torch shows that one alone: all are popped, and pushed again, even if
+    an interrupt comes meanwhile."""
     found: list[HookPair] = []
-    while (pair := _top()) is not None:
-        found.append(pair)
-        pop_saved_tensors_default_hooks()
-    found.reverse()
-    for pair in found:
-        push_saved_tensors_default_hooks(*pair)
-    return found
+    again = 0
+
+    def push() -> None:
+        nonlocal again
+        while again < len(found):
+            again += 1
+            push_saved_tensors_default_hooks(*found[-again])
+
+    try:
+        while (pair := _top()) is not None:
+            found += [pair]  # no call, so that a pair is noted and popped, or neither
+            pop_saved_tensors_default_hooks()
+        push()
+    except BaseException:
+        push()
+        raise
+    return found[::-1]
 
 
 def _replace(pairs: list[HookPair]) -> None:
-    while _top() is not None:
-        pop_saved_tensors_default_hooks()
-    for pair in pairs:
-        push_saved_tensors_default_hooks(*pair)
+    """Has these pairs on the stack and no others, even if an interrupt comes meanwhile."""
+
+    def replace() -> None:
+        while _top() is not None:
+            pop_saved_tensors_default_hooks()
+        for pair in pairs:
+            push_saved_tensors_default_hooks(*pair)
+
+    try:
+        replace()
+    except BaseException:
+        replace()
+        raise
 
 
 def _named(pair: HookPair) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -18,7 +18,8 @@ def written_whole(path: str | PathLike[str]) -> Iterator[Path]:
         yield asked
         return
     whole = asked.resolve()  # a link stays one
-    part = whole.with_name(f".{whole.stem}.{os.getpid()}.part{whole.suffix}")  # the ending names the type of a chart
+    # A name of its own, whoever else writes the file meanwhile; the ending names the type of a chart.
+    part = whole.with_name(f".{whole.stem}.{secrets.token_hex(4)}.part{whole.suffix}")
     try:
         yield part
         if whole.exists():

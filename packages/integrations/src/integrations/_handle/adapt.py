@@ -17,6 +17,7 @@ from integrations._adaptive.plan import Plan
 from integrations._adaptive.probe import Probe
 from integrations._adaptive.ranks import agreed
 from integrations._common.entries import of_type
+from integrations._common.locking import OwnLock
 from integrations._handle.closures import NothingCompressed
 from integrations._step.graphs.sharding import distributed
 from integrations.rules.levels import Level
@@ -56,6 +57,7 @@ class Adapter:
         # The next forward to measure; how long to wait if it fails; both are the same on all ranks.
         self._next, self._wait = 1, 1
         self._trial: list[Probe] | None = None  # the probes of ``adapt``, while it runs
+        self._lock = OwnLock()  # threads that start a forward each may find the same measurement over
 
     def plan(self, level: Level) -> Plan | None:
         """The plan in force; ``None`` before the first measurement, and for levels of fixed bits."""
@@ -94,12 +96,13 @@ class Adapter:
             return self._plan, probe
         if in_cuda_graph():  # Python reads a measurement, and runs only once for a captured graph
             return self._plan, None
-        if self._attempt is not None:
-            self._collect()
-            self._settle(level)
-        if step >= self._next:
-            self._probe, self._attempt = Probe(level.bits, level.seed, step, self.blocks), step
-        return self._plan, self._probe
+        with self._lock.held:
+            if self._attempt is not None:
+                self._collect()
+                self._settle(level)
+            if step >= self._next:
+                self._probe, self._attempt = Probe(level.bits, level.seed, step, self.blocks), step
+            return self._plan, self._probe
 
     def _collect(self) -> None:
         """Takes what the probe has found, if its backward is over."""
@@ -123,9 +126,10 @@ class Adapter:
 
     def _settle_alone(self, level: Level) -> None:
         """Plans from what was found before the next forward starts, if there is one rank and the backward is over."""
-        self._collect()
-        if self._attempt is not None and self._probe is None and not distributed():
-            self._settle(level)
+        with self._lock.held:
+            self._collect()
+            if self._attempt is not None and self._probe is None and not distributed():
+                self._settle(level)
 
     def _accept(self, plan: Plan, level: Level) -> None:
         self._plan, self._next, self._wait = plan, plan.step + level.adapt_interval, 1

@@ -15,7 +15,7 @@ from integrations._handle.adapt import Adapter
 from integrations._handle.closures import require_closure
 from integrations._handle.compression import Compression
 from integrations._handle.gradient_error import GradientError
-from integrations._handle.running import specs_under
+from integrations._handle.running import specs_under, within
 from integrations._runtime.session import Session
 from integrations.report import Report
 from integrations.rules.levels import Level
@@ -135,7 +135,7 @@ class BlockCompression(Compression):
             if not self.active:
                 closure()
                 return
-            with entered(self.model), self.session(measured=True):
+            with entered(self.model), within(self.session(measured=True)):
                 closure()
 
         return run

@@ -68,6 +68,15 @@ class Compression(HandleState):
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls ``forward`` under compression; plainly inside another compressed forward, in ``eval()`` and under
         ``no_grad``."""
+        if self.recomputing is None:
+            return self._run(forward, args, kwargs)
+        use = self.recomputing.users.enter()
+        try:
+            return self._run(forward, args, kwargs)
+        finally:
+            use.end()
+
+    def _run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         session = self.session_of_forward(args, kwargs)
         if session is None:
             return forward(*args, **kwargs)

@@ -107,21 +107,23 @@ def _run_compiled(
     forward: CompressedForward, frame: FrameType, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """Opens and closes the session with dynamo off; between, dynamo compiles the model's own forward."""
-    session, run, function = without_dynamo(_open)(forward, frame, args, kwargs)
+    session, run, function = without_dynamo(_prepared)(forward, frame, args, kwargs)
     if session is None:  # a plan that needs no session, and whose forward dynamo has to see
         return run(function, args, kwargs)
     try:
+        without_dynamo(_open)(session, args, kwargs)
         result = run(function, args, kwargs)
-    except BaseException as error:
-        without_dynamo(_close)(forward, session, error)
+        without_dynamo(_close)(forward, session)
+    except BaseException:
+        without_dynamo(_give_up)(session)
         raise
-    without_dynamo(_close)(forward, session, None)
     return result
 
 
-def _open(
+def _prepared(
     forward: CompressedForward, frame: FrameType, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[RunningSession | None, Frame, Callable[..., Any]]:
+    """The session to open, the frame that dynamo compiles, and what that is to call."""
     run = _frames.get(forward)
     if run is None:
         run = _frames[forward] = own_frame()
@@ -132,13 +134,24 @@ def _open(
         _tell_of_codec(forward.handle)
         return None, forward._compiled.run, forward.forward
     session = forward.handle.session_of_forward(args, kwargs, compiled=True)
-    if session is None:
-        return None, run, forward.forward
+    if session is None or session.plan is None:
+        return session, run, forward.forward
+    _tell_of_codec(forward.handle)
+    return session, _compiled_for(forward, session.plan).run, forward.forward
+
+
+def _open(session: RunningSession, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     session.__enter__().owners.add_inputs(tensors_in((args, kwargs)))
-    if session.plan is not None:
-        _tell_of_codec(forward.handle)
-        return session, _compiled_for(forward, session.plan).run, forward.forward
-    return session, run, forward.forward
+
+
+def _close(forward: CompressedForward, session: RunningSession) -> None:
+    session.__exit__(None, None, None)
+    if forward.handle.recomputing is not None:
+        forward.handle.recomputing.note_returned()
+
+
+def _give_up(session: RunningSession) -> None:
+    session.abandon()
 
 
 @constant_when_traced
@@ -157,12 +170,6 @@ def _tell_of_codec(handle: HandleState) -> None:
             f"{type(handle.model).__name__} is compiled by torch, which keeps what its plan keeps as it is: codec "
             "stores nothing there; leave it out, or do not compile the model",
         )
-
-
-def _close(forward: CompressedForward, session: RunningSession, error: BaseException | None) -> None:
-    session.__exit__(*((None, None, None) if error is None else (type(error), error, error.__traceback__)))
-    if error is None and forward.handle.recomputing is not None:
-        forward.handle.recomputing.note_returned()
 
 
 def _compiled_for(forward: CompressedForward, plan: Plan) -> Compiled:

@@ -11,7 +11,7 @@ from torch import nn
 from actcore import Codec, Raw
 from integrations._adaptive.plan import Plan as Allotted
 from integrations._adaptive.ranks import come_together
-from integrations._common.locking import OwnLock
+from integrations._common.locking import OwnLock, Users
 from integrations._common.warn import warn
 from integrations._measuring.bounded import Weights, chosen, front_of, with_error_measured
 from integrations._measuring.together import Answer, of_rank_0
@@ -145,6 +145,7 @@ class Recomputing:
             if that takes a session, or there is no plan yet.
         asked: bounds or a plan; or, for a plan beside a level, ``"optimal"`` or a budget.
         plans: ``None`` before the first forward that is planned for.
+        users: the model's forwards. A capture exchanges its parameters, and runs alone.
     """
 
     def __init__(
@@ -158,6 +159,7 @@ class Recomputing:
         self._bits: Allotted | None = None  # the bits for which the plans were made
         self._asks = isinstance(asked, Bounds)  # whether the next forward asks other ranks, as only the first one does
         self._lock = OwnLock()
+        self.users = Users()
         self.compiled: Compiled | None = None
         if isinstance(asked, Plan):
             stores = asked.compressed or asked.menus is not None
@@ -201,16 +203,22 @@ class Recomputing:
             ValueError: no plan keeps to what was asked for; the message names the least that can be had.
         """
         self._attempts.start()
-        with self._lock:  # only one thread plans
-            if self.plans is None or (bits is not self._bits and not isinstance(self.asked, Plan)):
-                self.plans, self._bits = self._planned(model, level, args, kwargs, bits), bits
-                if self.plans is None:
-                    return None
-        followed = self.plans.plan_for(model, args, kwargs)
+        if self._is_due(bits):
+            with self.users.alone(), self._lock.held:  # only one thread plans
+                if self._is_due(bits):
+                    self.plans, self._bits = self._planned(model, level, args, kwargs, bits), bits
+        plans = self.plans
+        if plans is None:
+            return None
+        followed = plans.plan_for(model, args, kwargs, self.users)
         if followed is None:
             return None
         alone = level.off or (followed.plan.menus is not None and followed.plan.level is None)
-        return Following(model, self.plans, followed, None if alone else level, compiled, self._keeps)
+        return Following(model, plans, followed, None if alone else level, compiled, self._keeps)
+
+    def _is_due(self, bits: Allotted | None) -> bool:
+        """Whether there is no plan for these bits."""
+        return self.plans is None or (bits is not self._bits and not isinstance(self.asked, Plan))
 
     def _planned(
         self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any], bits: Allotted | None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from actcore import current_rank
@@ -117,3 +119,14 @@ class RunningSession:
         """Leaves it if it was not left: an interrupt may have come while it was entered or left."""
         if self._open:
             self.__exit__(*sys.exc_info())
+
+
+@contextmanager
+def within(session: RunningSession) -> Iterator[Session]:
+    """A block in a session, which is left however the block ends: an interrupt may come while it is left."""
+    try:
+        with session as entered:
+            yield entered
+    except BaseException:
+        session.abandon()
+        raise

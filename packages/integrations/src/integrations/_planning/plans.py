@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from integrations._common.locking import OwnLock
+from integrations._common.locking import OwnLock, Users
 from integrations._common.warn import warn
 from integrations._planning.attempts import Attempts
 from integrations._planning.bounds import EIGHT_BITS
@@ -82,15 +83,23 @@ class Plans:
         self._told = False  # whether it was warned that some inputs get no plan of their own
         self._lock = OwnLock()
 
-    def plan_for(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Followed | None:
+    def plan_for(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], users: Users
+    ) -> Followed | None:
         """What a forward with these inputs follows. ``None`` if no plan can be made for it, and it runs plainly.
+
+        Args:
+            model, args, kwargs: the model, and the forward's inputs.
+            users: the model's forwards, of which a capture wants none beside it.
 
         Raises:
             ValueError: the inputs have other shapes than planned for, and these are refused.
         """
         inputs, (trained, standing) = Signature.of(args, kwargs), _elements(model)
         self._attempts.start()
-        with self._lock:
+        with self._lock.held:
+            asks = self._asks_for_capture(inputs)
+        with users.alone() if asks else nullcontext(), self._lock.held:
             plan, mismatch = self._plan_of(inputs), self._mismatches.get(inputs, _Mismatches())
             if plan is None and self._shapes == "refuse":
                 raise ValueError(
@@ -98,7 +107,7 @@ class Plans:
                     f"{self._first.graph.inputs}, or smaller, got {inputs}; plan for these, or apply the plan with "
                     "shapes='replan'"
                 )
-            if (plan is None or (mismatch.due and mismatch.captures <= _MOST_CAPTURES)) and self._has_room(inputs):
+            if asks and self._asks_for_capture(inputs):
                 real = mismatch.captures == _MOST_CAPTURES
                 # Sharded parameters have no real tensors to capture with, and other ranks do not take part in a
                 # capture.
@@ -115,6 +124,12 @@ class Plans:
                 self._tell_of_excess(followed, " where gradients are there already")
             fits = plan.graph.inputs == inputs
             return Followed(plan, followed.schedule if fits else followed.schedule_of_any_sizes, inputs)
+
+    def _asks_for_capture(self, inputs: Signature) -> bool:
+        """Whether a forward with these inputs has no plan, or one that was not its own."""
+        mismatch = self._mismatches.get(inputs, _Mismatches())
+        again = mismatch.due and mismatch.captures <= _MOST_CAPTURES
+        return (again or self._plan_of(inputs) is None) and self._has_room(inputs)
 
     def note_returned(self) -> None:
         """Notes that the forward has returned for which this thread last called ``plan_for``."""
@@ -147,7 +162,7 @@ class Plans:
         """Notes a forward that its plan is not for. That tells nothing of the plan if the plan was made for other
         inputs."""
         plan, inputs = followed.plan, followed.inputs
-        with self._lock:
+        with self._lock.held:
             again = self._note(plan, inputs)
         if again is not None:
             after = "; the next forward with such inputs is preceded by another capture" if again else ""

@@ -18,8 +18,11 @@ from integrations.rules.policy import Decision, Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch.fx import GraphModule
+
     from integrations._runtime.formulas.formula import Noted
     from integrations._runtime.site import Site
+    from integrations.rules.levels import Level
 
 _PLANS = 16  # plans whose tensors are remembered
 _MOST_OTHERS = 2  # after so many forwards other than the plan's, each forward has a tape
@@ -87,6 +90,7 @@ class Specs:
             plan; else ``None``.
         others: how many forwards were other than the plan's.
         noted: the results that the last forward has noted for its formulas.
+        hooks: the level of the last forward, with its saved-tensor hooks; ``None`` before there was one.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -95,6 +99,7 @@ class Specs:
         self.placed: int | None = None
         self.others = 0
         self.noted: Sequence[Noted] = ()
+        self.hooks: tuple[Level, tuple[GraphModule, GraphModule]] | None = None
         self._specs: dict[tuple[Place, int], SavedTensorSpec] = {}
 
     @property

@@ -54,11 +54,11 @@ def hooks_of(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
     if DYNAMO in sys.modules:
         _ask_for_all()
     outer: Session | None = getattr(_here, "session", None)
-    packing = None if outer is None else outer.packing
+    packing = getattr(outer, "packing", None)  # one that was left before this one has none any more
     try:
         _here.session = session
         native.enter(session.packing)
-        yield _pair(level)
+        yield _held_by(session, level)
     finally:
         _here.session = outer  # first: once the call is over, an interrupt may come
         native.enter(packing)
@@ -89,6 +89,14 @@ def _start(given: Any) -> None:
 def _end(given: Any) -> None:
     while _settings:
         setattr(functorch_config(), HOOKS_FILTERING, _settings.pop())
+
+
+def _held_by(session: Session, level: Level) -> tuple[GraphModule, GraphModule]:
+    """The pair of a level. The specs hold it from one forward of a model to the next, however many levels there are."""
+    held = session.specs.hooks
+    if held is None or held[0] != level:
+        held = session.specs.hooks = level, _pair(level)
+    return held[1]
 
 
 @lru_cache(maxsize=16)  # each block of a run may have a seed of its own; regions keep the pairs that they inline
