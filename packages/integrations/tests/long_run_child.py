@@ -19,6 +19,7 @@ from counted import held
 from drawn import Draws
 from long_run_losses import LEVELS, learned
 from long_run_scenes import Run, play
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def memory(rounds, steps, shapes, versions):
@@ -28,7 +29,9 @@ def memory(rounds, steps, shapes, versions):
     for _ in range(rounds):
         began = time.perf_counter()
         play(run)
-        yield {"steps": run.taken, "seconds": time.perf_counter() - began, **held()}
+        seconds = time.perf_counter() - began
+        FakeTensorMode.cache_clear()  # what torch has traced, by shape, which it keeps without end
+        yield {"steps": run.taken, "seconds": seconds, **held()}
 
 
 def leaking(rounds):
