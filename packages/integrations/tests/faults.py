@@ -14,9 +14,9 @@ import actcore
 import integrations
 from actcore import stored
 from integrations._adaptive import surroundings
-from integrations._runtime import session as sessions
-from integrations._runtime.compiled import hooks as compiled_hooks
+from integrations._runtime.compiled.hooks import session_here
 from integrations._runtime.repeating import repeating
+from integrations._runtime.session import Session
 from integrations._storing.regions import Region
 
 from .fault_ways import step
@@ -99,8 +99,7 @@ def of_thread():
         "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()),
         "torch functions": torch._C._is_torch_function_enabled(),
         "keys": (str(torch._C._dispatch_tls_local_include_set()), str(torch._C._dispatch_tls_local_exclude_set())),
-        "session": getattr(sessions._innermost, "session", None),
-        "session of regions": getattr(compiled_hooks._here, "session", None),
+        "session": session_here(),
         "listener": (stored._here.listener, stored._here.operator, stored._here.subject),
         "trial": getattr(surroundings._here, "met", None),
         "plan": (repeating.here.following, repeating.here.repeating),
@@ -149,7 +148,7 @@ def differing(before, after):
 
 def held():
     """What holds a tensor for a backward, or runs a forward, and is alive. Sites keep regions that hold nothing."""
-    found = [one for one in gc.get_objects() if issubclass(type(one), (Region, sessions.Session))]
+    found = [one for one in gc.get_objects() if issubclass(type(one), (Region, Session))]
     return [type(one).__name__ for one in found if type(one) is not Region or one.value or one.sign or one.kept]
 
 

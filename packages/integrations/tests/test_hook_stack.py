@@ -6,6 +6,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import integrations
+from actcore import stored
+from integrations._runtime.compiled.hooks import session_here
 
 from .nets import assert_nothing_active, normal
 
@@ -148,6 +150,8 @@ def test_blocks_that_are_left_in_the_wrong_order():
         with pytest.raises(RuntimeError, match="saved-tensor hooks"):
             block.__exit__(None, None, None)
     on_stack()
+    assert session_here() is None
+    assert stored._here.listener is None
     with integrations.compress(first, "L1") as handle:
         first(X).sum().backward()
     assert handle.records

@@ -310,15 +310,15 @@ def test_listeners_are_those_of_their_thread_and_go_with_their_block():
 
     x = normal(64).requires_grad_()
     outer, inner, elsewhere = Listener(), Listener(), []
-    with stored.listening(outer):
-        with stored.listening(inner):
+    with stored.Listening(outer):
+        with stored.Listening(inner):
             actcore.relu(x)
         thread = threading.Thread(target=lambda: elsewhere.append((stored.is_heard(), actcore.relu(x))))
         thread.start()
         thread.join()
         with torch.no_grad():
             actcore.relu(x)
-        with pytest.raises(ZeroDivisionError), stored.listening(inner):
+        with pytest.raises(ZeroDivisionError), stored.Listening(inner):
             raise ZeroDivisionError
         actcore.dropout(x)
     actcore.relu(x)

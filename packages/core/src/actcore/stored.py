@@ -77,6 +77,7 @@ class Listener(Protocol):
 
 
 class _Here(threading.local):
+    listening: Listening | None = None
     listener: Listener | None = None
     subject: tuple[weakref.ref[Tensor], weakref.ref[Tensor], str] | None = None
     operator: str = ""
@@ -85,14 +86,27 @@ class _Here(threading.local):
 _here = _Here()
 
 
-@contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """For the length of the block, what this thread's functions store is told to ``listener`` alone."""
-    outer, _here.listener = _here.listener, listener
-    try:
-        yield
-    finally:
-        _here.listener, _here.subject = outer, None
+class Listening:
+    """For the length of the block, what this thread's functions store is told to ``listener`` alone.
+
+    It may be left without having been entered, or again, since an interrupt may come while it is; and before a block
+    inside of it.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._outer, self._listener, self._is_over = _here.listening, listener, False
+
+    def __enter__(self) -> None:
+        _here.listening, _here.listener = self, self._listener
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over = True
+        if _here.listening is self:
+            outer = self._outer
+            while outer is not None and outer._is_over:
+                outer = outer._outer
+            _here.listening, _here.listener = outer, None if outer is None else outer._listener
+        _here.subject = None
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
@@ -13,13 +12,13 @@ from torch import Tensor, nn
 
 from actcore import Codec, GroupAffine, Kept, SavedTensor, replayable, stream_of
 from actcore.replay import Pack
-from actcore.stored import listening
+from actcore.stored import Listening
 from integrations._calls.call import Call
 from integrations._calls.hook_stack import OnStack
 from integrations._calls.tensors import storage_of, storages_of
 from integrations._common.modules import ModulePaths
 from integrations._runtime.announced import Announced, Due, noted, settle
-from integrations._runtime.compiled.hooks import hooks_of
+from integrations._runtime.compiled.hooks import hooks_of, session_here
 from integrations._runtime.fates import Fates
 from integrations._runtime.formulas.operators import KNOWN
 from integrations._runtime.formulas.table import Formulas, notes_all
@@ -41,8 +40,6 @@ from integrations._watching.owners import Owners
 from integrations._watching.tracker import CallTracker
 from integrations.rules.levels import Level
 from integrations.rules.rules import CHECKPOINT
-
-_innermost = threading.local()  # .session: the session entered last in this thread
 
 
 class Session:
@@ -68,6 +65,8 @@ class Session:
         occurrences: how many tensors this forward has saved so far, by place.
         checkpoints: the checkpoints that the forward enters; ``None`` unless the session is entered.
         packing: the pack hook, in C, while the session is entered.
+        outer: the session around this one in its thread, once it is entered.
+        left: whether it was entered and left.
     """
 
     def __init__(
@@ -100,7 +99,8 @@ class Session:
         self.aside: Callable[[Tensor], AbstractContextManager[Any]] | None = None
         self.occurrences: dict[Place, int] = {}
         self._contexts = ExitStack()
-        self._outer: Session | None = None
+        self.outer: Session | None = None
+        self.left = False
         self._formulas: Formulas | None = None
         self.checkpoints: Checkpoints | None = None
 
@@ -114,12 +114,13 @@ class Session:
         self.tracker.watcher = None if observer is None else self._watch
 
     def __enter__(self) -> Self:
-        self.packing = Pack(self.pack, self._pack_other)
+        self.packing, self.left = Pack(self.pack, self._pack_other), False
         with ExitStack() as contexts:
             contexts.callback(self._let_go)
             self._hook, unpack = contexts.enter_context(hooks_of(self, self.level))
             contexts.enter_context(self.tracker)
-            contexts.enter_context(listening(self.announced))
+            contexts.push(listening := Listening(self.announced))  # first: an interrupt may come while it is entered
+            listening.__enter__()
             on_stack = OnStack(self._hook, unpack, self._what)
             contexts.callback(on_stack.take_off)
             try:
@@ -141,9 +142,6 @@ class Session:
         self.checkpoints = self.tracker.checkpoints = Checkpoints(self, hook, self.tracker.born)
         if self.level.rounds_checkpoints:
             self.tracker.over = self.checkpoints.over
-        self._outer = getattr(_innermost, "session", None)
-        contexts.callback(setattr, _innermost, "session", self._outer)
-        _innermost.session = self
         if self._observer is not None:
             self.tracker.watcher = self._watch
 
@@ -175,12 +173,13 @@ class Session:
 
     def _let_go(self) -> None:
         """Frees the hook, which leads back to the session."""
+        self.left = True
         self.packing.replay = None
         del self.packing
 
     def _watch(self, tensors: Iterable[Tensor]) -> None:
         assert self._observer is not None
-        here = getattr(_innermost, "session", None) is self  # another session at the same level has the same hooks
+        here = session_here() is self  # another session at the same level has the same hooks
         self._observer.called(tensors, here and self.is_innermost())
 
     @property
@@ -231,7 +230,7 @@ class Session:
     def module_of_call(self) -> str | None:
         """The path of the module that makes the call; ``None`` where the module may be another session's."""
         module = self.paths.running()
-        return "" if module is None and self._outer is None else module
+        return "" if module is None and self.outer is None else module
 
     def owner_of_forward(self) -> tuple[Session, str]:
         """The session whose model is running, and the path of its module: this session, or the one of a block around
@@ -241,7 +240,7 @@ class Session:
             module = session.paths.running()
             if module is not None:
                 return session, module
-            session = session._outer
+            session = session.outer
         return self, ""
 
     def occurrence(self, place: Place) -> int:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _COUNTERS = 1 << 48  # keys of actcore's counters, far above those that actcore gives out itself
 
 
-_here = threading.local()  # .session: the session whose hooks are the innermost in the thread
+_here = threading.local()  # .session: the session that was entered last in the thread
 
 
 @contextmanager
@@ -53,15 +53,24 @@ def hooks_of(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
     """
     if DYNAMO in sys.modules:
         _ask_for_all()
-    outer: Session | None = getattr(_here, "session", None)
-    packing = getattr(outer, "packing", None)  # one that was left before this one has none any more
+    session.outer = session_here()
     try:
         _here.session = session
         native.enter(session.packing)
         yield _held_by(session, level)
     finally:
-        _here.session = outer  # first: once the call is over, an interrupt may come
-        native.enter(packing)
+        if _here.session is session:
+            outer = session.outer
+            while outer is not None and outer.left:  # before this one, in the wrong order
+                outer = outer.outer
+            packing = None if outer is None else outer.packing
+            _here.session = outer  # first: once the call is over, an interrupt may come
+            native.enter(packing)
+
+
+def session_here() -> Session | None:
+    """The session that was entered last in this thread, and not left."""
+    return getattr(_here, "session", None)
 
 
 def _ask_for_all() -> None:
@@ -134,7 +143,7 @@ def _inlineable(function: Callable[[Any], Any], eager: Callable[[Any], Callable[
 
 def _pack(tensor: Tensor, level: Level) -> Any:
     if get_proxy_mode() is None:
-        session: Session | None = getattr(_here, "session", None)
+        session = session_here()
         return Kept.of(tensor) if session is None or _is_traced(tensor) else session.pack(tensor)
     entry = entry_of(level)
     if entry is None:
@@ -173,7 +182,7 @@ def met_in_region(like: Tensor, key: int) -> Tensor:
 
     A replayed CUDA graph runs no Python. There the stream comes from a counter on the device, and no session is told.
     """
-    session: Session | None = getattr(_here, "session", None)
+    session = session_here()
     entry = entries.get(key)
     captured = like.is_cuda and torch.cuda.is_current_stream_capturing()
     if session is None or entry is None or captured:
