@@ -135,8 +135,12 @@ def compress_model(
         require_one_checkpointing(inner, "memory" if asked is bounds else "checkpoint")
         ForwardWrapper.require_none(inner, "give it to the whole model's compress_model")
         handle.recomputing = recomputing_for(inner, handle.level, asked)
-    with exchanges.applied(inner, handle.level):
-        attach(handle)
+    try:
+        with exchanges.applied(inner, handle.level):
+            attach(handle)
+    except BaseException:
+        _detach(handle)  # an interrupt may come while the block is left
+        raise
     return model
 
 

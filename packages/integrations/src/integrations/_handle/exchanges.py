@@ -123,14 +123,14 @@ class Exchanges:
         found = Exchanges.of(model)
         if found is None:
             return
-        # Some may have been undone by hand. The heads are parts of layers that may go.
-        heads = found.heads(model)
+        # Some may have been undone by hand. The heads are parts of layers that may go, and are held for what follows.
+        heads = [(head, head.model) for head in found.heads(model)]
         try:
             found._take_out_heads(model)
             if found.layers is not None and qmodules.is_converted(model):
                 qmodules.revert(model)
         except BaseException:
-            for head in heads:
+            for head, _ in heads:
                 head.put()
             raise
         if found._converts and fewbit.is_converted(model):

@@ -119,7 +119,9 @@ class Session:
             contexts.callback(self._let_go)
             self._hook, unpack = contexts.enter_context(hooks_of(self, self.level))
             contexts.enter_context(self.tracker)
-            contexts.push(listening := Listening(self.announced))  # first: an interrupt may come while it is entered
+            listening = Listening(self.announced)
+            contexts.push(listening)  # first, and twice: an interrupt may come while it is entered or left
+            contexts.push(listening)
             listening.__enter__()
             on_stack = OnStack(self._hook, unpack, self._what)
             contexts.callback(on_stack.take_off)
