@@ -1,11 +1,12 @@
-"""Casts as torch's autocast makes them, outside of our Functions, so that what a Function saves is what it computes
-with."""
+"""Which autocast is on, and casts as it makes them, outside of our Functions, so that what a Function saves is what it
+computes with."""
 
 from __future__ import annotations
 
 from typing import Any, TypeVarTuple
 
 import torch
+from torch import Tensor
 
 from integrations._torch import constant_when_traced, dispatch_has_kernel_for_dispatch_key
 
@@ -59,3 +60,15 @@ def _cast(tensors: tuple[Any, ...], dtype: torch.dtype) -> Any:
         else tensor.to(dtype)
         for tensor in tensors
     )
+
+
+def autocast_on(device: torch.device) -> torch.dtype | None:
+    """The dtype of the autocast on a device; ``None`` without one, as always on ``meta``."""
+    on = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if on else None
+
+
+def dtype_of_product(tensor: Tensor) -> torch.dtype:
+    """The dtype in which a linear layer computes with a tensor."""
+    narrow = autocast_on(tensor.device)
+    return tensor.dtype if narrow is None or tensor.dtype == torch.float64 else narrow

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from integrations._common.autocast import autocast_on
 from integrations._common.compiling import compiled_module
 from integrations._common.out_of_memory import add_note, tell_by
 from integrations._fits.found import bytes_of_tensors, kept_like, optimizers_of, states_of
@@ -62,11 +63,8 @@ def explain_oom(model: nn.Module, memory: Budget | None = None) -> Iterator[None
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal last
-        kind = _device_of(model).type
-        on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        autocast = torch.get_autocast_dtype(kind) if on else None
         given, named = tree_map_only(Tensor, _outline, (args, kwargs))
-        last = _Forward(given, named, autocast)
+        last = _Forward(given, named, autocast_on(_device_of(model)))
 
     hook = model.register_forward_pre_hook(note, with_kwargs=True)
     try:

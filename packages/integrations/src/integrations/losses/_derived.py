@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from integrations.losses._operator import autocast_of
+from integrations._common.autocast import autocast_on
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class Source:
     _logits: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._autocast = autocast_of(self.hidden)
+        self._autocast = autocast_on(self.hidden.device)
         self._given = self.parameters()
         self._versions = [tensor._version for tensor in (self.hidden, *self._given)]
 

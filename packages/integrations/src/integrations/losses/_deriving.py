@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from integrations._common.autocast import autocast_on
 from integrations.losses._chunks import rows_of_chunk
 from integrations.losses._derived import Derived
 from integrations.losses._layers import layer_cross_entropy
 from integrations.losses._linear import linear_cross_entropy
-from integrations.losses._operator import autocast_of
 
 Rule = Callable[..., Any]
 
@@ -205,7 +205,7 @@ def _cross_entropy(
             loss = layer_cross_entropy(hidden, source.layer, source.wanting, target, **options)
     source.in_chunks(options["rows"])
     source.answered = True
-    return loss.to(logits.dtype) if autocast_of(hidden) is None else loss
+    return loss.to(logits.dtype) if autocast_on(hidden.device) is None else loss
 
 
 def _argmax(logits: Derived, dim: int | None = None) -> Any:

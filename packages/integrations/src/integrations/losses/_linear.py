@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from integrations._common.autocast import dtype_of_product
 from integrations._common.plain import has_elements
 from integrations._torch import peek_interpreter_stack
 from integrations.losses import _operator
@@ -116,7 +117,7 @@ def _losses(
 
 def _computed_with(*tensors: Tensor | None) -> list[Tensor | None]:
     """The tensors in the dtype of the products."""
-    return [None if tensor is None else tensor.to(_compute_dtype(tensor)) for tensor in tensors]
+    return [None if tensor is None else tensor.to(dtype_of_product(tensor)) for tensor in tensors]
 
 
 class LinearCrossEntropyLoss(nn.Module):
@@ -151,12 +152,6 @@ class LinearCrossEntropyLoss(nn.Module):
     def extra_repr(self) -> str:
         """The options."""
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
-
-
-def _compute_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype of the products: autocast's if it is on, as for a linear layer."""
-    narrow = _operator.autocast_of(tensor)
-    return tensor.dtype if narrow is None or tensor.dtype == torch.float64 else narrow
 
 
 def _total(labels: Tensor, class_weight: Tensor | None, ignored: int, dtype: torch.dtype) -> Tensor:
@@ -224,7 +219,7 @@ def _check(
         if tensor is not None and tensor.device != hidden.device:
             raise ValueError(f"{name} must be on hidden's device, {hidden.device}, got {tensor.device}; move it there")
     for name, tensor in (("weight", weight), ("bias", bias)):
-        if tensor is not None and _compute_dtype(tensor) != _compute_dtype(hidden):
+        if tensor is not None and dtype_of_product(tensor) != dtype_of_product(hidden):
             raise ValueError(f"{name} must have hidden's dtype, {hidden.dtype}, got {tensor.dtype}; cast one of them")
     if class_weight is not None and class_weight.requires_grad:
         raise ValueError("class_weight must need no gradient, got one that requires it; detach() it")

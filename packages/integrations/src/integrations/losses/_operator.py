@@ -54,13 +54,6 @@ def _(hidden: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, ...]:
     return hidden.new_empty(hidden.shape[:1], dtype=wide(hidden.dtype)), *_empty(hidden, weight, wanted)
 
 
-def autocast_of(tensor: Tensor) -> torch.dtype | None:
-    """The dtype of the autocast on a tensor's device; ``None`` without one, as always on ``meta``."""
-    kind = tensor.device.type
-    on = kind != "meta" and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if on else None
-
-
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype of losses and sums: that of the logits, at least float32."""
     return torch.promote_types(dtype, torch.float32)

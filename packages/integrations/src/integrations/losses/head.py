@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from integrations._common.autocast import autocast_on, dtype_of_product
 from integrations._common.forward_wrapper import ForwardWrapper
 from integrations._common.plain import PLAIN
 from integrations._step.graphs.sharding import is_unit
 from integrations._torch import in_forward_mode, peek_interpreter_stack
 from integrations.losses._derived import Derived, Source
 from integrations.losses._logits import Logits
-from integrations.losses._operator import autocast_of
 
 
 class ChunkedHead(ForwardWrapper):
@@ -68,7 +68,7 @@ class ChunkedHead(ForwardWrapper):
             self._note_made,
             self._note_rows,
         )
-        return Logits.of(Derived(source, hidden, self._dtype(hidden)))
+        return Logits.of(Derived(source, hidden, dtype_of_product(hidden)))
 
     @staticmethod
     def _defers(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -94,13 +94,8 @@ class ChunkedHead(ForwardWrapper):
     @staticmethod
     def _is_plain(linear: tuple[Tensor, Tensor | None], hidden: Tensor) -> bool:
         """Whether weight and bias can be multiplied with the input as they are, or as autocast casts them."""
-        casts = autocast_of(hidden) is not None
+        casts = autocast_on(hidden.device) is not None
         return all(x is None or (type(x) in PLAIN and (casts or x.dtype == hidden.dtype)) for x in linear)
-
-    @staticmethod
-    def _dtype(hidden: Tensor) -> torch.dtype:
-        narrow = autocast_of(hidden)
-        return hidden.dtype if narrow is None or hidden.dtype == torch.float64 else narrow
 
     @staticmethod
     def in_words(heads: Sequence[ChunkedHead]) -> str:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from integrations._calls.call import Call
+from integrations._common.autocast import autocast_on
 from integrations._common.jumps import names
 from integrations.rules.arguments import Arguments
 from integrations.rules.rules import operator_name
@@ -195,7 +196,5 @@ def _normalized(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, b
 
 def autocast_of(tensor: Tensor) -> tuple[str, torch.dtype] | None:
     """Device and dtype of the autocast that a call runs under; ``None`` if there is none."""
-    device = tensor.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return None
-    return device, torch.get_autocast_dtype(device)
+    dtype = autocast_on(tensor.device)
+    return None if dtype is None else (tensor.device.type, dtype)
