@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 #include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/macros.h>
 
 #include "cuda/kernels.h"
 #include "ops/checks.h"
