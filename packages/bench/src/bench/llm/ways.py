@@ -100,7 +100,7 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         REMAT: SYSTEMS[REMAT],
         CUT: Way(_cut, ours=False, library="cut_cross_entropy"),
         "L1": SYSTEMS["L1"],
-        "lean": Way(partial(compressed, "lean")),
+        "lean": SYSTEMS["lean"],
         CHUNKED: Way(partial(compressed, "L0", loss=CHUNKED)),
         beside(CHECKPOINTS): Way(partial(_checkpointed_beside, "L0")),
         beside("L1"): Way(partial(compressed, "L1", loss=CHUNKED)),

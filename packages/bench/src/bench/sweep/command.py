@@ -27,6 +27,7 @@ def options(add: Options) -> None:
     add.add("--level", choices=compressing, default=LEVEL, help="default: %(default)s")
     add.number("--steps", "of the gradient's error", default=STEPS, quick=QUICK_STEPS)
     add.seed("of weights, batches and dropout")
+    add.device()
     add.threads(THREADS)
     add.quick(f"two or three of each ecosystem, {QUICK_STEPS} step")
     add.json(", one by one; what the file has is not measured again")

@@ -75,6 +75,8 @@ class Start:
         begin = time.perf_counter()
         loss = self.case.loss()
         loss.backward()
+        if loss.is_cuda:
+            torch.cuda.synchronize()
         seconds = time.perf_counter() - begin
         found = [None if p.grad is None else p.grad.clone() for p in self.case.model.parameters()]
         return Step(loss.detach(), found, seconds)
@@ -83,15 +85,16 @@ class Start:
         return [*self.case.model.parameters(), *self.case.model.buffers()]
 
 
-def measure(subject: Subject, level: str, steps: int, seed: int) -> Swept:
-    """Measures a subject.
+def measure(subject: Subject, level: str, steps: int, seed: int, device: str = "cpu") -> Swept:
+    """Measures a subject, whose model and batch are made on the device.
 
     Raises:
         MissingLibrary: its library is not installed.
         Exception: whatever its forward, or compression, fails with.
     """
     seed_all(seed)
-    case = subject.make()
+    with torch.device(device):
+        case = subject.make()
     model = case.model
     start = Start(case, seed)
     plain = start.step()

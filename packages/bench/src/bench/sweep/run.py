@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import gc
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
 
 from bench.errors import BenchError, MissingLibrary
 from bench.networks import needs
@@ -42,9 +45,22 @@ def _measured(subject: Subject, asked: argparse.Namespace) -> Swept:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what compression warns of, the report says as well
-            return measure(subject, asked.level, asked.steps, asked.seed)
+            with _deterministic(asked.device == "cuda"):
+                return measure(subject, asked.level, asked.steps, asked.seed, asked.device)
     finally:
         gc.collect()  # a model's modules and hooks refer to each other
+
+
+@contextmanager
+def _deterministic(on: bool) -> Iterator[None]:
+    """Torch's deterministic algorithms where there are some, so that two steps can be compared bit for bit: by default
+    many kernels of CUDA add up a gradient in whatever order their threads come."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(on or before[0], warn_only=on or before[1])
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def _missing(subjects: Sequence[Subject]) -> dict[str, str]:

@@ -113,12 +113,13 @@ SUBJECTS: Mapping[str, Callable[[Sizes], Subject]] = MappingProxyType(
 WAYS = (
     "plain",
     "L1",
+    "lean",
+    "each block (torch)",
     "plan, 50 %, exact",
     "L4bit-swap",
-    "each block (torch)",
     "save_on_cpu",
-    "L1.2",
     "plan, 20 %, error 0.1",
+    "L1.2",
     "torch.compile, budget 0.5",
 )
 """That they are trained in by default, names in ``ways.WAYS``, what is worth most first."""

@@ -213,9 +213,10 @@ WAYS: Mapping[str, Way] = MappingProxyType(
             f"torch.compile, budget {budget:g}": Way(partial(_compiled, budget), ours=False, slow=True)
             for budget in COMPILED_BUDGETS
         },
+        "lean": Way(partial(compressed, "lean")),
     }
 )
-"""By name. Levels and options are those of ``compress_model``."""
+"""By name; charts number them in this order. Levels and options are those of ``compress_model``."""
 
 PEAK_WAYS = (PLAIN, "checkpoint, least", *(planned_name(budget, bound) for bound in BOUNDS for budget in (0.5, 0.3)))
 """Whose planned peaks are compared with measured ones."""
