@@ -149,7 +149,8 @@ Ref viewed(PyObject* view) {
   const bool waits = known->view_waits.of(view) == Py_True;
   const long others = PyLong_AsLong(known->region_waiting.of(region.get())) - waits;
   const bool lends = !sign && !(alone && others <= 0);
-  if (lends) {
+  // Elsewhere a region lends to views on its own stream alone, and torch's operators standardise.
+  if (lends || Py_IS_TYPE(codec.get(), known->standardized)) {
     Ref payload = attribute(stored.get(), known->names.payload);
     if (!payload) return Ref();
     if (!has(PyTuple_GET_ITEM(payload.get(), 0), known->names.is_cpu, Py_True)) return Ref::to(Py_None);

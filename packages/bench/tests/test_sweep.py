@@ -90,6 +90,17 @@ def test_another_loss_and_a_model_that_is_not_restored_fail(monkeypatch):
     ]
 
 
+def test_gradients_that_differ_from_step_to_step_are_restored_to_within_that():
+    def step(value):
+        return measure.Step(torch.zeros(()), [torch.tensor([1.0, value]), None], 0.0)
+
+    plain, again = step(1.0), step(1.0 + 1e-6)
+    assert measure.is_plain(step(1.0 + 5e-6), plain, again)
+    assert not measure.is_plain(step(1.001), plain, again)
+    assert measure.is_plain(step(1.0), plain, plain)
+    assert not measure.is_plain(step(1.0 + 1e-6), plain, plain)
+
+
 def test_parameters_that_stay_fail(monkeypatch):
     monkeypatch.setattr(torch.optim.SGD, "step", lambda optimizer: None)
     found = measure.measure(subject_of(PYG), "L1", steps=1, seed=0)

@@ -80,12 +80,14 @@ def test_levels(dtype, bits):
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_values_are_near_torchs(function, dtype):
     """torch contracts products and sums, we do not; the functions have conditions below 4 here, so that some 10
-    roundings of half an ulp each, of values up to 4, stay below 32 ulps of 1 (or of the value)."""
+    roundings of half an ulp each, of values up to 4, stay below 32 ulps of 1 (or of the value). Doubles are compared
+    with torch's CPU: on CUDA its hardsigmoid and hardswish multiply them by a sixth in float32."""
     x = normal(5000, dtype).clamp(-4, 4).cuda()
     boundaries = levels_for(3, dtype)[0].cuda()
     output, codes = ops.stepwise(x, function, [], boundaries, 3)
     eps = 32 * torch.finfo(dtype).eps
-    torch.testing.assert_close(output, FUNCTIONS[function](x), rtol=eps, atol=eps)
+    expected = FUNCTIONS[function](x.cpu() if dtype == torch.float64 else x)
+    torch.testing.assert_close(output, expected.cuda(), rtol=eps, atol=eps)
     assert torch.equal(codes.cpu(), ops.stepwise_codes(x.cpu(), boundaries.cpu(), 3))
 
 

@@ -28,7 +28,7 @@ def step(layer, *inputs, **kwargs):
     layer.zero_grad()
     torch.manual_seed(0)
     output = layer(*inputs, **kwargs)
-    (output * normal(*output.shape, seed=9, dtype=output.dtype)).sum().backward()
+    (output * normal(*output.shape, seed=9, dtype=output.dtype).to(output.device)).sum().backward()
     return output.detach(), [x.grad for x in leaves] + [p.grad.clone() for p in layer.parameters()]
 
 

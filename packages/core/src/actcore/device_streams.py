@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -77,9 +78,27 @@ def _counter(key: int, device: torch.device) -> Tensor:
                     f"actcore::next_stream: key={key} is new while a CUDA graph is captured, which would give every "
                     "replay the same noise; run one step before the capture"
                 )
-            found = torch.full((1,), first_stream(key), dtype=torch.int64, device=device)
+            found = _made(first_stream(key), device)
             _counters[key, device] = found
         return found
+
+
+def _made(first: int, device: torch.device) -> Tensor:
+    """A counter that stands before its first stream."""
+
+    def make() -> Tensor:
+        return torch.full((1,), first, dtype=torch.int64, device=device)
+
+    if device.type != "cuda":
+        return make()
+    # By a thread of its own: before a compiled region is captured, torch lets what this thread allocates come from the
+    # memory of the graph to be, and raises where anything of that outlives the step.
+    with ThreadPoolExecutor(1) as other:
+        found = other.submit(make).result()
+    torch.cuda.current_stream(device).wait_stream(
+        torch.cuda.default_stream(device)
+    )  # on which the other thread made it
+    return found
 
 
 @torch.library.custom_op(

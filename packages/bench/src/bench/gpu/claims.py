@@ -18,6 +18,7 @@ CLAIMS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "large": "Nothing is held in 32 bits: tensors of more than 2^31 elements come back.",
             "offload": "Offload is exact, the host does not wait, and its reserved peak is bounded.",
             "compiled": "torch.compile compresses, with inductor and with `reduce-overhead`, and replays round anew.",
+            "steps": "Each way to train has the gradient of its bits, and replayed steps store what the first does.",
             "elsewhere": "What else takes a GPU works: autocast, workspaces, side streams, and steps that never wait.",
         },
         "sanitize": {

@@ -29,6 +29,7 @@ _CLAIMS = {  # by file
     "test_cuda_offload": "offload",
     "test_cuda_offload_peak": "offload",
     "test_cuda_compiled": "compiled",
+    "test_cuda_models": "steps",
 }
 _ELSEWHERE = (  # tests that take a GPU, in files that do not
     "test_actnn_allocation.py::test_a15_on_cuda_no_step_synchronises",

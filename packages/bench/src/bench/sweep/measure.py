@@ -24,6 +24,7 @@ from integrations.report.words import format_bytes
 
 LEARNING_RATE = 1e-3
 _REASONS = 3  # of what is kept; the largest
+_APART = 10  # times what two plain steps differ by
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def measure(subject: Subject, level: str, steps: int, seed: int, device: str = "
     seed_all(seed)
     with torch.device(device):
         case = subject.make()
-    model = case.model
+    model = case.model.to(device)  # some layers make parameters of torch.Tensor(), which is on the CPU
     start = Start(case, seed)
     plain = start.step()
     again = start.step()  # by now the model has made what it makes in its first forward
@@ -106,7 +107,7 @@ def measure(subject: Subject, level: str, steps: int, seed: int, device: str = "
     report = integrations.compression(model).report()
     stepped = optimize(model)
     integrations.restore_model(model)
-    restored = surface(model) == before and start.step().same_gradient(again)
+    restored = surface(model) == before and is_plain(start.step(), plain, again)
 
     where, share = largest_share(model, found[0], again)
     kept, kept_bytes = most_kept(report)
@@ -141,6 +142,16 @@ def measure(subject: Subject, level: str, steps: int, seed: int, device: str = "
     integrations.restore_model(model)
     errors = [relative_error(step.filled(), again.filled()) for step in found]
     return replace(swept, eased_errors=errors, eased_bytes=report.stored_bytes)
+
+
+def is_plain(found: Step, plain: Step, again: Step) -> bool:
+    """Whether a step has the gradient of a plain one: bit for bit, if two plain ones have the same. A GPU may add up a
+    gradient in another order each time; then it is off by no more than some times what these two are apart, which is
+    far from the error of a compressed one."""
+    if found.same_gradient(again):
+        return True
+    apart = relative_error(plain.filled(), again.filled())
+    return relative_error(found.filled(), again.filled()) <= _APART * apart
 
 
 def compress_model(subject: Subject, model: nn.Module, level: str, **options: Any) -> None:

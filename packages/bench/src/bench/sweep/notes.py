@@ -61,7 +61,7 @@ def notes(record: Record) -> Iterator[str]:
     yield from _kept(swept)
     for entry in swept:
         if not entry.repeated and not entry.failure:
-            yield f"Two plain steps of {entry.name} have different gradients: it cannot be restored bit for bit."
+            yield f"Two plain steps of {entry.name} have different gradients: it is restored to within some times that."
     for entry in swept:
         if not entry.passed:
             yield f"Did not pass: {entry.name}, {'; '.join(entry.shortcomings)}. {WHY.get(entry.name, '')}".rstrip()

@@ -42,7 +42,9 @@ class Swept(Entry):
     repeated: bool = metric("", "whether two plain steps have the same gradient, bit for bit", default=False)
     same_loss: bool = metric("", "whether the loss is the plain one, bit for bit", default=False)
     stepped: bool = metric("", "whether an optimizer changed what has a gradient, to finite numbers", default=False)
-    restored: bool = metric("", "whether restore_model left the model as it was, bit for bit", default=False)
+    restored: bool = metric(
+        "", "whether restore_model left the model as it was, to the bit where steps are", default=False
+    )
     plain_seconds: float = metric("s", "of the quickest plain step", default=0.0)
     seconds: float = metric("s", "of the quickest compressed one", default=0.0)
 

@@ -215,6 +215,8 @@ class Site:
         held.region = None  # type: ignore[assignment]
         if self.whole is not None:
             self.flat = (*region.layout, 0)
+            if self.fields is not None:  # not of a region that is kept
+                self.fields["layout"] = region.layout
         else:
             self.flat = None if layout.contiguous else (region.layout.shape, region.layout.strides)
         self.form = form
