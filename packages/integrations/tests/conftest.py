@@ -2,6 +2,7 @@ import gc
 import os
 import threading
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -74,6 +75,19 @@ def payloads(monkeypatch):
 def lane(monkeypatch):
     """Offload without a GPU."""
     return take_cpu_for_gpu(monkeypatch)
+
+
+@pytest.fixture
+def following_takes_no_time(monkeypatch):
+    """Python's time for a forward that follows a plan counts as none: it is several times a step of models so small."""
+    from integrations._measuring import bounded
+    from integrations._step.costs.calibrating import calibrated
+
+    def rating(device, dtype):
+        rates = calibrated(device, dtype)
+        return replace(rates, host=replace(rates.host, follow=0.0))
+
+    monkeypatch.setattr(bounded, "calibrated", rating)
 
 
 @pytest.fixture

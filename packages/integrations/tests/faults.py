@@ -85,6 +85,33 @@ class AtCall:
             raise self.error
 
 
+def interrupted_anywhere(work, make, quick=sys.maxsize):
+    """Does something undisturbed, and then with a ``KeyboardInterrupt`` at one of its places after the other. Yields,
+    each time it is over, what was made for it, and the fault; if no interrupt was raised, ``where`` is empty.
+
+    Args:
+        work: what is done, with what was made and with the fault, which it enters where the places begin.
+        make: makes what it is done with, each time anew.
+        quick: about how many places the quick form has; all unless given.
+    """
+
+    def tried(fault):
+        made = make()
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                work(made, fault)
+        finally:
+            fault.__exit__()
+        if fault.error is not None:  # it lives on, and what its frames hold shall not
+            fault.error.__traceback__ = None
+        return made, fault
+
+    yield tried(counts := AtCall())
+    assert counts.seen
+    for place in places(counts.seen, quick):
+        yield tried(AtCall(place, KeyboardInterrupt()))
+
+
 # ---- what must be as before ----
 
 

@@ -11,6 +11,11 @@ from torch.utils.checkpoint import checkpoint
 WIDTH = 64
 
 
+def input_of(step: int) -> Tensor:
+    """What the models are given in a step."""
+    return torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(step))
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ import integrations
 from integrations._step.capturing import put_back
 from integrations._step.capturing.stand_ins import StandIns, with_stand_ins
 
-from .faults import AtCall, places
+from .faults import interrupted_anywhere
 from .nets import normal
 
 
@@ -94,44 +94,32 @@ def test_an_interrupt_anywhere_while_stand_ins_are_taken_out(other_threads, monk
     model = Changing()
     model(torch.ones(2, 4)).sum().backward()
 
-    def tried(place):
-        fault = AtCall(place, KeyboardInterrupt())
-
+    def captured(model, fault):
         def work():
             model.change()
             fault.__enter__()
 
-        try:
-            with_stand_ins(model, StandIns(torch.empty_like), (), work)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            fault.__exit__()
-        return fault
+        with_stand_ins(model, StandIns(torch.empty_like), (), work)
 
-    count, before, told = tried(0).seen, model.state(), []
-    for place in places(count, 40):
-        fault = tried(place)
-        if model.state() != before:
-            told.append(f"{place} {fault.where}")
-    assert told == []
+    before, tries = model.state(), interrupted_anywhere(captured, lambda: model, quick=40)
+    assert [f"{fault.place} {fault.where}" for _, fault in tries if model.state() != before] == []
 
 
 @pytest.mark.parametrize("kind", [list, deque])
 def test_a_sequence_is_whole_after_an_interrupt_anywhere(kind):
     """Beside other threads, what they have added stays, and what was there tells what that is."""
 
-    def restored(place):
+    def changed():
         found = kind([1, 2])
         sequence = put_back.Sequence(found, whole=False)
         found.extend([torch.ones(1), 3])
-        with AtCall(place, KeyboardInterrupt()) as fault:
-            try:
-                sequence.restore()
-            except KeyboardInterrupt:
-                sequence.restore()
-        assert list(found) == [1, 2, 3], fault.where
-        return fault.seen
+        return found, sequence
 
-    for place in range(1, restored(0) + 1):
-        restored(place)
+    def restore(changed, fault):
+        with fault:
+            changed[1].restore()
+
+    for (found, sequence), fault in interrupted_anywhere(restore, changed):
+        if fault.where:
+            sequence.restore()
+        assert list(found) == [1, 2, 3], fault.where

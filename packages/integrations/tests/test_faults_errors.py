@@ -14,7 +14,8 @@ from integrations import checkpoint
 
 from . import fault_ways
 from .fault_ways import X, step
-from .faults import LONG, AtCall, Trial, counting_alone, differing, of_thread, places, same
+from .faults import AtCall, Trial, counting_alone, differing, interrupted_anywhere, of_thread, places, same
+from .long_form import LONG
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*offload"),
@@ -246,27 +247,29 @@ OPTIONS = {
 def test_an_interrupt_in_compress_model(name):
     """Nothing is attached half: the model is as before, and can be compressed; or all was done when it came."""
     make, options = OPTIONS[name]
-    with AtCall() as counts:
-        twin = integrations.compress_model(make(), **options).train()
+    twin = integrations.compress_model(make(), **options).train()
     step(twin)
-    told = []
-    for place in places(counts.seen, 15):
+
+    def made():
         model = make().train()
-        before = of_thread(), structure(model)
+        return model, of_thread(), structure(model)
+
+    def compress(made, fault):
+        with fault:
+            integrations.compress_model(made[0], **options)
+
+    told = []
+    for (model, thread, before), fault in interrupted_anywhere(compress, made, quick=15):
+        changed = differing(thread, of_thread())
         try:
-            with AtCall(place, KeyboardInterrupt()) as injected:
-                integrations.compress_model(model, **options)
-        except KeyboardInterrupt:
-            changed = differing(before[0], of_thread())
-            try:
-                integrations.compression(model)
-            except ValueError:
-                changed += differing(before[1], structure(model))
-                integrations.compress_model(model, **options)
-            told += [f"{place} {injected.where}: {changed}"] if changed else []
+            integrations.compression(model)
+        except ValueError:
+            changed += differing(before, structure(model))
+            integrations.compress_model(model, **options)
+        told += [f"{fault.place} {fault.where}: {changed}"] if changed else []
         step(model)
         if not same(fault_ways.gradients(model), fault_ways.gradients(twin)):
-            told.append(f"{place} {injected.where}: the step differs")
+            told.append(f"{fault.place} {fault.where}: the step differs")
     assert told == []
 
 
@@ -274,29 +277,25 @@ def test_an_interrupt_in_compress_model(name):
 def test_an_interrupt_in_restore_model(name):
     """The model is compressed, and what is left of that is undone by the next call; or it is as it was."""
     make, options = OPTIONS[name]
+    plain, told = make().train(), []
+    step(plain)
 
     def compressed():
         model = make().train()
         before = structure(model)
         return integrations.compress_model(model, **options), before
 
-    with AtCall() as counts:
-        integrations.restore_model(compressed()[0])
-    with AtCall() as making:
-        compressed()
-    plain, told = make().train(), []
-    step(plain)
-    for place in places(counts.seen - making.seen, 15):
-        model, before = compressed()
-        try:
-            with AtCall(place, KeyboardInterrupt()) as injected:
-                integrations.restore_model(model)
-        except KeyboardInterrupt:
+    def restore(compressed, fault):
+        with fault:
+            integrations.restore_model(compressed[0])
+
+    for (model, before), fault in interrupted_anywhere(restore, compressed, quick=15):
+        if fault.where:
             with contextlib.suppress(ValueError):  # it is not compressed
                 integrations.restore_model(model)
         if changed := differing(before, structure(model)):
-            told.append(f"{place} {injected.where}: {changed}")
+            told.append(f"{fault.place} {fault.where}: {changed}")
         step(model)
         if not same(fault_ways.gradients(model), fault_ways.gradients(plain)):
-            told.append(f"{place} {injected.where}: the step differs")
+            told.append(f"{fault.place} {fault.where}: the step differs")
     assert told == []

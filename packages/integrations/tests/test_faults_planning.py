@@ -1,6 +1,5 @@
 """Interrupts at each place where a trial run of a closure is undone, and where threads wait."""
 
-import contextlib
 import threading
 
 import pytest
@@ -10,7 +9,7 @@ from torch import nn
 from integrations._adaptive.guard import trial
 from integrations._common.locking import OwnLock, Users
 
-from .faults import AtCall, places
+from .faults import interrupted_anywhere
 
 # An interrupt in a destructor is Python's to swallow.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -33,78 +32,60 @@ class Remembering(nn.Module):
         return [(id(one), one.grad is not None, one.sum().item()) for one in (*self.parameters(), *self.buffers())]
 
 
-def tried(model, faults):
-    """A trial run, with faults while it is undone."""
-    try:
-        with trial(model):
-            model.change()
-            faults.__enter__()
-    finally:
-        faults.__exit__()
-
-
 def test_an_interrupt_while_a_trial_run_is_undone():
     """Gradients, buffers and generators are as they were. Of captures, ``test_capture_interrupted.py`` asks it."""
-    tried(Remembering(), counts := AtCall())
-    assert counts.seen
-    told = []
-    for place in places(counts.seen, 150):
+
+    def made():
         torch.manual_seed(0)
         model = Remembering()
-        before, drawn = model.state(), torch.get_rng_state()
-        injected = AtCall(place, KeyboardInterrupt())
-        with contextlib.suppress(KeyboardInterrupt):
-            tried(model, injected)
+        return model, model.state(), torch.get_rng_state()
+
+    def tried(made, fault):
+        with trial(made[0]):
+            made[0].change()
+            fault.__enter__()
+
+    told = []
+    for (model, before, drawn), fault in interrupted_anywhere(tried, made, quick=150):
         if model.state() != before or not torch.equal(torch.get_rng_state(), drawn):
-            told.append(f"{place} {injected.where}: {model.state()}")
+            told.append(f"{fault.place} {fault.where}: {model.state()}")
     assert told == []
 
 
 def test_an_interrupt_leaves_no_lock_to_other_threads():
-    def use(lock):
-        with lock.held:
+    def use(lock, fault):
+        with fault, lock.held:
             lock.__reduce__()
 
     def try_it(lock, free):
         free.append(lock.held.acquire(blocking=False))
 
-    with AtCall() as counts:
-        use(OwnLock())
-    for place in range(1, counts.seen + 1):
-        lock, free = OwnLock(), []
-        with contextlib.suppress(KeyboardInterrupt), AtCall(place, KeyboardInterrupt()):
-            use(lock)
-        thread = threading.Thread(target=try_it, args=(lock, free))
+    for lock, fault in interrupted_anywhere(use, OwnLock):
+        thread = threading.Thread(target=try_it, args=(lock, free := []))
         thread.start()
         thread.join()
-        assert free == [True]
+        assert free == [True], fault.where
 
 
 def test_an_interrupt_leaves_nobody_waiting():
     """Neither for a forward that is over, nor for one that was to be alone."""
 
-    def use(users):
-        here = users.enter()
-        try:
-            with users.alone():
-                pass
-        finally:
-            here.end()
+    def use(users, fault):
+        with fault:
+            here = users.enter()
+            try:
+                with users.alone():
+                    pass
+            finally:
+                here.end()
 
     def alone(users, done):
         with users.alone():
             users.enter().end()
         done.append(True)
 
-    with AtCall() as counts:
-        use(Users())
-    for place in range(1, counts.seen + 1):
-        users, done = Users(), []
-        injected = AtCall(place, KeyboardInterrupt())
-        with contextlib.suppress(KeyboardInterrupt), injected:
-            use(users)
-        injected.error.__traceback__ = None
-        thread = threading.Thread(target=alone, args=(users, done), daemon=True)
+    for users, fault in interrupted_anywhere(use, Users):
+        thread = threading.Thread(target=alone, args=(users, done := []), daemon=True)
         thread.start()
         thread.join(10)
-        assert done, injected.where
+        assert done, fault.where

@@ -1,9 +1,6 @@
 """The rows of layers that store for themselves: what torch's own layer would keep before, all their payloads after."""
 
 import copy
-import gc
-import threading
-import weakref
 
 import pytest
 import torch
@@ -12,71 +9,10 @@ from torch.autograd import Function
 
 import actcore
 import integrations
-from actcore import stored
 from integrations import fewbit, qmodules
 
-from .nets import gradients, normal
-
-IMAGES, TOKENS = normal(16, 3, 16, 16), normal(8, 20, 32)
-CHANNELS_LAST = IMAGES.to(memory_format=torch.channels_last)
-
-
-def report_of(model, x, level="L1", **options):
-    """Of the second forward: the first makes tables of steps, which a cache keeps from then on."""
-    integrations.compress_model(model, level, **options)
-    for _ in range(2):
-        torch.manual_seed(1)
-        model(x).sum().backward()
-    return integrations.compression(model).report()
-
-
-def free(report):
-    """Rows of what autograd alone keeps."""
-    return [row for row in report.rows if not row.owner]
-
-
-def images(layer, features=4 * 14 * 14):
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1), layer, nn.Conv2d(16, 4, 3), nn.Flatten(), nn.Linear(features, 5)
-    )
-
-
-class Tokens(nn.Module):
-    """Four layers save one tensor."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.inner, self.norm, self.outer = nn.Linear(32, 64), nn.LayerNorm(64), nn.Linear(64, 8)
-        self.query, self.key, self.value = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
-
-    def forward(self, x):
-        x = self.norm(self.inner(x))
-        return self.outer(nn.functional.gelu(x + self.value(torch.tanh(self.query(x))) * self.key(x)))
-
-
-class Attention(nn.Module):
-    def __init__(self, weights):
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear, self.weights = nn.Linear(32, 32), weights
-        self.attention = nn.MultiheadAttention(32, 4, dropout=0.1, batch_first=True)
-
-    def forward(self, x):
-        x = self.linear(x)
-        return self.attention(x, x, x, need_weights=self.weights)[0]
-
-
-class Words(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.words, self.places, self.linear = nn.Embedding(100, 32), nn.Embedding(100, 32), nn.Linear(32, 100)
-
-    def forward(self, x):
-        return self.linear(self.words(x) + self.places((x * 3) % 100))
-
+from .exchanged_nets import CHANNELS_LAST, EXCHANGED, IMAGES, TOKENS, Attention, Tokens, Words, free, images, report_of
+from .nets import normal
 
 SMOOTH = (
     "Hardswish",
@@ -270,103 +206,8 @@ def test_rows_of_functions_by_hand():
     assert all(row.stored_bytes for row in rows)
 
 
-OPTIONS = {"activations": "fewbit", "linear": 0.3, "layers": "q"}
-
-
-def test_gradients_are_those_without_anybody_listening(monkeypatch):
-    found = []
-    for heard in (True, False):
-        if not heard:
-            monkeypatch.setattr(stored._Here, "listener", property(lambda self: None, lambda self, value: None))
-        model = integrations.compress_model(Tokens(), **OPTIONS)
-        torch.manual_seed(2)
-        found.append(gradients(model, TOKENS))
-        rows = integrations.compression(model).report().rows
-        assert any(not row.operator for row in rows) is not heard
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-
-
-def test_nobody_is_told_without_a_session(monkeypatch):
-    told = []
-    monkeypatch.setattr(stored, "Stored", lambda *args, **kwargs: told.append(args))
-    monkeypatch.setattr(stored.Absent, "like", lambda *args, **kwargs: told.append(args))
-    model = fewbit.convert(Tokens(), bits=3, linear=0.3)
-    model(TOKENS).sum().backward()
-    actcore.dropout(normal(64).requires_grad_()).sum().backward()
-    assert not told
-    assert not stored.is_heard()
-    integrations.compress_model(model, "L0")
-    model(TOKENS).sum().backward()
-    assert not told
-
-
-def test_listeners_are_those_of_their_thread_and_go_with_their_block():
-    class Listener:
-        def __init__(self):
-            self.told = []
-
-        def stored(self, announced):
-            self.told += announced
-
-    x = normal(64).requires_grad_()
-    outer, inner, elsewhere = Listener(), Listener(), []
-    with stored.Listening(outer):
-        with stored.Listening(inner):
-            actcore.relu(x)
-        thread = threading.Thread(target=lambda: elsewhere.append((stored.is_heard(), actcore.relu(x))))
-        thread.start()
-        thread.join()
-        with torch.no_grad():
-            actcore.relu(x)
-        with pytest.raises(ZeroDivisionError), stored.Listening(inner):
-            raise ZeroDivisionError
-        actcore.dropout(x)
-    actcore.relu(x)
-    assert not elsewhere[0][0]
-    assert [one.operator for one in inner.told] == ["relu"]
-    assert [one.operator for one in outer.told] == ["dropout"]
-
-
-def test_what_a_checkpoint_saves_is_its_own():
-    class Net(nn.Sequential):
-        def forward(self, x):
-            return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
-
-    model = nn.Sequential(nn.Linear(32, 32), Net(fewbit.GELU(), qmodules.QLinear(32, 32)))
-    report = report_of(model, TOKENS)
-    # Before torch 2.13 a checkpoint saves a tensor without elements, too.
-    assert [row.operator for row in free(report) if row.original_bytes] == ["checkpoint"]
-
-
-def test_a_row_holds_no_tensor():
-    """What was announced goes as it would without."""
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear, self.gone = nn.Linear(32, 32), []
-
-        def forward(self, x):
-            for _ in range(2):
-                x = self.linear(x)
-                y = fewbit.functional.gelu(x)
-                self.gone.append(weakref.ref(x))
-                x = y
-                del y
-            assert self.gone[0]() is None
-            return x
-
-    model = Net()
-    gc.disable()
-    try:
-        report_of(model, TOKENS)
-    finally:
-        gc.enable()
-    assert all(gone() is None for gone in model.gone)
-
-
 @pytest.mark.parametrize("make", [Tokens, lambda: images(nn.GELU())], ids=["tokens", "images"])
-@pytest.mark.parametrize("options", [*({name: given} for name, given in OPTIONS.items()), OPTIONS], ids=str)
+@pytest.mark.parametrize("options", [*({name: given} for name, given in EXCHANGED.items()), EXCHANGED], ids=str)
 def test_a_forecast_has_the_same_rows(make, options):
     x = TOKENS if make is Tokens else IMAGES
     real = report_of(make(), x, **options)
@@ -382,33 +223,3 @@ def test_a_plan_counts_what_is_recomputed():
     report = integrations.compression(model).report()
     assert all(row.operator for row in free(report) if row.dtype is torch.uint8)
     assert report.stored_bytes < report.original_bytes
-
-
-def test_a_forward_made_no_smaller_is_told_of_exchanged_layers_too():
-    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
-    options = {"linear": {"proj_dim_ratio": 0.99, "bits": None}, "min_bytes": 1 << 30}
-    integrations.compress_model(model, strict=True, **options)
-    with pytest.raises(RuntimeError, match="nothing is stored in fewer bytes"):
-        model(normal(256, 64).requires_grad_())
-
-
-@pytest.mark.parametrize(
-    ("options", "undone"),
-    [({"activations": "fewbit", "linear": 0.5}, fewbit.restore_model), ({"layers": "q"}, qmodules.revert)],
-    ids=["fewbit", "Q-layers"],
-)
-def test_what_was_exchanged_is_told_after_the_model_was_restored(options, undone):
-    """A trainer's callback restores the model when training ends. So is what somebody else has put back."""
-    said = []
-    for by_hand in (False, True):
-        model = integrations.compress_model(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8)), **options)
-        gradients(model, normal(48, 64))
-        handle = integrations.compression(model)
-        if by_hand:
-            undone(model)
-        said.append(handle.report().exchanged)
-        integrations.restore_model(model)
-        integrations.compress_model(model, level="L0", loss={"head": "2"})  # of which this handle knows nothing
-        assert handle.report().exchanged == said[-1]
-    assert said[0].startswith("Exchanged: ")
-    assert "until somebody put them back" in said[1]

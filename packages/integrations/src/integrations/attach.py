@@ -17,12 +17,13 @@ from integrations._common.compiling import compiled_module
 from integrations._common.ecosystem import require_one_checkpointing
 from integrations._common.forward_wrapper import ForwardWrapper
 from integrations._handle import blocks, outcome
+from integrations._handle.asked_plans import Asked, level_with, require_one
 from integrations._handle.blocks import BlockCompression, entered, in_block
 from integrations._handle.compression import Compression
 from integrations._handle.exchanges import Exchanges
 from integrations._handle.forward import CompressedForward
 from integrations._handle.keeping import require_paths
-from integrations._handle.recomputing import Asked, level_with, recomputing_for, require_one
+from integrations._handle.recomputing import recomputing_for
 from integrations._handle.running import within
 from integrations._handle.unused import await_forward, await_no_longer
 from integrations._planning.bounds import Bounds

@@ -5,25 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
-import torch
 from torch import nn
 
 from integrations import fewbit, qmodules
-from integrations._common.warn import warn
+from integrations._handle.asked_exchanges import activations_of, layers_of, linear_of, loss_of, q_level_of
 from integrations._handle.keeping import kept_modules
 from integrations.fewbit.linear_kinds import is_linear
 from integrations.losses.head import ChunkedHead, chunk_logits, head_of
-from integrations.qmodules.levels import resolve_level
 from integrations.rules.levels import Level
 
 RECORD = "_integrations_exchanges"
-
-FEWBIT, RANDOMIZED, Q, CHUNKED = "fewbit", "randomized", "q", "chunked"
-RATIO = 0.2
-"""For ``linear="randomized"``: the rows of a sketch as a share of the tokens. FewBit's table begins with it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +43,7 @@ class Exchanges:
             TypeError: one has the wrong type.
             ValueError: a name is unknown, or a number out of range.
         """
-        return cls(_activations(activations), _linear(linear), _layers(layers), _loss(loss))
+        return cls(activations_of(activations), linear_of(linear), layers_of(layers), loss_of(loss))
 
     def require_repeatable(self) -> None:
         """Checks that the Q-layers go together with a plan of what backward recomputes.
@@ -60,7 +53,7 @@ class Exchanges:
         """
         if self.layers is None:
             return
-        level = _q_level(self.layers)
+        level = q_level_of(self.layers)
         if level.per_sample or level.per_layer or (level.norms and level.norm_adaptive):
             raise ValueError(
                 "checkpoint must be None with Q-layers whose level chooses bits by sample or by layer: what they "
@@ -218,100 +211,9 @@ class Exchanges:
             )
 
 
-def _activations(given: Any) -> Mapping[str, Any] | None:
-    if given is None:
-        return None
-    if isinstance(given, Mapping):
-        if "linear" in given:
-            raise ValueError("activations must be fewbit.convert's arguments but for linear, which is an option itself")
-        fewbit.convert(nn.Sequential(), **{**given, "skip": ()})  # which raises for what is wrong
-        return dict(given)
-    if isinstance(given, str):
-        if given != FEWBIT:
-            raise ValueError(f"activations must be 'fewbit', bits from 1 to 8, or a mapping, got {given!r}")
-        return {}
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise TypeError(
-            f"activations must be 'fewbit', bits from 1 to 8, or a mapping of fewbit.convert's arguments, got {given!r}"
-        )
-    if not 1 <= given <= 8:
-        raise ValueError(f"activations must be 'fewbit' or bits from 1 to 8, got {given}; 3 are the default")
-    return {"bits": given}
-
-
-def _linear(given: Any) -> Mapping[str, Any] | None:
-    if given is None:
-        return None
-    if isinstance(given, Mapping):
-        options = dict(given) if {"proj_dim", "proj_dim_ratio"} & given.keys() else {"proj_dim_ratio": RATIO, **given}
-        with torch.device("meta"):
-            fewbit.RandomizedLinear(1, 1, **options)  # which raises for what is wrong
-        return options
-    if isinstance(given, str):
-        if given != RANDOMIZED:
-            raise ValueError(f"linear must be 'randomized', a ratio in (0, 1], or a mapping, got {given!r}")
-        return {"proj_dim_ratio": RATIO}
-    if isinstance(given, bool) or not isinstance(given, Real):
-        raise TypeError(
-            "linear must be 'randomized', a ratio in (0, 1], or a mapping of RandomizedLinear's arguments, got "
-            f"{given!r}"
-        )
-    if not 0 < float(given) <= 1:
-        raise ValueError(f"linear must be 'randomized' or a ratio in (0, 1], got {given}; {RATIO} is the default")
-    return {"proj_dim_ratio": float(given)}
-
-
-def _layers(given: Any) -> Mapping[str, Any] | None:
-    if given is None:
-        return None
-    if isinstance(given, Mapping):
-        _q_level(given)
-        return dict(given)
-    if given == Q:
-        return {"level": "L3"}
-    if isinstance(given, qmodules.QLevel):
-        return {"level": given}
-    if not isinstance(given, str):
-        raise TypeError(f"layers must be 'q', a QLevel, or a mapping of QModule's arguments, got {given!r}")
-    if given not in qmodules.LEVELS:
-        raise ValueError(
-            f"layers must be 'q', or {{'level': one of {', '.join(qmodules.LEVELS)}}}, ActNN's levels; got {given!r}"
-        )
-    warn(
-        f"layers={given!r} is ActNN's level {given}, and another than level={given!r}; write "
-        f"layers={{'level': {given!r}}}, which says so"
-    )
-    return {"level": given}
-
-
-def _loss(given: Any) -> Mapping[str, Any] | None:
-    if given is None:
-        return None
-    if isinstance(given, Mapping):
-        if given.keys() != {"head"} or not isinstance(given["head"], str):
-            raise ValueError(f"loss must be 'chunked', or {{'head': the path of a linear layer}}, got {dict(given)!r}")
-        return dict(given)
-    if not isinstance(given, str):
-        raise TypeError(f"loss must be 'chunked', or {{'head': the path of a linear layer}}, got {given!r}")
-    if given != CHUNKED:
-        raise ValueError(f"loss must be 'chunked', or {{'head': the path of a linear layer}}, got {given!r}")
-    return {}
-
-
 def _plain(value: object) -> bool:
     """Whether a value has the same representation in another process."""
     return value is None or isinstance(value, bool | int | float | str | qmodules.QLevel)
-
-
-def _q_level(layers: Mapping[str, Any]) -> qmodules.QLevel:
-    """The level of ``QModule``'s arguments.
-
-    Raises:
-        TypeError, ValueError: there is no such level or option.
-    """
-    options = dict(layers)
-    level = options.pop("level", None)
-    return resolve_level(qmodules.config.level() if level is None else level, options)
 
 
 def _undo_later(

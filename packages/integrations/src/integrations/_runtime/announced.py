@@ -22,7 +22,7 @@ from integrations.rules.norms import OfChannels
 from integrations.rules.policy import UNKNOWN
 
 if TYPE_CHECKING:
-    from integrations._runtime.session import Session
+    from integrations._runtime.packing import PackedForward
 
 WHY = "its layer stores it so"
 """The reason given in the row of an announced tensor."""
@@ -83,8 +83,8 @@ class Announced:
         due_by_address: what was announced and is not packed yet, by the address of its storage.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session: Session = weakref.proxy(session)
+    def __init__(self, session: PackedForward) -> None:
+        self._session: PackedForward = weakref.proxy(session)
         self.due_by_address: dict[int, list[Due]] = {}
         self._rows: list[_Row] = []
         self._held = StorageSet()

@@ -50,7 +50,7 @@ from integrations.rules.norms import Standardized
 from integrations.rules.standardizing import DECOMPRESS, order_of
 
 if TYPE_CHECKING:
-    from integrations._runtime.session import Session
+    from integrations._runtime.packing import PackedForward
 
 FORCED_OFF = os.environ.get("INTEGRATIONS_REPLAY") == "0"
 """Whether every tensor goes the full way. The results are the same, so that a test of one way tests the other."""
@@ -68,8 +68,8 @@ class Sites:
         pack: stores a tensor as the forward before did; ``None`` where it has to go the full way.
     """
 
-    def __init__(self, session: Session, watched: bool) -> None:
-        self._session: Session = weakref.proxy(session)
+    def __init__(self, session: PackedForward, watched: bool) -> None:
+        self._session: PackedForward = weakref.proxy(session)
         self.watched = watched or FORCED_OFF
         self._replay: Any = None  # before the first tensor is saved
         self.pack: Callable[[Tensor], Packed | None] = _nothing if self.watched else self._begin

@@ -12,9 +12,9 @@ from typing import Any
 from torch import nn
 
 from integrations._common.whole_files import write_text
+from integrations._handle.asked_plans import Asked, level_with, planning_for, require_one
 from integrations._handle.compression import Compression
 from integrations._handle.exchanges import Exchanges
-from integrations._handle.recomputing import Asked, level_with, planning_for, require_one
 from integrations._planning.bounds import Bounds
 from integrations.attach import compress_model, compression, restore_model
 from integrations.rules.levels import resolve_level

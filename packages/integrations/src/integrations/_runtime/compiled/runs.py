@@ -15,10 +15,10 @@ from integrations._storing.records import Record
 from integrations._torch import DisableTorchFunction
 
 if TYPE_CHECKING:
-    from integrations._runtime.session import Session
+    from integrations._runtime.packing import PackedForward
 
 
-def record_in_region(session: Session, entry: RegionEntry, like: Tensor) -> int:
+def record_in_region(session: PackedForward, entry: RegionEntry, like: Tensor) -> int:
     """Records a tensor that a compiled region saves now, and with a region's first tensor also the silent ones. Returns
     the stream for the tensor's noise; it is asked for in every run, so that each forward has noise of its own."""
     with DisableTorchFunction():
@@ -44,7 +44,7 @@ def record_in_region(session: Session, entry: RegionEntry, like: Tensor) -> int:
 
 
 def _record(
-    session: Session, entry: RegionEntry, root: str, shape: torch.Size, strides: tuple[int, ...], nbytes: int
+    session: PackedForward, entry: RegionEntry, root: str, shape: torch.Size, strides: tuple[int, ...], nbytes: int
 ) -> Record:
     template = entry.saved
     module = ".".join(part for part in (root, template.module) if part)

@@ -1,0 +1,117 @@
+"""What ``compress_model`` was asked to exchange, turned into arguments of what does it.
+
+Each function takes one of its arguments and returns ``None`` for ``None``. It raises a ``TypeError`` for a wrong type,
+and a ``ValueError`` for an unknown name or a number out of range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import nn
+
+from integrations import fewbit, qmodules
+from integrations._common.warn import warn
+from integrations.qmodules.levels import resolve_level
+
+FEWBIT, RANDOMIZED, Q, CHUNKED = "fewbit", "randomized", "q", "chunked"
+RATIO = 0.2
+"""For ``linear="randomized"``: the rows of a sketch as a share of the tokens. FewBit's table begins with it."""
+
+
+def activations_of(given: Any) -> Mapping[str, Any] | None:
+    """The arguments of ``fewbit.convert`` for ``activations``."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        if "linear" in given:
+            raise ValueError("activations must be fewbit.convert's arguments but for linear, which is an option itself")
+        fewbit.convert(nn.Sequential(), **{**given, "skip": ()})  # which raises for what is wrong
+        return dict(given)
+    if isinstance(given, str):
+        if given != FEWBIT:
+            raise ValueError(f"activations must be 'fewbit', bits from 1 to 8, or a mapping, got {given!r}")
+        return {}
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise TypeError(
+            f"activations must be 'fewbit', bits from 1 to 8, or a mapping of fewbit.convert's arguments, got {given!r}"
+        )
+    if not 1 <= given <= 8:
+        raise ValueError(f"activations must be 'fewbit' or bits from 1 to 8, got {given}; 3 are the default")
+    return {"bits": given}
+
+
+def linear_of(given: Any) -> Mapping[str, Any] | None:
+    """The arguments of ``RandomizedLinear`` for ``linear``."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        options = dict(given) if {"proj_dim", "proj_dim_ratio"} & given.keys() else {"proj_dim_ratio": RATIO, **given}
+        with torch.device("meta"):
+            fewbit.RandomizedLinear(1, 1, **options)  # which raises for what is wrong
+        return options
+    if isinstance(given, str):
+        if given != RANDOMIZED:
+            raise ValueError(f"linear must be 'randomized', a ratio in (0, 1], or a mapping, got {given!r}")
+        return {"proj_dim_ratio": RATIO}
+    if isinstance(given, bool) or not isinstance(given, Real):
+        raise TypeError(
+            "linear must be 'randomized', a ratio in (0, 1], or a mapping of RandomizedLinear's arguments, got "
+            f"{given!r}"
+        )
+    if not 0 < float(given) <= 1:
+        raise ValueError(f"linear must be 'randomized' or a ratio in (0, 1], got {given}; {RATIO} is the default")
+    return {"proj_dim_ratio": float(given)}
+
+
+def layers_of(given: Any) -> Mapping[str, Any] | None:
+    """The arguments of ``QModule`` for ``layers``."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        q_level_of(given)
+        return dict(given)
+    if given == Q:
+        return {"level": "L3"}
+    if isinstance(given, qmodules.QLevel):
+        return {"level": given}
+    if not isinstance(given, str):
+        raise TypeError(f"layers must be 'q', a QLevel, or a mapping of QModule's arguments, got {given!r}")
+    if given not in qmodules.LEVELS:
+        raise ValueError(
+            f"layers must be 'q', or {{'level': one of {', '.join(qmodules.LEVELS)}}}, ActNN's levels; got {given!r}"
+        )
+    warn(
+        f"layers={given!r} is ActNN's level {given}, and another than level={given!r}; write "
+        f"layers={{'level': {given!r}}}, which says so"
+    )
+    return {"level": given}
+
+
+def loss_of(given: Any) -> Mapping[str, Any] | None:
+    """The arguments of ``head_of`` for ``loss``."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        if given.keys() != {"head"} or not isinstance(given["head"], str):
+            raise ValueError(f"loss must be 'chunked', or {{'head': the path of a linear layer}}, got {dict(given)!r}")
+        return dict(given)
+    if not isinstance(given, str):
+        raise TypeError(f"loss must be 'chunked', or {{'head': the path of a linear layer}}, got {given!r}")
+    if given != CHUNKED:
+        raise ValueError(f"loss must be 'chunked', or {{'head': the path of a linear layer}}, got {given!r}")
+    return {}
+
+
+def q_level_of(layers: Mapping[str, Any]) -> qmodules.QLevel:
+    """The level that ``QModule``'s arguments name.
+
+    Raises:
+        TypeError, ValueError: there is no such level or option.
+    """
+    options = dict(layers)
+    level = options.pop("level", None)
+    return resolve_level(qmodules.config.level() if level is None else level, options)

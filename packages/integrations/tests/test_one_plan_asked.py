@@ -1,0 +1,188 @@
+"""What may be asked of ``integrations.plan``, ``apply`` and ``compress_model(memory=...)``, and what they say of bounds
+that cannot be met."""
+
+import copy
+import re
+
+import pytest
+
+import integrations
+from integrations._measuring import bounded
+from integrations._planning.bounds import WAYS, Bounds
+from integrations._planning.plans import Plans
+from integrations.rules.stores import Store
+
+from .nets import assert_same, gradients, normal
+from .recompute_levels import deep
+
+pytestmark = pytest.mark.usefixtures("following_takes_no_time")
+
+
+# ---- what may be asked ----
+
+WRONG = [
+    ({"memory": True}, TypeError, "memory must be bytes as an int, a string such as '4GiB', or a fraction, got True"),
+    ({"memory": "much"}, ValueError, "memory must be a number with a unit such as '4GiB'.*got 'much'"),
+    ({"memory": "8"}, ValueError, "memory must have a unit as a string, such as '4GiB', or '8B' for bytes"),
+    ({"memory": 1.5}, ValueError, r"memory must be in \(0, 1\] as a fraction.*bytes are an int"),
+    ({"memory": -1}, ValueError, "memory must not be negative, got -1"),
+    ({"time": "1.1"}, TypeError, "time must be"),
+    ({"time": 0.9}, ValueError, "time must be .*got 0.9"),
+    ({"error": "none"}, TypeError, "error must be"),
+    ({"error": 1.0}, ValueError, "error must be .*got 1.0"),
+    ({"error": float("nan")}, ValueError, "error must be .*got nan"),
+    (
+        {"stores": "bits"},
+        TypeError,
+        r"stores must be several of 'recompute'.*got the string 'bits'; for one, \('bits',\)",
+    ),
+    ({"stores": [3]}, TypeError, "stores must be several of .*got 3 among them"),
+    ({"stores": ["disk"]}, ValueError, "stores must be several of .*or of forms such as '8 bits', got 'disk'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"), WRONG, ids=lambda one: str(one) if isinstance(one, dict) else ""
+)
+def test_wrong_arguments_are_refused_before_anything_changes(asked, error, message):
+    model, args = deep()
+    for call in (
+        lambda: integrations.compress_model(model, **asked),
+        lambda: integrations.plan(model, args, **asked),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+        assert "forward" not in model.__dict__
+
+
+def test_what_does_not_go_together_is_refused():
+    model, args = deep()
+    for asked, message in (
+        ({"memory": 0.5, "checkpoint": "optimal"}, "checkpoint must be None beside memory, time, error and stores"),
+        ({"memory": 0.5, "level": "L1", "error": 0.2}, "error must be None beside level L1,.*leave out the level"),
+        ({"memory": 0.9, "bits": 4, "error": 0}, "error must be None beside level L0 with bits=4,.*got 0; leave out"),
+        ({"memory": 0.9, "level": "L0", "bits": 2, "error": 0.001}, "error must be None beside level L0 with bits=2"),
+        ({"memory": 0.9, "level": "L1", "bits": 9}, "bits must be from 1 to 8, got 9"),
+        ({"memory": 0.5, "level": "L9"}, "level must be one of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            integrations.compress_model(model, **asked)
+        assert "forward" not in model.__dict__
+    with (
+        pytest.raises(ValueError, match="memory must be left out of a block"),
+        integrations.compress(model, memory=0.5),
+    ):
+        pass
+    with pytest.raises(ValueError, match="args must be one input, or several in a list, got an empty list"):
+        integrations.plan(model, [])
+    with pytest.raises(ValueError, match="kwargs must be None where args is a mapping"):
+        integrations.plan(model, {"x": args[0]}, {})
+    with pytest.raises(TypeError, match=r"plan must be a Plan of integrations\.plan, got str"):
+        integrations.apply(model, "optimal")
+
+
+def test_the_stores_that_are_allowed():
+    allowed = {
+        ("recompute",): [],
+        ("exact",): [Store()],
+        ("bits",): [Store(4), Store(8)],
+        ("8 bits",): [Store(8)],
+        ("host",): [Store(host=True)],
+        ("bits", "host"): [Store(4), Store(8), Store(host=True), Store(4, host=True)],
+        ("slopes",): [Store(slope_bits=3)],
+        WAYS: [Store(), Store(4), Store(8), Store(host=True), Store(4, host=True), Store(slope_bits=3)],
+    }
+    for ways, wanted in allowed.items():
+        bounds = Bounds(stores=ways)
+        assert [store for store in allowed[WAYS] if bounds.allows(store)] == wanted
+        assert bounds.recomputes == ("recompute" in ways)
+        exact = Bounds(error=0, stores=ways)
+        assert [store for store in allowed[WAYS] if exact.allows(store)] == [store for store in wanted if store.exact]
+    assert Bounds(stores=["8 bits", "exact", "8 bits", "recompute"]).stores == ("recompute", "exact", "8 bits")
+
+
+def test_a_plan_beside_another_level_is_refused_before_anything_changes():
+    model, args = deep()
+    at_level, other = (copy.deepcopy(model) for _ in range(2))
+    integrations.compress_model(at_level, "L1", memory=0.9)
+    stored = gradients(at_level, *args)
+    leveled = integrations.compression(at_level).recomputing.plan
+    by_value = integrations.plan(model, args, error=0)
+    refused = [
+        (
+            lambda: integrations.apply(other, leveled),
+            r"for this level, got one for L1.*level='L1', and checkpoint=plan",
+        ),
+        (lambda: integrations.compress_model(other, "L1.1", checkpoint=leveled), "for this level, got one for L1"),
+        (
+            lambda: integrations.compress_model(other, "L1", checkpoint=by_value),
+            r"leave out the level: integrations\.apply",
+        ),
+    ]
+    for call, message in refused:
+        with pytest.raises(ValueError, match=message):
+            call()
+        assert "forward" not in other.__dict__
+    integrations.compress_model(other, "L1", checkpoint=leveled)
+    assert_same(gradients(other, *args), stored)
+
+
+# ---- what cannot be met ----
+
+
+def test_what_cannot_be_met_says_what_can():
+    model, args = deep()
+    with pytest.raises(
+        ValueError, match=r"memory .*must be at least \d+ bytes .*got '1KiB'; .*smaller batch"
+    ) as raised:
+        integrations.plan(model, args, memory="1KiB", error=0)
+    words = str(raised.value)
+    for budget in (
+        int(words.split("at least ")[1].split()[0]),
+        float(words.split(", ")[1].split(" of the plain step's")[0]),
+    ):
+        assert integrations.plan(model, args, memory=budget, error=0).peak <= int(
+            words.split("at least ")[1].split()[0]
+        )
+    with pytest.raises(ValueError, match=r"time must be at least 1\.\d+, .*memory=0\.5.*got 1"):
+        integrations.plan(model, args, memory=0.5, time=1, error=0)
+    integrations.compress_model(model, memory="1KiB", error=0)
+    with pytest.raises(ValueError, match=r"memory .*must be at least") as raised:
+        model(*args)
+    assert "integrations.restore_model(model) first" in raised.value.__notes__[0]
+    assert integrations.compression(model).step == 0
+
+
+def test_the_least_of_both_states_is_named_once():
+    """Steps that add to gradients find these there, and have no room in their place."""
+    model, args = deep()
+    with pytest.raises(ValueError, match="in steps that add to gradients") as raised:
+        integrations.plan(model, args, memory=1, error=0)
+    message = str(raised.value)
+    assert "a fraction is a float" in message
+    assert not raised.value.__suppress_context__
+    assert raised.value.__context__ is None  # one message, not one on top of another
+    least = max(int(number) for number in re.findall(r"(\d+) bytes", message))
+    plan = integrations.plan(model, args, memory=least, error=0)
+    assert max(plan.peak, plan.accumulating.peak) <= least
+
+
+def test_what_cannot_be_met_by_what_is_measured_takes_the_least_memory(monkeypatch):
+    """Of inputs that come later; they do not run without a plan."""
+    model, (x,) = deep()
+    integrations.compress_model(model, memory=0.2, error=0.1)
+    gradients(model, x)
+    monkeypatch.setattr(bounded, "measured_error", lambda *given: 1e6)  # so that no rounding fits
+    with pytest.warns(UserWarning, match=r"fits the budget 0\.2: the least activation peak, .* is taken"):
+        gradients(model, normal(2 * len(x), x.shape[1]))
+    plan = integrations.compression(model).recomputing.plan
+    assert plan.graph.inputs.shapes == ((2 * len(x), x.shape[1]),)
+    assert not plan.is_bounded
+
+
+def test_what_does_not_fit_is_said_in_the_bounds_that_were_asked_for():
+    model, (x,) = deep()
+    followed = integrations.plan(model, (x,), time=1.2, error=0)
+    plans = Plans(followed, "replan")
+    with pytest.warns(UserWarning, match=r"fits time=1\.2: the least"):
+        plans._tell_of_excess(followed)
