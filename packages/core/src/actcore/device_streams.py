@@ -95,9 +95,8 @@ def _made(first: int, device: torch.device) -> Tensor:
     # memory of the graph to be, and raises where anything of that outlives the step.
     with ThreadPoolExecutor(1) as other:
         found = other.submit(make).result()
-    torch.cuda.current_stream(device).wait_stream(
-        torch.cuda.default_stream(device)
-    )  # on which the other thread made it
+    # The other thread made it on this stream.
+    torch.cuda.current_stream(device).wait_stream(torch.cuda.default_stream(device))
     return found
 
 
