@@ -87,17 +87,17 @@ def _made(first: int, device: torch.device) -> Tensor:
     """A counter that stands before its first stream."""
 
     def make() -> Tensor:
-        return torch.full((1,), first, dtype=torch.int64, device=device)
+        counter = torch.full((1,), first, dtype=torch.int64, device=device)
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # whatever stream uses it first, it is there
+        return counter
 
     if device.type != "cuda":
         return make()
     # By a thread of its own: before a compiled region is captured, torch lets what this thread allocates come from the
     # memory of the graph to be, and raises where anything of that outlives the step.
     with ThreadPoolExecutor(1) as other:
-        found = other.submit(make).result()
-    # The other thread made it on this stream.
-    torch.cuda.current_stream(device).wait_stream(torch.cuda.default_stream(device))
-    return found
+        return other.submit(make).result()
 
 
 @torch.library.custom_op(
