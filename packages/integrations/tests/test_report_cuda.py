@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import actcore
 import integrations
 from actcore import device_streams
+from integrations._common.autocast import autocast_as_on
 from integrations._storing import choice
 from integrations.cli import main
 from integrations.rules.rules import RULES
@@ -208,6 +209,16 @@ def test_the_command_of_cuda(capsys, tmp_path):
     main(["report", "--timm", "resnet18", "--device", "cuda", "--json", str(tmp_path / "report.json")])
     assert re.search(r"as\s+on\s+CUDA", capsys.readouterr().out)
     assert integrations.Report.from_json((tmp_path / "report.json").read_text()).rows
+
+
+@WITHOUT_GPU
+def test_autocast_is_forecast_where_there_is_no_gpu():
+    """Torch's own would stay off, and the linear layer save numbers of 4 bytes."""
+    model = Net(lambda self, x: F.linear(x.sin(), self.w), w=normal(64, 64))
+    with autocast_as_on("cuda", torch.bfloat16):
+        [row] = [row for row in integrations.forecast(model, CELLS, device="cuda").rows if row.operator == "linear"]
+    assert row.original_bytes == 2 * CELLS.numel()
+    assert not torch.is_autocast_enabled("cuda")
 
 
 def test_a_fake_tensor_needs_no_counter_on_its_device(monkeypatch):

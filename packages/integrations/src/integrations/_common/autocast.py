@@ -3,6 +3,8 @@ computes with."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVarTuple
 
 import torch
@@ -66,6 +68,27 @@ def autocast_on(device: torch.device) -> torch.dtype | None:
     """The dtype of the autocast on a device; ``None`` without one, as always on ``meta``."""
     on = device.type != "meta" and torch.is_autocast_enabled(device.type)
     return torch.get_autocast_dtype(device.type) if on else None
+
+
+@contextmanager
+def autocast_as_on(device: str, dtype: torch.dtype) -> Iterator[None]:
+    """``torch.autocast`` for tensors without elements, whose device need not be here: torch's own leaves autocast off
+    where there is no GPU."""
+    if device != "cuda" or torch.cuda.is_available():
+        with torch.autocast(device, dtype=dtype):
+            yield
+        return
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    torch.set_autocast_dtype(device, dtype)
+    torch.set_autocast_enabled(device, True)
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+        torch.set_autocast_enabled(device, before[0])
+        torch.set_autocast_dtype(device, before[1])
 
 
 def dtype_of_product(tensor: Tensor) -> torch.dtype:

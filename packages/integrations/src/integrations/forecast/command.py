@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
+from integrations._common.autocast import autocast_as_on
 from integrations._common.whole_files import write_text
 from integrations.forecast import hf, pyg, timm
 from integrations.forecast.checkpoints import checkpoint
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> None:
     _require_one_way(options)
     subject, chosen = _subject(options, options.batch), _pairs(options.option, "--option")
     narrow = precision_of(options.dtype).autocast
-    surroundings = nullcontext() if narrow is None else torch.autocast(options.device, dtype=narrow)
+    surroundings = nullcontext() if narrow is None else autocast_as_on(options.device, narrow)
     if options.memory is not None:
         with surroundings:
             plan = planned_for(subject, options.memory, options.error, options.loss != "none")

@@ -190,8 +190,8 @@ def _batch_norm(given: Arguments, result: Tensor) -> Again | None:
 
 
 def _normalized(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """A batch norm by its statistics: the mean, and one over the deviation, which has the epsilon in it. Some versions of
-    ``F.batch_norm`` refuse an epsilon of 0."""
+    """A batch norm by its statistics: the mean, and one over the deviation, which has the epsilon in it. Some versions
+    of ``F.batch_norm`` refuse an epsilon of 0."""
     enabled = torch.backends.cudnn.enabled
     return torch.batch_norm(x, weight, bias, mean, scale.square().reciprocal(), False, 0.0, 0.0, enabled)
 
