@@ -120,6 +120,8 @@ WAYS = (
     "save_on_cpu",
     "plan, 20 %, error 0.1",
     "L1.2",
+    "torch.compile",
+    "L1 + torch.compile",
     "torch.compile, budget 0.5",
 )
 """That they are trained in by default, names in ``ways.WAYS``, what is worth most first."""

@@ -167,6 +167,12 @@ def _require_gpu(subject: Subject) -> None:
         raise DoesNotApply("the model is on the CPU already")
 
 
+def _compiled_at(level: str, subject: Subject) -> tuple[Forward, Surroundings]:
+    torch._dynamo.reset()
+    forward, surroundings = compressed(level, subject)
+    return torch.compile(forward), surroundings
+
+
 def _compiled(budget: float, subject: Subject) -> tuple[Forward, Surroundings]:
     torch._dynamo.reset()
 
@@ -214,6 +220,8 @@ WAYS: Mapping[str, Way] = MappingProxyType(
             for budget in COMPILED_BUDGETS
         },
         "lean": Way(partial(compressed, "lean")),
+        "torch.compile": Way(partial(_compiled, 1.0), ours=False, slow=True),
+        "L1 + torch.compile": Way(partial(_compiled_at, "L1"), slow=True),
     }
 )
 """By name; charts number them in this order. Levels and options are those of ``compress_model``."""
