@@ -114,7 +114,7 @@ _PLACES = {(subject.ecosystem, subject.name): place for place, subject in enumer
 KIND = Kind(
     "sweep",
     (Swept,),
-    {"level": "level", "steps": "number of steps", "seed": "seed"},
+    {"level": "level", "steps": "number of steps", "seed": "seed", "device": "device"},
     packages=("timm", "transformers", "torch-geometric"),
     order=lambda entry: _PLACES.get((entry.ecosystem, entry.name), len(_PLACES)),
 )

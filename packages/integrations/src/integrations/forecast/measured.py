@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-MEASURED = ("cpu",)
+MEASURED = ("cpu", "cuda")
 """Kinds of devices whose results are recorded in packages/bench/results; a test of bench compares the two."""
 
 
