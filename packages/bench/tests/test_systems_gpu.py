@@ -1,5 +1,6 @@
 """What ``python -m bench systems --gpu`` measures, as far as a machine without a GPU can tell."""
 
+import contextlib
 import time
 from argparse import Namespace
 from dataclasses import replace
@@ -180,6 +181,54 @@ def test_a_profiler_that_sees_nothing_costs_no_cell(monkeypatch, cuda):
     monkeypatch.setattr(device, "profile", broken)
     found = device.profiled(Figures(kept_bytes=1), lambda: None, CUDA)
     assert (found.kept_bytes, found.not_profiled) == (1, "RuntimeError: CUPTI is not there")
+
+
+class Graph:
+    """As ``torch.cuda.CUDAGraph``, whose capture is what runs in ``torch.cuda.graph``."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def replay(self):
+        self.calls.append("replay")
+
+    def reset(self):
+        self.calls.append("reset")
+
+
+@pytest.fixture
+def graphs(monkeypatch, cuda):
+    """What a capture calls, beside ``cuda``."""
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: stream)
+    for name in ("stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, lambda given, name=name: contextlib.nullcontext(cuda.append(name)))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(cuda))
+    return cuda
+
+
+def test_a_captured_step_is_timed_by_its_replays(graphs):
+    weight, steps = torch.ones((), requires_grad=True), []
+    found = device.captured(Figures(kept_bytes=1), lambda: steps.append("graph" in graphs) or weight * 2, CUDA)
+    assert steps == [False] * 3 + [True]
+    assert len(found.captured_seconds) == 5
+    assert graphs.count("replay") == 2 * (1 + 5)
+    assert (found.kept_bytes, found.not_captured, graphs[-1]) == (1, "", "reset")
+
+
+def test_a_step_that_cannot_be_captured_costs_no_cell(graphs):
+    weight = torch.ones((), requires_grad=True)
+
+    def step():
+        if "graph" in graphs:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return weight * 2
+
+    found = device.captured(Figures(kept_bytes=1), step, CUDA)
+    assert found == Figures(kept_bytes=1, not_captured="RuntimeError: operation not permitted when stream is capturing")
+    assert graphs[-1] == "reset"
+    assert device.captured(Figures(), step, torch.device("cpu")) == Figures()
 
 
 def test_peaks_of_the_allocator_are_of_steps_that_nothing_waits_between(cuda):
@@ -370,7 +419,7 @@ def test_the_report_has_what_was_planned_beside_what_was_measured(tmp_path):
                 copy_seconds=0.002, hidden=0.75, not_profiled="no CUPTI."
             )),
             Cell("llama-1", "plan, 50 %, exact", "a Llama", 55 * mib, 0.0, [0.1], [0.1], planned_bytes=50 * mib,
-                 planned_plain_bytes=98 * mib, figures=figures()),
+                 planned_plain_bytes=98 * mib, figures=figures(captured_seconds=[0.003, 0.004], not_captured="no.")),
         ],
     )  # fmt: skip
     file = tmp_path / "out.json"
@@ -385,4 +434,6 @@ def test_the_report_has_what_was_planned_beside_what_was_measured(tmp_path):
     assert "llama-1, plan, 50 %, exact: the measured peak is 5.0 MiB above the planned one, plain's 2.0 MiB." in text
     assert "llama-1, plain: the most that an operator had for itself: 8.0 MiB, aten.mm." in text
     assert "llama-1, L4bit-swap was not profiled: no CUPTI." in text
+    assert "llama-1, plan, 50 %, exact was not captured: no." in text
+    assert "plan, 50 %, exact 100.0 100.0 10.0 20.0 1,234 5.0 3.5" in text
     assert "this was no GPU" not in text

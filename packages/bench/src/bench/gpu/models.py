@@ -76,6 +76,8 @@ def _of_the_device(figures: Figures) -> dict[str, float | str]:
             values[f"{kind} MiB"] = _mebibytes(peak)
     if figures.cpu_seconds:
         values["CPU ms"] = round(1e3 * median(figures.cpu_seconds), 2)
+    if figures.captured_seconds:
+        values["captured ms"] = round(1e3 * median(figures.captured_seconds), 2)
     if figures.launches is not None:
         values["launches"] = figures.launches
     return values

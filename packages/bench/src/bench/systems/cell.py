@@ -20,7 +20,7 @@ from bench.memory import step_peak_bytes
 from bench.process_memory import Counters, counters, release_cached
 from bench.record.child import Child
 from bench.step_clock import steps_in_turn
-from bench.systems.device import figures, profiled, with_workspaces
+from bench.systems.device import captured, figures, profiled, with_workspaces
 from bench.systems.results import Cell, Fresh
 from bench.systems.subject import Subject
 from bench.systems.subjects import made
@@ -149,7 +149,9 @@ def _measured(request: Request, cell: Cell, subject: Subject, device: torch.devi
     if not (WAYS[cell.way].draws and _drops(plain.model)):
         cell = _with_errors(cell, (plain.model, plain_step), (subject.model, step))
     cell = _with_times(request, cell, (plain.model, plain_step), (subject.model, step), device)
-    return cell if found is None else replace(cell, figures=profiled(found, whole, device))
+    if found is None:
+        return cell
+    return replace(cell, figures=captured(profiled(found, whole, device), step, device))  # last: it may leave anything
 
 
 def _timed_alone(request: Request, cell: Cell, subject: Subject, device: torch.device) -> Cell:

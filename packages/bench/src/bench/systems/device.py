@@ -16,9 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench.errors import reason
 from bench.memory import live_bytes
 from bench.process_memory import Counters, allocator_peaks, release_cached
+from bench.step_clock import steps_in_turn
 from bench.systems.results import Figures
 
 _IN_A_ROW = 3  # steps between which nothing waits for the device
+_REPLAYS = 5  # rounds of what a CUDA graph replays
 
 _LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel")  # and with what follows: ExC, Ex
 
@@ -79,6 +81,40 @@ def profiled(found: Figures, whole: Callable[[], object], device: torch.device) 
         copy_seconds=copied,
         hidden=_overlap(copies, busy) / copied if copied else None,
     )
+
+
+def captured(found: Figures, step: Callable[[], Tensor], device: torch.device) -> Figures:
+    """Figures with the times of steps that a CUDA graph replays, or why it has none: what is left of a step where the
+    host is no hindrance.
+
+    Args:
+        found: the figures.
+        step: a forward, down to the loss; gradients are there, to which its backward adds.
+        device: of the model; elsewhere than on CUDA there is nothing to capture.
+    """
+    if device.type != "cuda":
+        return found
+    graph = torch.cuda.CUDAGraph()
+    try:
+        _warm_up_aside(step, device)
+        with torch.cuda.graph(graph):
+            step().backward()
+        [seconds] = steps_in_turn([graph.replay], _REPLAYS, device)
+    except Exception as error:  # what cannot be captured costs no cell
+        return replace(found, not_captured=reason(error))
+    finally:
+        graph.reset()
+    return replace(found, captured_seconds=seconds)
+
+
+def _warm_up_aside(step: Callable[[], Tensor], device: torch.device) -> None:
+    """Steps on a stream of their own, on which torch asks for what a capture is not to make."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(_IN_A_ROW):
+            step().backward()
+    torch.cuda.current_stream(device).wait_stream(stream)
 
 
 def with_workspaces(found: Figures, step: Callable[[], Tensor]) -> Figures:

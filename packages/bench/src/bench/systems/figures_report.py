@@ -35,8 +35,9 @@ def notes_of_figures(record: Record) -> Iterator[str]:
     yield (
         "time: medians; step: on CUDA of two in a row, until the device is done. issued: until the host had issued the "
         "step, CPU: of all threads of the process meanwhile; where the device's queue is full, the host waits in both. "
-        "busy: in which a kernel ran: what step has beyond it, the device has waited for the host. copies: between "
-        "host and device; hidden: the part of them in which a kernel ran."
+        "busy: in which a kernel ran: what step has beyond it, the device has waited for the host. captured: the step "
+        "as a CUDA graph replays it, in which the host does nothing. copies: between host and device; hidden: the part "
+        "of them in which a kernel ran."
     )
     if record.settings["device"] != "cuda":
         yield "Launches, busy, copies, and peaks of the allocator are counted on CUDA alone; this was no GPU."
@@ -50,6 +51,8 @@ def notes_of_figures(record: Record) -> Iterator[str]:
             yield f"{where}: the measured peak is {mib(more)} MiB above the planned one{_plain(record, cell)}."
         if figures.not_profiled:
             yield f"{where} was not profiled: {figures.not_profiled.rstrip('.')}."
+        if figures.not_captured:
+            yield f"{where} was not captured: {figures.not_captured.rstrip('.')}."
 
 
 def _plain(record: Record, cell: Cell) -> str:
@@ -87,6 +90,7 @@ def _times(rows: Sequence[tuple[Cell, Figures]]) -> Table:
         ("CPU\nms", lambda row: milliseconds(row[1].cpu_seconds)),
         ("launches", lambda row: f"{row[1].launches:,}" if row[1].launches else ""),
         ("busy\nms", lambda row: milliseconds([row[1].busy_seconds] if row[1].busy_seconds else [])),
+        ("captured\nms", lambda row: milliseconds(row[1].captured_seconds)),
         ("copies\nms", lambda row: milliseconds([row[1].copy_seconds] if row[1].copy_seconds else [])),
         ("hidden\n%", lambda row: percent(row[1].hidden, 1) if row[1].hidden else number(row[1].hidden, ".0f")),
     )

@@ -42,7 +42,8 @@ def _cells(going: Run, names: Sequence[str], asked: argparse.Namespace) -> None:
 
         def measured(cell: Cell) -> Cell:
             found = processes.measure(Cell(cell.subject, cell.way), request, deadline.share)
-            if found.failure or not asked.on_gpu:  # what has failed may have left anything behind
+            uncaptured = found.figures is not None and found.figures.not_captured
+            if found.failure or uncaptured or not asked.on_gpu:  # what has failed may have left anything behind
                 processes.end()
             return found
 

@@ -32,6 +32,8 @@ class Figures:
     copy_seconds: float | None = metric("s", "in which something was copied between host and device")
     hidden: float | None = metric("", "the part of that in which a kernel ran, too")
     not_profiled: str = metric("", "why the last four are not known; empty otherwise", default="")
+    captured_seconds: list[float] = series("s", "of steps that a CUDA graph replays, in which the host does nothing")
+    not_captured: str = metric("", "why there are none; empty otherwise, and off CUDA", default="")
 
 
 @numbers
