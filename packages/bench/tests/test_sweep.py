@@ -94,11 +94,12 @@ def test_gradients_that_differ_from_step_to_step_are_restored_to_within_that():
     def step(value):
         return measure.Step(torch.zeros(()), [torch.tensor([1.0, value]), None], 0.0)
 
-    plain, again = step(1.0), step(1.0 + 1e-6)
-    assert measure.is_plain(step(1.0 + 5e-6), plain, again)
-    assert not measure.is_plain(step(1.001), plain, again)
-    assert measure.is_plain(step(1.0), plain, plain)
-    assert not measure.is_plain(step(1.0 + 1e-6), plain, plain)
+    plain = step(1.0)
+    assert measure.is_plain(step(1.0 + 5e-6), plain, 1e-6, 0.1)
+    assert not measure.is_plain(step(1.001), plain, 1e-6, 0.1)
+    assert not measure.is_plain(step(1.1), plain, 0.2, 0.1)  # no nearer than a compressed one
+    assert measure.is_plain(step(1.0), plain, 0.0, 0.1)
+    assert not measure.is_plain(step(1.0 + 1e-6), plain, 0.0, 0.1)
 
 
 def test_parameters_that_stay_fail(monkeypatch):

@@ -102,7 +102,7 @@ def interrupted_anywhere(work, make, quick=sys.maxsize):
                 work(made, fault)
         finally:
             fault.__exit__()
-        if fault.error is not None:  # it lives on, and what its frames hold shall not
+        if fault.error is not None:  # it lives on, and its frames would keep tensors alive
             fault.error.__traceback__ = None
         return made, fault
 

@@ -11,10 +11,11 @@ from torch import nn
 import actcore
 import integrations
 from integrations._runtime import replay
+from integrations._runtime.packing import PackedForward
 
 from .nets import EIGHT_BITS, normal
 
-STEPS = 5  # the first decides, from the third on decisions are replayed
+STEPS = 5  # the first decides, the others replay
 
 
 class Attention(nn.Module):
@@ -41,8 +42,8 @@ class Gated(nn.Module):
         self.norm, self.gate, self.up, self.down = nn.RMSNorm(64), *(nn.Linear(64, 64, bias=False) for _ in range(3))
 
     def forward(self, x):
-        normal = self.norm(x)
-        return x + self.down(F.silu(self.gate(normal)) * self.up(normal))
+        normed = self.norm(x)
+        return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
 
 
 def convolutions():
@@ -83,17 +84,27 @@ WAYS = {  # and the bits in which what backward multiplies by is stored; ``None`
 }
 
 
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request):
-    if request.param == "cuda":
+@pytest.fixture
+def device(kind):
+    if kind == "cuda":
         if reason := actcore.build_info()["cuda_missing"]:
             pytest.skip(f"no CUDA operators: {reason}")
         if not torch.cuda.is_available():
             pytest.skip("torch finds no GPU")
-    before = torch.are_deterministic_algorithms_enabled()
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)  # else a GPU adds up a gradient in any order
-    yield torch.device(request.param)
-    torch.use_deterministic_algorithms(before)
+    yield torch.device(kind)
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@pytest.fixture
+def anew(monkeypatch):
+    """Grows by the step of each saved tensor that Python decides on."""
+    found, decide = [], PackedForward._pack_anew
+    monkeypatch.setattr(
+        PackedForward, "_pack_anew", lambda self, *given: (found.append(self.step), decide(self, *given))[1]
+    )
+    return found
 
 
 def made(net, device):
@@ -117,8 +128,8 @@ def trained(model, x):
 
 @pytest.mark.filterwarnings("ignore:.*(deterministic|nothing is offloaded|has a few-bit form)")
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("net", NETS)
-def test_every_step_has_the_gradient_of_its_bits(net, way, device, monkeypatch):
+@pytest.mark.parametrize(("kind", "net"), [("cpu", "attention"), *(("cuda", net) for net in NETS)])
+def test_every_step_has_the_gradient_of_its_bits(kind, net, way, device, monkeypatch):
     """A step of rounding is 255 / (2**bits - 1) of one of 8 bits. What rounds nothing may add up in another order."""
     model, x = made(net, device)
     options, bits = WAYS[way]
@@ -135,3 +146,13 @@ def test_every_step_has_the_gradient_of_its_bits(net, way, device, monkeypatch):
         zip(found, trained(integrations.compress_model(anew, min_bytes=0, **options), x), strict=True)
     ):
         assert torch.equal(one, other), step
+
+
+@pytest.mark.parametrize("net", ["attention", "gated", "features"])
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_step_like_the_last_is_replayed(kind, net, device, anew, monkeypatch):
+    """The first decides. What the others store is compared above."""
+    monkeypatch.setattr(replay, "FORCED_OFF", False)
+    model, x = made(net, device)
+    trained(integrations.compress_model(model, "L1.1", min_bytes=0), x)
+    assert set(anew) == {0}

@@ -184,3 +184,30 @@ def test_a_hook_takes_no_other_replay() -> None:
     hook = native.Pack(lambda tensor: "whole", lambda tensor: "anew")
     hook.replay = object()  # type: ignore[assignment]
     assert hook(torch.ones(2)) == "whole"
+
+
+def test_the_form_of_a_shared_region_has_all_of_its_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the part in C restores query, key and value of one product by the size of their region. Whatever else
+    restores them, which on a GPU is Python, goes by the stored form."""
+    begun_by: list[Any] = []
+    sizes: list[int] = []
+    begun = replay.Sites._begun
+
+    def noted(self: Any) -> Any:
+        begun_by.append(self._session)
+        return begun(self)
+
+    def look(*call: object) -> None:  # while the forward runs, whose session knows all regions
+        entries = begun_by[-1].storages.entries.by_address.values()
+        regions = [region for entry in entries for weak in entry.regions if (region := weak()) is not None]
+        sizes.extend(region.value.decompress().numel() for region in regions if region.numel == 3 * x.numel())
+
+    monkeypatch.setattr(replay, "FORCED_OFF", False)
+    monkeypatch.setattr(replay.Sites, "_begun", noted)
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Attending(64), nn.Linear(64, 64)), torch.randn(32, 64)
+    model[1].register_forward_hook(look)
+    integrations.compress_model(model, min_bytes=0)
+    for _ in range(4):  # the last two are replayed
+        model(x).square().sum().backward()
+    assert sizes == [3 * x.numel()] * 4

@@ -248,6 +248,8 @@ def test_the_command_of_a_dtype_and_of_checkpoints(capsys, tmp_path):
         "wide": ("--dtype", "float32"),
         "narrow": ("--dtype", "bfloat16"),
         "mixed": ("--dtype", "bfloat16-mixed"),
+        "wide, cuda": ("--dtype", "float32", "--device", "cuda"),
+        "mixed, cuda": ("--dtype", "bfloat16-mixed", "--device", "cuda"),
         "repeated": ("--dtype", "bfloat16", "--checkpoint"),
     }.items():
         path = tmp_path / f"{name}.json"
@@ -255,6 +257,7 @@ def test_the_command_of_a_dtype_and_of_checkpoints(capsys, tmp_path):
         assert code == 0, told.err
         kept[name] = Report.from_json(path.read_text()).original_bytes
     assert kept["repeated"] < kept["narrow"] < kept["mixed"] < kept["wide"]
+    assert kept["mixed, cuda"] < kept["wide, cuda"]
     code, told = run(capsys, "--hf", tmp_path / "config.json", "--dtype", "int4")
     assert code == 1
     assert "dtype must be one of float32" in told.err

@@ -117,6 +117,7 @@ def test_parts_of_a_tensor_do_not_take_the_memory_of_all():
             return F.scaled_dot_product_attention(*parts)
 
     model = integrations.compress_model(Attention(), "L1")
-    found = model(normal(4, 128, 64)).grad_fn.saved_tensors[:3]
+    output = model(normal(4, 128, 64))
+    found = output.grad_fn.saved_tensors[:3]
     assert len({part.untyped_storage()._cdata for part in found}) == 1  # they are stored, and come back, together
     assert found[0].untyped_storage().nbytes() == sum(part.nbytes for part in found)

@@ -85,19 +85,19 @@ def _counter(key: int, device: torch.device) -> Tensor:
 
 def _made(first: int, device: torch.device) -> Tensor:
     """A counter that stands before its first stream."""
-
-    def make() -> Tensor:
-        counter = torch.full((1,), first, dtype=torch.int64, device=device)
-        if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()  # whatever stream uses it first, it is there
-        return counter
-
     if device.type != "cuda":
-        return make()
+        return torch.full((1,), first, dtype=torch.int64, device=device)
     # By a thread of its own: before a compiled region is captured, torch lets what this thread allocates come from the
     # memory of the graph to be, and raises where anything of that outlives the step.
     with ThreadPoolExecutor(1) as other:
-        return other.submit(make).result()
+        return other.submit(_made_on_gpu, first, device).result()
+
+
+def _made_on_gpu(first: int, device: torch.device) -> Tensor:
+    """The same, complete before any stream can use it."""
+    counter = torch.full((1,), first, dtype=torch.int64, device=device)
+    torch.cuda.current_stream(device).synchronize()
+    return counter
 
 
 @torch.library.custom_op(

@@ -41,7 +41,8 @@ def notes(record: Record) -> Iterator[str]:
     yield (
         f"Passed: the error is at most {ERROR:g}, the loss is the plain one bit for bit, fewer bytes are stored or the "
         "report says why not, the optimizer changed every parameter that has a gradient, and restore_model brought the "
-        "plain model back: classes, attributes, hooks, state_dict keys, and the plain gradient bit for bit."
+        "plain model back: classes, attributes, hooks, state_dict keys, and the plain gradient, bit for bit where two "
+        "plain steps have the same."
     )
     if LEVELS[level].bits == 4:
         yield (
@@ -61,7 +62,10 @@ def notes(record: Record) -> Iterator[str]:
     yield from _kept(swept)
     for entry in swept:
         if not entry.repeated and not entry.failure:
-            yield f"Two plain steps of {entry.name} have different gradients: it is restored to within some times that."
+            yield (
+                f"Two plain steps of {entry.name} have different gradients; after restore_model its gradient is off by "
+                "at most 10 times as much, and a tenth of what it is under compression."
+            )
     for entry in swept:
         if not entry.passed:
             yield f"Did not pass: {entry.name}, {'; '.join(entry.shortcomings)}. {WHY.get(entry.name, '')}".rstrip()

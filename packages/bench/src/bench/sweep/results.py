@@ -43,7 +43,9 @@ class Swept(Entry):
     same_loss: bool = metric("", "whether the loss is the plain one, bit for bit", default=False)
     stepped: bool = metric("", "whether an optimizer changed what has a gradient, to finite numbers", default=False)
     restored: bool = metric(
-        "", "whether restore_model left the model as it was, to the bit where steps are", default=False
+        "",
+        "whether restore_model left the model as it was, its gradient bit for bit if plain steps repeat",
+        default=False,
     )
     plain_seconds: float = metric("s", "of the quickest plain step", default=0.0)
     seconds: float = metric("s", "of the quickest compressed one", default=0.0)

@@ -167,7 +167,7 @@ def _require_gpu(subject: Subject) -> None:
         raise DoesNotApply("the model is on the CPU already")
 
 
-def _compiled_at(level: str, subject: Subject) -> tuple[Forward, Surroundings]:
+def _compressed_and_compiled(level: str, subject: Subject) -> tuple[Forward, Surroundings]:
     torch._dynamo.reset()
     forward, surroundings = compressed(level, subject)
     return torch.compile(forward), surroundings
@@ -221,7 +221,7 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         },
         "lean": Way(partial(compressed, "lean")),
         "torch.compile": Way(partial(_compiled, 1.0), ours=False, slow=True),
-        "L1 + torch.compile": Way(partial(_compiled_at, "L1"), slow=True),
+        "L1 + torch.compile": Way(partial(_compressed_and_compiled, "L1"), slow=True),
     }
 )
 """By name; charts number them in this order. Levels and options are those of ``compress_model``."""

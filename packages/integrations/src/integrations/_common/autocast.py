@@ -79,16 +79,17 @@ def autocast_as_on(device: str, dtype: torch.dtype) -> Iterator[None]:
             yield
         return
     before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    torch.set_autocast_dtype(device, dtype)
-    torch.set_autocast_enabled(device, True)
-    torch.autocast_increment_nesting()
+    depth = torch.autocast_increment_nesting() - 1
     try:
+        torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_enabled(device, True)
         yield
     finally:
-        if torch.autocast_decrement_nesting() == 0:
-            torch.clear_autocast_cache()
         torch.set_autocast_enabled(device, before[0])
         torch.set_autocast_dtype(device, before[1])
+        torch.autocast_decrement_nesting()
+        if depth == 0:
+            torch.clear_autocast_cache()
 
 
 def dtype_of_product(tensor: Tensor) -> torch.dtype:

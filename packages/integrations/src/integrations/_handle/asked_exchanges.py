@@ -1,7 +1,7 @@
-"""What ``compress_model`` was asked to exchange, turned into arguments of what does it.
+"""What ``compress_model`` was asked to exchange, turned into arguments of the functions that exchange it.
 
-Each function takes one of its arguments and returns ``None`` for ``None``. It raises a ``TypeError`` for a wrong type,
-and a ``ValueError`` for an unknown name or a number out of range.
+A function that takes one argument of ``compress_model`` returns ``None`` for ``None``. It raises a ``TypeError`` for a
+wrong type, and a ``ValueError`` for an unknown name or a number out of range.
 """
 
 from __future__ import annotations

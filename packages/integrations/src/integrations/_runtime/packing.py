@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -63,7 +64,7 @@ class PackedForward:
         checkpoints: the checkpoints that the forward enters; ``None`` unless it runs.
         outer: the forward around this one in its thread, once it runs.
         hook: the pack hook that autograd calls; ``None`` unless it runs.
-        packing: the pack hook in C, which calls ``pack`` where it has to; while it runs.
+        packing: the pack hook in C, which calls ``pack`` where it has to. It is there while the forward runs.
     """
 
     packing: Pack
@@ -98,6 +99,7 @@ class PackedForward:
         self.aside: Callable[[Tensor], AbstractContextManager[Any]] | None = None
         self.occurrences: dict[Place, int] = {}
         self.outer: Self | None = None
+        self._contexts = ExitStack()  # what is taken back once it is over
         self._formulas: Formulas | None = None
         self.checkpoints: Checkpoints | None = None
 
@@ -301,10 +303,5 @@ class PackedForward:
 
     def record_of_compound(self, tensor: Tensor, place: Place, occurrence: int) -> Record:
         """The record of a tensor that has no storage of its own."""
-        return record_of_compound(
-            tensor,
-            place,
-            occurrence,
-            lambda storage: self.owners.holder(storage, self.tracker.foreign),
-            self.storages,
-        )
+        holder = partial(self.owners.holder, foreign=self.tracker.foreign)
+        return record_of_compound(tensor, place, occurrence, holder, self.storages)

@@ -32,7 +32,6 @@ class Session(PackedForward):
     """
 
     left = False
-    _contexts: ExitStack | None = None  # what is taken back; ``None`` before it was entered
 
     def begin_as(self, specs: Specs, step: int, observer: Observer | None) -> None:
         """Continues as another forward of the same level, before anything was saved."""
@@ -93,8 +92,7 @@ class Session(PackedForward):
                     self.specs.noted = self._formulas.noted
                 self.tracker.note = self._formulas = None
                 self.owners.release()
-                if self._contexts is not None:
-                    self._contexts.__exit__(kind, error, trace)
+                self._contexts.__exit__(kind, error, trace)
             complete = error is None
         finally:
             if self._observer is not None and not complete:

@@ -215,7 +215,7 @@ class Site:
         held.region = None  # type: ignore[assignment]
         if self.whole is not None:
             self.flat = (*region.layout, 0)
-            if self.fields is not None:  # not of a region that is kept
+            if self.fields is not None:  # a region that is kept has no stored form
                 self.fields["layout"] = region.layout
         else:
             self.flat = None if layout.contiguous else (region.layout.shape, region.layout.strides)
