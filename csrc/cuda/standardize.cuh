@@ -66,7 +66,7 @@ class Standardize {
 
     __device__ E element(E value, int place) const {
       const int64_t entry = entry_after(all_.run_.ends(place, of_run_), place);
-      return rounded(value, made(load(value), all_.means_[entry], all_.factors_[entry]));
+      return rounded(made(load(value), all_.means_[entry], all_.factors_[entry]));
     }
 
     __device__ void cell(Cell<E>& cell, int place) const {
@@ -155,15 +155,10 @@ class Standardize {
     }
   }
 
-  // A NaN out of arithmetic has other bits here than on the CPU, where it is the element that it was made of.
-  __device__ static E rounded(E before, T number) {
-    if (back && number != number) {
-      const T was = load(before);
-      if (was != was) return before;
-      number = static_cast<T>(NAN);
-    }
+  // A NaN out of arithmetic has other bits here than on the CPU.
+  __device__ static E rounded(T number) {
     E made;
-    store(&made, number);
+    store(&made, number == number ? number : static_cast<T>(NAN));
     return made;
   }
 
@@ -174,7 +169,7 @@ class Standardize {
       for (int i = 0; i < kElements; ++i) numbers = numbers && number[i] == number[i];
       if (!numbers) {
 #pragma unroll
-        for (int i = 0; i < kElements; ++i) cell.element[i] = rounded(cell.element[i], number[i]);
+        for (int i = 0; i < kElements; ++i) cell.element[i] = rounded(number[i]);
         return;
       }
     }

@@ -5,6 +5,7 @@ same statistics.
 """
 
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -19,6 +20,7 @@ ops = torch.ops.actcore
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 
 SEED, STREAM = 0x0123_4567_89AB_CDEF, -3
+WHOLE_OR_NOT = (640, 600)  # elements: rows that are moved 16 bytes at a time, and others
 CLAMPS = [(-0.3, 0.7), (-10.0, 0.0), (0.1, 0.1), (2.0, 3.0)]
 
 
@@ -87,32 +89,41 @@ def check_moments(kernels, x, order, skip=0):
     assert bool((apart <= near * scale).all()), (x.dtype, order, skip)
 
 
-def check_codes(kernels, x, order, bits=4, group_size=96, stochastic=True, skip=0):
-    case = f"{x.dtype} {order} bits={bits} group_size={group_size} numel={x.numel()} skip={skip}"
+def check_codes(kernels, x, order, bits=4, group_size=96, stochastic=True, skip=0, apart=(0, 0)):
+    case = f"{x.dtype} {order} bits={bits} group_size={group_size} numel={x.numel()} skip={skip} apart={apart}"
     options = (bits, group_size, stochastic)
     expected = ops.group_affine_standardized_compress(
         x, *options, SEED, STREAM, order.count, order.inner, order.channels
     )
-    found = expected[2]
-    least = math.sqrt(torch.finfo(found.dtype).tiny)
-    means, deviations = (at_offset(row, skip * row.element_size()) for row in found)
-    factors = at_offset(found[1].clamp(min=least).reciprocal(), skip * found.element_size())
-    shape, by = order.struct(kernels, x.numel()), kernels.struct("Standardization")
-    to = by(shape, means.data_ptr(), factors.data_ptr())
-    got = compressed(kernels, "group_affine_standardized_compress", x, *options, skip, by=(to,))
+    means, deviations = expected[2]
+    least = math.sqrt(torch.finfo(means.dtype).tiny)
+    with statistics(kernels, order, x, means, deviations.clamp(min=least).reciprocal(), apart) as by:
+        got = compressed(kernels, "group_affine_standardized_compress", x, *options, skip, by=(by,))
     for one, other in zip(got, expected[:2], strict=True):
         same_bytes(one, other, case)
+    check_values(kernels, expected, x, order, bits, group_size, skip, apart)
 
-    value = ops.group_affine_standardized_decompress(
-        *expected, x.numel(), order.inner, order.channels, bits, group_size
-    )
+
+@contextmanager
+def statistics(kernels, order, x, means, factors, apart):
+    """As the kernels are told. Either is so many elements beyond a multiple of 16 bytes."""
+    size = means.element_size()
+    means, factors = at_offset(means, apart[0] * size), at_offset(factors, apart[1] * size)
+    shape = order.struct(kernels, x.numel())
+    yield kernels.struct("Standardization")(shape, means.data_ptr(), factors.data_ptr())
+
+
+def check_values(kernels, stored, x, order, bits, group_size, skip, apart):
+    """Of a stored form of a tensor like ``x``."""
+    rest = (x.numel(), order.inner, order.channels, bits, group_size)
+    value = ops.group_affine_standardized_decompress(*stored, *rest)
     got = Written(x.numel(), x.dtype, skip=skip * x.element_size())
-    codes, bounds = at_offset(expected[0], skip), expected[1]
+    codes, bounds = at_offset(stored[0], skip), stored[1]
     what = (codes.data_ptr(), bounds.data_ptr(), ELEMENT_TYPES[x.dtype], x.numel(), group_size, bits, got.data_ptr())
     struct = kernels.struct("GroupAffineDecompress")(*what)
-    back = by(shape, means.data_ptr(), deviations.data_ptr())
-    kernels.run("group_affine_standardized_decompress", struct, back)
-    same_bytes(got.tensor(), value, case)
+    with statistics(kernels, order, x, *stored[2], apart) as by:
+        kernels.run("group_affine_standardized_decompress", struct, by)
+    same_bytes(got.tensor(), value, f"{x.dtype} {order} {rest} skip={skip} apart={apart}")
 
 
 @every_dtype
@@ -123,8 +134,9 @@ def test_clamped(kernels, dtype):
     for clamp in CLAMPS:
         for numel in NUMELS[1:]:
             check_clamped(kernels, normal(numel, dtype), 4, 96, True, clamp)
-        for x in (hard_ranges(dtype) | not_finite(dtype)).values():
-            check_clamped(kernels, x, 5, 96, True, clamp)
+        for numel in WHOLE_OR_NOT:
+            for x in (hard_ranges(dtype, numel) | not_finite(dtype, numel)).values():
+                check_clamped(kernels, x, 5, 96, True, clamp)
     for skip in (1, 3, 8):
         for group_size in (96, 256, 2048):
             check_clamped(kernels, normal(3000, dtype), 3, group_size, True, CLAMPS[0], skip)
@@ -158,6 +170,8 @@ def test_statistics_and_what_follows_from_them(kernels, dtype, order):
         check_codes(kernels, x, order, group_size=group_size)
     for skip in (1, 4):
         check_codes(kernels, x, order, skip=skip)
+    for apart in ((1, 0), (0, 1), (4, 8)):
+        check_codes(kernels, x, order, apart=apart)
 
 
 @every_dtype
@@ -182,10 +196,12 @@ def test_constant_channels_and_elements_that_are_not_finite(kernels, dtype):
         for constant in (0.1, torch.finfo(dtype).max / 64, 0.0):
             check_codes(kernels, torch.full((800,), constant, dtype=dtype), order)
             check_moments(kernels, torch.full((800,), constant, dtype=dtype), order)
-    for x in not_finite(dtype).values():
-        for order in (Order(1, 600), Order(6, 100), Order(12, 50), Order(12, 50, 12), Order(3, 100, 6)):
-            check_codes(kernels, x, order, 4)
-            check_moments(kernels, x, order)
+    for numel in WHOLE_OR_NOT:
+        for x in not_finite(dtype, numel).values():
+            tenth, fifth = numel // 10, numel // 5
+            for order in (Order(1, numel), Order(5, fifth), Order(10, tenth), Order(10, tenth, 10), Order(5, fifth, 5)):
+                check_codes(kernels, x, order, 4)
+                check_moments(kernels, x, order)
 
 
 @pytest.mark.parametrize("channels", [0, 8])

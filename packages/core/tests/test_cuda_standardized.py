@@ -15,6 +15,7 @@ if not torch.cuda.is_available():
 
 ops = torch.ops.actcore
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+WHOLE_OR_NOT = (640, 600)  # elements: rows that are moved 16 bytes at a time, and others
 KEY = (0x0123_4567_89AB_CDEF, -3)
 ORDERS = (
     *((1, 1, 0), (3, 49, 0), (64, 1, 0), (2, 2100, 0), (7, 16, 0), (40, 3, 0)),
@@ -59,6 +60,8 @@ def assert_standardized(x, order, bits=4, group_size=96, stochastic=True, on_gpu
     rest = (x.numel(), *where, bits, group_size)
     value = ops.group_affine_standardized_decompress(*(part.cpu() for part in (*stored, found)), *rest)
     assert_same_bytes(ops.group_affine_standardized_decompress(*stored, found, *rest), value, case)
+    moved = torch.cat([found.new_zeros(1), found.view(-1)])[1:].view(2, -1)  # at no multiple of 16 bytes
+    assert_same_bytes(ops.group_affine_standardized_decompress(*stored, moved, *rest), value, case)
 
 
 @every_dtype
@@ -69,8 +72,9 @@ def test_clamped(dtype):
     for clamp in ((-10.0, 0.0), (0.1, 0.1), (2.0, 3.0)):
         for numel in NUMELS[1:]:
             assert_clamped(normal(numel, dtype), 4, 96, clamp)
-        for x in (hard_ranges(dtype) | not_finite(dtype)).values():
-            assert_clamped(x, 5, 96, clamp)
+        for numel in WHOLE_OR_NOT:
+            for x in (hard_ranges(dtype, numel) | not_finite(dtype, numel)).values():
+                assert_clamped(x, 5, 96, clamp)
     memory = normal(4000, dtype)
     for start in (1, 3, 8):
         assert_clamped(memory[start:], 4, 256, (-1.0, 1.0), memory.cuda()[start:])
@@ -106,9 +110,10 @@ def test_constant_channels_and_elements_that_are_not_finite(dtype):
             assert_same_bytes(found[1].contiguous(), torch.zeros(order[0], dtype=found.dtype))
             back = ops.group_affine_standardized_decompress(*stored, found, 800, *order[1:], 4, 96)
             assert_same_bytes(back, x)
-    for x in not_finite(dtype).values():
-        for order in ((1, 600, 0), (6, 100, 0), (12, 50, 12), (3, 100, 6)):
-            assert_standardized(x, order)
+    for numel in WHOLE_OR_NOT:
+        for x in not_finite(dtype, numel).values():
+            for order in ((1, numel, 0), (5, numel // 5, 0), (10, numel // 10, 10), (10, numel // 20, 20)):
+                assert_standardized(x, order)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=name_of)
