@@ -71,7 +71,8 @@ class Standardize {
 
     __device__ void cell(Cell<E>& cell, int place) const {
       const int runs = all_.run_.ends(place, of_run_);
-      int64_t entry = entry_after(runs, place);
+      const int rest = of_run_ + runs * all_.run_.length() - place;  // elements of the run from here on
+      const int64_t entry = entry_after(runs, place);
       T number[kElements];
       read(cell, number);
       if (all_.consecutive_) {
@@ -80,24 +81,24 @@ class Standardize {
         read_entries(all_.factors_ + entry, factor);
 #pragma unroll
         for (int i = 0; i < kElements; ++i) number[i] = made(number[i], mean[i], factor[i]);
-        return write(cell, number);
-      }
-      T mean = all_.means_[entry], factor = all_.factors_[entry];
-      int rest = of_run_ + runs * all_.run_.length() - place;  // elements of the run from here on
-      if (rest >= kElements) {
+      } else if (rest >= kElements) {
+        const T mean = all_.means_[entry], factor = all_.factors_[entry];
 #pragma unroll
         for (int i = 0; i < kElements; ++i) number[i] = made(number[i], mean, factor);
-        return write(cell, number);
-      }
-      int ended = runs;
+      } else if (all_.run_.length() >= kElements) {  // two runs
+        const int64_t next = entry_after(runs + 1, place + rest);
+        const T mean = all_.means_[entry], factor = all_.factors_[entry];
+        const T next_mean = all_.means_[next], next_factor = all_.factors_[next];
 #pragma unroll
-      for (int i = 0; i < kElements; ++i) {
-        if (i == rest) {
-          entry = entry_after(++ended, place + i);
-          mean = all_.means_[entry], factor = all_.factors_[entry];
-          rest += all_.run_.length();
+        for (int i = 0; i < kElements; ++i) {
+          number[i] = made(number[i], i < rest ? mean : next_mean, i < rest ? factor : next_factor);
         }
-        number[i] = made(number[i], mean, factor);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) {
+          const int64_t own = entry_after(all_.run_.ends(place + i, of_run_), place + i);
+          number[i] = made(number[i], all_.means_[own], all_.factors_[own]);
+        }
       }
       write(cell, number);
     }
