@@ -142,21 +142,27 @@ def test_clamped(kernels, dtype):
             check_clamped(kernels, normal(3000, dtype), 3, group_size, True, CLAMPS[0], skip)
 
 
-# The last of these: statistics that end within a row of 32 elements, one that is of one element, cells that several
-# share, and rows of channels that no cell, warp or block fits.
+# Statistics that end within a row of 32 elements, and are of one; cells that two or several statistics share, channels
+# that fit no cell, warp or block, and rows of them that end within a cell.
 FIRST = (
     *(Order(1, 1), Order(3, 49), Order(5, 49), Order(64, 1)),
     *(Order(2, 2100), Order(7, 16), Order(96, 8), Order(40, 3)),
 )
 LAST = (
     *(Order(1, 5, 1), Order(64, 130, 64), Order(70, 5, 70), Order(99, 64, 33), Order(8, 300, 8), Order(4, 130, 260)),
-    *(Order(6, 49, 40), Order(16, 12, 128), Order(3, 1100, 3)),
+    *(Order(6, 49, 40), Order(16, 12, 128), Order(3, 1100, 3), Order(32, 5, 9)),
 )
 
 
 def numel_of(order):
     """Several runs of each statistic, or what the order says."""
-    blocks = {Order(99, 64, 33): 3, Order(4, 130, 260): 2, Order(6, 49, 40): 3, Order(16, 12, 128): 4}
+    blocks = {
+        Order(99, 64, 33): 3,
+        Order(4, 130, 260): 2,
+        Order(6, 49, 40): 3,
+        Order(16, 12, 128): 4,
+        Order(32, 5, 9): 32,
+    }
     return order.inner * order.channels * blocks.get(order, 1) if order.channels else 4 * order.count * order.inner
 
 
