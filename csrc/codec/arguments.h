@@ -21,9 +21,10 @@ struct GroupAffineCompress {
   int64_t position;  // of the first element in the sequence of noise; 0 unless `input` is a part of a tensor
   uint8_t* codes;    // packed_bytes(numel, bits)
   void* bounds;      // (groups, 2) in the input's type: low, high; of a broken group as codec/group_affine.h says
-  // Elements beyond these lie at them, if there are any; on the CPU alone.
+  // Elements beyond these are stored as if they lay at them, if there are any.
   bool clamps = false;
-  double least = 0, most = 0;
+  double least = 0;
+  double most = 0;
 };
 
 struct GroupAffineDecompress {
@@ -62,6 +63,25 @@ struct StandardizedShape {
 };
 
 constexpr int64_t kMostStandardized = 4096;  // elements of a group that is stored so
+
+// The statistics of a tensor: a mean that is taken from each of their elements, and a factor by which the rest is
+// multiplied; or the factor and what is added, on the way back. In the type that elements are computed in.
+struct Standardization {
+  StandardizedShape shape;
+  const void* means;    // (count)
+  const void* factors;  // (count)
+};
+
+// Where the statistics of a tensor are to be written, in the type that elements are computed in.
+struct TakeMoments {
+  const void* input;
+  ElementType type;
+  StandardizedShape shape;
+  double* parts;     // room for the moments of parts of the tensor, which are put together
+  void* means;       // (count)
+  void* deviations;  // (count)
+  void* factors;     // (count): by which elements less their mean are multiplied
+};
 
 // The same elements, looked at before they are stored.
 struct WideGroup {

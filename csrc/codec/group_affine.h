@@ -55,16 +55,25 @@ ACTCORE_FN void store(Half* out, float value) { *out = to_half(value); }
 ACTCORE_FN float fused_multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 ACTCORE_FN double fused_multiply_add(double a, double b, double c) { return fma(a, b, c); }
 
+// `apart`: by which a deviation is divided at least. Its square is a number still, and differences that the variance has
+// lost do not become large ones.
 template <class T>
 struct Limits;
 template <>
 struct Limits<float> {
-  static constexpr float tiny = 0x1p-100f, raise = 0x1p64f, lower = 0x1p-64f, huge = 0x1.fffffep127f;
+  static constexpr float tiny = 0x1p-100f, raise = 0x1p64f, lower = 0x1p-64f, huge = 0x1.fffffep127f, apart = 0x1p-63f;
 };
 template <>
 struct Limits<double> {
-  static constexpr double tiny = 0x1p-900, raise = 0x1p512, lower = 0x1p-512, huge = 0x1.fffffffffffffp1023;
+  static constexpr double tiny = 0x1p-900, raise = 0x1p512, lower = 0x1p-512, huge = 0x1.fffffffffffffp1023,
+                          apart = 0x1p-511;
 };
+
+// By what elements less their mean are multiplied.
+template <class T>
+ACTCORE_FN T standard_factor(T deviation) {
+  return T(1) / (deviation < Limits<T>::apart ? Limits<T>::apart : deviation);
+}
 
 // Noise has this many bits: a code is rounded in steps of 2^-8.
 constexpr int kNoiseBits = 8;

@@ -1,10 +1,12 @@
-// Division by a number that the host knows. A GPU has no instruction for division: this is three of 32 bits, and for 64
-// bits the compiler calls a function.
+// Division by a number that the host knows. A GPU has no instruction for division: this is three of 32 bits, or some ten
+// where numbers have 64, for which the compiler would call a function.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
+
+#include "cuda/intrinsics.cuh"
 
 namespace actcore::cuda {
 
@@ -31,15 +33,25 @@ class Divisor<uint32_t> {
   int shift_;
 };
 
+// The same below 2^62: with m = floor(2^(63 + s) / d) + 1, which 64 bits hold, n / d is floor(2 * n * m / 2^64) >> s.
 template <>
 class Divisor<int64_t> {
  public:
-  explicit Divisor(int64_t by) : by_(by) {}
-  __device__ int64_t quotient(int64_t n) const { return n / by_; }
+  explicit Divisor(int64_t by) : by_(by), shift_(0) {
+    while ((int64_t{1} << shift_) < by_) ++shift_;
+    factor_ =
+        static_cast<uint64_t>((static_cast<unsigned __int128>(1) << (63 + shift_)) / static_cast<uint64_t>(by_)) + 1;
+  }
+  __device__ int64_t quotient(int64_t n) const {
+    return static_cast<int64_t>(multiply_high(2 * static_cast<uint64_t>(n), factor_) >> shift_);
+  }
   __device__ int64_t remainder(int64_t n, int64_t quotient) const { return n - quotient * by_; }
+  __device__ int64_t by() const { return by_; }
 
  private:
   int64_t by_;
+  uint64_t factor_;
+  int shift_;
 };
 
 }  // namespace actcore::cuda

@@ -140,13 +140,13 @@ struct Encoder {
   }
 };
 
-// Compresses tile `index`, which is read once. Called by whole warps.
-template <class E, int bits, bool anywhere>
+// Compresses tile `index` of the elements as a transform leaves them, which is read once. Called by whole warps.
+template <class E, int bits, bool anywhere, class Transform = Identity>
 __device__ void compress_tile(WarpTile<E>& tile, const GroupAffineCompress& args, int64_t index,
-                              const GroupTiles& tiles) {
+                              const GroupTiles& tiles, const Transform& transform = {}) {
   const int64_t first = index * tiles.elements;
   const int count = tile_count(args.numel - first, tiles.elements);
-  const Row<E> row = load_row(tile, static_cast<const E*>(args.input) + first, count);
+  const Row<E> row = load_row(tile, static_cast<const E*>(args.input) + first, count, transform.at(first));
   auto bounds = row_bounds(row);
   const GroupPlace place(tiles);
   bounds.merge(place);
@@ -174,8 +174,9 @@ struct GroupMemory {
 
 // Compresses group `index`, of any number of rows, which is read twice, the second time from cache. Called by whole
 // blocks.
-template <class E, int bits, bool anywhere>
-__device__ void compress_group(GroupMemory<E>& memory, const GroupAffineCompress& args, int64_t index) {
+template <class E, int bits, bool anywhere, class Transform = Identity>
+__device__ void compress_group(GroupMemory<E>& memory, const GroupAffineCompress& args, int64_t index,
+                               const Transform& transform = {}) {
   using T = compute_t<E>;
   WarpTile<E>& tile = memory.tiles[warp_index()];
   const int warps = static_cast<int>(blockDim.x) / kWarp;
@@ -188,7 +189,7 @@ __device__ void compress_group(GroupMemory<E>& memory, const GroupAffineCompress
   const auto bounds_by = [&](const auto& of_row) {
     Bounds<T> bounds = {T(INFINITY), -T(INFINITY)};
     for (int64_t i = mine; i < end; i += stride) {
-      const Bounds<T> row = of_row(load_row(tile, input + i, tile_count(end - i)));
+      const Bounds<T> row = of_row(load_row(tile, input + i, tile_count(end - i), transform.at(i)));
       bounds.merge(row.low, row.high);
     }
     bounds.merge(GroupPlace(GroupTiles(kTile)));
@@ -208,7 +209,7 @@ __device__ void compress_group(GroupMemory<E>& memory, const GroupAffineCompress
   if (threadIdx.x == 0) encoder.store_bounds(static_cast<E*>(args.bounds) + 2 * index);
   for (int64_t i = mine; i < end; i += stride) {
     const int count = tile_count(end - i);
-    const Row<E> row = load_row(tile, input + i, count);
+    const Row<E> row = load_row(tile, input + i, count, transform.at(i));
     store_codes(tile, encoder(row, args.key, args.position + i + lane_index() * kRow), row_codes(args.codes, i, bits),
                 count);
   }
@@ -244,10 +245,10 @@ __device__ Row<E> decode_any(const PackedRow<bits>& codes, const GroupScale<T>& 
   return row;
 }
 
-// Decompresses tile `index`. Called by whole warps.
-template <class E, int bits>
+// Decompresses tile `index`, whose elements a transform changes before they are stored. Called by whole warps.
+template <class E, int bits, class Transform = Identity>
 __device__ void decompress_tile(WarpTile<E>& tile, const GroupAffineDecompress& args, int64_t index,
-                                const GroupTiles& tiles) {
+                                const GroupTiles& tiles, const Transform& transform = {}) {
   const int64_t first = index * tiles.elements;
   const int count = tile_count(args.numel - first, tiles.elements);
   const GroupPlace place(tiles);
@@ -266,7 +267,7 @@ __device__ void decompress_tile(WarpTile<E>& tile, const GroupAffineDecompress& 
   } else {
     row = repeated(high);
   }
-  store_row(tile, row, static_cast<E*>(args.output) + first, count);
+  store_row(tile, row, static_cast<E*>(args.output) + first, count, transform.at(first));
 }
 
 }  // namespace actcore::cuda

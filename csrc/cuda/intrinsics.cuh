@@ -28,6 +28,15 @@ __device__ inline uint32_t choose_bytes(uint32_t low, uint32_t high, uint32_t se
 #endif
 }
 
+// The upper half of a product.
+__device__ inline uint64_t multiply_high(uint64_t a, uint64_t b) {
+#if defined(__CUDA_ARCH__)
+  return __umul64hi(a, b);
+#else
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+#endif
+}
+
 __device__ inline float min_or_nan(float a, float b) {
 #if defined(__CUDA_ARCH__)
   float least;

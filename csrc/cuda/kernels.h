@@ -12,6 +12,16 @@ namespace actcore::cuda {
 
 cudaError_t group_affine_compress(const GroupAffineCompress& args, cudaStream_t stream);
 cudaError_t group_affine_decompress(const GroupAffineDecompress& args, cudaStream_t stream);
+cudaError_t group_affine_clamped_compress(const GroupAffineCompress& args, cudaStream_t stream);
+cudaError_t group_affine_standardized_compress(const GroupAffineCompress& args, const Standardization& by,
+                                               cudaStream_t stream);
+cudaError_t group_affine_standardized_decompress(const GroupAffineDecompress& args, const Standardization& by,
+                                                 cudaStream_t stream);
+
+// How many numbers `parts` has room for.
+int64_t moment_parts(const StandardizedShape& shape);
+cudaError_t take_moments(const TakeMoments& args, cudaStream_t stream);
+
 cudaError_t float8_compress(const Float8Compress& args, cudaStream_t stream);
 cudaError_t float8_decompress(const Float8Decompress& args, cudaStream_t stream);
 

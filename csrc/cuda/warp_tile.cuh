@@ -18,11 +18,25 @@ constexpr int kWarp = 32;
 constexpr int kRow = 32;
 constexpr int kTile = kWarp * kRow;
 
-// What one memory instruction moves.
+// What one memory instruction moves. What is done to each on the way between global memory and a tile is told by a
+// transform: `at(first)`, for a tile that begins with element `first`, has `cell` and `element`, which take the place in
+// the tile as well. A `kSmall` one is repeated for each of a thread's cells, while they are in registers.
 template <class E>
 struct alignas(16) Cell {
   static constexpr int kElements = 16 / sizeof(E);
   E element[kElements];
+};
+
+// The transform that changes nothing.
+struct Identity {
+  static constexpr bool kSmall = true;
+  __device__ const Identity& at(int64_t) const { return *this; }
+  template <class E>
+  __device__ void cell(Cell<E>&, int) const {}
+  template <class E>
+  __device__ E element(E value, int) const {
+    return value;
+  }
 };
 
 // One thread's elements, in registers: every index must be known once loops are unrolled.
@@ -86,7 +100,7 @@ __device__ inline int tile_count(int64_t left, int elements = kTile) {
   return static_cast<int>(left < elements ? left : elements);
 }
 
-__device__ inline bool is_aligned(const void* pointer, int bytes) {
+__host__ __device__ inline bool is_aligned(const void* pointer, int bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
 }
 
@@ -98,9 +112,9 @@ __device__ inline bool has_whole_rows(const void* pointer, int bytes, int count)
 }
 
 // Reads `count` elements; each thread gets its row. What follows the last element repeats it, or its row, which changes
-// neither its group's bounds nor whether the group is finite.
-template <class E>
-__device__ Row<E> load_row(WarpTile<E>& tile, const E* from, int count) {
+// neither its group's bounds nor whether the group is finite; transformed elements are repeated, too.
+template <class E, class Here = Identity>
+__device__ Row<E> load_row(WarpTile<E>& tile, const E* from, int count, const Here& transform = {}) {
   constexpr int kCells = Row<E>::kCells;
   const int lane = lane_index();
   Row<E> row;
@@ -115,12 +129,25 @@ __device__ Row<E> load_row(WarpTile<E>& tile, const E* from, int count) {
     }
 #pragma unroll
     for (int i = 0; i < kCells; ++i) {
-      if (i * kWarp + lane < rows * kCells) tile.cells[tile.place_in_column(i, lane)] = row.cell[i];
+      if (i * kWarp + lane < rows * kCells) {
+        if constexpr (Here::kSmall) transform.cell(row.cell[i], (i * kWarp + lane) * Cell<E>::kElements);
+        tile.cells[tile.place_in_column(i, lane)] = row.cell[i];
+      }
+    }
+    if constexpr (!Here::kSmall) {
+#pragma unroll 1
+      for (int i = lane; i < rows * kCells; i += kWarp) {
+        transform.cell(tile.cells[tile.place(i)], i * Cell<E>::kElements);
+      }
     }
     mine = lane < rows ? lane : rows - 1;
   } else {
-#pragma unroll 4
-    for (int i = lane; i < kTile; i += kWarp) tile.element(i) = from[i < count ? i : count - 1];
+    constexpr int kTimes = Here::kSmall ? 4 : 1;
+#pragma unroll kTimes
+    for (int i = lane; i < kTile; i += kWarp) {
+      const int place = i < count ? i : count - 1;
+      tile.element(i) = transform.element(from[place], place);
+    }
   }
   __syncwarp();
 #pragma unroll
@@ -128,8 +155,8 @@ __device__ Row<E> load_row(WarpTile<E>& tile, const E* from, int count) {
   return row;
 }
 
-template <class E>
-__device__ void store_row(WarpTile<E>& tile, const Row<E>& row, E* to, int count) {
+template <class E, class Here = Identity>
+__device__ void store_row(WarpTile<E>& tile, const Row<E>& row, E* to, int count, const Here& transform = {}) {
   constexpr int kCells = Row<E>::kCells;
   const int lane = lane_index();
   __syncwarp();
@@ -139,13 +166,18 @@ __device__ void store_row(WarpTile<E>& tile, const Row<E>& row, E* to, int count
   if (has_whole_rows(to, sizeof(Cell<E>), count)) {
     Cell<E>* cells = reinterpret_cast<Cell<E>*>(to);
     const int end = (count >> 5) * kCells;
-#pragma unroll
+    constexpr int kTimes = Here::kSmall ? kCells : 1;
+#pragma unroll kTimes
     for (int i = 0; i < kCells; ++i) {
-      if (i * kWarp + lane < end) cells[i * kWarp + lane] = tile.cells[tile.place_in_column(i, lane)];
+      if (i * kWarp + lane < end) {
+        Cell<E> cell = tile.cells[tile.place_in_column(i, lane)];
+        transform.cell(cell, (i * kWarp + lane) * Cell<E>::kElements);
+        cells[i * kWarp + lane] = cell;
+      }
     }
   } else {
 #pragma unroll 1
-    for (int i = lane; i < count; i += kWarp) to[i] = tile.element(i);
+    for (int i = lane; i < count; i += kWarp) to[i] = transform.element(tile.element(i), i);
   }
 }
 

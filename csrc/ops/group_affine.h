@@ -1,6 +1,8 @@
 // The group-affine operators: checks, output tensors, and what the kernels are told.
 #pragma once
 
+#include <cmath>
+
 #include "ops/checks.h"
 #include "ops/noise.h"
 #include "ops/outputs.h"
@@ -34,6 +36,17 @@ GroupAffineCompressCall group_affine_compress_call(const Tensor& input, int64_t 
           codes,
           bounds,
           groups};
+}
+
+inline GroupAffineCompressCall group_affine_clamped_call(const Tensor& input, int64_t bits, int64_t group_size,
+                                                         bool stochastic, int64_t seed, int64_t stream, double least,
+                                                         double most) {
+  const char* op = "group_affine_clamped_compress";
+  require(std::isfinite(least) && std::isfinite(most) && least <= most, op,
+          "least and most must be finite, and least not above most, got ", least, " and ", most);
+  auto call = group_affine_compress_call(input, bits, group_size, stochastic, seed, stream, op);
+  call.args.clamps = true, call.args.least = least, call.args.most = most;
+  return call;
 }
 
 struct WideGroupCall {
@@ -92,6 +105,53 @@ inline StandardizedShape standardized_shape(const char* op, int64_t numel, int64
   require(last || first, op, numel, " elements must be whole runs or rows of ", count, " statistics, by inner=", inner,
           " and channels=", channels);
   return {numel, count, inner, channels, last ? columns / count : 1};
+}
+
+// The dtype in which elements of a tensor's are computed.
+inline ScalarType computed_in(const Tensor& tensor) {
+  return tensor.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+struct StandardizedCompressCall {
+  GroupAffineCompressCall codes;
+  StandardizedShape shape;
+  Tensor found;      // means, and deviations in the second row
+  void* means;       // where these are
+  void* deviations;  // likewise
+};
+
+inline StandardizedCompressCall standardized_compress_call(const Tensor& input, int64_t bits, int64_t group_size,
+                                                           bool stochastic, int64_t seed, int64_t stream,
+                                                           int64_t statistics, int64_t inner, int64_t channels) {
+  const char* op = "group_affine_standardized_compress";
+  auto call = group_affine_compress_call(input, bits, group_size, stochastic, seed, stream, op);
+  const StandardizedShape shape = standardized_shape(op, input.numel(), statistics, inner, channels, group_size);
+  Tensor found = make_empty(input, {2, input.numel() ? shape.count : 0}, computed_in(input));
+  auto* means = static_cast<char*>(found.mutable_data_ptr());
+  return {call, shape, found, means, means + shape.count * static_cast<int64_t>(found.element_size())};
+}
+
+struct StandardizedDecompressCall {
+  GroupAffineDecompressCall values;
+  StandardizedShape shape;
+  const void* means;
+  const void* deviations;
+};
+
+inline StandardizedDecompressCall standardized_decompress_call(const Tensor& codes, const Tensor& bounds,
+                                                               const Tensor& statistics, int64_t numel, int64_t inner,
+                                                               int64_t channels, int64_t bits, int64_t group_size) {
+  const char* op = "group_affine_standardized_decompress";
+  auto call = group_affine_decompress_call(codes, bounds, numel, bits, group_size, op);
+  require_contiguous(op, "statistics", statistics);
+  require(statistics.scalar_type() == computed_in(bounds), op, "statistics must be ",
+          computed_in(bounds) == ScalarType::Double ? "float64" : "float32", " beside elements of this dtype");
+  require(statistics.device() == codes.device(), op, "codes and statistics must be on one device");
+  if (numel == 0) return {call, {0, 1, 1, 0, 1}, nullptr, nullptr};
+  require(statistics.dim() == 2 && statistics.size(0) == 2, op, "statistics must be means and deviations: (2, count)");
+  const StandardizedShape shape = standardized_shape(op, numel, statistics.size(1), inner, channels, group_size);
+  const auto* means = static_cast<const char*>(statistics.const_data_ptr());
+  return {call, shape, means, means + shape.count * static_cast<int64_t>(statistics.element_size())};
 }
 
 }  // namespace actcore::ops

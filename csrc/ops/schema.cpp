@@ -13,14 +13,16 @@ STABLE_TORCH_LIBRARY(actcore, m) {
   m.def(
       "group_affine_compress.tensor(Tensor input, int bits, int group_size, bool stochastic, Tensor seed,"
       " Tensor stream) -> (Tensor codes, Tensor bounds)");
-  // The same of the elements as `clamp` from least to most leaves them. On the CPU alone.
+  // The same of the elements as `clamp` from least to most leaves them.
   m.def(
       "group_affine_clamped_compress(Tensor input, int bits, int group_size, bool stochastic, int seed, int stream,"
       " float least, float most) -> (Tensor codes, Tensor bounds)");
   // The same of the elements less their mean and over their deviation, rounded to input's dtype. statistics_found:
-  // the input's means, and its deviations in the second row; (2, statistics) in the dtype that input is computed in. With channels last, `inner` rows of `channels` elements share statistics, each of which is of as many
-  // channels as it takes; otherwise channels is 0, and `inner` elements end to end have one statistic, the next the
-  // next, and after the last the first. group_size is at most 4096. On the CPU alone.
+  // the input's means, and its deviations in the second row; (2, statistics) in the dtype that input is computed in.
+  // With channels last, `inner` rows of `channels` elements share statistics, each of which is of as many channels as it
+  // takes; otherwise channels is 0, and `inner` elements end to end have one statistic, the next the next, and after the
+  // last the first. group_size is at most 4096. Of statistics, what devices find differs by rounding; of codes and
+  // bounds, nothing does that follow from the same statistics.
   m.def(
       "group_affine_standardized_compress(Tensor input, int bits, int group_size, bool stochastic, int seed,"
       " int stream, SymInt statistics, SymInt inner, SymInt channels)"

@@ -186,6 +186,10 @@ def test_the_sanitizer_sees_every_operator():
     calls._placed = lambda tensor: tensor + 1
     calls("positive_mask", torch.tensor([-0.5]))
     assert calls.wrong == ["positive_mask, float32[1]"]
+    calls.standardized(torch.arange(64.0), 4, 32, True, 1, 2, 8, 8, 0)
+    _, codes, statistics = calls.wrong
+    assert codes.startswith("group_affine_standardized_compress, float32[64]")
+    assert statistics.startswith("group_affine_standardized_compress, the statistics of float32[64]")
 
 
 def test_kernels_that_miss_the_goal():

@@ -24,7 +24,10 @@ CSRC = TESTS.parent / "csrc"
 STAND_IN = TESTS / "cuda_on_host"
 
 # Those that a test runs; others join with a line.
-KERNELS = ("group_affine", "group_affine_rows", "float8", "bits", "masked", "narrow", "pool", "stepwise", "levels")
+KERNELS = (
+    *("group_affine", "group_affine_clamped", "group_affine_standardized", "group_affine_rows", "moments", "float8"),
+    *("bits", "masked", "narrow", "pool", "stepwise", "levels"),
+)
 
 # As packages/core/CMakeLists.txt compiles for the host, beside checks that call into block.cpp instead of a library. A
 # compiler that adds checks of longjmp takes a fiber's stack for an error.
@@ -70,7 +73,7 @@ class Emulation:
             assert body, f"no struct {name} in csrc/codec"
             fields = []
             for line in re.sub(r"//.*", "", body[1]).splitlines():
-                if field := re.fullmatch(r"\s*(?:const )?(\w+)(\*?) (\w+)(?:\[kPoolDims\])?;\s*", line):
+                if field := re.fullmatch(r"\s*(?:const )?(\w+)(\*?) (\w+)(?:\[kPoolDims\])?(?: = \w+)?;\s*", line):
                     kind = ctypes.c_void_p if field[2] else self._kind(field[1])
                     fields.append((field[3], kind * 3 if "[" in line else kind))
             self._structs[name] = type(name, (ctypes.Structure,), {"_fields_": fields})

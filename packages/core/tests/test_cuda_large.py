@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import actcore
+from actcore import reference
 
 from .samples import normal, same_bits
 
@@ -65,6 +66,26 @@ def test_codecs(place, codec):
     found = stored.decompress()
     assert same_bits(found[start:].cpu(), expected)
     assert not found[:start].any()
+
+
+@pytest.mark.parametrize(("each", "rows", "channels"), [(1, 4160, 0), (64, 65, 64)], ids=["first", "last"])
+def test_standardized(place, each, rows, channels):
+    """The end has statistics of its own, one for all of its elements or for each of its channels."""
+    x, start = ending(place, torch.bfloat16, 4160, tail=4160)
+    count = x.numel() // 4160 * each
+    codes, bounds, found = ops.group_affine_standardized_compress(x, 4, 64, False, 0, 0, count, rows, channels)
+    assert not found[:, :-each].any()
+    end, own, order = x[start:].cpu(), found[:, -each:].cpu(), (each, rows, channels)
+    expected = reference.group_affine_standardized_compress(end, 4, 64, False, 0, 0, *order)[2]
+    near = 65 * torch.finfo(torch.float32).eps * expected.abs().sum(0)  # as in test_standardized.py
+    assert bool(((own - expected).abs() <= near).all())
+    stored = reference.group_affine_standardized_codes(end, own, 4, 64, False, 0, 0, *order)
+    assert torch.equal(codes[start // 2 :].cpu(), stored[0])
+    assert same_bits(bounds[start // 64 :].cpu(), stored[1])
+    value = ops.group_affine_standardized_decompress(codes, bounds, found, x.numel(), rows, channels, 4, 64)
+    there = reference.group_affine_standardized_decompress(*stored, own, 4160, rows, channels, 4, 64)
+    assert same_bits(value[start:].cpu(), there)
+    assert not value[:start].any()
 
 
 def test_integers(place):

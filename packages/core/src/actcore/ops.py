@@ -159,12 +159,7 @@ def _(input: Tensor) -> Tensor:
     return input.new_empty(packed_bytes(input.numel(), 1), dtype=torch.uint8)
 
 
-CPU_OPERATORS = (
-    "group_affine_clamped_compress",
-    "group_affine_standardized_compress",
-    "group_affine_standardized_decompress",
-    "has_wide_group",
-)
+CPU_OPERATORS = ("has_wide_group",)
 """Those that have no kernels for CUDA."""
 
 OPERATORS = (
@@ -172,6 +167,9 @@ OPERATORS = (
     "group_affine_compress",
     "group_affine_compress.tensor",
     "group_affine_decompress",
+    "group_affine_clamped_compress",
+    "group_affine_standardized_compress",
+    "group_affine_standardized_decompress",
     "group_affine_rows_compress",
     "group_affine_rows_compress.tensor",
     "group_affine_rows_decompress",

@@ -13,8 +13,15 @@ using namespace actcore;
     return cuda::NAME(*args, *widths, misfit, nullptr);                                  \
   }
 
+#define ACTCORE_STANDARDIZED_ENTRY(NAME, ARGUMENTS) \
+  extern "C" int NAME(const ARGUMENTS* args, const Standardization* by) { return cuda::NAME(*args, *by, nullptr); }
+
 ACTCORE_ENTRY(group_affine_compress, GroupAffineCompress)
 ACTCORE_ENTRY(group_affine_decompress, GroupAffineDecompress)
+ACTCORE_ENTRY(group_affine_clamped_compress, GroupAffineCompress)
+ACTCORE_STANDARDIZED_ENTRY(group_affine_standardized_compress, GroupAffineCompress)
+ACTCORE_STANDARDIZED_ENTRY(group_affine_standardized_decompress, GroupAffineDecompress)
+ACTCORE_ENTRY(take_moments, TakeMoments)
 ACTCORE_ENTRY(float8_compress, Float8Compress)
 ACTCORE_ENTRY(float8_decompress, Float8Decompress)
 ACTCORE_ROWS_ENTRY(group_affine_rows_compress, GroupAffineCompress)
@@ -39,6 +46,10 @@ ACTCORE_ENTRY(level_codes, LevelCodes)
 ACTCORE_FLAGGED_ENTRY(bit_mask_compress, BitMaskCompress)
 ACTCORE_FLAGGED_ENTRY(narrow_compress, NarrowCompress)
 
+extern "C" int moment_parts(const StandardizedShape* shape, int64_t* count) {
+  *count = cuda::moment_parts(*shape);
+  return cudaSuccess;
+}
 extern "C" int pack_bits(const uint8_t* codes, int64_t numel, int64_t bits, uint8_t* packed, int32_t* excess) {
   return cuda::pack_bits(codes, numel, static_cast<int>(bits), packed, excess, nullptr);
 }

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actcore import reference
+
 # Elements that tensors begin at, and their dtypes: what is worth most first, since the time may be over.
 _PLACES = (
     *((1, torch.float32), (1, torch.bfloat16), (0, torch.bfloat16), (0, torch.float32)),
@@ -28,6 +30,8 @@ _DRY_PLACES = _PLACES[:2]
 _LENGTHS, _DRY_LENGTHS = (1, 33, 1025, 4099), (1, 1025)
 _GROUPS = (32, 96, 192, 256, 2048)  # a warp, several in a tile, not a power of two, the default, a block's
 _KEY = (2026, -7)
+# Statistics, of a block where channels are last; elements or rows that have the same; channels that are last.
+_ORDERS = ((5, 49, 0), (3, 1100, 0), (64, 1, 0), (40, 33, 40), (3, 7, 96), (1, 300, 3))
 _POOLS: Sequence[tuple[tuple[int, ...], tuple[Any, ...]]] = (
     ((2, 3, 13, 17), ([3, 3], [2, 2], [1, 1], [1, 1], False)),
     ((2, 2, 7, 10), ([3, 2], [2, 1], [0, 0], [1, 2], True)),
@@ -63,6 +67,26 @@ class Calls:
         Raises:
             TimeoutError: the time is over.
         """
+        expected, got = self._called(name, arguments)
+        several = isinstance(expected, tuple)
+        self._compare(name, arguments, got if several else (got,), expected if several else (expected,))
+        return expected
+
+    def standardized(self, *arguments: Any) -> Any:
+        """Calls ``group_affine_standardized_compress``, as ``__call__`` does. Which statistics a device finds depends
+        on how it rounds: codes and bounds are compared with the reference's for these, and these with the CPU's. Sums
+        of at most 64 elements have moved either by 64 units of the last place at most, and then each was rounded."""
+        name = "group_affine_standardized_compress"
+        expected, got = self._called(name, arguments)
+        found, near = got[2].cpu(), 130 * torch.finfo(expected[2].dtype).eps * expected[2].abs().sum(0)
+        codes = reference.group_affine_standardized_codes(arguments[0], found, *arguments[1:])
+        self._compare(name, arguments, got[:2], codes)
+        if not bool(((found - expected[2]).abs() <= near).all()):
+            self.wrong.append(f"{name}, the statistics of {_described(arguments)}")
+        return expected
+
+    def _called(self, name: str, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+        """What an operator returns on the CPU, and on the device."""
         if time.monotonic() > self.end:
             raise TimeoutError
         operator, _, overload = name.partition(".")
@@ -71,11 +95,13 @@ class Calls:
         got = function(*(self._placed(one) if isinstance(one, Tensor) else one for one in arguments))
         self.names.add(name)
         self.count += 1
-        several = isinstance(expected, tuple)
-        pairs = zip(got if several else (got,), expected if several else (expected,), strict=True)
-        if any(not _same(one.cpu(), other) for one, other in pairs):
+        return expected, got
+
+    def _compare(
+        self, name: str, arguments: tuple[Any, ...], got: Sequence[Tensor], expected: Sequence[Tensor]
+    ) -> None:
+        if any(not _same(one.cpu(), other) for one, other in zip(got, expected, strict=True)):
             self.wrong.append(f"{name}, {_described(arguments)}")
-        return expected
 
     def _placed(self, tensor: Tensor) -> Tensor:
         memory = torch.empty(self.start + tensor.numel(), dtype=tensor.dtype, device=self.device)
@@ -102,6 +128,8 @@ def _call_all(calls: Calls, dry: bool) -> None:
             _groups(calls, x)
             _masks(calls, x)
             _levels(calls, x)
+        for bits in (3, 4) if dry else range(1, 9):
+            _standardized(calls, dtype, bits)
         _rows(calls, dtype)
         _pools(calls, dtype)
 
@@ -112,11 +140,23 @@ def _groups(calls: Calls, x: Tensor) -> None:
         for bits in range(1, 9):
             codes, bounds = calls("group_affine_compress", x, bits, group, True, *_KEY)
             calls("group_affine_decompress", codes, bounds, x.numel(), bits, group)
+            calls("group_affine_clamped_compress", x, bits, group, True, *_KEY, -0.5, 0.75)
         calls("group_affine_compress.tensor", x, 3, group, True, *key)
         for format in (torch.float8_e4m3fn, torch.float8_e5m2):
             codes, bounds = calls("float8_compress", x, format, group, True, *_KEY)
             calls("float8_decompress", codes, bounds, format, group)
         calls("float8_compress.tensor", x, torch.float8_e4m3fn, group, True, *key)
+
+
+def _standardized(calls: Calls, dtype: torch.dtype, bits: int) -> None:
+    """Runs within rows and cells, and longer than a tile; rows of channels that fill cells, and that do not."""
+    for count, inner, channels in _ORDERS:
+        x = _normal(inner * channels * 2 if channels else 3 * count * inner, dtype) + 1
+        for group in _GROUPS:
+            order = (count * 2 if channels else count, inner, channels)
+            codes, bounds, found = calls.standardized(x, bits, group, True, *_KEY, *order)
+            name, (_, *where) = "group_affine_standardized_decompress", order
+            calls(name, codes, bounds, found, x.numel(), *where, bits, group)
 
 
 def _rows(calls: Calls, dtype: torch.dtype) -> None:
@@ -193,8 +233,6 @@ def _main() -> int:
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no call is made")
     options = parser.parse_args()
-    import actcore  # noqa: F401, registers the operators
-
     calls = call_all(torch.device(options.device), options.dry, options.seconds)
     for line in calls.wrong[:20]:
         print(f"not as on the CPU: {line}")

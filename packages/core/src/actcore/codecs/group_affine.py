@@ -120,7 +120,7 @@ class GroupAffine:
         self, tensor: Tensor, least: float, most: float, *, seed: Key = 0, stream: Key = 0
     ) -> Compressed:
         """The stored form of ``tensor.clamp(least, most)``, as ``compress`` has it: ``Float[Tensor, "..."]`` to codes
-        and bounds. On a CPU the clamped tensor is not made.
+        and bounds. On the CPU and on CUDA a contiguous tensor is clamped on its way, without a copy that is.
 
         Args:
             tensor: of floating-point numbers.
@@ -134,7 +134,7 @@ class GroupAffine:
         if not -math.inf < least <= most < math.inf:
             raise ValueError(f"least and most must be finite, and least not above most, got {least} and {most}")
         numel = tensor.numel()
-        plain = isinstance(seed, int) and isinstance(stream, int) and tensor.device.type == "cpu"
+        plain = isinstance(seed, int) and isinstance(stream, int) and tensor.device.type in ("cpu", "cuda")
         gains = tensor.is_contiguous() and self.stored_bytes(numel, tensor.dtype) < numel * tensor.itemsize
         if not plain or not gains or torch.compiler.is_compiling():
             return self.compress(tensor.clamp(least, most), seed=seed, stream=stream)

@@ -27,7 +27,7 @@ from integrations._torch import OpOverload
 from integrations.rules.arguments import ASSUMED, departures
 from integrations.rules.norms import Standardized, given_to
 from integrations.rules.standardizing import COMPRESS as STANDARDIZE
-from integrations.rules.standardizing import order_for
+from integrations.rules.standardizing import has_operators, order_for
 
 COMPRESS = torch.ops.actcore.group_affine_compress.default
 COMPRESS_CLAMPED = torch.ops.actcore.group_affine_clamped_compress.default
@@ -232,14 +232,15 @@ class Site:
         codec, extent = None if stored is None else stored.codec, self.spec.extent
         on_cpu = self.device.type == "cpu"
         if type(codec) is GroupAffine:
-            if bounds and not (extent.layout.contiguous and on_cpu):
+            if bounds and not (extent.layout.contiguous and has_operators(self.device)):
                 return False
             self.encoder, self.parts = COMPRESS_CLAMPED if bounds else COMPRESS, 2
             self.arguments = (codec.bits, codec.group_size, codec.rounding == "stochastic", as_int64("seed", seed), 0)
             self.arguments += bounds
             self.noise = identity_of(self.spec.identity)
         elif type(codec) is Standardized:
-            order = order_for(codec, codec.groups, extent.layout, self.dtype) if on_cpu else None
+            stands = has_operators(self.device)
+            order = order_for(codec, codec.groups, extent.layout, self.dtype) if stands else None
             if order is None:  # other operators made it
                 return False
             self.encoder, self.parts, self.noise = STANDARDIZE, 3, identity_of(self.spec.identity)

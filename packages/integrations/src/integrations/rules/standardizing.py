@@ -1,4 +1,4 @@
-"""Stores a batch or group norm's input through one operator on the CPU, which makes no tensor of normalised elements:
+"""Stores a batch or group norm's input through one operator, which makes no tensor of normalised elements:
 ``compressed`` and ``decompressed`` do what ``norms.Normalizer`` does in several passes."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actcore import Compressed, GroupAffine, Layout
+from actcore import Compressed, GroupAffine, Layout, missing_on
 from actcore.codec import made, noise_key
 from actcore.layout import is_contiguous
 from actcore.ops import below_autograd
@@ -36,7 +36,7 @@ def compressed(
         tensor: with channels first or last in memory.
         seed, stream: of the noise.
     """
-    if tensor.device.type != "cpu" or torch.compiler.is_compiling() or not has_elements(tensor):
+    if not has_operators(tensor.device) or torch.compiler.is_compiling() or not has_elements(tensor):
         return None
     if not (isinstance(seed, int) and isinstance(stream, int)):
         return None
@@ -55,7 +55,7 @@ def compressed(
 def decompressed(codec: GroupAffine, groups: int, stored: Compressed) -> Tensor | None:
     """The tensor, with the rounding error of its normalised elements; ``None`` as for ``compressed``."""
     codes, bounds, statistics = stored.payload
-    if codes.device.type != "cpu" or torch.compiler.is_compiling():
+    if not has_operators(codes.device) or torch.compiler.is_compiling():
         return None
     layout = stored.layout
     order = order_of(layout, groups, codec.group_size)
@@ -65,6 +65,11 @@ def decompressed(codec: GroupAffine, groups: int, stored: Compressed) -> Tensor 
         DECOMPRESS, codes, bounds, statistics, math.prod(layout.shape), *order, codec.bits, codec.group_size
     )
     return layout.restore(flat)
+
+
+def has_operators(device: torch.device) -> bool:
+    """Whether tensors on a device can be stored so."""
+    return device.type == "cpu" or (device.type == "cuda" and not missing_on(device))
 
 
 def least_deviation(dtype: torch.dtype) -> float:
