@@ -23,6 +23,7 @@ _ONE_GPU = "two GPUs"  # of reasons to skip a test that say nothing against a ma
 _CLAIMS = {  # by file
     "test_cuda": "bits",
     "test_cuda_fused": "bits",
+    "test_cuda_standardized": "bits",
     "test_cuda_streams": "streams",
     "test_cuda_graphs": "capture",
     "test_cuda_large": "large",
