@@ -1,5 +1,6 @@
 // Means and deviations of a tensor's elements, as a batch or group norm takes them of its input. A thread takes the moments
-// of 32 elements that it holds; from there on sums are of doubles, in an order that follows from the shape alone.
+// of 32 elements that it holds; from there on sums are of doubles, in an order that follows from the shape alone. Means
+// are put together by their distances from one of them, so that equal ones give it exactly.
 #include "codec/dispatch.h"
 #include "cuda/divisor.cuh"
 #include "cuda/intrinsics.cuh"
@@ -137,7 +138,8 @@ __global__ void __launch_bounds__(kThreads) runs_kernel(TakeMoments args, Parts 
     mine = (count - lane + kWarp - 1) / kWarp;
   }
   const Moments own = moments_of(x, mine);
-  const double mean = sum_of_warp(mine * own.mean) / count, apart = own.mean - mean;
+  const double from_one = __shfl_sync(0xFFFFFFFFu, own.mean, 0);
+  const double mean = from_one + sum_of_warp(mine * (own.mean - from_one)) / count, apart = own.mean - mean;
   const double squares = sum_of_warp(own.squares + mine * (apart * apart));
   if (lane == 0) reinterpret_cast<Moments*>(args.parts)[parts.place(0, chunk, statistic)] = {mean, squares};
 }
@@ -177,9 +179,12 @@ __global__ void __launch_bounds__(kThreads)
   elements[threadIdx.x] = taken;
   __syncthreads();
   if (group != 0 || !takes) return;
+  const double from_one = of_thread[in_tile].mean;
   double mean = 0, squares = 0;
-  for (int i = in_tile; i < parts.height * parts.width; i += parts.width) mean += elements[i] * of_thread[i].mean;
-  mean /= rows;
+  for (int i = in_tile; i < parts.height * parts.width; i += parts.width) {
+    mean += elements[i] * (of_thread[i].mean - from_one);
+  }
+  mean = from_one + mean / rows;
   for (int i = in_tile; i < parts.height * parts.width; i += parts.width) {
     const double apart = of_thread[i].mean - mean;
     squares += of_thread[i].squares + elements[i] * (apart * apart);
@@ -204,7 +209,9 @@ __global__ void __launch_bounds__(kThreads)
     }
     return sum_of_block(sum, memory);
   };
-  const double mean = sum_of([](const Moments& part, double elements) { return elements * part.mean; }) / count;
+  const double from_one = all[parts.place(block, 0, first)].mean;
+  const double mean =
+      from_one + sum_of([&](const Moments& part, double elements) { return elements * (part.mean - from_one); }) / count;
   const double squares = sum_of([&](const Moments& part, double elements) {
     const double apart = part.mean - mean;
     return part.squares + elements * (apart * apart);
