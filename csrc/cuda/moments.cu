@@ -210,8 +210,9 @@ __global__ void __launch_bounds__(kThreads)
     return sum_of_block(sum, memory);
   };
   const double from_one = all[parts.place(block, 0, first)].mean;
-  const double mean =
-      from_one + sum_of([&](const Moments& part, double elements) { return elements * (part.mean - from_one); }) / count;
+  const double mean = from_one + sum_of([&](const Moments& part, double elements) {
+                                   return elements * (part.mean - from_one);
+                                 }) / count;
   const double squares = sum_of([&](const Moments& part, double elements) {
     const double apart = part.mean - mean;
     return part.squares + elements * (apart * apart);
