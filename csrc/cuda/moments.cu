@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kThreads) runs_kernel(TakeMoments args, Parts 
   const Moments own = moments_of(x, mine);
   const double from_one = __shfl_sync(0xFFFFFFFFu, own.mean, 0);
   const double mean = from_one + sum_of_warp(mine * (own.mean - from_one)) / count, apart = own.mean - mean;
-  const double squares = sum_of_warp(own.squares + mine * (apart * apart));
+  const double squares = sum_of_warp(own.squares + mine * apart * apart);
   if (lane == 0) reinterpret_cast<Moments*>(args.parts)[parts.place(0, chunk, statistic)] = {mean, squares};
 }
 
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads)
     const Moments more = moments_of(x, mine);
     taken += mine;
     const double part = static_cast<double>(mine) / taken, apart = more.mean - all.mean;
-    all.squares += more.squares + apart * apart * ((taken - mine) * part);
+    all.squares += more.squares + (taken - mine) * part * apart * apart;
     all.mean += apart * part;
   }
   of_thread[threadIdx.x] = all;
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kThreads)
   mean = from_one + mean / rows;
   for (int i = in_tile; i < parts.height * parts.width; i += parts.width) {
     const double apart = of_thread[i].mean - mean;
-    squares += of_thread[i].squares + elements[i] * (apart * apart);
+    squares += of_thread[i].squares + elements[i] * apart * apart;  // 0 for a thread without elements
   }
   reinterpret_cast<Moments*>(args.parts)[parts.place(block, chunk, column)] = {mean, squares};
 }
