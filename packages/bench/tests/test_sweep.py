@@ -231,7 +231,8 @@ def test_a_library_that_is_missing(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("file", "written"), [("sweep-cpu.json", "sweep.md"), ("sweep-lean-cpu.json", "sweep_lean.md")]
+    ("file", "written"),
+    [("sweep-cpu.json", "sweep.md"), ("sweep-lean-cpu.json", "sweep_lean.md"), ("sweep-cuda.json", "sweep_cuda.md")],
 )
 def test_the_documentation_is_of_the_recorded_results(file, written):
     root = Path(__file__).parents[3]

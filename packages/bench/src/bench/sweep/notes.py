@@ -64,7 +64,7 @@ def notes(record: Record) -> Iterator[str]:
         if not entry.repeated and not entry.failure:
             yield (
                 f"Two plain steps of {entry.name} have different gradients; after restore_model its gradient is off by "
-                "at most 10 times as much, and a tenth of what it is under compression."
+                "at most 10 times as much."
             )
     for entry in swept:
         if not entry.passed:
