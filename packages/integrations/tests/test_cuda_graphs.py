@@ -15,7 +15,7 @@ import integrations
 from actcore import device_streams
 from integrations import checkpoint, qmodules
 
-from .nets import mlp, normal
+from .nets import EIGHT_BITS, mlp, normal
 
 X = normal(48, 64)
 
@@ -214,3 +214,12 @@ def test_on_a_gpu_the_gradient_of_each_replay_is_another(level):
         found.append(model[2].weight.grad.clone())
     assert not torch.equal(found[0], found[1])
     assert not torch.equal(found[1], found[2])
+    # Of other elements a replay has their gradient, in a parameter's own gradient, which it writes anew.
+    x.copy_(normal(48, 64, seed=1))
+    graph.replay()
+    replayed = model[2].weight.grad.clone()
+    plain = integrations.restore_model(model)
+    plain.zero_grad(set_to_none=True)
+    plain(x).square().mean().backward()
+    exact = plain[2].weight.grad
+    assert (replayed - exact).norm() < EIGHT_BITS * 255 / 15 * exact.norm()

@@ -120,7 +120,7 @@ class GroupAffine:
         self, tensor: Tensor, least: float, most: float, *, seed: Key = 0, stream: Key = 0
     ) -> Compressed:
         """The stored form of ``tensor.clamp(least, most)``, as ``compress`` has it: ``Float[Tensor, "..."]`` to codes
-        and bounds. On the CPU and on CUDA a contiguous tensor is clamped on its way, without a copy that is.
+        and bounds. On the CPU and on CUDA a contiguous tensor is clamped on its way, and no clamped copy is made.
 
         Args:
             tensor: of floating-point numbers.
