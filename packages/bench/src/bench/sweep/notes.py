@@ -21,8 +21,8 @@ WHY: Mapping[str, str] = MappingProxyType(
         "efficientvit_b0": "Its linear attention divides one part of a matrix product by another, which may be small. "
         "In the exact gradient the two parts cancel; with operands that were rounded they do not. With the operands of "
         "these products exact, the error is 0.15.",
-        "vit": "Its error follows from the weights and the batch that are drawn: over eight seeds it is 0.08 to 0.26 on "
-        "a CPU, and a GPU draws others.",
+        "vit": "Its error follows from the weights and the batch that are drawn: over eight seeds it is 0.08 to 0.26 "
+        "on a CPU, and a GPU draws others.",
     }
 )
 """What was found out about those that did not pass at L1."""
