@@ -16,7 +16,8 @@ struct Moments {
   // Those of other elements join them, which are a `part` of all then. (Chan, Golub and LeVeque, 1979.)
   void join(double other, double their_mean, double their_squares, double part) {
     const double apart = their_mean - mean;
-    squares += their_squares + apart * apart * (count * part);
+    squares +=
+        their_squares + count * part * apart * apart;  // in this order: 0 of the first, however far from 0 they are
     mean += apart * part;
     count += other;
   }
@@ -75,14 +76,16 @@ class Runs {
   }
 
  private:
+  // By distances from the first element, whose sum is no overflow where the elements are large and alike.
   static T mean_of(const E* x, int64_t count) {
     const int64_t whole = count / kSums * kSums;
+    const T first = actcore::load(x[0]);
     Vec<T> sums[kVectors] = {};
     for (int64_t i = 0; i < whole; i += kSums)
-      for (int v = 0; v < kVectors; ++v) sums[v] += load(x + i + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) sums[v] += load(x + i + v * kLanes) - broadcast(first);
     double sum = total<T>(sums);
-    for (int64_t i = whole; i < count; ++i) sum += actcore::load(x[i]);
-    return static_cast<T>(sum / static_cast<double>(count));
+    for (int64_t i = whole; i < count; ++i) sum += actcore::load(x[i]) - first;
+    return first + static_cast<T>(sum / static_cast<double>(count));
   }
 
   void fold() {
@@ -107,9 +110,10 @@ template <int vectors, class E, class T = compute_t<E>>
 ACTCORE_FN void join_block(Moments* moments, const E* x, int64_t rows, int64_t apart) {
   Vec<T> sums[vectors] = {}, squares[vectors] = {}, middle[vectors];
   if (moments->count == 0) {
-    for (int64_t r = 0; r < rows; ++r)
-      for (int v = 0; v < vectors; ++v) sums[v] += load(x + r * apart + v * kLanes);
-    for (int v = 0; v < vectors; ++v) middle[v] = sums[v] / broadcast(static_cast<T>(rows)), sums[v] = Vec<T>{};
+    for (int64_t r = 0; r < rows; ++r)  // as in Runs::mean_of
+      for (int v = 0; v < vectors; ++v) sums[v] += load(x + r * apart + v * kLanes) - load(x + v * kLanes);
+    for (int v = 0; v < vectors; ++v)
+      middle[v] = load(x + v * kLanes) + sums[v] / broadcast(static_cast<T>(rows)), sums[v] = Vec<T>{};
   } else {
     for (int v = 0; v < vectors; ++v)
       for (int i = 0; i < kLanes; ++i) middle[v][i] = static_cast<T>(moments[v * kLanes + i].mean);
@@ -131,8 +135,8 @@ template <class E, class T = compute_t<E>>
 ACTCORE_FN void join_column(Moments* moments, const E* x, int64_t rows, int64_t apart) {
   T sum = 0, squares = 0, middle = static_cast<T>(moments->mean);
   if (moments->count == 0) {
-    for (int64_t r = 0; r < rows; ++r) sum += actcore::load(x[r * apart]);
-    middle = sum / static_cast<T>(rows), sum = 0;
+    for (int64_t r = 0; r < rows; ++r) sum += actcore::load(x[r * apart]) - actcore::load(x[0]);
+    middle = actcore::load(x[0]) + sum / static_cast<T>(rows), sum = 0;
   }
   for (int64_t r = 0; r < rows; ++r) {
     const T off = actcore::load(x[r * apart]) - middle;

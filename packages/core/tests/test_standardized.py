@@ -1,5 +1,7 @@
 """``group_affine_standardized_compress``: statistics within their rounding, and what follows from them bit for bit."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -63,8 +65,9 @@ def test_all_widths(bits, group_size):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_what_is_constant_comes_back(dtype):
-    for channels in (0, 8):
-        x = torch.full((800,), 3.0, dtype=dtype)
+    """So large, too, that two elements have no sum."""
+    for channels, constant in product((0, 1, 8), (3.0, torch.finfo(dtype).max)):
+        x = torch.full((800,), constant, dtype=dtype)
         *stored, found = ops.group_affine_standardized_compress(x, 4, 96, True, 5, 7, 8, 100, channels)
         assert torch.equal(ops.group_affine_standardized_decompress(*stored, found, 800, 100, channels, 4, 96), x)
 
