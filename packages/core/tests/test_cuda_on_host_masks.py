@@ -40,7 +40,8 @@ def test_masks_of_two_values(kernels, dtype):
             same_bytes(mask.tensor(), expected, (numel, skip))
             assert misfit.item() == 0
             got = Written(numel, dtype, skip=skip * x.element_size())
-            what = (at_offset(expected, skip).data_ptr(), x.element_size(), numel, *values, got.data_ptr())
+            packed = at_offset(expected, skip)  # lives until the kernel has read it
+            what = (packed.data_ptr(), x.element_size(), numel, *values, got.data_ptr())
             kernels.run("bit_mask_decompress", kernels.struct("BitMaskDecompress")(*what))
             same_bytes(got.tensor(), x, (numel, skip))
     if dtype != torch.bool:
@@ -71,7 +72,8 @@ def test_relu_dropout_and_signs(kernels, dtype):
                 same_bytes(output.tensor(), expected[0], (kernel, numel, skip))
                 same_bytes(written.tensor(), expected[1], (kernel, numel, skip))
             got = Written(numel, dtype, skip=skip * dtype.itemsize)
-            backward = (given.data_ptr(), at_offset(mask, skip).data_ptr(), number, numel, 1.5, got.data_ptr())
+            packed = at_offset(mask, skip)  # likewise
+            backward = (given.data_ptr(), packed.data_ptr(), number, numel, 1.5, got.data_ptr())
             kernels.run("mask_backward", kernels.struct("MaskBackward")(*backward))
             same_bytes(got.tensor(), ops.mask_backward(x, mask, 1.5), (numel, skip))
             sign = Written(mask.numel(), torch.uint8, skip=skip)
