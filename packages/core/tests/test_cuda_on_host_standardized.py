@@ -61,12 +61,8 @@ def check_clamped(kernels, x, bits, group_size, stochastic, clamp, skip=0):
         same_bytes(one, other, case)
 
 
-def check_moments(kernels, x, order, skip=0):
-    """Let u be half a unit of the last place of 1. A distance, from about the mean of a thread's 32 elements, is off by
-    u of itself, and their sum by 32 u of the distances, which are a deviation in the mean; then sums go on in float64.
-    So a mean is off by 33 u of a deviation at most. A square of a distance is off by 2 u, and their sum by 33 u, of
-    which a deviation has the half. Each is rounded once more, by u of itself: 34 u together. The reference adds in
-    float64 one element after the other, each of which costs u of that."""
+def moments(kernels, x, order, skip=0):
+    """The means and deviations that the kernels find, and by what they say that distances are to be multiplied."""
     wide = torch.promote_types(x.dtype, torch.float32)
     shape, given = order.struct(kernels, x.numel()), at_offset(x, skip * x.element_size())
     room = torch.zeros(1, dtype=torch.int64)
@@ -77,9 +73,19 @@ def check_moments(kernels, x, order, skip=0):
     what = (given.data_ptr(), ELEMENT_TYPES[x.dtype], shape, parts.data_ptr(), means, deviations, factors.data_ptr())
     kernels.run("take_moments", kernels.struct("TakeMoments")(*what))
     parts.tensor()
-    found = found.tensor().view(2, -1)
+    return found.tensor().view(2, -1), factors.tensor()
+
+
+def check_moments(kernels, x, order, skip=0):
+    """Let u be half a unit of the last place of 1. A distance, from about the mean of a thread's 32 elements, is off by
+    u of itself, and their sum by 32 u of the distances, which are a deviation in the mean; then sums go on in float64.
+    So a mean is off by 33 u of a deviation at most. A square of a distance is off by 2 u, and their sum by 33 u, of
+    which a deviation has the half. Each is rounded once more, by u of itself: 34 u together. The reference adds in
+    float64 one element after the other, each of which costs u of that."""
+    found, factors = moments(kernels, x, order, skip)
+    wide = found.dtype
     least = math.sqrt(torch.finfo(wide).tiny)
-    same_bytes(factors.tensor().nan_to_num(-7.0), found[1].clamp(min=least).reciprocal().nan_to_num(-7.0), order)
+    same_bytes(factors.nan_to_num(-7.0), found[1].clamp(min=least).reciprocal().nan_to_num(-7.0), order)
     options = (4, 96, True, SEED, STREAM, order.count, order.inner, order.channels)
     expected = reference.group_affine_standardized_compress(x, *options)[2]
     ordinary = expected.isfinite().all(0)
@@ -87,6 +93,7 @@ def check_moments(kernels, x, order, skip=0):
     apart, scale = (found - expected)[:, ordinary].abs(), expected[:, ordinary].abs().sum(0)
     near = 17 * torch.finfo(wide).eps + x.numel() / order.count * torch.finfo(torch.float64).eps / 2
     assert bool((apart <= near * scale).all()), (x.dtype, order, skip)
+    return found
 
 
 def check_codes(kernels, x, order, bits=4, group_size=96, stochastic=True, skip=0, apart=(0, 0)):
@@ -150,7 +157,7 @@ FIRST = (
 )
 LAST = (
     *(Order(1, 5, 1), Order(64, 130, 64), Order(70, 5, 70), Order(99, 64, 33), Order(8, 300, 8), Order(4, 130, 260)),
-    *(Order(6, 49, 40), Order(16, 12, 128), Order(3, 1100, 3), Order(32, 5, 9)),
+    *(Order(6, 49, 40), Order(16, 12, 128), Order(3, 1100, 3), Order(32, 5, 9), Order(64, 1300, 64)),
 )
 
 
@@ -199,11 +206,13 @@ def test_constant_channels_and_elements_that_are_not_finite(kernels, dtype):
         check_codes(kernels, x.view(-1), order, 8)
         if order.count == 8:
             check_moments(kernels, x.view(-1), order)
-        # A sum of these is no number of its dtype, but for float64, in which the reference adds.
-        large = torch.finfo(dtype).max / (1024 if dtype == torch.float64 else 64)
-        for constant in (0.1, large, 0.0):
+        for constant in (0.1, min(torch.finfo(dtype).max, 1e9) / 64, 0.0):
             check_codes(kernels, torch.full((800,), constant, dtype=dtype), order)
-            check_moments(kernels, torch.full((800,), constant, dtype=dtype), order)
+            assert not check_moments(kernels, torch.full((800,), constant, dtype=dtype), order)[1].any()
+    if dtype == torch.float64:  # the square of a distance from 0, where a thread has no element, would be infinite
+        assert not moments(kernels, torch.full((480,), 1e200, dtype=dtype), Order(40, 3))[0][1].any()
+    for order in (Order(1, 4999), Order(3, 4999, 3)):  # of several parts
+        assert not check_moments(kernels, torch.full((4999 * 3,), 0.1, dtype=dtype), order)[1].any()
     for numel in WHOLE_OR_NOT:
         for x in not_finite(dtype, numel).values():
             tenth, fifth = numel // 10, numel // 5
@@ -218,10 +227,6 @@ def test_what_is_small_beside_its_mean_keeps_its_deviation(kernels, channels):
     within a unit of the last place of it: the mean is exact, and the deviation about rounded once."""
     x = (torch.arange(8 * 5000) % 5 - 2.0) + 4096
     order = Order(8, 5000, channels)
-    shape, room = order.struct(kernels, x.numel()), torch.zeros(1, dtype=torch.int64)
-    kernels.run("moment_parts", shape, room)
-    parts, found = torch.empty(room.item(), dtype=torch.float64), torch.empty(3, 8)
-    what = (x.data_ptr(), 0, shape, parts.data_ptr(), *(row.data_ptr() for row in found))
-    kernels.run("take_moments", kernels.struct("TakeMoments")(*what))
+    found, _ = moments(kernels, x, order)
     assert torch.equal(found[0], torch.full((8,), 4096.0))
     assert torch.allclose(found[1], torch.full((8,), 2**0.5), rtol=2 * torch.finfo(torch.float32).eps, atol=0)

@@ -19,7 +19,7 @@ WHOLE_OR_NOT = (640, 600)  # elements: rows that are moved 16 bytes at a time, a
 KEY = (0x0123_4567_89AB_CDEF, -3)
 ORDERS = (
     *((1, 1, 0), (3, 49, 0), (64, 1, 0), (2, 2100, 0), (7, 16, 0), (40, 3, 0)),
-    *((64, 130, 64), (70, 5, 70), (1, 300, 8), (4, 130, 260), (5, 49, 40), (3, 1100, 3)),
+    *((64, 130, 64), (70, 5, 70), (1, 300, 8), (4, 130, 260), (5, 49, 40), (3, 1100, 3), (16, 5, 16)),
 )
 """Statistics, of a block where channels are last; how many elements or rows have the same; channels that are last."""
 
