@@ -149,8 +149,8 @@ Ref viewed(PyObject* view) {
   const bool waits = known->view_waits.of(view) == Py_True;
   const long others = PyLong_AsLong(known->region_waiting.of(region.get())) - waits;
   const bool lends = !sign && !(alone && others <= 0);
-  // On a GPU a region lends on its own stream alone, and torch's operators restore what is standardised: View.unpack
-  // does both.
+  // On a GPU a region lends on its own stream alone, and what is standardised may have no operator there: View.unpack
+  // knows both.
   if (lends || Py_IS_TYPE(codec.get(), known->standardized)) {
     Ref payload = attribute(stored.get(), known->names.payload);
     if (!payload) return Ref();

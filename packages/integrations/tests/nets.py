@@ -60,6 +60,14 @@ def rows(model, operator=None, owned=False):
     return [row for row in found if (row.operator, row.shape) != ("checkpoint", (0,))]
 
 
+def as_told(report):
+    """All that a row says but the values of a mask, which are elements."""
+    return [
+        (row.module, row.operator, row.role, row.shape, row.dtype, row.original_bytes, row.stored_bytes, row.owner)
+        for row in report.rows
+    ], [row.codec for row in report.rows if "BitMask" not in row.codec]
+
+
 def assert_same(expected, found):
     """Bit for bit, by name."""
     assert expected.keys() == found.keys()
