@@ -5,6 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from actcore import BitMask
+from integrations._storing.regions import codec_name
+
 from .nets import EIGHT_BITS, Net, assert_same, normal, plain_and_compressed, relative_error, rows
 
 X = normal(48, 64)
@@ -30,6 +33,12 @@ def test_a_bool_mask_takes_one_bit(operator):
     for row in masks:
         assert row.codec == "BitMask(values=(0, 1))"
     assert sum(row.stored_bytes for row in masks) == sum(row.original_bytes for row in masks) // 8
+
+
+def test_a_codec_keeps_its_name_beside_an_equal_one():
+    """``BitMask((0.0, 1.0))`` of floats and ``BitMask((0, 1))`` of bools are equal and not written alike."""
+    for values in ((0.0, 1.0), (0, 1), (0.0, 1.0)):
+        assert codec_name(BitMask(values)) == f"BitMask(values={values})"
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])

@@ -13,9 +13,7 @@ view is still to come and no other region is restored. So at most one tensor is 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -153,7 +151,7 @@ class Region:
                 with torch.no_grad():
                     compressed = codec.compress(source.detach(), seed=seed, stream=stream)
             if type(codec) is GroupAffine and compressed.codec is codec:  # most are
-                record.codec, record.stored_bytes = _name(codec), codec.stored_bytes(self.numel, self.dtype)
+                record.codec, record.stored_bytes = str(codec), codec.stored_bytes(self.numel, self.dtype)
                 return compressed
             record.codec = codec_name(compressed.codec)
         record.stored_bytes = compressed.nbytes
@@ -299,11 +297,6 @@ def codec_name(codec: Codec) -> str:
     """The name that a record has for a codec."""
     if isinstance(codec, Offload):
         return f"{codec_name(codec.inner)}, on the host"
-    return _name(codec) if isinstance(codec, Hashable) else str(codec)
-
-
-@lru_cache(maxsize=1024)
-def _name(codec: Hashable) -> str:
     return "copied" if isinstance(codec, Raw) else str(codec)
 
 
