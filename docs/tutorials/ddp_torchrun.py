@@ -23,6 +23,7 @@ before or after moving, but before wrapping.
 """
 
 import argparse
+import gc
 import time
 from pydoc_data.topics import topics
 
@@ -82,6 +83,7 @@ def main() -> None:
             ("compressed:", loss, report.stored_bytes, seconds),
         ):
             print(f"{name}  loss {last:.4f}, {kept:,} bytes kept for backward on a rank, {spent:.0f} s")
+    gc.collect()  # the two DDPs, which hold the group: its threads must end before Python does
     dist.destroy_process_group()
 
 
