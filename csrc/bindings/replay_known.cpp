@@ -69,7 +69,8 @@ Known::Known(const py::dict& given) {
 bool is_real(PyObject* tensor) { return Py_IS_TYPE(tensor, known->tensor) || Py_IS_TYPE(tensor, known->parameter); }
 
 PyObject* Operator::of(PyObject* tensor) const {
-  if (kernel == Py_None || !has(tensor, known->names.is_cpu, Py_True)) return by_torch;
+  // A subclass dispatches: a FakeTensor says that it is on the CPU, and has no memory.
+  if (kernel == Py_None || !is_real(tensor) || !has(tensor, known->names.is_cpu, Py_True)) return by_torch;
   for (PyObject* seen_by : {known->modes, known->profiled}) {
     Ref found(PyObject_CallNoArgs(seen_by));
     if (!found) PyErr_Clear();

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import integrations
@@ -132,6 +133,16 @@ def test_a_mode_and_a_profiler_see_the_codec() -> None:
         model(input_of(4)).sum().backward()
     names = {event.key for event in profiled.key_averages()}
     assert {"actcore::group_affine_compress", "actcore::group_affine_decompress"} <= names
+
+
+def test_a_backward_outside_of_the_mode_of_its_fake_tensors() -> None:
+    """They say that they are on the CPU, and have no memory that the codec's kernel could read."""
+    with FakeTensorMode():
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+        integrations.compress_model(model, "L1", min_bytes=0)
+        loss = model(torch.ones(8, WIDTH)).sum()
+    loss.backward()
+    assert all(isinstance(parameter.grad, FakeTensor) for parameter in model.parameters())
 
 
 class _Wrapped(Tensor):
