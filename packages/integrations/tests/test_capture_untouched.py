@@ -24,6 +24,20 @@ LAST = None
 pytestmark = pytest.mark.usefixtures("alone", "no_fakes")
 
 
+@pytest.fixture(autouse=True)
+def empty_caches():
+    """What a forward of ``Caching`` fills outside of its model is empty again for the next test."""
+    global LAST
+    yield
+    LAST = None
+    CACHE.clear()
+    Caching.of_class.clear()
+    if hasattr(Caching, "made_late"):
+        del Caching.made_late
+    cached.cache_clear()
+    cached_by_some.cache_clear()
+
+
 @pytest.mark.parametrize("real", [False, True], ids=["fake", "real"])
 def test_weights_stay_where_one_module_has_two_names(real):
     layer = nn.Linear(16, 16)
@@ -112,8 +126,6 @@ def test_caches_are_as_they_were(real):
     assert not hasattr(model, "new")
     assert cached.cache_info().currsize == cached_by_some.cache_info().currsize == 0
     assert all(type(found) is torch.Tensor for found in (cached(4), *cached_by_some(4)))
-    cached.cache_clear()
-    cached_by_some.cache_clear()
 
 
 def test_what_was_there_is_there_again():
@@ -312,8 +324,3 @@ def test_a_cache_that_the_first_step_fills_is_filled_by_it():
         checkpoint.apply(model, checkpoint.plan(model, x))
         model(x).sum().backward()
     assert type(model.own[4]) is torch.Tensor
-    for cache in (CACHE, Caching.of_class):
-        cache.clear()
-    cached.cache_clear()
-    cached_by_some.cache_clear()
-    Caching.made_late = None
