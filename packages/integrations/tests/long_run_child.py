@@ -45,7 +45,7 @@ def leaking(rounds):
     kept, integrations.leaking, forever = [], [], threading.Event()
     cached = integrations.leaked = functools.cache(lambda number: number)
     for number in range(rounds):
-        kept.append((torch.ones(1 << 18), Path(__file__).open(), integrations.Level(bits=4)))  # noqa: SIM115
+        kept.append((torch.ones(1 << 20), Path(__file__).open(), integrations.Level(bits=4)))  # noqa: SIM115
         integrations.leaking.append(number)
         cached(number)
         threading.Thread(target=forever.wait, daemon=True).start()

@@ -129,7 +129,8 @@ def test_seconds_of_a_codec(codec, store, restore):
     assert restore_seconds(KNOWN, codec, 256) == pytest.approx(KNOWN.host.restore + restore)
 
 
-def test_rates_of_this_machine(rates):
+def test_rates_of_this_machine():
+    rates = calibrated("cpu", torch.float32)
     assert rates.measured
     assert rates is calibrated("cpu", torch.int64)  # measured once; integers move as floats do
     numbers = [number for number in vars(rates).values() if isinstance(number, float)]

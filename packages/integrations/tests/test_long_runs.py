@@ -72,8 +72,6 @@ def grown(rounds, warm):
 # Objects that are nothing but entries of caches with a bound, which fill as shapes and options come by.
 BY_CACHES = frozenset(
     {
-        "actcore.codecs.group_affine.GroupAffine",  # of integrations._storing.regions._name, which words a codec once
-        "actcore.codecs.narrow.Narrow",  # likewise
         "integrations.rules.norms.Standardized",  # of integrations.rules.standardizing._gains
         "integrations.rules.levels.Level",  # of integrations._storing.ways and the hooks of levels
     }
