@@ -1,9 +1,13 @@
 """Models that are compressed with a plan, for the tests of both together."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 import integrations
+from integrations import checkpoint
+from integrations._planning.choice import mask_of
 
 from .nets import normal
 from .recompute_nets import Transformer, net
@@ -12,6 +16,12 @@ from .recompute_nets import Transformer, net
 def compressed(model, level="L1", **options):
     """The model, with the least peak as its plan unless something else is asked for."""
     return integrations.compress_model(model, level, **{"checkpoint": "optimal", "min_bytes": 0, **options})
+
+
+def keeping_the_first(model, args, kwargs=None):
+    """A plan that keeps what the first operator made, and what cannot be recomputed."""
+    plan = checkpoint.plan(model, args, kwargs=kwargs, real=True)
+    return replace(plan, choice=replace(plan.choice, mask=mask_of([0]), held=None))
 
 
 def report(model):

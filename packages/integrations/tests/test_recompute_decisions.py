@@ -28,17 +28,11 @@ from integrations.rules.levels import resolve_level
 from .deciding_nets import DECISIONS, Deciding, by_function, by_operator, deciding, flipping, picked_op
 from .libraries import library_or_skip
 from .nets import gradients, normal
-from .recompute_levels import compressed, flat, report, small_resnet
+from .recompute_levels import compressed, flat, keeping_the_first, report, small_resnet
 from .recompute_reference import random_kept
 from .recompute_run import run
 
 SEEDS = 8
-
-
-def keeping_the_first(model, args, kwargs=None):
-    """A plan that keeps what the first operator made, and what cannot be recomputed."""
-    plan = checkpoint.plan(model, args, kwargs=kwargs, real=True)
-    return replace(plan, choice=replace(plan.choice, mask=mask_of([0]), held=None))
 
 
 def errors_of(model, step, **options):

@@ -19,7 +19,7 @@ from integrations._step.capturing.contents import Contents
 from integrations._step.capturing.fake_strides import as_on_device
 from integrations._step.capturing.recording import PASSING, RecordedOp, RecordedValue, Recording
 from integrations._step.dispatch import indices
-from integrations._step.dispatch.decisions import decides, may_be_rounded, reads_elements
+from integrations._step.dispatch.decisions import amplified, decides, may_be_rounded, reads_elements
 from integrations._step.dispatch.memory import (
     Geometry,
     Memory,
@@ -178,6 +178,9 @@ class Recorder(TorchDispatchMode):
                 outside=outside,
                 decides=decides(func, args, results),
                 rounded=rounded,
+                amplified=frozenset(
+                    value for tensor in amplified(func, args) if (value := self.value_of(tensor)) is not None
+                ),
                 reads_elements=reads_elements(func),
             )
         )

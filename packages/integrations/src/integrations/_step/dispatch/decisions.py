@@ -3,6 +3,8 @@
 Examples are a comparison, a sort, the choice of an expert. What backward recomputes from rounded values decides as the
 forward did, except near a tie. There the gradient belongs to another function than the loss, however the rounding
 falls: that is no noise, and no mean over steps removes it.
+
+Others amplify: near a pole, an error of what they read grows without bound, in their results or in their derivatives.
 """
 
 from __future__ import annotations
@@ -65,6 +67,11 @@ _FOUND_AGAIN = _listed(
 _OF_ORDER = {"aten::linalg_vector_norm": 1, "aten::norm": 1, "aten::_cdist_forward": 2}
 
 
+# Their first argument may be near a pole; of a quotient the second one, near which an error of the first grows, too.
+_WITH_POLES = _listed("sqrt rsqrt reciprocal log log2 log10 log1p logit asin acos acosh atanh pow")
+_QUOTIENTS = _listed("div divide true_divide")
+
+
 def reads_elements(function: OpOverload) -> bool:
     """Whether an operator's results depend on the elements of its arguments."""
     schema = function._schema
@@ -79,9 +86,7 @@ def decides(function: OpOverload, args: tuple[Any, ...], results: Iterable[Any])
         args: the positional arguments of its call.
         results: the call's results.
     """
-    name = function._schema.name
-    if name.endswith("_") and not name.endswith("__"):  # in place
-        name = name[:-1]
+    name = _name_of(function)
     if not reads_elements(function) or name in _NOTES:
         return Decides.NOTHING
     if function.namespace in _OURS and name not in _OURS_DECIDING:
@@ -96,6 +101,25 @@ def decides(function: OpOverload, args: tuple[Any, ...], results: Iterable[Any])
         return Decides.WHOLE_NUMBERS
     found_again = name in _FOUND_AGAIN and torch.is_grad_enabled()
     return Decides.EXACTLY if found_again and _has_gradient(args) else Decides.NOTHING
+
+
+def amplified(function: OpOverload, args: tuple[Any, ...]) -> Iterable[Tensor]:
+    """The tensors among an operator's arguments whose errors it may amplify without bound."""
+    name = _name_of(function)
+    second = args[1] if len(args) > 1 else None
+    if name in _QUOTIENTS:
+        # A divisor that is a leaf is a parameter or the like, which is not rounded.
+        return (
+            tensors_of(args[:2]) if isinstance(second, Tensor) and may_be_rounded(second) and not second.is_leaf else ()
+        )
+    steady = isinstance(second, (int, float)) and second >= 1  # a power that is finite at 0, as its derivative is
+    return tensors_of(args[:1]) if name in _WITH_POLES and not (name == "aten::pow" and steady) else ()
+
+
+def _name_of(function: OpOverload) -> str:
+    """The operator's name, the same for its form in place."""
+    name: str = function._schema.name
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
 def _by_order(name: str, args: tuple[Any, ...]) -> bool:

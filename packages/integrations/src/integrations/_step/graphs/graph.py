@@ -32,7 +32,8 @@ class Value:
         until: the last event at which something other than autograd holds it, such as a variable of the forward; the
             very last event for what the model returns.
         saved: the last event at which autograd holds it, where it is kept; -1 if autograd never saves it.
-        exact: whether something was decided by it that is right only beside its exact elements, such as a mask.
+        exact: whether something was decided by it that is right only beside its exact elements, such as a mask, or an
+            operator reads it that would amplify its errors without bound, such as a logarithm.
     """
 
     nbytes: int
@@ -174,8 +175,8 @@ class Graph:
 
     @cached_property
     def where_rounded(self) -> Graph:
-        """The graph for kept values that are rounded: operators that decide are not repeated, nor what has to go with
-        them."""
+        """The graph for kept values that are rounded: operators that decide are not repeated, nor what has to be
+        exact."""
         fixed = {value for op in self.ops if op.decides for value in op.makes}
         fixed.update(number for number, value in enumerate(self.values) if value.exact)
         return self.keeping(fixed) if fixed else self
