@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from integrations._common.random_states import random_states
+from integrations._step.capturing.put_back import replaced
 from integrations._step.capturing.reach import Reach
 from integrations._step.dispatch.memory import is_plain
 from integrations._torch import tree_map_only
@@ -92,9 +93,12 @@ def with_stand_ins(model: nn.Module, stand_ins: StandIns, given: Iterable[Any], 
 def _put(stand_ins: StandIns, reach: Reach) -> None:
     """Puts stand-ins in the place of the tensors that were found."""
     own = {id(tensor) for module in reach.modules for tensor in (*module.parameters(False), *module.buffers(False))}
-    for tensor, put in reach.tensors():
-        if id(tensor) in own or is_plain(tensor):
-            put(stand_ins.of(tensor))
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        return stand_ins.of(tensor) if id(tensor) in own or is_plain(tensor) else tensor
+
+    for found, put in reach.tensors():
+        put(replaced(found, stand_in))
 
 
 def _entered(block: AbstractContextManager[None]) -> Callable[[], object]:
