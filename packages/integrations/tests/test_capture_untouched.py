@@ -339,6 +339,7 @@ HELD = {  # how an object that a forward is given holds a tensor, and reads it a
     "partial": (lambda tensor: functools.partial(lambda value: value, tensor), lambda held: held()),
     "closure": (cell_of, lambda held: held()),
     "default": (default_of, lambda held: held()),
+    "distribution": (lambda tensor: torch.distributions.Normal(tensor, 1.0), lambda held: held.loc),
 }
 
 
@@ -350,15 +351,30 @@ def test_what_made_a_tensor_in_a_tuple_is_not_run_backward(holder, real):
     hold, read = HELD[holder]
     before, given = nn.Linear(8, 8), Attributes()
     model = Net(lambda self, given: torch.tanh(read(given.keys) @ self.w).sum(), w=torch.eye(8)).train()
-    hidden = before(normal(4, 8)).exp()
-    held = given.keys = hold(hidden)
+    held = given.keys = hold(before(normal(4, 8)).exp())
+    there = read(held)
     plan = checkpoint.plan(model, given, real=real)
     assert given.keys is held
-    assert read(held) is hidden
+    assert read(held) is there
     assert before.weight.grad is None
     checkpoint.apply(model, plan)
     model(given).backward()
     expected = torch.autograd.grad(torch.tanh(before(normal(4, 8)).exp() @ model.w).sum(), list(before.parameters()))
+    assert all(map(torch.equal, expected, [parameter.grad for parameter in before.parameters()]))
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["fake", "real"])
+def test_a_tensor_with_a_gradient_that_has_no_stand_in_is_refused(real):
+    before, given = nn.Linear(8, 8), Attributes()
+    model = Net(lambda self, given: (next(iter(given.keys)).t() @ self.w).sum(), w=torch.eye(4)).train()
+    given.keys = {before(normal(4, 8)).exp()}
+    with pytest.raises(RuntimeError, match="has no stand-in"):
+        checkpoint.plan(model, given, real=real)
+    integrations.compress_model(model, error=0)
+    with pytest.warns(UserWarning, match="no plan can be made"):
+        loss = model(given)
+    loss.backward()
+    expected = torch.autograd.grad((before(normal(4, 8)).exp().t() @ model.w).sum(), list(before.parameters()))
     assert all(map(torch.equal, expected, [parameter.grad for parameter in before.parameters()]))
 
 

@@ -178,7 +178,7 @@ class Reach:
             self._wait((found.data,), near)
         elif package in ("actcore", "integrations"):
             self._wait((_attributes_of(found).get("forward"),), near)
-        elif package not in _LIBRARIES - _HOLDERS and not issubclass(kind, torch.utils.data.Dataset):
+        elif _holds_anything(kind.__module__) and not issubclass(kind, torch.utils.data.Dataset):
             self._wait((_attributes_of(found),), near)
             for descriptor in _slots_of(kind):
                 self._hold(slot(found, descriptor, whole), near)
@@ -294,6 +294,11 @@ def _is_special(name: str) -> bool:
 
 def _package(module: Any) -> str:
     return module.partition(".")[0] if isinstance(module, str) else ""
+
+
+def _holds_anything(module: Any) -> bool:
+    """Whether instances of a class of that Python module are searched: not of a library, but for what holds tensors."""
+    return not _is_library(module) or _package(module) in _HOLDERS or module.startswith("torch.distributions.")
 
 
 def _is_library(module: Any) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from integrations._common.random_states import random_states
 from integrations._step.capturing.put_back import replaced
 from integrations._step.capturing.reach import Reach
-from integrations._step.dispatch.memory import is_plain
+from integrations._step.dispatch.memory import is_plain, key_of
 from integrations._torch import tree_map_only
 
 Result = TypeVar("Result")
@@ -24,11 +24,15 @@ class StandIns:
 
     Args:
         make: makes the stand-in of a tensor.
+
+    Attributes:
+        storages: the keys of the memory of those that are plain.
     """
 
     def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
         self._make = make
         self._made: dict[int, tuple[Tensor, Tensor]] = {}  # by the original's id; the original is held
+        self.storages: set[int] = set()
 
     def of(self, tensor: Tensor) -> Tensor:
         """The tensor's stand-in, a leaf that requires a gradient if the tensor does."""
@@ -41,6 +45,8 @@ class StandIns:
             elif tensor.requires_grad:
                 made.requires_grad_()
             self._made[id(tensor)] = tensor, made
+            if is_plain(made):
+                self.storages.add(key_of(made))
         return self._made[id(tensor)][1]
 
     def of_all(self, values: Any) -> Any:
