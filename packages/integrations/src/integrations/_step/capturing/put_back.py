@@ -205,7 +205,7 @@ def partial_arguments(found: partial[Any], whole: bool) -> NamedValue:
     """The positional arguments of a ``functools.partial``, which is rewritten in place."""
 
     def write(arguments: Any) -> None:
-        partial.__setstate__(found, (found.func, arguments, found.keywords, vars(found)))
+        partial.__setstate__(found, (found.func, arguments, found.keywords, vars(found)))  # type: ignore[attr-defined]
 
     return NamedValue(lambda: found.args, write, lambda: None, whole)
 
