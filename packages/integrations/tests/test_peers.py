@@ -55,6 +55,29 @@ def test_the_outermost_module_is_compressed(way):
     assert "forward" not in vars(model)
 
 
+class Own(nn.Sequential):
+    """A module that is called in a way of its own, as GPyTorch's are."""
+
+    def __call__(self, x):
+        return self.forward(x)
+
+
+@pytest.mark.parametrize("way", ["L1.1", "exact"])
+def test_a_call_of_a_librarys_own_is_a_forward_if_it_is_named(way):
+    model = Own(*mlp())
+    plain = gradients(model)
+    with Outermost(way, [f"{__name__}:Own.__call__"]).put() as outermost:
+        found = [gradients(model), gradients(model)]
+        counts = outermost.take()
+        outermost.restore()
+    assert counts.forwards == 2
+    assert counts.original_bytes > 0
+    for one in found:
+        assert all(torch.equal(one[name], plain[name]) for name in plain) is (way == "exact")
+    gradients(model)
+    assert outermost.take().forwards == 0
+
+
 def test_what_is_no_training_is_left_alone():
     model = mlp()
     with Outermost("L1.1").put() as outermost:

@@ -1,6 +1,7 @@
 """``Outermost``: compresses what other people's code trains, without that code's knowledge."""
 
 import contextlib
+import importlib
 import threading
 import weakref
 from dataclasses import dataclass
@@ -41,6 +42,17 @@ class Counts:
     stored_bytes: int = 0
 
 
+class Called(nn.Module):
+    """A function of a module as a module: its forward is what a library calls in place of ``torch.nn.Module``'s."""
+
+    def __init__(self, module, function):
+        super().__init__()
+        self.module, self.function = module, function
+
+    def forward(self, *args, **kwargs):
+        return self.function(self.module, *args, **kwargs)
+
+
 class Outermost:
     """Puts itself in the place of ``torch.nn.Module.__call__``, and compresses the outermost module of each training
     forward as a user does: in place, from its first forward on, until ``restore``.
@@ -50,11 +62,15 @@ class Outermost:
 
     Args:
         way: one of ``WAYS``.
+        calls: further functions that are taken for a forward of the module that is their first argument, as
+            ``"gpytorch.module:Module.__call__"``: some libraries' modules are called in a way of their own.
     """
 
-    def __init__(self, way):
+    def __init__(self, way, calls=()):
         self._options = WAYS[way]
         self._plain = nn.Module.__call__
+        self._calls = calls
+        self._called = {}
         self._here = threading.local()
         self._compressed = weakref.WeakSet()
         self._counts = Counts()
@@ -69,11 +85,12 @@ class Outermost:
                 return plain(module, *args, **kwargs)
             return outermost._call(module, args, kwargs)
 
-        nn.Module.__call__ = call
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(setattr, nn.Module, "__call__", plain)
+            nn.Module.__call__ = call
+            for name in self._calls:
+                self._put_call(name, undo)
             yield self
-        finally:
-            nn.Module.__call__ = plain
 
     def take(self):
         """The counts since the last call."""
@@ -84,6 +101,24 @@ class Outermost:
         """Restores every model that is compressed."""
         for model in list(self._compressed):
             self._restore(model)
+        self._called.clear()
+
+    def _put_call(self, path, undo):
+        file, _, qualified = path.partition(":")
+        *owners, name = qualified.split(".")
+        owner = importlib.import_module(file)
+        for part in owners:
+            owner = getattr(owner, part)
+        plain, outermost = getattr(owner, name), self
+
+        def call(module, /, *args, **kwargs):
+            if not isinstance(module, nn.Module) or not outermost._takes(module):
+                return plain(module, *args, **kwargs)
+            called = outermost._called.setdefault((id(module), path), Called(module, plain))
+            return outermost._call(called, args, kwargs)
+
+        undo.callback(setattr, owner, name, plain)
+        setattr(owner, name, call)
 
     def _takes(self, module):
         return (

@@ -23,7 +23,7 @@ class TooLong(BaseException):
 
 class _State:
     def __init__(self, config):
-        self.outermost = Outermost(config.getoption("peers_way"))
+        self.outermost = Outermost(config.getoption("peers_way"), config.getoption("peers_calls"))
         self.file = Path(config.getoption("peers_json")).open("a", encoding="utf-8")  # noqa: SIM115 - pytest_unconfigure closes it
         self.seconds = config.getoption("peers_seconds")
         self.put = self.outermost.put()
@@ -38,6 +38,8 @@ def pytest_addoption(parser):
     group.addoption("--peers-way", dest="peers_way", choices=list(WAYS), default="plain")
     group.addoption("--peers-json", dest="peers_json", required=True, help="the file for the lines")
     group.addoption("--peers-only", dest="peers_only", help="a file with the names of the tests to run, one a line")
+    calls = "a function that is a forward, too: FILE:NAME, where its first argument is the module"
+    group.addoption("--peers-calls", dest="peers_calls", action="append", default=[], help=calls)
     group.addoption("--peers-seconds", dest="peers_seconds", type=int, default=120, help="that one test may take")
 
 

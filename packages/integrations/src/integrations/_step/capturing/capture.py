@@ -17,7 +17,7 @@ from integrations._calls.tensors import tensors_in
 from integrations._common.modules import ModulePaths
 from integrations._common.plain import PLAIN
 from integrations._step.capturing.loss import Differentiated, Loss, differentiated
-from integrations._step.capturing.recorder import Recorder
+from integrations._step.capturing.recorder import Escaped, Recorder
 from integrations._step.capturing.recording import Recording
 from integrations._step.capturing.stand_ins import StandIns, with_stand_ins
 from integrations._step.costs.modelled import Costs, modelled
@@ -160,7 +160,7 @@ def _recorded(trial: _Trial, real: bool) -> tuple[_Recorded, str]:
     if not real:
         try:
             return _captured(trial, fake=True), ""
-        except NoGradient:
+        except (NoGradient, Escaped):
             raise
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
@@ -222,7 +222,7 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
         return _fake_or_copy(mode, tensor, device)
 
     stand_ins = StandIns(stand_in)
-    recorder = Recorder(ModulePaths(model), fake)
+    recorder = Recorder(ModulePaths(model), fake, stand_ins.storages)
 
     def step() -> tuple[set[int | None], Differentiated]:
         with fresh_casts(), hooks(recorder) as pack, saved_tensors_hooks(pack, recorder.unpack):

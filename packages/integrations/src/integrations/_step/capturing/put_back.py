@@ -21,6 +21,9 @@ from torch import Tensor
 NOTHING: Any = object()
 """Marks a missing value."""
 
+Held = Tensor | tuple[Any, ...]
+"""What is replaced: a tensor; or a tuple as a whole, which cannot be written to."""
+
 _PASSED = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, torch.nn.Module, str, bytes, int, float)
 _MOST = 1000  # objects that are searched for a tensor
 
@@ -32,8 +35,9 @@ class PutBack(ABC):
     def restore(self) -> None:
         """Puts it back."""
 
-    def tensors(self) -> Iterator[tuple[Tensor, Callable[[Tensor], object]]]:
-        """The tensors that it holds, each with a function that puts another in its place."""
+    def tensors(self) -> Iterator[tuple[Held, Callable[[Held], object]]]:
+        """The tensors that it holds, and tuples with tensors in them, each with a function that puts another in its
+        place."""
         yield from ()
 
 
@@ -51,9 +55,9 @@ class Mapping(PutBack):
         """The values as they were."""
         return list(self._before.values())
 
-    def tensors(self) -> Iterator[tuple[Tensor, Callable[[Tensor], object]]]:
+    def tensors(self) -> Iterator[tuple[Held, Callable[[Held], object]]]:
         for key, value in self._before.items():
-            if isinstance(value, Tensor):
+            if _is_held(value):
                 yield value, partial(self._kind.__setitem__, self._found, key)
 
     def restore(self) -> None:
@@ -94,9 +98,9 @@ class Sequence(PutBack):
     def _now(self) -> list[Any]:
         return list(self._kind.copy(self._found))  # at once
 
-    def tensors(self) -> Iterator[tuple[Tensor, Callable[[Tensor], object]]]:
+    def tensors(self) -> Iterator[tuple[Held, Callable[[Held], object]]]:
         for place, value in enumerate(self.values):
-            if isinstance(value, Tensor):
+            if _is_held(value):
                 yield value, partial(self._kind.__setitem__, self._found, place)
 
     def restore(self) -> None:
@@ -135,8 +139,8 @@ class NamedValue(PutBack):
         self._read, self._write, self._empty, self._whole = read, write, empty, whole
         self.value = read()
 
-    def tensors(self) -> Iterator[tuple[Tensor, Callable[[Tensor], object]]]:
-        if isinstance(self.value, Tensor):
+    def tensors(self) -> Iterator[tuple[Held, Callable[[Held], object]]]:
+        if _is_held(self.value):
             yield self.value, self._write
 
     def restore(self) -> None:
@@ -197,6 +201,25 @@ def class_name(owner: type, name: str) -> NamedValue:
     )
 
 
+def partial_arguments(found: partial[Any], whole: bool) -> NamedValue:
+    """The positional arguments of a ``functools.partial``, which is rewritten in place."""
+
+    def write(arguments: Any) -> None:
+        partial.__setstate__(found, (found.func, arguments, found.keywords, vars(found)))  # type: ignore[attr-defined]
+
+    return NamedValue(lambda: found.args, write, lambda: None, whole)
+
+
+def defaults(found: FunctionType) -> NamedValue:
+    """The defaults of a function's positional arguments."""
+    return NamedValue(
+        lambda: found.__defaults__,
+        lambda values: setattr(found, "__defaults__", values),
+        lambda: None,
+        whole=False,
+    )
+
+
 class Cached(PutBack):
     """A function under ``functools.cache`` or ``lru_cache``. If what it has cached since holds tensors, its whole cache
     is cleared."""
@@ -220,6 +243,26 @@ class Drawn(PutBack):
 
     def restore(self) -> None:
         self._generator.set_state(self._state)
+
+
+def replaced(found: Any, of: Callable[[Tensor], Tensor]) -> Any:
+    """A tensor's replacement, or a tuple of the same class with replacements for the tensors in it and in the tuples in
+    it. What else there is in a tuple is passed on as it is."""
+    if isinstance(found, Tensor):
+        return of(found)
+    if not isinstance(found, tuple) or not _is_held(found):
+        return found
+    kind, items = type(found), [replaced(one, of) for one in found]
+    made = kind(items) if hasattr(kind, "n_sequence_fields") else tuple.__new__(kind, items)  # torch.return_types
+    if hasattr(found, "__dict__"):
+        vars(made).update(vars(found))
+    return made
+
+
+def _is_held(found: Any) -> bool:
+    if isinstance(found, Tensor):
+        return True
+    return isinstance(found, tuple) and any(map(_is_held, tuple.__iter__(found)))
 
 
 def holds_tensor(found: Any) -> bool:

@@ -21,13 +21,16 @@ from integrations._step.capturing.put_back import (
     NOTHING,
     Cached,
     Drawn,
+    Held,
     Mapping,
     PutBack,
     Sequence,
     Set,
     cell,
     class_name,
+    defaults,
     global_name,
+    partial_arguments,
     slot,
 )
 from integrations._torch import kept_for_all_modules
@@ -51,7 +54,6 @@ _TORCHS_OWN = frozenset(vars(nn.Module()))  # attributes that every module has
 
 # Python calls these without naming them.
 _IMPLICIT = frozenset({"__init__", "__post_init__", "__call__", "__enter__", "__exit__", "__getattr__", "forward"})
-
 
 _this = threading.current_thread
 
@@ -88,9 +90,9 @@ class Reach:
         self._near += kept_for_all_modules()
         self._walk()
 
-    def tensors(self) -> Iterator[tuple[Tensor, Callable[[Tensor], object]]]:
-        """The tensors that the forward can get at, each with a function that puts another in its place: the near ones,
-        and the far ones if no other thread runs."""
+    def tensors(self) -> Iterator[tuple[Held, Callable[[Held], object]]]:
+        """The tensors that the forward can get at, those in tuples as a tuple, each with a function that puts another
+        in its place: the near ones, and the far ones if no other thread runs."""
         for near, found in self._found:
             if near or self._alone:
                 yield from found.tensors()
@@ -170,19 +172,21 @@ class Reach:
     def _visit_object(self, found: Any, kind: type, near: bool, whole: bool) -> None:
         package = _package(kind.__module__)
         if issubclass(kind, partial):
-            self._wait((found.func, found.args, found.keywords), near)
+            self._hold(partial_arguments(found, whole), near)
+            self._wait((found.func, found.keywords), near)
         elif issubclass(kind, (WeakKeyDictionary, WeakValueDictionary)):
             self._wait((found.data,), near)
         elif package in ("actcore", "integrations"):
             self._wait((_attributes_of(found).get("forward"),), near)
-        elif package not in _LIBRARIES - _HOLDERS and not issubclass(kind, torch.utils.data.Dataset):
+        elif _holds_anything(kind.__module__) and not issubclass(kind, torch.utils.data.Dataset):
             self._wait((_attributes_of(found),), near)
             for descriptor in _slots_of(kind):
                 self._hold(slot(found, descriptor, whole), near)
             self._wait((kind,), near=False)
 
     def _visit_function(self, found: FunctionType, near: bool) -> None:
-        self._wait((found.__closure__, found.__defaults__, found.__kwdefaults__, found.__dict__ or None), near)
+        self._wait((found.__closure__, found.__kwdefaults__, found.__dict__ or None), near)
+        self._hold(defaults(found), near)
         if _is_library(found.__globals__.get("__name__")):
             return
         names = _names_in(found.__code__)
@@ -290,6 +294,11 @@ def _is_special(name: str) -> bool:
 
 def _package(module: Any) -> str:
     return module.partition(".")[0] if isinstance(module, str) else ""
+
+
+def _holds_anything(module: Any) -> bool:
+    """Whether instances of a class of that Python module are searched: not of a library, but for what holds tensors."""
+    return not _is_library(module) or _package(module) in _HOLDERS or module.startswith("torch.distributions.")
 
 
 def _is_library(module: Any) -> bool:

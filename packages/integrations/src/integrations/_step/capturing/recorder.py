@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -35,6 +35,10 @@ from integrations._step.dispatch.operators import Traits, is_drawable, lazy_view
 from integrations._torch import OpOverload, TorchDispatchMode, conj, neg_view
 
 
+class Escaped(RuntimeError):
+    """A forward under trial reads a tensor of the real step's graph, which a trial's backward would run and free."""
+
+
 class Recorder(TorchDispatchMode):
     """Records what runs while it is active.
 
@@ -42,18 +46,21 @@ class Recorder(TorchDispatchMode):
         paths: tell in which module's forward an operator runs.
         fake: whether the tensors are fake. Autograd then saves other tensors than the forward's, and of real ones it
             saves copies, so that memory lives as long as something other than autograd holds it.
+        given: the keys of the storages of stand-ins; what else no operator has made is of the real step.
 
     Attributes:
         outlines: by value: the tensor as which it was made.
         paused: whether the operators that run now belong to no step.
     """
 
-    def __init__(self, paths: ModulePaths, fake: bool) -> None:
+    def __init__(self, paths: ModulePaths, fake: bool, given: Collection[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recording = Recording()
         self._values = self._recording.values
         self._paths = paths
         self._fake = fake
+        self._given = given
+        self._unpacked: set[int] = set()  # storages, by a backward within the forward
         self._contents = Contents()
         self._memory = Memory()
         self._holding: dict[int, int] = {}  # storages that are alive, with the values that they hold
@@ -214,7 +221,6 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def pausing(self) -> Iterator[None]:
         """A block in which nothing is recorded."""
-        """A block in which nothing is recorded."""
         before, self.paused = self.paused, True
         try:
             yield
@@ -239,6 +245,12 @@ class Recorder(TorchDispatchMode):
                     if may_be_rounded(tensor):
                         rounded.add(value)
                     continue
+                if tensor.requires_grad and key not in self._given and key not in self._unpacked:
+                    raise Escaped(
+                        f"the forward reads a tensor {list(tensor.shape)} that needs a gradient and has no stand-in: "
+                        "a trial of backward would run what made it; make it an argument or a parameter, or "
+                        "hold it in an attribute, a list, a tuple or a dictionary"
+                    )
                 self._outside[key] = tensor.untyped_storage()
                 if updates and place in traits.statistics[:2]:
                     self._recording.changed.add(key)
@@ -296,8 +308,10 @@ class Recorder(TorchDispatchMode):
         geometry = saved.geometry
         with self.pausing():
             if saved.copy is not None:
+                self._unpacked.add(key_of(saved.copy))
                 return geometry.view(saved.copy)
             tensor = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=saved.device)
+            self._unpacked.add(key_of(tensor))
         if geometry.conjugate:
             tensor = conj(tensor)
         return neg_view(tensor) if geometry.negative else tensor

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from integrations._common.random_states import random_states
+from integrations._step.capturing.put_back import replaced
 from integrations._step.capturing.reach import Reach
-from integrations._step.dispatch.memory import is_plain
+from integrations._step.dispatch.memory import is_plain, key_of
 from integrations._torch import tree_map_only
 
 Result = TypeVar("Result")
@@ -23,11 +24,15 @@ class StandIns:
 
     Args:
         make: makes the stand-in of a tensor.
+
+    Attributes:
+        storages: the keys of the memory of those that are plain.
     """
 
     def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
         self._make = make
         self._made: dict[int, tuple[Tensor, Tensor]] = {}  # by the original's id; the original is held
+        self.storages: set[int] = set()
 
     def of(self, tensor: Tensor) -> Tensor:
         """The tensor's stand-in, a leaf that requires a gradient if the tensor does."""
@@ -40,6 +45,8 @@ class StandIns:
             elif tensor.requires_grad:
                 made.requires_grad_()
             self._made[id(tensor)] = tensor, made
+            if is_plain(made):
+                self.storages.add(key_of(made))
         return self._made[id(tensor)][1]
 
     def of_all(self, values: Any) -> Any:
@@ -92,9 +99,12 @@ def with_stand_ins(model: nn.Module, stand_ins: StandIns, given: Iterable[Any], 
 def _put(stand_ins: StandIns, reach: Reach) -> None:
     """Puts stand-ins in the place of the tensors that were found."""
     own = {id(tensor) for module in reach.modules for tensor in (*module.parameters(False), *module.buffers(False))}
-    for tensor, put in reach.tensors():
-        if id(tensor) in own or is_plain(tensor):
-            put(stand_ins.of(tensor))
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        return stand_ins.of(tensor) if id(tensor) in own or is_plain(tensor) else tensor
+
+    for found, put in reach.tensors():
+        put(replaced(found, stand_in))
 
 
 def _entered(block: AbstractContextManager[None]) -> Callable[[], object]:
