@@ -109,9 +109,8 @@ def amplified(function: OpOverload, args: tuple[Any, ...]) -> Iterable[Tensor]:
     second = args[1] if len(args) > 1 else None
     if name in _QUOTIENTS:
         # A divisor that is a leaf is a parameter or the like, which is not rounded.
-        return (
-            tensors_of(args[:2]) if isinstance(second, Tensor) and may_be_rounded(second) and not second.is_leaf else ()
-        )
+        near = isinstance(second, Tensor) and may_be_rounded(second) and not second.is_leaf
+        return tensors_of(args[:2]) if near else ()
     steady = isinstance(second, (int, float)) and second >= 1  # a power that is finite at 0, as its derivative is
     return tensors_of(args[:1]) if name in _WITH_POLES and not (name == "aten::pow" and steady) else ()
 
