@@ -217,7 +217,7 @@ WRONG = {
     "skip, a number": (TypeError, "skip must hold paths of modules or classes of modules, got 3", {"skip": 3}),
     "calls": (TypeError, "calls must be True or False, got 'all'", {"calls": "all"}),
     "linear": (TypeError, "linear must be the share of rows that a sketch keeps, .* got 'few'", {"linear": "few"}),
-    "linear, out of range": (ValueError, "proj_dim_ratio", {"linear": 2.0}),
+    "linear, out of range": (ValueError, "linear must be above 0 and at most 1", {"linear": 2.0}),
 }
 
 

@@ -137,7 +137,8 @@ def _checked(stores: object) -> tuple[str, ...]:
     """The ways, each once: first those of ``WAYS``, in its order."""
     named = ", ".join(map(repr, WAYS))
     if isinstance(stores, str):
-        raise TypeError(f"stores must be several of {named}, got the string {stores!r}; for one, {(stores,)!r}")
+        one = (stores if stores in WAYS else WAYS[0],)
+        raise TypeError(f"stores must be several of {named}, got the string {stores!r}; for one, {one!r}")
     if not isinstance(stores, Iterable):
         raise TypeError(f"stores must be several of {named}, got {stores!r}")
     found = set()

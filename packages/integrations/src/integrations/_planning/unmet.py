@@ -11,6 +11,7 @@ from integrations.report.words import format_bytes
 _CLASSES = "log_softmax"  # in the names of the operators that make a cross-entropy of logits
 _SHARE = 10
 """Logits of a tenth of the least peak and more are worth a loss in chunks."""
+_SMALLER = "take a smaller batch"
 
 
 def out_of_memory(plan: Solution, asked: Bounds) -> str:
@@ -25,11 +26,12 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
         share = f", {min(1000, 1000 * least // plain + 1) / 1000} of the plain step's {format_bytes(plain)}"
     found = f"at least {least} bytes ({format_bytes(least)}{share}), the least activation peak of all plans"
     if plan.compressed:
+        smaller = "" if isinstance(budget, float) else f"{_SMALLER}, or "  # its fraction is about the same
         name, least_of_all = (
             ("checkpoint", ", with checkpoint='optimal',") if plan.stores == ONLY_RECOMPUTE else ("memory", "")
         )
         return (
-            f"{name} must be a budget of {found} at this level, got {budget!r}; take a smaller batch, or call "
+            f"{name} must be a budget of {found} at this level, got {budget!r}; {smaller}call "
             f"integrations.restore_model(model) and compress_model with such a budget{least_of_all} or at a level of "
             "fewer bits"
         )
@@ -40,10 +42,10 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
         adding = f", and {most} bytes ({format_bytes(most)}) in steps that add to gradients that are there already"
     proof = "no other is less" if plan.exact else f"none is below {format_bytes(plan.peak_bound)}"
     if plan.menus is None:
-        name, way_out = "budget", "compress what is kept, or take a smaller batch"
+        name, way_out = "budget", f"compress what is kept, or {_SMALLER}"
     else:
         name = f"memory with error={plan.error:g}"
-        way_out = _allow(plan)
+        way_out = _allow(plan, else_="take a larger fraction" if isinstance(budget, float) else _SMALLER)
     if isinstance(budget, int) and 0 < budget <= 1:
         way_out = f"that is a byte: a fraction is a float, such as 0.5 or 1.0; {way_out}"
     if isinstance(budget, float) and other is not plan and other.peak <= budget * other.uncompressed_peak:
@@ -64,15 +66,15 @@ def out_of_time(plan: Solution, asked: Bounds) -> str:
     return f"time must be at least {ratio}, the least {within}, got {asked.time!r}; {way_out}"
 
 
-def _allow(plan: Solution, *first: str) -> str:
-    """What would lower the least that there is, in words."""
+def _allow(plan: Solution, *first: str, else_: str = _SMALLER) -> str:
+    """What would lower the least that there is, in words, and what else there is to do."""
     found = list(first)
     if not plan.compressed and plan.menus is not None:
         if _rounds_as_allowed(plan):
             found.append(f"a larger error than {plan.error:g}")
         missing = [repr(way) for way in WAYS if way not in plan.stores]
         found += [f"{', '.join(missing)} among stores"] if missing else []
-    return f"allow {' or '.join(found)}, or take a smaller batch" if found else "take a smaller batch"
+    return f"allow {' or '.join(found)}, or {else_}" if found else else_
 
 
 def _without_logits(plan: Solution) -> str:

@@ -67,8 +67,8 @@ class CompressionCallback(lightning.Callback):
         for name in ("checkpoint", "memory", "time", "error", "stores"):
             if module is None and arguments.get(name) is not None:
                 raise ValueError(
-                    f"{name} must be None where module is, because a plan is made for the call of a module, and not "
-                    "for training_step; name the submodule that training_step calls, such as module='net'"
+                    f"{name} takes a module, got module=None: a plan is made for the call of a module, and not for "
+                    "training_step; name the submodule that training_step calls, such as module='net'"
                 )
         self.module = module
         self._training = CompressedTraining(level, report, restore, resume, arguments)

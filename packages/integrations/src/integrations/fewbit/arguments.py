@@ -46,6 +46,8 @@ def linear_options(linear: Any) -> Mapping[str, Any] | None:
     if linear is None or isinstance(linear, Mapping):
         return linear
     if isinstance(linear, Real) and not isinstance(linear, bool):
+        if not 0 < float(linear) <= 1:
+            raise ValueError(f"linear must be above 0 and at most 1, the share of rows that is kept, got {linear}")
         return {"proj_dim_ratio": float(linear)}
     raise TypeError(
         f"linear must be the share of rows that a sketch keeps, such as 0.1, or RandomizedLinear's keyword arguments, "

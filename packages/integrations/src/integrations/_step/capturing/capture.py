@@ -174,9 +174,9 @@ def _recorded(trial: _Trial, real: bool) -> tuple[_Recorded, str]:
     tensors = (*trial.model.parameters(), *trial.model.buffers(), *tensors_in((trial.args, trial.kwargs)))
     if any(map(_is_meta, tensors)):
         raise ValueError(
-            "model and inputs must not be on the meta device for a capture on real tensors, which is needed here "
-            f"({reason}): give inputs that the forward looks at, such as indices and masks, on the CPU, or plan for a "
-            "model that has elements"
+            f"model and inputs must have elements for a capture on real tensors, which is needed here ({reason}), and "
+            "are on the meta device, where fit and forecast put them: mend what was raised, give inputs that the "
+            "forward looks at, such as indices and masks, on the CPU, or plan for a model that has elements"
         )
     return _captured(trial, fake=False), note
 
