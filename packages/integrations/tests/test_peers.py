@@ -63,7 +63,7 @@ class Own(nn.Sequential):
 
 
 @pytest.mark.parametrize("way", ["L1.1", "exact"])
-def test_a_call_of_a_librarys_own_is_a_forward_if_it_is_named(way):
+def test_a_call_of_another_library_is_a_forward_if_it_is_named(way):
     model = Own(*mlp())
     plain = gradients(model)
     with Outermost(way, [f"{__name__}:Own.__call__"]).put() as outermost:

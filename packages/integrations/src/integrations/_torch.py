@@ -28,7 +28,6 @@ _PLANS = "a plan"
 _CAPTURE = "the capture of a training step"
 _ATTENTION = "attention that backward recomputes"
 _COMPILED = "compression under torch.compile"
-_ADAPTIVE = "an adaptive level"
 _QMODULES = "a layer of integrations.qmodules"
 _FEWBIT = "a layer of integrations.fewbit"
 _FORECAST = "a forecast"
@@ -50,7 +49,7 @@ get_current_graph_task_keep_graph: Callable[[], bool] = bound(
     "torch._C._autograd._get_current_graph_task_keep_graph", _PLANS
 )
 current_autograd_node: Callable[[], Node | None] = bound("torch._C._current_autograd_node", _CAPTURE)
-get_sequence_nr: Callable[[], int] = bound("torch._C._autograd._get_sequence_nr", _ADAPTIVE)
+get_sequence_nr: Callable[[], int] = bound("torch._C._autograd._get_sequence_nr", "a plan, or an adaptive level")
 # There is no public hook for the end of a backward.
 queue_callback: Callable[[Callable[[], object]], None] = bound(
     "torch.autograd.Variable._execution_engine.queue_callback", "a level that learns from each backward"

@@ -11,7 +11,7 @@ from integrations.report.words import format_bytes
 _CLASSES = "log_softmax"  # in the names of the operators that make a cross-entropy of logits
 _SHARE = 10
 """Logits of a tenth of the least peak and more are worth a loss in chunks."""
-_SMALLER = "take a smaller batch"
+_SMALLER, _LARGER = "take a smaller batch", "take a larger fraction"  # a fraction of a smaller batch is as much
 
 
 def out_of_memory(plan: Solution, asked: Bounds) -> str:
@@ -42,10 +42,10 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
         adding = f", and {most} bytes ({format_bytes(most)}) in steps that add to gradients that are there already"
     proof = "no other is less" if plan.exact else f"none is below {format_bytes(plan.peak_bound)}"
     if plan.menus is None:
-        name, way_out = "budget", f"compress what is kept, or {_SMALLER}"
+        name, way_out = "budget", f"compress what is kept, or {_LARGER if isinstance(budget, float) else _SMALLER}"
     else:
         name = f"memory with error={plan.error:g}"
-        way_out = _allow(plan, else_="take a larger fraction" if isinstance(budget, float) else _SMALLER)
+        way_out = _allow(plan, else_=_LARGER if isinstance(budget, float) else _SMALLER)
     if isinstance(budget, int) and 0 < budget <= 1:
         way_out = f"that is a byte: a fraction is a float, such as 0.5 or 1.0; {way_out}"
     if isinstance(budget, float) and other is not plan and other.peak <= budget * other.uncompressed_peak:

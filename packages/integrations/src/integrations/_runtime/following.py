@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from integrations._runtime.session import Session
     from integrations._runtime.site import Site
 
-_DECIDED = "a mask was made by it, and goes with no other, or its errors would be amplified: kept exactly"
+_DECIDED = "a mask was made by it, or an operator would amplify its errors: kept exactly"
 
 
 def runs_transformed() -> bool:

@@ -262,7 +262,11 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
 
     given_args, given_kwargs = stand_ins.of_all((args, kwargs))
     objects = [leaf for leaf in tree_leaves((given_args, given_kwargs)) if not isinstance(leaf, Tensor)]
-    return with_stand_ins(model, stand_ins, objects, recorded)
+    try:
+        return with_stand_ins(model, stand_ins, objects, recorded)
+    finally:
+        for tensor, gradient in recorder.leaves.values():
+            tensor.grad = gradient
 
 
 @contextmanager

@@ -26,6 +26,7 @@ Held = Tensor | tuple[Any, ...]
 
 _PASSED = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, torch.nn.Module, str, bytes, int, float)
 _MOST = 1000  # objects that are searched for a tensor
+_DEEPEST = 100  # tuples in each other that are searched
 
 
 class PutBack(ABC):
@@ -245,24 +246,40 @@ class Drawn(PutBack):
         self._generator.set_state(self._state)
 
 
-def replaced(found: Any, of: Callable[[Tensor], Tensor]) -> Any:
+def replaced(found: Any, of: Callable[[Tensor], Tensor], made: dict[int, Any] | None = None) -> Any:
     """A tensor's replacement, or a tuple of the same class with replacements for the tensors in it and in the tuples in
-    it. What else there is in a tuple is passed on as it is."""
+    it. What else there is in a tuple is passed on as it is. ``made`` has by id the tuples that are replaced already."""
     if isinstance(found, Tensor):
         return of(found)
     if not isinstance(found, tuple) or not _is_held(found):
         return found
-    kind, items = type(found), [replaced(one, of) for one in found]
-    made = kind(items) if hasattr(kind, "n_sequence_fields") else tuple.__new__(kind, items)  # torch.return_types
+    made = {} if made is None else made
+    if id(found) not in made:
+        made[id(found)] = _made_anew(found, [replaced(one, of, made) for one in tuple.__iter__(found)])
+    return made[id(found)]
+
+
+def _made_anew(found: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
+    """A tuple of the same class with other items."""
+    kind = type(found)
+    new = kind(items) if hasattr(kind, "n_sequence_fields") else tuple.__new__(kind, items)  # torch.return_types
     if hasattr(found, "__dict__"):
-        vars(made).update(vars(found))
-    return made
+        vars(new).update(vars(found))
+    return new
 
 
 def _is_held(found: Any) -> bool:
-    if isinstance(found, Tensor):
-        return True
-    return isinstance(found, tuple) and any(map(_is_held, tuple.__iter__(found)))
+    """Whether something is a tensor, or a tuple with one in it or in the tuples in it, as far as these are near."""
+    seen: set[int] = set()
+    left = [(found, 0)]
+    while left:
+        one, depth = left.pop()
+        if isinstance(one, Tensor):
+            return True
+        if isinstance(one, tuple) and id(one) not in seen and depth < _DEEPEST:
+            seen.add(id(one))
+            left += [(part, depth + 1) for part in tuple.__iter__(one)]
+    return False
 
 
 def holds_tensor(found: Any) -> bool:

@@ -32,7 +32,7 @@ from integrations._step.dispatch.memory import (
     tensors_of,
 )
 from integrations._step.dispatch.operators import Traits, is_drawable, lazy_views, traits_of
-from integrations._torch import OpOverload, TorchDispatchMode, conj, neg_view
+from integrations._torch import OpOverload, TorchDispatchMode, conj, get_sequence_nr, neg_view
 
 
 class Escaped(RuntimeError):
@@ -50,6 +50,7 @@ class Recorder(TorchDispatchMode):
 
     Attributes:
         outlines: by value: the tensor as which it was made.
+        leaves: by id: each leaf that has no stand-in, and its gradient as it was; this one's backward adds to none.
         paused: whether the operators that run now belong to no step.
     """
 
@@ -60,7 +61,8 @@ class Recorder(TorchDispatchMode):
         self._paths = paths
         self._fake = fake
         self._given = given
-        self._unpacked: set[int] = set()  # storages, by a backward within the forward
+        self._first = get_sequence_nr()  # of the nodes that this thread makes from now on
+        self.leaves: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._contents = Contents()
         self._memory = Memory()
         self._holding: dict[int, int] = {}  # storages that are alive, with the values that they hold
@@ -185,8 +187,8 @@ class Recorder(TorchDispatchMode):
                 outside=outside,
                 decides=decides(func, args, results),
                 rounded=rounded,
-                amplified=frozenset(
-                    value for tensor in amplified(func, args) if (value := self.value_of(tensor)) is not None
+                amplified=tuple(
+                    self.value_of(given) if isinstance(given, Tensor) else None for given in amplified(func, args)
                 ),
                 reads_elements=reads_elements(func),
             )
@@ -227,6 +229,19 @@ class Recorder(TorchDispatchMode):
         finally:
             self.paused = before
 
+    def _meet(self, tensor: Tensor) -> None:
+        """Meets a tensor that is neither a stand-in nor made by an operator that was recorded."""
+        made_by = tensor.grad_fn
+        if made_by is not None and made_by._sequence_nr() < self._first:
+            raise Escaped(
+                f"the forward reads a tensor {list(tensor.shape)} that was made before it with a gradient, and has no "
+                "stand-in: a trial of backward would run what made it; make it an argument, or hold it in an "
+                "attribute, a list, a tuple or a dictionary, while no other thread runs"
+            )
+        if tensor.requires_grad and tensor.is_leaf and id(tensor) not in self.leaves:
+            self.leaves[id(tensor)] = tensor, tensor.grad
+            tensor.grad = None
+
     def _arguments(
         self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[int, ...], set[int], frozenset[int]]:
@@ -245,12 +260,8 @@ class Recorder(TorchDispatchMode):
                     if may_be_rounded(tensor):
                         rounded.add(value)
                     continue
-                if tensor.requires_grad and key not in self._given and key not in self._unpacked:
-                    raise Escaped(
-                        f"the forward reads a tensor {list(tensor.shape)} that needs a gradient and has no stand-in: "
-                        "a trial of backward would run what made it; make it an argument or a parameter, or "
-                        "hold it in an attribute, a list, a tuple or a dictionary"
-                    )
+                if key not in self._given:
+                    self._meet(tensor if tensor._base is None else tensor._base)
                 self._outside[key] = tensor.untyped_storage()
                 if updates and place in traits.statistics[:2]:
                     self._recording.changed.add(key)
@@ -308,10 +319,8 @@ class Recorder(TorchDispatchMode):
         geometry = saved.geometry
         with self.pausing():
             if saved.copy is not None:
-                self._unpacked.add(key_of(saved.copy))
                 return geometry.view(saved.copy)
             tensor = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=saved.device)
-            self._unpacked.add(key_of(tensor))
         if geometry.conjugate:
             tensor = conj(tensor)
         return neg_view(tensor) if geometry.negative else tensor

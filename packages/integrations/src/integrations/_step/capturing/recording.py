@@ -36,7 +36,8 @@ class RecordedOp:
         outside: storages that it reads and that hold no values.
         decides: how it decides by the elements of what it reads.
         rounded: the values that it reads and that a repetition may find rounded.
-        amplified: the values that it reads and whose errors it may amplify without bound.
+        amplified: the values whose errors it may amplify without bound, if the first of them is slightly off; ``None``
+            for one that is no value.
         reads_elements: whether its results depend on more than shapes.
         packs: what autograd saves after it.
     """
@@ -52,7 +53,7 @@ class RecordedOp:
     outside: set[int]
     decides: Decides = Decides.NOTHING
     rounded: frozenset[int] = frozenset()
-    amplified: frozenset[int] = frozenset()
+    amplified: tuple[int | None, ...] = ()
     reads_elements: bool = True
     packs: list[int] = field(default_factory=list)
 
@@ -155,14 +156,15 @@ class Recording:
 
     def _decisions(self) -> tuple[set[int], set[int]]:
         """The operators that may decide otherwise when they are repeated on rounded values, and the values that must
-        stay exact: beside what was decided, or since their errors would be amplified without bound."""
+        stay exact: those that go with what was decided, and those whose errors would be amplified without bound."""
         # What was decided is kept. Then only that comes out otherwise which follows from it and may be rounded itself.
         other = {value for op in self.ops for value in op.rounded}
         deciding: set[int] = set()
         exact: set[int] = set()
         for number, op in enumerate(self.ops):
-            exact.update(other & op.amplified)
-            other -= op.amplified
+            if other.intersection(op.amplified[:1]):
+                exact.update(other.intersection(op.amplified))
+                other.difference_update(op.amplified)
             met = other.intersection(op.reads) if op.reads_elements else ()
             if met and op.decides is Decides.NOTHING:
                 other.update(op.makes)

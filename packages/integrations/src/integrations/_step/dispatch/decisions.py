@@ -66,10 +66,11 @@ _FOUND_AGAIN = _listed(
 # By operator: the place of its order. A norm of order inf picks its largest element.
 _OF_ORDER = {"aten::linalg_vector_norm": 1, "aten::norm": 1, "aten::_cdist_forward": 2}
 
-
-# Their first argument may be near a pole; of a quotient the second one, near which an error of the first grows, too.
+# By operator: the places of the arguments whose errors it amplifies near a pole. The pole is of the first of them.
 _WITH_POLES = _listed("sqrt rsqrt reciprocal log log2 log10 log1p logit asin acos acosh atanh pow")
-_QUOTIENTS = _listed("div divide true_divide")
+_POLES: dict[str, tuple[int, ...]] = dict.fromkeys(_WITH_POLES, (0,))
+_POLES |= dict.fromkeys(_listed("div divide true_divide xlogy special_xlogy special_xlog1py"), (1, 0))
+_POLES |= {"aten::addcdiv": (2, 1)}
 
 
 def reads_elements(function: OpOverload) -> bool:
@@ -103,16 +104,13 @@ def decides(function: OpOverload, args: tuple[Any, ...], results: Iterable[Any])
     return Decides.EXACTLY if found_again and _has_gradient(args) else Decides.NOTHING
 
 
-def amplified(function: OpOverload, args: tuple[Any, ...]) -> Iterable[Tensor]:
-    """The tensors among an operator's arguments whose errors it may amplify without bound."""
+def amplified(function: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of an operator whose errors it may amplify without bound, if the first of them is slightly off:
+    that one may be near a pole of the operator."""
     name = _name_of(function)
-    second = args[1] if len(args) > 1 else None
-    if name in _QUOTIENTS:
-        # A divisor that is a leaf is a parameter or the like, which is not rounded.
-        near = isinstance(second, Tensor) and may_be_rounded(second) and not second.is_leaf
-        return tensors_of(args[:2]) if near else ()
-    steady = isinstance(second, (int, float)) and second >= 1  # a power that is finite at 0, as its derivative is
-    return tensors_of(args[:1]) if name in _WITH_POLES and not (name == "aten::pow" and steady) else ()
+    if name == "aten::pow" and len(args) > 1 and isinstance(args[1], (int, float)) and args[1] >= 1:
+        return ()  # it is finite at 0, as its derivative is
+    return tuple(args[place] for place in _POLES.get(name, ()))
 
 
 def _name_of(function: OpOverload) -> str:
