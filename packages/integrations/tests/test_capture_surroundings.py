@@ -187,3 +187,18 @@ def test_a_generator_of_the_users_own_does_not_move():
     state = generator.get_state()
     checkpoint.plan(model, normal(4, 8), real=True)
     assert torch.equal(generator.get_state(), state)
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["fake", "real"])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        lambda h: torch.func.jvp(torch.tanh, (h,), (torch.ones_like(h),))[1],
+        lambda h: torch.utils.dlpack.from_dlpack(h.detach()).requires_grad_(),
+    ],
+    ids=["jvp", "dlpack"],
+)
+def test_tensors_with_a_size_and_no_memory(inner, real):
+    """Zeros that torch does not write out, and what DLPack makes of fake tensors: both were read at address 0."""
+    model = Net(lambda self, x: inner(x @ self.w) @ self.w, w=torch.eye(8)).train()
+    assert checkpoint.plan(model, normal(4, 8), real=real).graph.ops

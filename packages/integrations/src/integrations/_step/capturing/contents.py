@@ -62,11 +62,21 @@ class Contents:
 
 def _storages_of(tensors: Iterable[Tensor], but: torch.dtype | None = None) -> Iterable[torch.UntypedStorage]:
     """The storages that have elements, each once."""
-    return {
-        key_of(tensor): tensor.untyped_storage()
-        for tensor in tensors
-        if is_plain(tensor) and not isinstance(tensor, FakeTensor) and not tensor.is_meta and tensor.dtype != but
-    }.values()
+    there = [tensor for tensor in tensors if tensor.dtype != but and _is_there(tensor)]
+    return {key_of(tensor): tensor.untyped_storage() for tensor in there}.values()
+
+
+def _is_there(tensor: Tensor) -> bool:
+    """Whether a tensor is plain and has elements to look at. Zeros that torch does not write out have none.
+
+    Raises:
+        RuntimeError: it should have some, and has no memory. An operator would read at address 0.
+    """
+    if not is_plain(tensor) or isinstance(tensor, FakeTensor) or tensor.is_meta or tensor._is_zerotensor():
+        return False
+    if tensor.numel() and not tensor.data_ptr():
+        raise RuntimeError(f"a tensor {list(tensor.shape)} has no memory, as DLPack makes them of fake tensors")
+    return True
 
 
 def _number(storage: torch.UntypedStorage) -> int:
