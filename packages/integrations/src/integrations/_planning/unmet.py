@@ -11,7 +11,8 @@ from integrations.report.words import format_bytes
 _CLASSES = "log_softmax"  # in the names of the operators that make a cross-entropy of logits
 _SHARE = 10
 """Logits of a tenth of the least peak and more are worth a loss in chunks."""
-_SMALLER, _LARGER = "take a smaller batch", "take a larger fraction"  # a fraction of a smaller batch is as much
+# A smaller batch lowers the plain step's peak, too, and with it the bytes that a fraction of it allows.
+_SMALLER, _LARGER = "take a smaller batch", "take a larger fraction"
 
 
 def out_of_memory(plan: Solution, asked: Bounds) -> str:
@@ -26,7 +27,7 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
         share = f", {min(1000, 1000 * least // plain + 1) / 1000} of the plain step's {format_bytes(plain)}"
     found = f"at least {least} bytes ({format_bytes(least)}{share}), the least activation peak of all plans"
     if plan.compressed:
-        smaller = "" if isinstance(budget, float) else f"{_SMALLER}, or "  # its fraction is about the same
+        smaller = "" if isinstance(budget, float) else f"{_SMALLER}, or "
         name, least_of_all = (
             ("checkpoint", ", with checkpoint='optimal',") if plan.stores == ONLY_RECOMPUTE else ("memory", "")
         )

@@ -26,7 +26,7 @@ Held = Tensor | tuple[Any, ...]
 
 _PASSED = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, torch.nn.Module, str, bytes, int, float)
 _MOST = 1000  # objects that are searched for a tensor
-_DEEPEST = 100  # tuples in each other that are searched
+_DEEPEST = 100  # of tuples in tuples so many are searched
 
 
 class PutBack(ABC):
@@ -269,7 +269,7 @@ def _made_anew(found: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
 
 
 def _is_held(found: Any) -> bool:
-    """Whether something is a tensor, or a tuple with one in it or in the tuples in it, as far as these are near."""
+    """Whether something is a tensor, or a tuple with one in it or in the tuples in it, ``_DEEPEST`` deep at most."""
     seen: set[int] = set()
     left = [(found, 0)]
     while left:

@@ -46,7 +46,7 @@ class Recorder(TorchDispatchMode):
         paths: tell in which module's forward an operator runs.
         fake: whether the tensors are fake. Autograd then saves other tensors than the forward's, and of real ones it
             saves copies, so that memory lives as long as something other than autograd holds it.
-        given: the keys of the storages of stand-ins; what else no operator has made is of the real step.
+        given: the keys of the storages of stand-ins.
 
     Attributes:
         outlines: by value: the tensor as which it was made.
@@ -230,7 +230,12 @@ class Recorder(TorchDispatchMode):
             self.paused = before
 
     def _meet(self, tensor: Tensor) -> None:
-        """Meets a tensor that is neither a stand-in nor made by an operator that was recorded."""
+        """Takes the gradient of a leaf away until the trial is over. The tensor is no stand-in, and no recorded operator
+        has made it.
+
+        Raises:
+            Escaped: it was made before the trial, with a gradient.
+        """
         made_by = tensor.grad_fn
         if made_by is not None and made_by._sequence_nr() < self._first:
             raise Escaped(
