@@ -230,8 +230,8 @@ class Recorder(TorchDispatchMode):
             self.paused = before
 
     def _meet(self, tensor: Tensor) -> None:
-        """Takes the gradient of a leaf away until the trial is over. The tensor is no stand-in, and no recorded operator
-        has made it.
+        """Takes a leaf's gradient away until the trial is over. The tensor is no stand-in, and no recorded operator has
+        made it.
 
         Raises:
             Escaped: it was made before the trial, with a gradient.
