@@ -58,21 +58,35 @@ class Layout(NamedTuple):
         return _is_spaced(self)
 
     def flatten(self, tensor: Tensor) -> Tensor:
-        """The elements to store, flat: a view where the tensor is dense, a copy otherwise."""
+        """Return the elements to store, flat: a view where the tensor is dense, a copy otherwise.
+
+        The elements are found by their indices and never by an address. Compiled code may allocate a tensor with other
+        strides than those of the trace, from which this layout comes: the order of the elements is still that of the
+        trace, and so are the stored bytes.
+        """
         if tensor.is_contiguous():
             return tensor if tensor.dim() == 1 else tensor.reshape(-1)
-        if is_dense(self):
-            return tensor.as_strided((stored_numel(self),), (1,))
-        distinct = tensor.as_strided(distinct_shape(self), self.strides)
-        return distinct.contiguous().view(-1)
+        distinct = distinct_elements(self, tensor)
+        order = memory_order(self)
+        return distinct.contiguous().view(-1) if order is None else distinct.permute(order).reshape(-1)
 
     def restore(self, flat: Tensor) -> Tensor:
-        """A tensor of this shape and these strides from the stored elements. The inverse of ``flatten``."""
+        """Return a tensor of this shape and these strides from the stored elements. The inverse of ``flatten``.
+
+        In compiled code the strides of dimensions of size 1 may differ.
+        """
         if self.strides == (1,):
             return flat
-        if is_dense(self):
+        order = memory_order(self)
+        if order is not None and not torch.compiler.is_compiling():
             return flat.as_strided(self.shape, self.strides)
-        distinct = flat.view(distinct_shape(self))
+        shape = distinct_shape(self)
+        if order is not None:
+            inverse = [0] * len(order)
+            for place, dim in enumerate(order):
+                inverse[dim] = place
+            return flat.view([shape[dim] for dim in order]).permute(inverse).expand(self.shape)
+        distinct = flat.view(shape)
         if _is_spaced(self):
             distinct = flat.new_empty_strided(distinct_shape(self), self.strides).copy_(distinct)
         return distinct.expand(self.shape)
@@ -105,33 +119,54 @@ def is_contiguous(layout: Layout) -> bool:
 
 def is_dense(layout: Layout) -> bool:
     """``Layout.dense``."""
-    return is_contiguous(layout) or _gap_or_overlap(distinct_shape(layout), layout.strides) == 0
+    return is_contiguous(layout) or _gap_or_overlap(distinct_shape(layout), layout.strides)[0] == 0
+
+
+def memory_order(layout: Layout) -> list[int] | None:
+    """Return the dimensions of a dense layout in the order in which they lie in memory, the outermost first; ``None``
+    for a layout with gaps or overlaps."""
+    if is_contiguous(layout):
+        return list(range(len(layout.shape)))
+    gap, order = _gap_or_overlap(distinct_shape(layout), layout.strides)
+    return order if gap == 0 else None
+
+
+def distinct_elements(layout: Layout, tensor: Tensor) -> Tensor:
+    """Return a view of the tensor that has each stored element once, of shape ``layout.distinct_shape``."""
+    for dim, (size, step) in enumerate(zip(layout.shape, layout.strides, strict=True)):
+        if step == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _is_spaced(layout: Layout) -> bool:
     shape, strides = distinct_shape(layout), layout.strides
-    if _gap_or_overlap(shape, strides) <= 0:
+    if _gap_or_overlap(shape, strides)[0] <= 0:
         return False
     span = 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
     return bool(span <= max(_ROOM, _WIDEST * stored_numel(layout)))
 
 
-def _gap_or_overlap(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """0 for dimensions that lie end to end, 1 for gaps between them, -1 where elements may overlap."""
+def _gap_or_overlap(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, list[int]]:
+    """Return 0 for dimensions that lie end to end, 1 for gaps between them, -1 where elements may overlap; and the
+    dimensions from the largest to the smallest stride, those of size 1 first."""
     if math.prod(shape) == 0:
-        return 0
-    left = [(step, size) for size, step in zip(shape, strides, strict=True) if size > 1]
+        return 0, list(range(len(shape)))
+    left = [dim for dim, size in enumerate(shape) if size > 1]
+    order: list[int] = []  # from the smallest stride on
     gap = 0
     end = 1
     while left:
-        at = 0  # of the smallest step: torch.compile does not trace a sort of symbolic sizes
+        at = 0  # of the smallest stride: torch.compile does not trace a sort of symbolic sizes
         for i in range(1, len(left)):
-            if left[i][0] < left[at][0]:
+            if strides[left[i]] < strides[left[at]]:
                 at = i
-        step, size = left.pop(at)
+        dim = left.pop(at)
+        step, size = strides[dim], shape[dim]
         if step < end:
-            return -1
+            return -1, []
         if step > end:
             gap = 1
         end = step * (size - 1) + end if gap else step * size
-    return gap
+        order.append(dim)
+    return gap, [dim for dim, size in enumerate(shape) if size <= 1] + order[::-1]

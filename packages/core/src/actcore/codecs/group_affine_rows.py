@@ -19,7 +19,7 @@ from actcore.codecs.group_affine import Rounding, require_bits, require_float, r
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.dtypes import FLOATS
-from actcore.layout import Layout, distinct_shape, is_dense, stored_numel
+from actcore.layout import Layout, distinct_elements, distinct_shape, is_dense, stored_numel
 from actcore.ops import Key, below_autograd, group_count, overload, packed_bytes
 
 
@@ -140,7 +140,7 @@ def _flatten(layout: Layout, tensor: Tensor) -> Tensor:
     """The elements to store, row by row: a view where they lie so, a copy otherwise."""
     if not is_dense(layout) or _rows_outermost(layout):
         return layout.flatten(tensor)
-    return tensor.as_strided(distinct_shape(layout), layout.strides).contiguous().view(-1)
+    return distinct_elements(layout, tensor).contiguous().view(-1)
 
 
 def _restore(layout: Layout, flat: Tensor) -> Tensor:

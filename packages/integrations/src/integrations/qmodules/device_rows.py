@@ -78,7 +78,7 @@ class DeviceRows:
         if not layout.dense or 0 in strides:
             return flat.view(shape)
         if _rows_outermost(shape, strides):
-            return flat.as_strided(shape, strides)
+            return layout.restore(flat)
         return torch.empty_strided(shape, strides, dtype=flat.dtype, device=flat.device).copy_(flat.view(shape))
 
 
@@ -88,7 +88,7 @@ def rows_of(tensor: Tensor) -> Tensor:
     size = tensor.numel() // max(count, 1)
     layout = actcore.Layout.of(tensor)
     if layout.dense and 0 not in layout.strides and _rows_outermost(*layout):
-        return tensor.as_strided((count, size), (size, 1))
+        return layout.flatten(tensor).view(count, size)
     return tensor.contiguous().view(count, size)
 
 
