@@ -5,12 +5,13 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import integrations
 
 from .graphs import build
 from .nets import Net, assert_same, gradients, normal, relative_error, rows
-from .regions import W, X, compiled, trained
+from .regions import W, X, compiled, report_of, trained
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -93,3 +94,19 @@ def test_a_square_that_backward_recomputes():
     assert kept.why == "no rule for mul in compiled code: kept exactly"
     assert relative_error({"v": exact["v"]}, found) < 1e-5  # the squares, as they are; the same sums in another order
     assert relative_error({"w": exact["w"]}, found) > 1e-3  # that of the other factor, in 4 bits
+
+
+def test_casts_of_weights_are_exact_and_no_activations():
+    """Autocast casts each weight, and backward reads the cast. A region stored it in the bits of an activation."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 32))
+    eager, x = integrations.compress_model(copy.deepcopy(model), "L1.2", min_bytes=0), normal(48, 64)
+    integrations.compress_model(model, "L1.2", min_bytes=0)
+    for part, function in ((eager, eager), (model, compiled(model))):
+        with torch.autocast("cpu", torch.bfloat16):
+            trained(part, function, x)
+    weights = {tuple(weight.shape) for weight in model.parameters()}
+    found = {row.shape for row in rows(model)}
+    assert not found & (weights | {shape[::-1] for shape in weights})
+    assert (48, 96) in found
+    assert report_of(model).original_bytes <= report_of(eager).original_bytes

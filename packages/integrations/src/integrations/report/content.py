@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from integrations._storing.records import RECOMPUTED
 from integrations.report.row import Row
 from integrations.report.words import IT_TAKES, NOTHING_LEFT, format_bytes
+
+_REASONS = 3
+"""Reasons for what compiled regions keep that a caption lists."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +80,26 @@ class Content:
         if self.recomputed:
             stored = f": of {format_bytes(self.recomputed_bytes)} nothing is stored" if self.recomputed_bytes else ""
             lines.append(f"{self.recomputed}{stored}.")
+        if regions := self._exact_in_regions():
+            lines.append(regions)
         if listed:
             lines.append(f"Left alone, because somebody else keeps them alive: {listed}.")
         if self.offload:
             lines.append(self._where())
         return "\n".join(lines)
+
+    def _exact_in_regions(self) -> str:
+        """What regions of ``torch.compile`` keep exactly and why, the largest reasons first; empty if nothing."""
+        reasons: Counter[str] = Counter()
+        for row in self.rows:
+            if row.role == "compiled" and row.codec == "kept" and not row.owner:
+                reasons[row.why.removesuffix(": kept exactly")] += row.stored_bytes
+        if not +reasons:
+            return ""
+        listed = [f"{format_bytes(count)}: {why}" for why, count in (+reasons).most_common(_REASONS)]
+        if left := sum((+reasons).values()) - sum(count for _, count in reasons.most_common(_REASONS)):
+            listed.append(f"{format_bytes(left)}: other reasons, in the rows")
+        return f"Compiled regions keep {format_bytes(sum(reasons.values()))} exactly ({'; '.join(listed)})."
 
     def _after_loss(self) -> str:
         if not self.gradient_bytes:

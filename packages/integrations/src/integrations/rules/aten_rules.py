@@ -172,6 +172,16 @@ class BackwardUses:
         return frozenset(found)
 
 
+def copies_of(nodes: set[Node], graph: Graph) -> set[Node]:
+    """Return these nodes and all views, copies and casts of them in a graph."""
+    found = set(nodes)
+    for node in graph.nodes:
+        if node.op == "call_function" and name_of(node.target) in _SAME and set(node.all_input_nodes) <= found:
+            if node.all_input_nodes:
+                found.add(node)
+    return found
+
+
 def _reached(nodes: list[Node]) -> set[Node]:
     """The nodes that depend on any of these nodes."""
     found = set(nodes)

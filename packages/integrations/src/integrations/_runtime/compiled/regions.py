@@ -31,7 +31,7 @@ from integrations._torch import (
 )
 from integrations.rules.aten_attention import RECOMPUTED_ATTENTION, recompute_attention
 from integrations.rules.aten_nodes import hint, operator_of
-from integrations.rules.aten_rules import BackwardUses
+from integrations.rules.aten_rules import BackwardUses, copies_of
 from integrations.rules.levels import Level
 from integrations.rules.stores import NODE_KEY
 
@@ -127,8 +127,9 @@ def _context() -> dict[str, Any] | None:
 def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
     """The forms of all tensors that go from one graph to the other.
 
-    A region's inputs are kept as they are, such as parameters and what the caller gave. An input that the model
-    computed with gradients before the region is one more activation, and is stored.
+    A region keeps its inputs exactly: parameters, and the tensors of the caller. An input that the model computed with
+    gradients before the region is one more activation, and is stored. Views and casts of a parameter, such as autocast
+    makes, are weights as the parameter is: the region keeps them exactly, and the report does not list them.
     """
     taken = {node.name for node in backward.find_nodes(op="placeholder")}
     inputs, ways = _inputs(forward), _planned(forward, level)
@@ -137,6 +138,7 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
     region = _Region(Order(forward, backward), {}, {})
     outputs = list(forward.output_node().args[0])  # type: ignore[arg-type]  # the saved tensors follow
     exact: dict[int, CompiledForm] = {}  # by storage
+    weights = copies_of({node for node in forward.find_nodes(op="placeholder") if _is_weight(inputs.get(node))}, forward)
     for node in forward.nodes:
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
@@ -145,7 +147,7 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
         given = node.op == "placeholder" and (example is None or example.grad_fn is None)
         if given:
             exact[storage._cdata] = CompiledForm(Raw(), "an input of a compiled region: kept exactly")
-        if node.name not in taken or (given and (example is None or isinstance(example, Parameter))):
+        if node.name not in taken or node in weights:
             continue
         way = ways.get(storage._cdata) or compiled(level)
         found = uses.uses_of(node, planned=bool(way.planned))
@@ -168,6 +170,11 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
             entry.form = exact.get(region.storages[name][0], entry.form)
     _forget_with_code(tuple(entry.key for entry in region.entries.values()))
     return region
+
+
+def _is_weight(example: Tensor | None) -> bool:
+    """Whether an input of a region is a parameter, as far as torch tells."""
+    return example is None or isinstance(example, Parameter)
 
 
 def _planned(forward: Graph, level: Level) -> dict[int, Way]:
