@@ -12,6 +12,7 @@ from torch import nn
 from integrations._common.compiling import compiled_module
 from integrations._common.module_tree import exchange
 from integrations._common.takeover import give_back, remember, remembered, take_over
+from integrations._runtime.first_forward import listen_no_longer, listen_once
 from integrations._step_tables.options import DEFAULT_BITS
 from integrations._step_tables.tables import table
 from integrations.fewbit import functional, modules
@@ -117,6 +118,8 @@ def convert(
         exchange(inner, lambda path, module: plan.layers.get(module, module), lambda module: module in where)
         if forward is not None:
             forward.put()
+        if root is inner and (plan.converted or forward is not None):
+            listen_once(inner)
     except BaseException:
         if FewBitConversion.find(root) is not None:
             restore_model(root)
@@ -138,6 +141,7 @@ def restore_model(model: Model) -> Model:
     """
     inner = compiled_module(model)
     forward = FewBitConversion.of(inner).forward
+    listen_no_longer(inner)
 
     def is_other(module: nn.Module) -> bool:
         return module is not inner and is_root(module)

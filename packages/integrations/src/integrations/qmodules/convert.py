@@ -15,6 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from integrations._common.conversion import Conversion, conversion_lines
 from integrations._common.module_tree import exchange
 from integrations._common.warn import warn
+from integrations._runtime.first_forward import listen_no_longer, listen_once
 from integrations.qmodules.config import config
 from integrations.qmodules.counterparts import name_of, q_layer_of, why_none
 from integrations.qmodules.layers.base import QLayer
@@ -123,6 +124,8 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
         for path, layer in by_hand:
             layer.join(path or type(layer).__name__, precision)
         _QConversion(tuple(converted), tuple(kept), chosen, precision).put(root)
+        if root is model and converted:
+            listen_once(root)
     except BaseException:
         _QConversion((), (), chosen, precision).put(model)  # with which what has been done so far is undone
         revert(model)
@@ -144,6 +147,7 @@ def revert(model: Model) -> Model:
     """
     record = _QConversion.of(model)
     _refuse_parametrized(model)
+    listen_no_longer(model)
     by_hand: list[QLayer] = []
 
     def replacement(path: str, module: nn.Module) -> nn.Module:

@@ -81,7 +81,7 @@ def _draw_modules(axes: Any, parts: list[Part], size: int, unit: str) -> None:
         before, after = part.original_bytes, part.stored_bytes
         axes.barh(place, before / size, height=0.66, color=GREY, zorder=2)
         axes.barh(place, after / size, height=0.66, color=BLUE, zorder=2)
-        ratio = f"{part.smaller}×" if after else part.smaller
+        ratio = f"{part.smaller}×" if after and before else part.smaller
         offset = {"xytext": (4, 0), "textcoords": "offset points"}
         axes.annotate(ratio, (before / size, place), **offset, va="center", fontsize=8.5, color=INK)
     axes.set_yticks(range(len(parts)), [part.path or part.name for part in parts], fontsize=8.5)

@@ -55,9 +55,11 @@ class Part:
     def smaller(self) -> str:
         """How many times less is kept, in words; that it is recomputed where nothing is kept."""
         before, after = self.original_bytes, self.stored_bytes
+        if not before:
+            return ""
         if after:
             return f"{before / after:.1f}"
-        return RECOMPUTED if before and any(row.codec == RECOMPUTED for row in self.all_rows()) else ""
+        return RECOMPUTED if any(row.codec == RECOMPUTED for row in self.all_rows()) else ""
 
     def operators(self, most: int = 3) -> str:
         """The operators that save most of it, in descending order."""
