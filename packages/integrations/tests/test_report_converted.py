@@ -146,3 +146,21 @@ def test_compiled_and_transformed_forwards_are_left_alone():
     assert not report_of(compiled).rows
     model(X).sum().backward()
     assert report_of(compiled).rows
+
+
+def test_a_forward_that_somebody_wrapped_is_listened_to_once():
+    model = qmodules.QModule(net(), level="L2")
+    ours = model.forward
+    model.forward = lambda x: ours(x)
+    for rows in (64, 8):
+        model(X[:rows]).sum().backward()
+        assert {row.shape[0] for row in free(report_of(model))} == {64}
+    assert ours.over
+
+
+def test_a_forward_that_fails_is_not_the_first_one():
+    model = qmodules.QModule(net(), level="L2")
+    with pytest.raises(RuntimeError, match="shapes"):
+        model(normal(4, 3))
+    model(X).sum().backward()
+    assert {row.shape[0] for row in free(report_of(model))} == {64}

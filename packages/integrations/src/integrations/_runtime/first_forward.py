@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -30,15 +31,30 @@ from integrations.rules.policy import fixed_bits
 _RECORDS = "_integrations_first_forward"
 
 
-class FirstForward(ForwardWrapper):
-    """Replaces a converted model's ``forward`` until the first training forward is over, and notes what its layers
-    store."""
+class ListensOnce(ForwardWrapper):
+    """Replaces a converted model's ``forward``, and notes what its layers store in the first training forward."""
+
+    over = False
+    """Whether that forward is over, or nobody wants to know. The wrapper may stay in its place."""
+
+    def _told(self, model: nn.Module, run: Callable[[], Any], inputs: Any) -> Any:
+        """The result of a forward, which is listened to if it is the first one."""
+        free = peek_interpreter_stack() is None and get_tracing_state() is None and not is_heard()
+        if self.over or not (free and model.training and torch.is_grad_enabled()):
+            return run()
+        with _listened(model) as session:
+            session.owners.add_inputs(tensors_in(inputs))
+            result = run()
+        self.over = True
+        model.__dict__[_RECORDS] = session.records
+        return result
+
+
+class FirstForward(ListensOnce):
+    """Replaces a converted model's ``forward`` until the first training forward is over."""
 
     what: ClassVar[str] = "listened to"
     undo: ClassVar[str] = "qmodules.revert(model) or fewbit.restore_model(model)"
-
-    def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool) -> None:
-        super().__init__(model, forward, replaced)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -46,32 +62,27 @@ class FirstForward(ForwardWrapper):
         copy = self.shallow_copy(sys._getframe())
         if copy is not None:
             return type(copy).forward(copy, *args, **kwargs)
-        if not self._listens():
-            return self.forward(*args, **kwargs)
-        model = self.model
-        with _listened(model) as session:
-            session.owners.add_inputs(tensors_in((args, kwargs)))
-            result = self.forward(*args, **kwargs)
-        if session.records:
-            model.__dict__[_RECORDS] = session.records
+        result = self._told(self.model, partial(self.forward, *args, **kwargs), (args, kwargs))
+        if self.over:
             self.take_out()
         return result
-
-    def _listens(self) -> bool:
-        free = peek_interpreter_stack() is None and get_tracing_state() is None and not is_heard()
-        return free and self.model.training and torch.is_grad_enabled()
 
 
 def listen_once(model: nn.Module) -> None:
     """Has a converted model's first training forward told."""
-    if FirstForward.of(model) is None:
+    found = ListensOnce.of(model)
+    if found is None:
         FirstForward(model, model.forward, "forward" in model.__dict__).put()
+    else:
+        found.over = False
 
 
 def listen_no_longer(model: nn.Module) -> None:
     """Undoes ``listen_once``, and forgets what was told."""
-    found = FirstForward.of(model)
+    found = ListensOnce.of(model)
     if found is not None:
+        found.over = True
+    if isinstance(found, FirstForward):
         found.take_out()
     model.__dict__.pop(_RECORDS, None)
 
@@ -84,9 +95,11 @@ def first_records(model: nn.Module) -> list[Record]:
 @contextmanager
 def _listened(model: nn.Module) -> Iterator[_Told]:
     told = _Told(model)
-    with Listening(told):
-        yield told
-    told.owners.release()
+    try:
+        with Listening(told):
+            yield told
+    finally:
+        told.owners.release()
 
 
 class _Told(PackedForward):

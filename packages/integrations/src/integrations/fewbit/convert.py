@@ -110,6 +110,7 @@ def convert(
     # Whatever may be refused has been, and nothing is changed yet.
     root = plan.layers.get(inner, inner)
     found, forward = None, None
+    listen_no_longer(inner)  # ``FewBitForward`` does it itself
     if calls and root is inner:
         found = Calls(root, chosen, options, skipped)
         forward = FewBitForward(root, root.forward, "forward" in root.__dict__, found)

@@ -14,15 +14,12 @@ from integrations.qmodules.precision import LayerPrecision
 
 
 class StoredLinear(QLayer):
-    """What linear layers of torch and of other libraries have in common: ``weight``, of shape (outputs, inputs), and
-    ``bias``.
+    """What linear layers of torch and of other libraries have in common: a weight of shape (outputs, inputs), and a
+    bias.
 
     Args:
         group: which of the level's ``bits`` is the layer's average.
     """
-
-    weight: nn.Parameter
-    bias: nn.Parameter | None
 
     def __init__(self, *args: Any, group: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -31,17 +28,17 @@ class StoredLinear(QLayer):
     def _new_precision(self, level: QLevel, group: int) -> LayerPrecision:
         return LayerPrecision(level, "linear", group, channel_dim=-1)
 
-    def _linear(self, x: Tensor) -> Tensor | None:
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """Return the output of a forward that stores its input; ``None`` where the counterpart's own is the right
         one."""
-        if not (self._stores(x, self.weight, self.bias) and x.dim()):
+        if not (self._stores(x, weight, bias) and x.dim()):
             return None
-        given, weight, bias = as_matmul(x, self.weight, self.bias)
+        given, factor, added = as_matmul(x, weight, bias)
         assert given is not None
-        saving = self._saving(given, weight)
+        saving = self._saving(given, factor)
         if saving is None:
             return None
-        output: Tensor = Linear.apply(given, weight, bias, saving)
+        output: Tensor = Linear.apply(given, factor, added, saving)
         return output
 
 
@@ -55,7 +52,7 @@ class QLinear(StoredLinear, nn.Linear):
     counterpart = nn.Linear
 
     def forward(self, input: Tensor) -> Tensor:
-        output = self._linear(input)
+        output = self._linear(input, self.weight, self.bias)
         return super().forward(input) if output is None else output
 
 

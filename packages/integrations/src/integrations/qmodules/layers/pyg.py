@@ -24,7 +24,7 @@ class QPyGLinear(StoredLinear, Linear):  # type: ignore[misc]  # the library has
     __deepcopy__: ClassVar[Any] = None  # versions of the library that have one copy to their own class
 
     def forward(self, x: Tensor) -> Tensor:
-        output = self._linear(x)
+        output = self._linear(x, self.weight, self.bias)
         if output is None:
             output = super().forward(x)
         return output
