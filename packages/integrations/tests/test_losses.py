@@ -250,6 +250,7 @@ def test_hooks_of_others_see_what_waits_for_backward_alone():
             scale=0.5,
             softcap=4.0,
             rows=9,
+            classes=len(weight),
         )
     assert sorted(packed) == [(), (CLASSES, FEATURES), (ROWS, FEATURES)]
     found = [loss.detach(), *torch.autograd.grad(loss, (hidden, weight))]
@@ -295,7 +296,9 @@ def test_narrow_weights_of_classes_are_summed_in_float32():
     options = {"class_weight": classes, "ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
     options |= {"scale": 1.0, "softcap": None, "rows": 100}
     in_chunks = linear_cross_entropy(hidden, weight, labels, **options)
-    called = layer_cross_entropy(hidden, lambda some: F.linear(some, weight), (weight,), labels, **options)
+    called = layer_cross_entropy(
+        hidden, lambda some: F.linear(some, weight), (weight,), labels, classes=CLASSES, **options
+    )
     # The same rounded logits, whose losses of 0 to 30 are summed in float32 in another order.
     assert abs(called - in_chunks) <= 1e-5 * in_chunks
 

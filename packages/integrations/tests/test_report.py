@@ -1,13 +1,17 @@
 """The report: one row a saved tensor, sums that add up, a table that can be read."""
 
 import dataclasses
+from io import StringIO
 
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import nn
 
 import integrations
+from integrations import Report, Row
+from integrations._storing.records import RECOMPUTED
 from integrations.fewbit import RandomizedLinear
 from integrations.report.words import format_bytes
 from integrations.rules.policy import FixedBits
@@ -119,10 +123,16 @@ def test_an_argument_that_changes_from_step_to_step_is_no_part_of_a_name():
     assert len(handle.specs.under(FixedBits(handle.level))._specs) == 2  # the inputs of linear and of softplus
 
 
+def printed(table, width):
+    text = StringIO()
+    Console(file=text, width=width).print(table)
+    return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
 def test_the_table(report):
-    text = str(report)
-    lines = text.splitlines()
-    assert lines[0].strip() == "Saved tensors at L1: 72.4 KiB -> 10.8 KiB (6.7x)"
+    lines = printed(report.table(), 160)
+    text = "\n".join(lines)
+    assert lines[0] == "L1: saved 72.4 -> 10.8 KiB (6.7x); step peak 51.4 -> 23.8 KiB, estimated"
     for word in (
         "module",
         "operator",
@@ -132,14 +142,88 @@ def test_the_table(report):
         "before",
         "after",
         "why",
-        "48x64",
-        "float32",
+        "48x64 float32",
         "12.0 KiB",
     ):
         assert word in text, word
     assert "Left alone, because somebody else keeps them alive: 1 x input of the model," in text
     assert max(map(len, lines)) <= 160
     assert "input of the model" not in "\n".join(lines[3:-1])  # owned tensors are not listed one by one
+
+
+@pytest.mark.parametrize("table", [lambda report: report.table(), lambda report: report.table(depth=3), str])
+def test_what_is_printed_fits_80_columns_with_whole_words(table, monkeypatch):
+    """It wrapped every five characters there, numbers too."""
+    monkeypatch.setenv("COLUMNS", "80")
+    report = Report("L1", [long_row("softmax")], original_peak_bytes=9 << 20, peak_bytes=5 << 20, peak_source="planned")
+    shown = table(report)
+    lines = shown.splitlines() if isinstance(shown, str) else printed(shown, 80)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= 80
+    assert "1023.9 MiB" in text
+    assert "127.9 MiB" in text
+    assert "self_attention" in text
+    words = set(" ".join(lines).replace("…", " ").split())
+    assert not isinstance(shown, str) or {"softmax", "operators", "smaller", "100.0%"} <= words
+    for line in lines:  # numbers keep their units
+        assert not line.endswith((" 1023.9", " 127.9"))
+
+
+def long_row(operator, module="base_model.model.model.layers.23.self_attention", before=1023.9, after=127.9):
+    count, kept = round(before * 2**20), round(after * 2**20)
+    codec = "GroupAffine(bits=4, group_size=256, rounding='stochastic')"
+    return Row(module, operator, "input", (count // 4,), torch.float32, codec, count, kept, "a long reason " * 9, "")
+
+
+def test_a_summary_leaves_out_what_is_small_and_deep():
+    rows = [
+        *(row(f"net.stage{stage}.block.{number}.conv", 1000, 100) for stage in range(2) for number in range(3)),
+        row("net.tiny", 5, 0),
+        row("net.head", 100, 50),
+    ]
+    lines = str(Report("L1", rows)).splitlines()
+    assert [line.split()[0] for line in lines[3:] if line.startswith(("(model)", " "))] == [
+        *(
+            "(model)",
+            "net.stage0.block",
+            "0.conv",
+            "1.conv",
+            "2.conv",
+            "net.stage1.block",
+            "0.conv",
+            "1.conv",
+            "2.conv",
+        ),
+        "net.head",
+    ]
+    assert (
+        "Left out: 1 part below 0.1%. report.table() lists every tensor, report.html(path) shows all of it."
+        in " ".join(" ".join(lines).split())
+    )
+    assert "net.tiny" in " ".join(printed(Report("L1", rows).table(depth=2), 160))
+
+
+def test_wrappers_of_one_module_are_no_levels():
+    """PEFT's ``base_model.model`` took the two levels of a summary, and hid what is in the model."""
+    inner = [
+        row(f"base_model.model.layers.{number}.{part}", 100, 10) for number in range(2) for part in ("attn", "mlp")
+    ]
+    others = row("base_model.model.norm", 50, 10), row("", 40, 40), row("base_model", 0, 30)
+    text = str(Report("L1", [*inner, *others]))
+    names = [line.split()[0] for line in text.splitlines()[3:] if line.startswith(("(model)", " "))]
+    assert names == [
+        *("(model)", "(itself)", "base_model.(itself)", "base_model.model.layers", "0", "1", "base_model.model.norm")
+    ]
+
+
+def test_what_is_recomputed_has_a_word_in_the_place_of_a_ratio():
+    rows = [row("a", 80, 0, RECOMPUTED), row("b", 80, 10), row("c", 8, 0)]
+    lines = str(Report("a plan", rows)).splitlines()
+    assert [line.split()[-1] for line in lines[4:7]] == ["recomputed", "8.0", "4.8%"]
+
+
+def row(module, before, after, codec="codec"):
+    return Row(module, "op", "input", (before,), torch.uint8, codec, before, after, "why", "")
 
 
 def test_before_the_first_step():

@@ -35,7 +35,7 @@ def test_the_command_for_timm(capsys, tmp_path):
     assert code == 0, told.err
     assert "resnet18 (timm), batch 4x3x64x64" in told.out
     assert "layer1" in told.out
-    assert "Saved tensors at L1.1" in told.out
+    assert "L1.1: saved " in told.out
     assert all(name.stat().st_size > 10_000 for name in names)
     report = Report.from_json(names[0].read_text())
     import timm
@@ -100,7 +100,7 @@ def test_the_command_for_pyg(capsys, name):
     code, told = run(capsys, "--pyg", name, "--nodes", 200, "--edges", 900, "--features", 32, "--option", "bits=3")
     assert code == 0, told.err
     assert f"{name} (PyG), 200 nodes, 900 edges" in told.out
-    assert "Saved tensors at L1 with bits=3" in told.out
+    assert "L1 with bits=3: saved " in told.out
 
 
 @pytest.mark.parametrize(

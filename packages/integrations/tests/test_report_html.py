@@ -10,6 +10,7 @@ from torch import nn
 
 import integrations
 from integrations import Report, Row
+from integrations._storing.records import RECOMPUTED
 
 from .nets import mlp, normal
 
@@ -52,6 +53,13 @@ def test_names_and_reasons_are_text(tmp_path):
     assert '<b>"' not in page
     assert "alert(1)</script>" not in page
     assert "&lt;b&gt;&quot;&amp;" in page
+
+
+def test_the_bar_of_what_is_recomputed_says_so(tmp_path):
+    again = Row("a", "op", "input", (8,), torch.uint8, RECOMPUTED, 8, 0, "why", "")
+    page = written(Report("a plan", [again, row("b", before=16)]), tmp_path)
+    assert "8 B, recomputed</em>" in page
+    assert "16 B, 8.0×</em>" in page
 
 
 def test_a_report_of_nothing_has_a_page(tmp_path):

@@ -122,9 +122,13 @@ def test_the_table_has_modules_with_their_sums():
 
 
 def test_a_table_of_modules_has_their_depth():
-    table = Report("L1", blocks(2)).table(depth=1)
-    assert [str(cell).strip() for cell in table.columns[0]._cells] == ["(model)", "stem", "blocks"]
-    assert [str(cell).strip() for cell in Report("L1", blocks(2)).table(depth=0).columns[0]._cells] == ["(model)"]
+    report = Report("L1", blocks(2))
+    names = [[cell.name for cell in report.table(depth=depth).columns[0].cells] for depth in (0, 1, 2)]
+    assert names == [
+        ["(model)"],
+        ["(model)", "(itself)", "stem", "blocks"],
+        ["(model)", "(itself)", "stem", "blocks", "0", "1"],
+    ]
 
 
 @pytest.mark.parametrize(("depth", "error"), [(-1, ValueError), (1.0, TypeError), (True, TypeError)])

@@ -20,6 +20,7 @@ from integrations._handle import blocks, outcome
 from integrations._handle.asked_plans import Asked, level_with, require_one
 from integrations._handle.blocks import BlockCompression, entered, in_block
 from integrations._handle.compression import Compression
+from integrations._handle.converted import Converted, is_converted
 from integrations._handle.exchanges import Exchanges
 from integrations._handle.forward import CompressedForward
 from integrations._handle.keeping import require_paths
@@ -28,6 +29,7 @@ from integrations._handle.running import within
 from integrations._handle.unused import await_forward, await_no_longer
 from integrations._planning.bounds import Bounds
 from integrations._planning.budget import Budget
+from integrations._runtime.first_forward import listen_no_longer
 from integrations.qmodules import QLevel
 from integrations.rules.levels import resolve_level
 
@@ -148,6 +150,7 @@ def compress_model(
 def attach(handle: Compression) -> None:
     """Has a handle's model run its forwards under it, from now on; or, where anything raises, as before."""
     model = handle.model
+    listen_no_longer(model)  # the handle sees what it would tell
     try:
         # The instance's own dictionary: it is copied with the model, and state_dict and nn.Module's attributes do not
         # see it.
@@ -172,12 +175,17 @@ def _detach(handle: Compression) -> None:
 
 
 def compression(model: nn.Module) -> Compression:
-    """The handle of a compressed model.
+    """The handle of a compressed model. For a model that ``QModule`` or ``fewbit.convert`` changed and nobody
+    compressed, one whose report says what the exchanged layers stored in their first training forward.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: the model is not compressed.
+        ValueError: the model is neither compressed nor converted.
     """
+    _require_module(model)
+    inner = compiled_module(model)
+    if _HANDLE not in inner.__dict__ and is_converted(inner):
+        return Converted(inner)
     return _handle_in(model).for_user()
 
 

@@ -80,3 +80,15 @@ def called_module(forward: FrameType) -> nn.Module | None:
 def module_called_in(frame: FrameType) -> nn.Module | None:
     """The module that the frame calls, with its hooks; ``None`` for a frame that does something else."""
     return frame.f_locals["self"] if frame.f_code is MODULE_CALL else None
+
+
+def public_name(kind: type) -> str:
+    """Return a class's name with the shortest package that has it: ``torch_geometric.nn.Linear``, not the file in which
+    it is defined."""
+    parts = kind.__module__.split(".")
+    for length in range(1, len(parts) + 1):
+        package = sys.modules.get(".".join(parts[:length]))
+        # Its dictionary, because packages that import their parts on demand would import more.
+        if package is not None and vars(package).get(kind.__name__) is kind:
+            return f"{package.__name__}.{kind.__name__}"
+    return f"{kind.__module__}.{kind.__qualname__}"

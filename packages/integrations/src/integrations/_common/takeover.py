@@ -10,6 +10,8 @@ from typing import ClassVar, Self
 
 from torch import nn
 
+from integrations._common.modules import public_name
+
 _ORIGINAL = "_fewbit_original"
 
 # Dictionaries whose entries the new module may have more of.
@@ -28,7 +30,7 @@ class StandIn(nn.Module):
         """Raises ``TypeError`` unless a module is of exactly the counterpart's class."""
         if type(module) is not cls.counterpart:
             raise TypeError(
-                f"{argument} must be a torch.nn.{cls.counterpart.__name__} and no subclass, got "
+                f"{argument} must be a {public_name(cls.counterpart)} and no subclass, got "
                 f"{type(module).__name__}; build {cls.__name__} by its own arguments and load the weights"
             )
 

@@ -30,6 +30,8 @@ from integrations._runtime.specs import PlannedSpecs
 from integrations._step.capturing.capture import is_capturing
 from integrations._step.graphs.schedule import Schedule
 from integrations.report import Report, Row
+from integrations.report.peak import PEAKS, estimated_peaks, gradients_of
+from integrations.report.words import ESTIMATED, PLANNED
 from integrations.rules.levels import Level
 
 _STEPS = threading.Lock()
@@ -297,7 +299,27 @@ class Compression(HandleState):
         recomputed = "" if self.recomputing is None else self.recomputing.in_words()
         model = type(self.model).__name__
         exchanged = self.exchanged if self.closed else Exchanges.told(self.model)
-        return Report(title, rows, self.off, level.offload, plan, monitor, recomputed, model, exchanged=exchanged)
+        return Report(
+            title,
+            rows,
+            self.off,
+            level.offload,
+            plan,
+            monitor,
+            recomputed,
+            model,
+            exchanged=exchanged,
+            **self._peaks(rows),
+        )
+
+    def _peaks(self, rows: list[Row]) -> dict[str, Any]:
+        """The step's peaks, as fields of a report."""
+        followed = None if self.recomputing is None else self.recomputing.plan
+        if followed is not None:
+            peaks, source = (followed.uncompressed_peak, followed.peak), PLANNED
+        else:
+            peaks, source = estimated_peaks(rows, gradients_of(self.model)), ESTIMATED if rows else ""
+        return dict(zip(PEAKS, (*peaks, source), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have, as plain values."""

@@ -163,7 +163,14 @@ class Exchanges:
     def told(cls, model: nn.Module) -> str:
         """What was exchanged in a model, for a report; empty if nothing was."""
         exchanges = cls.of(model)
-        return "" if exchanges is None else exchanges._in_words(model)
+        if exchanges is not None:
+            return exchanges._in_words(model)
+        by_hand = cls(  # by QModule and fewbit.convert
+            activations={} if fewbit.is_converted(model) else None,
+            linear={} if fewbit.is_converted(model) and fewbit.summary(model).sketched else None,
+            layers={} if qmodules.is_converted(model) else None,
+        )
+        return by_hand._in_words(model) if by_hand else ""
 
     def _in_words(self, model: nn.Module) -> str:
         parts = []

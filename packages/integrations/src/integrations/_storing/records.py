@@ -9,6 +9,9 @@ from actcore import SavedTensor
 RECOMPUTED = "recomputed"
 """In the place of a codec: nothing is stored, and backward recomputes the tensor."""
 
+IN_CHUNKS = "gradients, in chunks"
+"""The beginning of the codec of a loss that is computed in chunks, and keeps its gradients."""
+
 
 @dataclass(slots=True)
 class Record:

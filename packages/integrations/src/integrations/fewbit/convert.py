@@ -12,6 +12,7 @@ from torch import nn
 from integrations._common.compiling import compiled_module
 from integrations._common.module_tree import exchange
 from integrations._common.takeover import give_back, remember, remembered, take_over
+from integrations._runtime.first_forward import listen_no_longer, listen_once
 from integrations._step_tables.options import DEFAULT_BITS
 from integrations._step_tables.tables import table
 from integrations.fewbit import functional, modules
@@ -109,6 +110,7 @@ def convert(
     # Whatever may be refused has been, and nothing is changed yet.
     root = plan.layers.get(inner, inner)
     found, forward = None, None
+    listen_no_longer(inner)  # ``FewBitForward`` does it itself
     if calls and root is inner:
         found = Calls(root, chosen, options, skipped)
         forward = FewBitForward(root, root.forward, "forward" in root.__dict__, found)
@@ -117,6 +119,8 @@ def convert(
         exchange(inner, lambda path, module: plan.layers.get(module, module), lambda module: module in where)
         if forward is not None:
             forward.put()
+        if root is inner and (plan.converted or forward is not None):
+            listen_once(inner)
     except BaseException:
         if FewBitConversion.find(root) is not None:
             restore_model(root)
@@ -138,6 +142,7 @@ def restore_model(model: Model) -> Model:
     """
     inner = compiled_module(model)
     forward = FewBitConversion.of(inner).forward
+    listen_no_longer(inner)
 
     def is_other(module: nn.Module) -> bool:
         return module is not inner and is_root(module)

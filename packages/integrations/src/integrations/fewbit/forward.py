@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from integrations._common.forward_wrapper import ForwardWrapper
+from integrations._runtime.first_forward import ListensOnce
 from integrations._torch import get_tracing_state
 from integrations.fewbit.calls import FewBitCalls
 from integrations.fewbit.conversion import Calls
 
 
-class FewBitForward(ForwardWrapper):
+class FewBitForward(ListensOnce):
     """Stands in a model's ``forward``: the original, with its calls of activation functions in few bits while the model
     is in training. Dynamo traces it: a compiled model is one graph."""
 
@@ -33,11 +33,22 @@ class FewBitForward(ForwardWrapper):
             if self._is_on(self.model):
                 return self._mode.run(self.forward, args, kwargs)
             return self.forward(*args, **kwargs)
-        mode, model, forward = self._mode, self.model, self.forward
         copy = self.shallow_copy(sys._getframe())
         if copy is not None:
-            mode, model = FewBitCalls(mode.calls.for_copy(copy), copy), copy
             forward = functools.partial(type(copy).forward, copy)
+            return self._with(FewBitCalls(self._mode.calls.for_copy(copy), copy), copy, forward, args, kwargs)
+        model = self.model
+        run = functools.partial(self._with, self._mode, model, self.forward, args, kwargs)
+        return self._told(model, run, (args, kwargs))
+
+    def _with(
+        self,
+        mode: FewBitCalls,
+        model: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
         if not self._is_on(model) or get_tracing_state() is not None:
             return forward(*args, **kwargs)
         return mode.run(forward, args, kwargs)

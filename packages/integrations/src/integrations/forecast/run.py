@@ -30,6 +30,8 @@ from integrations.forecast.attention import FusedAttention
 from integrations.forecast.device import OnDevice, forecast_device, needs_gpu
 from integrations.forecast.loss import part_of, require_loss
 from integrations.report import Report
+from integrations.report.peak import estimated_peaks, gradients_of
+from integrations.report.words import ESTIMATED
 from integrations.rules.levels import Level, resolve_level
 
 # Torch raises these if an operator's result, or its shape, depends on elements.
@@ -122,7 +124,17 @@ def report_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
             output, storages = model(*args, **kwargs), session.storages
     part = part_of(output, loss, storages)  # called while the output holds what the forward has saved
     report = handle.report()
-    return replace(report, rows=[*report.rows, *part.rows], loss=part.words, gradient_bytes=part.gradient_bytes)
+    rows = [*report.rows, *part.rows]
+    plain, peak = estimated_peaks(rows, gradients_of(model), part.gradient_bytes)
+    return replace(
+        report,
+        rows=rows,
+        loss=part.words,
+        gradient_bytes=part.gradient_bytes,
+        original_peak_bytes=plain,
+        peak_bytes=peak,
+        peak_source=ESTIMATED if rows else "",
+    )
 
 
 def mean_bits(level: Level) -> dict[str, int]:

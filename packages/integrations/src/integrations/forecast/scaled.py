@@ -61,8 +61,10 @@ def scaled(
         f"An estimate: the forward looks at elements, so real ones of batches of {_SMALL} and {2 * _SMALL} were run, "
         f"and their bytes are continued in a line to {batch}; nothing was trained."
     )
-    gradient = round(small.gradient_bytes + times * (large.gradient_bytes - small.gradient_bytes))
-    return replace(small, rows=rows, note=note, gradient_bytes=gradient)
+    names = ("gradient_bytes", "original_peak_bytes", "peak_bytes")
+    pairs = ((getattr(small, name), getattr(large, name)) for name in names)
+    counts = {name: round(one + times * (other - one)) for name, (one, other) in zip(names, pairs, strict=True)}
+    return replace(small, rows=rows, note=note, **counts)
 
 
 def _real(

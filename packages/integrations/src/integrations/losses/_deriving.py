@@ -202,7 +202,7 @@ def _cross_entropy(
         if source.linear is not None:
             loss = linear_cross_entropy(hidden, source.linear[0], target, source.linear[1], **options)
         else:
-            loss = layer_cross_entropy(hidden, source.layer, source.wanting, target, **options)
+            loss = layer_cross_entropy(hidden, source.layer, source.wanting, target, classes=source.classes, **options)
     source.in_chunks(options["rows"])
     source.answered = True
     return loss.to(logits.dtype) if autocast_on(hidden.device) is None else loss

@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from actcore.stored import Absent, Stored, announce, is_heard
+from integrations._storing.records import IN_CHUNKS
 from integrations._torch import get_current_graph_task_keep_graph
+
+_TENSORS = 4  # the place of the first tensor among the arguments
+_OPERATOR = "chunked cross_entropy"
 
 Summed = Callable[[Sequence[bool]], tuple[Tensor, Sequence[Tensor | None]]]
 """A function that is told which gradients are wanted, and returns the sum of a loss's terms and its gradients. Those
@@ -22,26 +27,32 @@ NO_SECOND_DERIVATIVE = (
 )
 
 
-def differentiated(summed: Summed, total: Tensor | None, tensors: Sequence[Tensor | None]) -> Tensor:
+def differentiated(
+    summed: Summed, total: Tensor | None, tensors: Sequence[Tensor | None], logits: Absent, rows: int
+) -> Tensor:
     """The sum of a loss's terms, divided by ``total`` if that is given. Backward multiplies gradients that exist
     already.
 
     Args:
         summed: computes the sum and its gradients, without a graph.
         total: the divisor.
-        tensors: the tensors that have the gradients.
+        tensors: the tensors that have the gradients; the first one is the layer's input.
+        logits: what the loss of all logits keeps of them, for a report.
+        rows: of a chunk.
     """
     if not torch.is_grad_enabled():  # a Function's forward does not know
         alone, _ = summed([False] * len(tensors))
         return alone if total is None else alone / total
-    loss: Tensor = _Differentiated.apply(summed, total, *tensors)
+    loss: Tensor = _Differentiated.apply(summed, total, logits, rows, *tensors)
     return loss
 
 
 class _Differentiated(Function):
     @staticmethod
-    def forward(ctx: Any, summed: Summed, total: Tensor | None, *tensors: Tensor | None) -> Tensor:
-        wanted = ctx.needs_input_grad[2:]
+    def forward(
+        ctx: Any, summed: Summed, total: Tensor | None, logits: Absent, rows: int, *tensors: Tensor | None
+    ) -> Tensor:
+        wanted = ctx.needs_input_grad[_TENSORS:]
         loss, gradients = summed(wanted)
         ctx.dtypes = [x.dtype for x, wants in zip(tensors, wanted, strict=True) if x is not None and wants]
         made = [gradient for gradient, wants in zip(gradients, wanted, strict=True) if gradient is not None and wants]
@@ -50,6 +61,8 @@ class _Differentiated(Function):
             gradient if dtype is torch.float16 else gradient.to(dtype)
             for gradient, dtype in zip(made, ctx.dtypes, strict=True)
         ]
+        if is_heard(ctx):
+            _announce(tensors, wanted, kept, logits, f"{IN_CHUNKS} of {rows} rows")
         ctx.save_for_backward(total, *kept)
         return loss if total is None else loss / total
 
@@ -64,4 +77,21 @@ class _Differentiated(Function):
         stays = get_current_graph_task_keep_graph()
         scaled = [one * factor if stays else one.mul_(factor) for one in gradients]
         found = iter([one.to(dtype) for one, dtype in zip(scaled, ctx.dtypes, strict=True)])
-        return None, None, *(next(found) if needs else None for needs in ctx.needs_input_grad[2:])
+        given = (next(found) if needs else None for needs in ctx.needs_input_grad[_TENSORS:])
+        return *(None,) * _TENSORS, *given
+
+
+def _announce(
+    tensors: Sequence[Tensor | None], wanted: Sequence[bool], kept: Sequence[Tensor], logits: Absent, codec: str
+) -> None:
+    """Announces what torch's own layer and loss keep, and the gradients that are kept in its place: the input for the
+    weight's gradient, and the softmax."""
+    hidden, *parameters = tensors
+    if hidden is None or not any(want for want, one in zip(wanted[1:], parameters, strict=True) if one is not None):
+        announce(Stored(logits, _OPERATOR, "result", codec, tuple(kept)))
+        return
+    of_input, others = (kept[:1], kept[1:]) if wanted[0] else ((), kept)
+    announce(
+        Stored(hidden, _OPERATOR, "input", codec, tuple(of_input)),
+        Stored(logits, _OPERATOR, "result", codec, tuple(others)),
+    )

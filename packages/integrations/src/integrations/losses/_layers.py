@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from actcore.stored import Absent
 from integrations.losses._differentiated import differentiated
 from integrations.losses._operator import wide
 
@@ -30,6 +31,7 @@ def layer_cross_entropy(
     scale: float,
     softcap: float | None,
     rows: int,
+    classes: int,
 ) -> Tensor:
     """The cross-entropy of ``layer(hidden)``; the arguments are those of ``linear_cross_entropy`` but for these.
 
@@ -38,10 +40,11 @@ def layer_cross_entropy(
         layer: computes each row of its output from the same row of its input.
         parameters: those of the layer that require a gradient.
         reduction: ``"mean"`` or ``"sum"``.
+        classes: the layer's outputs.
     """
     counted = labels != ignore_index
     # Even of narrower weights: their sum is the divisor of the mean.
-    classes = None if class_weight is None else class_weight.detach().to(wide(hidden.dtype))
+    of_classes = None if class_weight is None else class_weight.detach().to(wide(hidden.dtype))
     options: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": "sum"}
 
     def summed(wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
@@ -57,7 +60,7 @@ def layer_cross_entropy(
                 logits = layer(some).to(loss.dtype) * scale
                 if softcap is not None:
                     logits = softcap * torch.tanh(logits / softcap)
-                of_part = F.cross_entropy(logits, labels[part], classes, **options)
+                of_part = F.cross_entropy(logits, labels[part], of_classes, **options)
             del logits
             loss += of_part.detach()
             _add(sums, of_part, (some, *parameters), part)
@@ -65,9 +68,10 @@ def layer_cross_entropy(
 
     total = None
     if reduction == "mean":
-        weights = counted if classes is None else classes[labels.masked_fill(~counted, 0)] * counted
+        weights = counted if of_classes is None else of_classes[labels.masked_fill(~counted, 0)] * counted
         total = weights.sum().to(wide(hidden.dtype))
-    return differentiated(summed, total, (hidden, *parameters))
+    logits = Absent.like(hidden, (len(hidden), classes), wide(hidden.dtype))
+    return differentiated(summed, total, (hidden, *parameters), logits, rows)
 
 
 def _add(sums: Sequence[Tensor | None], loss: Tensor, tensors: Sequence[Tensor], part: slice) -> None:

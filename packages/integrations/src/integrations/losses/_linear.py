@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from actcore.stored import Absent
 from integrations._common.autocast import dtype_of_product
 from integrations._common.plain import has_elements
 from integrations._torch import peek_interpreter_stack
@@ -96,7 +97,9 @@ def linear_cross_entropy(
         return losses.sum(dtype=torch.float64).to(wide), gradients
 
     total = _total(targets, classes, ignore_index, wide) if reduction == "mean" else None
-    return differentiated(summed, total, (flat, weight, bias))
+    # The softmax that torch keeps is in float32, since models cast their logits for the loss, and so does autocast.
+    logits = Absent.like(flat, (len(flat), len(weight)), wide)
+    return differentiated(summed, total, (flat, weight, bias), logits, rows)
 
 
 def _losses(

@@ -9,13 +9,15 @@ from typing import Any, TypeVar
 
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from integrations._common.conversion import Conversion, conversion_lines
 from integrations._common.module_tree import exchange
 from integrations._common.warn import warn
-from integrations.qmodules import layers
+from integrations._runtime.first_forward import listen_no_longer, listen_once
 from integrations.qmodules.config import config
+from integrations.qmodules.counterparts import name_of, q_layer_of, why_none
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.levels import QLevel, resolve_level
 from integrations.qmodules.scheme import ModelPrecision
@@ -23,14 +25,6 @@ from integrations.qmodules.scheme import ModelPrecision
 Model = TypeVar("Model", bound=nn.Module)
 
 _SAVE_NOTHING = (nn.Identity, nn.Flatten, nn.Unflatten)
-
-_Q_LAYERS: Mapping[type[nn.Module], type[QLayer]] = MappingProxyType(
-    {
-        layer.counterpart: layer
-        for name in layers.__all__
-        if issubclass(layer := getattr(layers, name), QLayer) and layer is not QLayer
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -117,10 +111,12 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
             if _is_layer(module):
                 kept.append((path, reason))
             return module
-        layer = _Q_LAYERS[type(module)].from_module(module, chosen)
+        kind = q_layer_of(type(module))
+        assert kind is not None  # which is a reason
+        layer = kind.from_module(module, chosen)
         layer.join(path or type(module).__name__, precision)
         layer.__dict__[_QConversion.key] = True  # for revert: a Q-layer that was built by hand stays one
-        converted.append((path, type(module).__name__, type(layer).__name__))
+        converted.append((path, name_of(type(module)), type(layer).__name__))
         return layer
 
     try:
@@ -128,6 +124,8 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
         for path, layer in by_hand:
             layer.join(path or type(layer).__name__, precision)
         _QConversion(tuple(converted), tuple(kept), chosen, precision).put(root)
+        if root is model and converted:
+            listen_once(root)
     except BaseException:
         _QConversion((), (), chosen, precision).put(model)  # with which what has been done so far is undone
         revert(model)
@@ -149,6 +147,7 @@ def revert(model: Model) -> Model:
     """
     record = _QConversion.of(model)
     _refuse_parametrized(model)
+    listen_no_longer(model)
     by_hand: list[QLayer] = []
 
     def replacement(path: str, module: nn.Module) -> nn.Module:
@@ -186,7 +185,7 @@ def summary(model: nn.Module) -> Summary:
 
     def look(path: str, module: nn.Module) -> nn.Module:
         if isinstance(module, QLayer) and _was_converted(module):
-            converted[path] = type(module).counterpart.__name__, type(module).__name__
+            converted[path] = name_of(type(module).counterpart), type(module).__name__
         elif path in made:
             kept[path] = f"{type(module).__name__} took the place of {made[path]} after QModule"
         elif _is_layer(module):
@@ -205,7 +204,7 @@ def is_converted(model: nn.Module) -> bool:
 
 def _opens(module: nn.Module) -> bool:
     """Not so for attention, whose parts are its own to exchange."""
-    return not isinstance(module, QLayer) and type(module) not in _Q_LAYERS
+    return not isinstance(module, QLayer) and q_layer_of(type(module)) is None
 
 
 def _reason(module: nn.Module, level: QLevel) -> str:
@@ -213,17 +212,14 @@ def _reason(module: nn.Module, level: QLevel) -> str:
     kind = type(module)
     if isinstance(module, QLayer):
         return "a Q-layer already, with a level of its own"
-    if isinstance(module, LazyModuleMixin):
+    if isinstance(module, LazyModuleMixin) or any(is_lazy(one) for one in module.parameters(recurse=False)):
         return "its parameters have no shapes yet; call the model once before QModule"
-    if kind not in _Q_LAYERS:
-        base = next((base for base in kind.__mro__[1:] if base in _Q_LAYERS), None)
-        if base is None:
-            return f"there is no Q-layer of {kind.__name__}"
-        name = kind.__name__ if kind.__name__ != base.__name__ else f"{kind.__module__}.{kind.__qualname__}"
-        return f"{name} is a subclass of torch.nn.{base.__name__}"
+    found = q_layer_of(kind)
+    if found is None:
+        return why_none(kind)
     if "forward" in module.__dict__:
         return "its forward was replaced"
-    if not level.norms and not level.off and _Q_LAYERS[kind].norm:
+    if not level.norms and not level.off and found.norm:
         return "norms are exact at this level"
     return ""
 
@@ -250,4 +246,4 @@ def _is_layer(module: nn.Module) -> bool:
     """Whether a module is more than a container of others, and may save something. A container may own parameters."""
     if type(module) in _SAVE_NOTHING:
         return False
-    return not module._modules or isinstance(module, tuple(_Q_LAYERS))
+    return not module._modules or any(q_layer_of(base) is not None for base in type(module).__mro__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from integrations._storing.records import RECOMPUTED
 from integrations.report.row import Row
-from integrations.report.words import IT_TAKES, NOTHING_LEFT, format_bytes
+from integrations.report.words import ESTIMATED, IT_TAKES, NOTHING_LEFT, format_bytes, format_change
 
 _REASONS = 3
 """Reasons for what compiled regions keep that a caption lists."""
@@ -30,6 +30,9 @@ class Content:
     exchanged: str = ""
     loss: str = ""
     gradient_bytes: int = 0
+    original_peak_bytes: int = 0
+    peak_bytes: int = 0
+    peak_source: str = ""
 
     @property
     def original_bytes(self) -> int:
@@ -58,9 +61,13 @@ class Content:
 
     @property
     def title(self) -> str:
-        """The level and what it saves, in one line."""
-        before, after = format_bytes(self.original_bytes), format_bytes(self.stored_bytes)
-        return f"Saved tensors at {self.level}: {before} -> {after} ({self.ratio:.1f}x)"
+        """The level, what is saved, and the step's peak, in one line."""
+        saved = f"{self.level}: saved {format_change(self.original_bytes, self.stored_bytes)} ({self.ratio:.1f}x)"
+        if not self.rows:
+            return saved
+        if not self.peak_source:
+            return f"{saved}; step peak not known"
+        return f"{saved}; step peak {format_change(self.original_peak_bytes, self.peak_bytes)}, {self.peak_source}"
 
     @property
     def caption(self) -> str:
@@ -82,6 +89,8 @@ class Content:
             lines.append(f"{self.recomputed}{stored}.")
         if regions := self._exact_in_regions():
             lines.append(regions)
+        if self.peak_source:
+            lines += self._of_peak()
         if listed:
             lines.append(f"Left alone, because somebody else keeps them alive: {listed}.")
         if self.offload:
@@ -100,6 +109,16 @@ class Content:
         if left := sum((+reasons).values()) - sum(count for _, count in reasons.most_common(_REASONS)):
             listed.append(f"{format_bytes(left)}: other reasons, in the rows")
         return f"Compiled regions keep {format_bytes(sum(reasons.values()))} exactly ({'; '.join(listed)})."
+
+    def _of_peak(self) -> list[str]:
+        lines = []
+        if self.peak_source == ESTIMATED:
+            lines.append(
+                "The step peak is estimated from what is saved: what operators hold for a moment is not in it."
+            )
+        if self.original_peak_bytes < self.original_bytes:
+            lines.append("The gradients that backward leaves do not count in the step peak, as in memory=.")
+        return lines
 
     def _after_loss(self) -> str:
         if not self.gradient_bytes:

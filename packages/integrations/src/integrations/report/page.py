@@ -15,6 +15,7 @@ from integrations.report.svg import bars, step
 from integrations.report.tree import Part, tree_of
 from integrations.report.words import (
     format_bytes,
+    format_change,
     format_seconds,
     format_shape,
     format_share,
@@ -86,6 +87,9 @@ def _figures(report: Content) -> Iterator[str]:
     yield figure(format_bytes(report.original_bytes), "as autograd keeps it")
     yield figure(format_bytes(report.stored_bytes), "compressed", "main")
     yield figure(f"{report.ratio:.1f}×", "smaller", "main")
+    if report.peak_source:
+        change = format_change(report.original_peak_bytes, report.peak_bytes).replace("->", "→")
+        yield figure(change, f"step peak, {report.peak_source}")
     if report.host_bytes:
         yield figure(format_bytes(report.host_bytes), "of that, in host memory")
     yield figure(f"{count:,}", "tensor" if count == 1 else "tensors")

@@ -81,12 +81,13 @@ def _draw_modules(axes: Any, parts: list[Part], size: int, unit: str) -> None:
         before, after = part.original_bytes, part.stored_bytes
         axes.barh(place, before / size, height=0.66, color=GREY, zorder=2)
         axes.barh(place, after / size, height=0.66, color=BLUE, zorder=2)
-        ratio = f"{before / after:.1f}×" if after else ""
+        ratio = f"{part.smaller}×" if after and before else part.smaller
         offset = {"xytext": (4, 0), "textcoords": "offset points"}
         axes.annotate(ratio, (before / size, place), **offset, va="center", fontsize=8.5, color=INK)
     axes.set_yticks(range(len(parts)), [part.path or part.name for part in parts], fontsize=8.5)
     axes.set_ylim(len(parts) - 0.4, -0.6)
-    axes.set_xlim(0, 1.14 * max(part.original_bytes for part in parts) / size)
+    room = 1.14 if all(part.stored_bytes for part in parts) else 1.3  # a word is longer than a number
+    axes.set_xlim(0, room * max(part.original_bytes for part in parts) / size)
     axes.set_xlabel(unit)
     axes.set_title("By module: before (grey) and compressed", loc="left", fontsize=11, color=INK)
     plain_axes(axes)

@@ -14,13 +14,16 @@ from integrations.report.content import Content
 from integrations.report.page import write_page
 from integrations.report.plot import plot_report
 from integrations.report.serial import fields_in, to_json
-from integrations.report.table import full_table, module_table
+from integrations.report.table import full_table, module_table, summary
 from integrations.report.timeline import Moment, timeline_of
+
+_NARROWEST = 60
 
 
 @dataclass(frozen=True)
 class Report(Content):
-    """What the last compressed forward saved. ``str(report)`` is a table.
+    """What the last compressed forward saved. ``str(report)`` is a summary: the model's parts to depth 2, but for those
+    below 0.1 % and for wrappers of a single part.
 
     Attributes:
         level: name of the level, and what was changed of it: ``"L1 with bits=6"``.
@@ -35,10 +38,15 @@ class Report(Content):
         exchanged: which layers were exchanged for others that keep less, in words; empty if none.
         loss: whose loss was counted, in words; empty if none is known.
         gradient_bytes: bytes of the gradient of what the model returns, which the loss's backward makes; 0 if unknown.
+        original_peak_bytes, peak_bytes: the most that the step has allocated at once, beyond what is still allocated
+            after backward, without compression and with it.
+        peak_source: ``"planned"`` for the simulation of a plan; ``"estimated"`` from what is saved, a lower bound,
+            since operators hold more for a moment; empty if the peaks are not known.
     """
 
     def table(self, depth: int | None = None) -> Table:
-        """The report as a rich table: what autograd alone keeps, by module, one line a tensor.
+        """The report as a rich table: what autograd alone keeps, by module, with a row for each tensor. It fits a
+        terminal of 80 columns, where long paths lose their middle.
 
         Args:
             depth: lists modules down to this depth instead of tensors, 1 for the model's own parts.
@@ -104,5 +112,6 @@ class Report(Content):
     def __str__(self) -> str:
         text = StringIO()
         # As wide as the terminal; without one, as in a log file, wide enough for its columns.
-        Console(file=text, width=shutil.get_terminal_size((160, 50)).columns).print(self.table())
-        return text.getvalue().rstrip()
+        width = max(shutil.get_terminal_size((160, 50)).columns, _NARROWEST)
+        Console(file=text, width=width).print(summary(self))
+        return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())

@@ -74,11 +74,11 @@ def bars(rows: Sequence[Row]) -> str:
     for part in parts:
         before, after = part.original_bytes, part.stored_bytes
         wide, narrow = 58 * before / most, 58 * after / most
-        ratio = f"{before / after:.1f}×" if after else ""
+        words = f", {part.smaller}{'×' if after else ''}" if part.smaller else ""
         lines.append(
             f'<span>{escape(part.path or part.name)}</span><div title="{format_bytes(before)}, then '
             f'{format_bytes(after)}"><i class="before" style="width:{wide:.2f}%"></i><i class="after" '
-            f'style="width:{narrow:.2f}%"></i><em style="left:{wide:.2f}%">{format_bytes(before)}, {ratio}</em></div>'
+            f'style="width:{narrow:.2f}%"></i><em style="left:{wide:.2f}%">{format_bytes(before)}{words}</em></div>'
         )
     return f'<div class="bars">{"".join(lines)}</div>'
 

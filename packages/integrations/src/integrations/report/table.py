@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from integrations.report.content import Content
+from integrations.report.fitted import Name, Names, Words
 from integrations.report.row import Row
 from integrations.report.tree import Part, tree_of
 from integrations.report.words import (
@@ -19,50 +20,94 @@ from integrations.report.words import (
     short_codec,
 )
 
+DEPTH = 2  # of a summary
+LEAST = 0.001  # the share of the parts that a summary lists
+ITSELF = "(itself)"
+"""In the place of a name: what a module saves outside of the modules in it, such as its loss."""
+
 
 def full_table(report: Content) -> Table:
     """Every tensor that autograd alone keeps, below its module; each module with its sums."""
-    table = _table(report, ("module", "operator", "shape", "dtype", "codec"))
+    table = _table(report, report.caption)
+    table.add_column("module, operator, shape, dtype")
+    table.add_column("codec: why")
     timed = _numbers(table, report)
-    table.add_column("why", overflow="fold")
-    whole = report.original_bytes
     if report.rows:
-        _add_part(table, tree_of(report.rows), 0, whole, timed)
+        _add_part(table, tree_of(report.rows), 0, report.original_bytes, timed)
     return table
 
 
 def module_table(report: Content, depth: int) -> Table:
     """The modules down to a depth, each with its sums; deeper ones are counted in the one around them."""
-    table = _table(report, ("module", "operators"))
-    table.add_column("tensors", justify="right")
+    return _of_modules(report, depth, 0.0, "")
+
+
+def summary(report: Content) -> Table:
+    """The modules that matter, and how to see the others."""
+    if not report.rows:
+        return _of_modules(report, 0, 0.0, "")
+    return _of_modules(report, DEPTH, LEAST, "report.table() lists every tensor, report.html(path) shows all of it.")
+
+
+def _of_modules(report: Content, depth: int, least: float, more: str) -> Table:
+    root = tree_of(report.rows)
+    shown = list(_shown(root, 0, depth, ""))
+    listed = [one for one in shown if not one[2] or _share(one[0], root) >= least]
+    if len(listed) < len(shown):
+        count = len(shown) - len(listed)
+        more = f"Left out: {count} part{'' if count == 1 else 's'} below {least:.1%}. {more}"
+    table = _table(report, "\n".join(filter(None, (report.caption, more))))
+    table.add_column("module")
+    table.add_column("operators")
     timed = _numbers(table, report)
-    table.add_column("times smaller", justify="right")
-    for part, level in _walk(tree_of(report.rows), 0, depth):
-        rows = list(part.all_rows())
-        before, after = part.original_bytes, part.stored_bytes
+    table.add_column("smaller", justify="right", no_wrap=True)
+    for part, name, level in listed:
         table.add_row(
-            Text("  " * level + part.name),
-            Text(part.operators()),
-            str(len(rows)),
+            Name(name, level),
+            Names(part.all_operators()),
             *_sums(part, report.original_bytes, timed),
-            f"{before / after:.1f}" if after else "",
+            part.smaller,
             style="" if level else "bold",
         )
     return table
 
 
-def _walk(part: Part, level: int, depth: int) -> Iterator[tuple[Part, int]]:
-    yield part, level
-    if level < depth:
-        for inner in part.parts:
-            yield from _walk(inner, level + 1, depth)
+def _shown(part: Part, level: int, depth: int, within: str) -> Iterator[tuple[Part, str, int]]:
+    """The modules down to a depth, with their names and levels; what an opened module saves itself is a part of it. A
+    wrapper of one module is no level: it is the beginning of the names of what is in that module."""
+    yield part, within + part.name, level
+    if level == depth or not part.parts:
+        return
+    within = ""
+    while True:
+        if any(row.original_bytes or row.stored_bytes for row in part.rows):
+            yield Part(part.path, part.name, part.rows), f"{within}{ITSELF}", level + 1
+        inner = [one for one in part.parts if one.original_bytes or one.stored_bytes]
+        if len(inner) != 1 or not inner[0].parts:
+            break
+        part, within = inner[0], f"{within}{inner[0].name}."
+    for one in inner:
+        yield from _shown(one, level + 1, depth, within)
 
 
-def _table(report: Content, headings: tuple[str, ...]) -> Table:
-    table = Table(title=report.title, caption=report.caption, caption_justify="left")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
+def _share(part: Part, whole: Part) -> float:
+    """The larger one of a part's shares, of what is kept before and after."""
+    pairs = ((part.original_bytes, whole.original_bytes), (part.stored_bytes, whole.stored_bytes))
+    return max((one / all_of_it for one, all_of_it in pairs if all_of_it), default=0.0)
+
+
+def _table(report: Content, caption: str) -> Table:
+    return Table(
+        title=report.title,
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+        min_width=len(report.title),  # or the title is wrapped above a narrow table
+    )
 
 
 def _numbers(table: Table, report: Content) -> bool:
@@ -74,14 +119,9 @@ def _numbers(table: Table, report: Content) -> bool:
 
 
 def _add_part(table: Table, part: Part, level: int, whole: int, timed: bool) -> None:
-    label = Text("  " * level + part.name)  # a name may have brackets, which a string takes for markup
-    alone = part.rows if len(part.rows) == 1 and not part.parts else []
-    if alone:
-        table.add_row(label, *_cells(alone[0], whole, timed))
-    else:
-        table.add_row(label, "", "", "", "", *_sums(part, whole, timed), "", style="bold" if part.parts else "")
-        for row in part.rows:
-            table.add_row("", *_cells(row, whole, timed))
+    table.add_row(Name(part.name, level), "", *_sums(part, whole, timed), style="bold" if part.parts else "")
+    for row in part.rows:
+        table.add_row(*_cells(row, level + 1, whole, timed))
     for inner in part.parts:
         _add_part(table, inner, level + 1, whole, timed)
 
@@ -92,15 +132,14 @@ def _sums(part: Part, whole: int, timed: bool) -> list[str]:
     return [*cells, "" if part.seconds is None else format_seconds(part.seconds)] if timed else cells
 
 
-def _cells(row: Row, whole: int, timed: bool) -> list[str]:
+def _cells(row: Row, level: int, whole: int, timed: bool) -> list[Words | str]:
+    operator = f"{row.operator or 'unknown'} {row.role}".strip()
+    codec = short_codec(row.codec)
     return [
-        f"{row.operator or 'unknown'} {row.role}".strip(),
-        format_shape(row.shape),
-        str(row.dtype).removeprefix("torch."),
-        short_codec(row.codec),
+        Words(f"{operator} {format_shape(row.shape)} {str(row.dtype).removeprefix('torch.')}", level),
+        Words(f"{codec}: {row.why}" if row.why else codec),
         format_bytes(row.original_bytes) if row.original_bytes else "shared",
         format_stored(row.codec, row.stored_bytes),
         format_share(row.original_bytes, whole),
         *(("" if row.seconds is None else format_seconds(row.seconds),) if timed else ()),
-        row.why,
     ]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from integrations._storing.records import RECOMPUTED
 from integrations.report.row import Row
 
 MODEL = "(model)"
@@ -50,13 +51,27 @@ class Part:
         times = [row.seconds for row in self.all_rows() if row.seconds is not None]
         return sum(times) if times else None
 
+    @property
+    def smaller(self) -> str:
+        """How many times less is kept, in words; that it is recomputed where nothing is kept."""
+        before, after = self.original_bytes, self.stored_bytes
+        if not before:
+            return ""
+        if after:
+            return f"{before / after:.1f}"
+        return RECOMPUTED if any(row.codec == RECOMPUTED for row in self.all_rows()) else ""
+
     def operators(self, most: int = 3) -> str:
         """The operators that save most of it, in descending order."""
+        names = self.all_operators()
+        return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+    def all_operators(self) -> list[str]:
+        """The operators, the ones that save most first."""
         counts: Counter[str] = Counter()
         for row in self.all_rows():
             counts[row.operator or "unknown"] += row.original_bytes
-        named = [name for name, _ in counts.most_common(most)]
-        return ", ".join(named) + (f" and {len(counts) - most} more" if len(counts) > most else "")
+        return [name for name, _ in counts.most_common()]
 
 
 def tree_of(rows: Sequence[Row]) -> Part:

@@ -8,6 +8,12 @@ LOSS = "(loss)"
 """In the place of a module's path: what a loss saves that is computed from the model's output."""
 
 
+KEPT = frozenset({"kept", "copied"})
+"""Codecs of tensors that wait as they are."""
+
+PLANNED, ESTIMATED = "planned", "estimated"
+"""Where a step's peak is from: the simulation of a plan, or what is saved."""
+
 NOTHING_LEFT = "offload moves tensors of CUDA devices, and none of those that autograd alone keeps is large and on one"
 
 IT_TAKES = (
@@ -24,6 +30,13 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.2f} GiB"
+
+
+def format_change(before: float, after: float) -> str:
+    """Two numbers of bytes, with the unit once if it is the same: ``"7.8 -> 3.1 MiB"``."""
+    one, other = format_bytes(before), format_bytes(after)
+    number, _, unit = one.partition(" ")
+    return f"{number if other.endswith(f' {unit}') else one} -> {other}"
 
 
 def unit_of(largest: int) -> tuple[int, str]:
@@ -45,6 +58,21 @@ def format_seconds(seconds: float) -> str:
 def short_codec(codec: str) -> str:
     """A codec's name without the defaults."""
     return codec.replace(", rounding='stochastic'", "").replace("()", "")
+
+
+def shortened(text: str, width: int) -> str:
+    """A name in at most ``width`` characters, without its middle: ``"base_model.….q_proj"``. Of a path, whole parts are
+    kept as far as possible."""
+    if len(text) <= width:
+        return text
+    parts = text.split(".")
+    for head in (parts[0] + ".", ""):
+        for first in range(1 if not head else 2, len(parts)):
+            found = f"{head}….{'.'.join(parts[first:])}"
+            if len(found) <= width:
+                return found
+    tail = max(width - 1, 0) // 2
+    return f"{text[: max(width - 1 - tail, 0)]}…{text[len(text) - tail :]}"
 
 
 def format_shape(shape: tuple[int, ...]) -> str:

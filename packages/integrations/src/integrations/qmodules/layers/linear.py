@@ -13,14 +13,13 @@ from integrations.qmodules.levels import QLevel
 from integrations.qmodules.precision import LayerPrecision
 
 
-class QLinear(QLayer, nn.Linear):
-    """``torch.nn.Linear`` whose input, of any number of dimensions, is stored in a few bits.
+class StoredLinear(QLayer):
+    """What linear layers of torch and of other libraries have in common: a weight of shape (outputs, inputs), and a
+    bias.
 
     Args:
         group: which of the level's ``bits`` is the layer's average.
     """
-
-    counterpart = nn.Linear
 
     def __init__(self, *args: Any, group: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -29,15 +28,32 @@ class QLinear(QLayer, nn.Linear):
     def _new_precision(self, level: QLevel, group: int) -> LayerPrecision:
         return LayerPrecision(level, "linear", group, channel_dim=-1)
 
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """Return the output of a forward that stores its input; ``None`` where the counterpart's own is the right
+        one."""
+        if not (self._stores(x, weight, bias) and x.dim()):
+            return None
+        given, factor, added = as_matmul(x, weight, bias)
+        assert given is not None
+        saving = self._saving(given, factor)
+        if saving is None:
+            return None
+        output: Tensor = Linear.apply(given, factor, added, saving)
+        return output
+
+
+class QLinear(StoredLinear, nn.Linear):
+    """``torch.nn.Linear`` whose input, of any number of dimensions, is stored in a few bits.
+
+    Args:
+        group: which of the level's ``bits`` is the layer's average.
+    """
+
+    counterpart = nn.Linear
+
     def forward(self, input: Tensor) -> Tensor:
-        if self._stores(input, self.weight, self.bias) and input.dim():
-            x, weight, bias = as_matmul(input, self.weight, self.bias)
-            assert x is not None
-            saving = self._saving(x, weight)
-            if saving is not None:
-                output: Tensor = Linear.apply(x, weight, bias, saving)
-                return output
-        return super().forward(input)
+        output = self._linear(input, self.weight, self.bias)
+        return super().forward(input) if output is None else output
 
 
 class QEmbedding(QLayer, nn.Embedding):

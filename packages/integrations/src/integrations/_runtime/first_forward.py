@@ -1,0 +1,162 @@
+"""``FirstForward``: what a converted model's own layers store, told by them in its first training forward.
+
+Only that forward is listened to, and no hook is set: it computes and stores what the later ones do. Then the model has
+its own forward back.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from actcore import Codec, SavedTensor
+from actcore.stored import Absent, Listening, Stored, is_heard
+from integrations._calls.tensors import storage_of, tensors_in
+from integrations._common.forward_wrapper import ForwardWrapper
+from integrations._common.modules import ModulePaths
+from integrations._common.storages import StorageSet
+from integrations._runtime.packing import PackedForward
+from integrations._runtime.specs import Specs
+from integrations._storing.records import Record, kept_by
+from integrations._torch import get_tracing_state, peek_interpreter_stack, top_saved_tensors_default_hooks
+from integrations.rules.levels import LEVELS
+from integrations.rules.policy import fixed_bits
+
+_RECORDS = "_integrations_first_forward"
+
+
+class ListensOnce(ForwardWrapper):
+    """Replaces a converted model's ``forward``, and notes what its layers store in the first training forward."""
+
+    over = False
+    """Whether that forward is over, or nobody wants to know. The wrapper may stay in its place."""
+
+    def _told(self, model: nn.Module, run: Callable[[], Any], inputs: Any) -> Any:
+        """The result of a forward, which is listened to if it is the first one."""
+        free = peek_interpreter_stack() is None and get_tracing_state() is None and not is_heard()
+        if self.over or not (free and model.training and torch.is_grad_enabled()):
+            return run()
+        with _listened(model) as session:
+            session.owners.add_inputs(tensors_in(inputs))
+            result = run()
+        self.over = True
+        model.__dict__[_RECORDS] = session.records
+        return result
+
+
+class FirstForward(ListensOnce):
+    """Replaces a converted model's ``forward`` until the first training forward is over."""
+
+    what: ClassVar[str] = "listened to"
+    undo: ClassVar[str] = "qmodules.revert(model) or fewbit.restore_model(model)"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.forward(*args, **kwargs)
+        copy = self.shallow_copy(sys._getframe())
+        if copy is not None:
+            return type(copy).forward(copy, *args, **kwargs)
+        result = self._told(self.model, partial(self.forward, *args, **kwargs), (args, kwargs))
+        if self.over:
+            self.take_out()
+        return result
+
+
+def listen_once(model: nn.Module) -> None:
+    """Has a converted model's first training forward told."""
+    found = ListensOnce.of(model)
+    if found is None:
+        FirstForward(model, model.forward, "forward" in model.__dict__).put()
+    else:
+        found.over = False
+
+
+def listen_no_longer(model: nn.Module) -> None:
+    """Undoes ``listen_once``, and forgets what was told."""
+    found = ListensOnce.of(model)
+    if found is not None:
+        found.over = True
+    if isinstance(found, FirstForward):
+        found.take_out()
+    model.__dict__.pop(_RECORDS, None)
+
+
+def first_records(model: nn.Module) -> list[Record]:
+    """Return what the layers of a converted model stored in its first training forward; empty before it."""
+    return list(model.__dict__.get(_RECORDS, ()))
+
+
+@contextmanager
+def _listened(model: nn.Module) -> Iterator[_Told]:
+    told = _Told(model)
+    try:
+        with Listening(told):
+            yield told
+    finally:
+        told.owners.release()
+
+
+class _Told(PackedForward):
+    """A forward whose layers tell what they store. It packs nothing, so the parts are counted as they are told."""
+
+    def __init__(self, model: nn.Module) -> None:
+        level = LEVELS["L0"]
+        super().__init__(model, ModulePaths(model), Specs(fixed_bits(level)), level, 0, 0)
+        self._counted = StorageSet()
+        self._first: Record | None = None  # of the last announcement, which more parts belong to
+
+    def is_innermost(self) -> bool:
+        """Whether autograd keeps what is told: hooks of others, such as a checkpoint's, may not."""
+        return top_saved_tensors_default_hooks(False) is None
+
+    def stored(self, announced: Sequence[Stored]) -> None:
+        """As ``actcore.stored.Listener``."""
+        if not self.is_innermost():
+            return
+        start = len(self.records)
+        self.announced.stored(announced)
+        rows = iter(self.records[start:])
+        for one in announced:
+            if len(one.parts) == 1 and one.parts[0] is one.source:
+                self._keep(one)
+                continue
+            row = self._first if one.more and one.parts and self._first is not None else next(rows, None)
+            if row is None:
+                continue
+            if not one.more:
+                self._first = row
+            row.stored_bytes += sum(map(self._bytes_of, one.parts))
+
+    def placed(self, output: Tensor, into: Tensor) -> None:
+        """As ``actcore.stored.Listener``."""
+        self.announced.placed(output, into)
+
+    def held(self, tensor: Tensor, operator: str, codec: Codec | None, nbytes: int) -> None:
+        """As ``actcore.stored.Listener``; what hooks of the user's keep is no layer's."""
+
+    def _keep(self, one: Stored) -> None:
+        """Adds the row of a tensor that a layer keeps as it is."""
+        if isinstance(one.source, Absent) or (storage := storage_of(one.source)) is None:
+            return
+        saved = SavedTensor.of(
+            one.source, operator=one.operator, role=one.role, module=self.paths.running() or "", occurrence=0
+        )
+        owner = self.owners.owner(one.source, storage, self.tracker.foreign, None)
+        if owner:
+            self.records.append(kept_by(owner, saved))
+        else:
+            before = self.storages.original_bytes(storage)
+            self.records.append(Record(saved, "kept", "its layer keeps it", "", before, self._bytes_of(one.source)))
+
+    def _bytes_of(self, part: Tensor) -> int:
+        storage = storage_of(part)
+        if storage is None or storage in self._counted:
+            return 0
+        self._counted.add(storage)
+        return storage.nbytes()

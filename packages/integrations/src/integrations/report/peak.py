@@ -1,0 +1,84 @@
+"""The step's peak, estimated from what forward saves.
+
+Backward holds what is saved and not freed yet, what it has restored, and the gradients that go into an operator and
+come out of it. These gradients have the shapes of the tensors that operators save: an index or a mask has that of what
+it selects from. What operators hold beside that for a moment is not known, so the estimate is mostly a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from torch import nn
+
+from integrations._storing.records import IN_CHUNKS
+from integrations.report.row import Row
+from integrations.report.words import KEPT
+
+PEAKS = "original_peak_bytes", "peak_bytes", "peak_source"
+"""The fields of a report that say what the peaks are."""
+
+
+def gradients_of(model: nn.Module) -> dict[str, int]:
+    """Return the bytes of the gradients of each module's own parameters, by its path; a shared one at its first."""
+    found: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            path = name.rpartition(".")[0]
+            found[path] = found.get(path, 0) + parameter.numel() * parameter.itemsize
+    return found
+
+
+def estimated_peaks(rows: Sequence[Row], gradients: Mapping[str, int], gradient_bytes: int = 0) -> tuple[int, int]:
+    """Return the activation peaks of a step without compression and with it: the most bytes that are allocated at once,
+    beyond those that are still allocated after backward.
+
+    Args:
+        rows: the forward's.
+        gradients: as ``gradients_of`` gives them. They are there after backward, and do not count.
+        gradient_bytes: of the gradient that the loss's backward makes, if known.
+    """
+    alone = [row for row in rows if not row.owner]
+    original = [row.original_bytes for row in alone]
+    # A loss in chunks has neither the softmax nor, in its place in backward, its gradient and that of the logits.
+    logits = max((_bytes_of(row) for row in alone if row.codec.startswith(IN_CHUNKS)), default=0)
+    plain = _peak(alone, original, [0] * len(alone), gradients, max(gradient_bytes, logits))
+    made = [replace(row, shape=(0,)) if row.codec.startswith(IN_CHUNKS) else row for row in alone]
+    stored = [0 if row.host else row.stored_bytes for row in alone]
+    restored = [0 if row.codec in KEPT else _bytes_of(row) for row in made]
+    return plain, _peak(made, stored, restored, gradients, gradient_bytes)
+
+
+def _peak(
+    rows: Sequence[Row],
+    waiting: Sequence[int],
+    restored: Sequence[int],
+    gradients: Mapping[str, int],
+    gradient_bytes: int,
+) -> int:
+    """The peak where a row's tensor takes ``waiting`` bytes until backward, and ``restored`` more when it is read."""
+    first: dict[str, int] = {}  # place of a module's first row, after which backward has its gradients
+    peak, held, itemsize = 0, 0, 4
+    for place, row in enumerate(rows):
+        first.setdefault(row.module, place)
+        held += waiting[place]
+        peak = max(peak, held + restored[place])  # while forward stores a tensor, it is there
+    made, above = 0, gradient_bytes
+    peak = max(peak, held + above)
+    for place in reversed(range(len(rows))):
+        row = rows[place]
+        itemsize = row.dtype.itemsize if row.dtype.is_floating_point else itemsize
+        below = prod(row.shape) * itemsize
+        peak = max(peak, held + restored[place] + above + below + made)
+        held, above = held - waiting[place], below
+        if first[row.module] == place:
+            made += gradients.get(row.module, 0)
+    return max(0, peak - sum(gradients.values()))
+
+
+def _bytes_of(row: Row) -> int:
+    """The bytes of a row's tensor. One that is expanded, as many indices are, has fewer than its shape says."""
+    nbytes = prod(row.shape) * row.dtype.itemsize
+    return min(nbytes, row.original_bytes) if row.original_bytes or not row.dtype.is_floating_point else nbytes

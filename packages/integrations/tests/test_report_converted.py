@@ -1,0 +1,166 @@
+"""The report of a model that ``QModule`` or ``fewbit.convert`` changed and nobody compressed."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import integrations
+from integrations import fewbit, qmodules
+from integrations._common.forward_wrapper import ForwardWrapper
+
+from .nets import gradients, normal
+
+X = normal(64, 32)
+CONVERSIONS = {
+    "QModule": lambda model: qmodules.QModule(model, level="L2"),
+    "fewbit.convert": lambda model: fewbit.convert(model, linear=0.25),
+    "fewbit.convert, layers": lambda model: fewbit.convert(model, linear=0.25, calls=False),
+    "both": lambda model: qmodules.QModule(fewbit.convert(model), level="L2"),
+}
+every_way = pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS.keys())
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+
+
+def report_of(model):
+    return integrations.compression(model).report()
+
+
+def free(report):
+    return [row for row in report.rows if not row.owner]
+
+
+@every_way
+def test_it_is_there_after_one_forward_and_is_that_of_compress_model(convert):
+    model = convert(net())
+    assert "No forward has been compressed yet" in report_of(model).caption
+    model.eval()(X)
+    with torch.no_grad():
+        model.train()(X)
+    assert not report_of(model).rows
+    model(X).sum().backward()
+    report = report_of(model)
+    assert report.exchanged.startswith("Exchanged: ")
+    assert "step peak not known" in report.title
+    assert "what other operators save is not in it" in report.caption.lower()
+    assert str(report).startswith(report.title)
+    options = {"layers": {"level": "L2"}} if convert is CONVERSIONS["QModule"] else None
+    if options:
+        twin = integrations.compress_model(net(), level="L0", **options)
+        twin(X).sum().backward()
+        counted = {
+            (row.module, row.operator, row.role, row.original_bytes, row.stored_bytes) for row in free(report_of(twin))
+        }
+        # Of what the layers store; they keep nothing else in this model.
+        assert {
+            (row.module, row.operator, row.role, row.original_bytes, row.stored_bytes) for row in free(report)
+        } == counted
+
+
+@every_way
+def test_a_model_is_as_it_was_after_the_first_forward(convert):
+    model, plain = convert(net()), net()
+    model(X).sum().backward()
+    wrappers = [type(one).__name__ for one in ForwardWrapper.all_of(model)]
+    assert wrappers in ([], ["FewBitForward"])
+    first = report_of(model).rows
+    model(X[:8]).sum().backward()
+    assert report_of(model).rows == first
+    for undo in (qmodules.revert, fewbit.restore_model):
+        if (qmodules if undo is qmodules.revert else fewbit).is_converted(model):
+            undo(model)
+    assert vars(model).keys() == vars(plain).keys()
+    with pytest.raises(ValueError, match="is not compressed"):
+        integrations.compression(model)
+
+
+@every_way
+def test_conversions_undone_before_any_forward(convert):
+    model = convert(net())
+    for module, undo in ((qmodules, qmodules.revert), (fewbit, fewbit.restore_model)):
+        if module.is_converted(model):
+            undo(model)
+    assert vars(model).keys() == vars(net()).keys()
+
+
+def test_listening_changes_no_gradient():
+    """A hook in the place of a listener would have each layer store a shared input for itself."""
+    found = []
+    for listened in (True, False):
+        model = qmodules.QModule(net(), level="L2")
+        if not listened:
+            next(ForwardWrapper.all_of(model)).take_out()
+        found.append(gradients(model, X))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("forwards", [0, 1])
+def test_copies_have_reports_of_their_own(copier, forwards):
+    model = qmodules.QModule(net(), level="L2")
+    for _ in range(forwards):
+        model(X).sum().backward()
+    twin = copier(model)
+    twin(X[:8]).sum().backward()
+    assert {row.shape[0] for row in free(report_of(twin))} == {64 if forwards else 8}
+    assert bool(report_of(model).rows) == bool(forwards)
+
+
+def test_what_a_checkpoint_recomputes_is_not_told():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.last = net(), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.last(checkpoint(self.inner, x, use_reentrant=False))
+
+    model = qmodules.QModule(Net(), level="L2")
+    model(X).sum().backward()
+    assert [row.module for row in free(report_of(model))] == ["last"]
+
+
+def test_a_model_that_is_compressed_later_has_one_report():
+    model = qmodules.QModule(net(), level="L2")
+    integrations.compress_model(model, level="L1", min_bytes=0)
+    assert [type(one).__name__ for one in ForwardWrapper.all_of(model)] == ["CompressedForward"]
+    model(X).sum().backward()
+    report = report_of(model)
+    assert report.exchanged == "Exchanged: 5 Q-layers."
+    assert report.title.startswith("L1")
+
+
+def test_compiled_and_transformed_forwards_are_left_alone():
+    model = qmodules.QModule(net(), level="L2")
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    compiled(X).sum().backward()
+    parameters = dict(model.named_parameters())
+    torch.func.grad(lambda values: torch.func.functional_call(model, values, (X,)).sum())(parameters)
+    assert not report_of(compiled).rows
+    model(X).sum().backward()
+    assert report_of(compiled).rows
+
+
+def test_a_forward_that_somebody_wrapped_is_listened_to_once():
+    model = qmodules.QModule(net(), level="L2")
+    ours = model.forward
+    model.forward = lambda x: ours(x)
+    for rows in (64, 8):
+        model(X[:rows]).sum().backward()
+        assert {row.shape[0] for row in free(report_of(model))} == {64}
+    assert ours.over
+
+
+def test_a_forward_that_fails_is_not_the_first_one():
+    model = qmodules.QModule(net(), level="L2")
+    with pytest.raises(RuntimeError, match="shapes"):
+        model(normal(4, 3))
+    model(X).sum().backward()
+    assert {row.shape[0] for row in free(report_of(model))} == {64}

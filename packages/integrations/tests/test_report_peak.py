@@ -1,0 +1,111 @@
+"""The step's peak in a report: of a plan as simulated, of a level as estimated from what is saved."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import integrations
+from integrations import Report, Row
+from integrations._storing.records import IN_CHUNKS
+from integrations.report.peak import estimated_peaks, gradients_of
+
+from .nets import mlp, normal
+
+
+def row(module, elements, stored, codec="GroupAffine(bits=4)", dtype=torch.float32, **changed):
+    nbytes = elements * dtype.itemsize
+    made = Row(module, "op", "input", (elements,), dtype, codec, nbytes, stored, "why", "")
+    return dataclasses.replace(made, **changed)
+
+
+def test_the_peak_is_in_the_middle_or_later_and_without_the_gradients_that_stay():
+    rows = [row("a", 100, 50), row("b", 300, 150), row("c", 25, 100, "kept")]
+    # c's operator: 1700 saved, and 100 for the gradient of its input. b's: 1600, 100 and 1200. a's: 400, 1200 and 400.
+    # Compressed, b's has 200 saved, 1200 restored, 100 and 1200; a's 50, 400 restored, 1200 and 400.
+    assert estimated_peaks(rows, {}) == (2900, 2700)
+    # At b's, the gradients of c's parameters are there; of all, 90 are left after backward.
+    assert estimated_peaks(rows, {"a": 40, "b": 30, "c": 20}) == (2900 + 20 - 90, 2700 + 20 - 90)
+    assert estimated_peaks(rows, {}, gradient_bytes=5000) == (1700 + 5000 + 100, 300 + 5000 + 100)
+    assert estimated_peaks(rows, {"a": 10_000}) == (0, 0)
+    assert estimated_peaks([], {}) == (0, 0)
+
+
+def test_what_the_peak_does_not_count():
+    alive = row("a", 100, 0, "kept", owner="parameter")
+    assert estimated_peaks([alive], {}) == (0, 0)
+    on_host = row("a", 100, 50, host=True)  # which is restored in backward
+    assert estimated_peaks([on_host], {}) == (800, 800)
+    # An index that is expanded to 100 x 8 is 800 bytes; the gradient of what it selects from has 100 x 8 elements.
+    index = row("a", 800, 100, "Narrow()", torch.int64, original_bytes=800)
+    assert estimated_peaks([index], {}) == (800 + 3200, 100 + 800 + 3200)
+
+
+def test_a_loss_in_chunks_has_no_logits():
+    rows = [row("a", 100, 400, "kept"), row("", 1000, 40, f"{IN_CHUNKS} of 8 rows")]
+    # Plain: 4400 saved, and the gradients of the softmax and the logits.
+    assert estimated_peaks(rows, {}) == (4400 + 8000, 400 + 400)
+
+
+def test_a_plan_says_its_peaks_and_a_level_estimates_them():
+    model, x = mlp(), normal(256, 64)
+    integrations.compress_model(model, memory=0.9, error=0.1)
+    model(x).square().sum().backward()
+    handle = integrations.compression(model)
+    plan, report = handle.recomputing.plan, handle.report()
+    assert (report.original_peak_bytes, report.peak_bytes) == (plan.uncompressed_peak, plan.peak)
+    assert report.title.endswith(", planned")
+    integrations.compress_model(integrations.restore_model(model), level="L1")
+    model(x).square().sum().backward()
+    estimated = integrations.compression(model).report()
+    assert estimated.title.endswith(", estimated")
+    assert "what operators hold for a moment is not in it" in estimated.caption
+    # What is left out of an MLP of that size: the loss.
+    assert estimated.original_peak_bytes <= plan.uncompressed_peak
+    assert estimated.peak_bytes < estimated.original_peak_bytes
+    assert integrations.forecast(mlp(), (torch.empty(256, 64, device="meta"),)).peak_bytes == estimated.peak_bytes
+
+
+def test_peaks_that_nobody_knows_are_not_told():
+    assert Report("L1", [row("a", 8, 2)]).title.endswith("; step peak not known")
+    assert "peak" not in integrations.compression(integrations.compress_model(mlp())).report().title
+
+
+def test_gradients_are_those_of_trained_parameters_each_once():
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4, bias=False)), nn.Linear(4, 4).requires_grad_(False)
+    )
+    model[1][0].weight = model[0].weight
+    assert gradients_of(model) == {"0": 80}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_loss_in_chunks_has_its_rows(frozen):
+    """A report had the gradients that it keeps in the forward, and nothing of the logits that it spares."""
+    torch.manual_seed(0)
+    labels = torch.arange(96) % 50
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(16, 32), nn.Linear(32, 50).requires_grad_(not frozen)
+
+        def forward(self, x):
+            return nn.functional.cross_entropy(self.head(self.body(x).tanh()), labels)
+
+    found = []
+    for loss in (None, {"head": "head"}):
+        model = integrations.compress_model(Net(), level="L0" if loss else "L1", loss=loss, min_bytes=1 << 30)
+        model(normal(96, 16)).backward()
+        found.append(integrations.compression(model).report())
+    plain, chunked = found
+    rows = [one for one in chunked.rows if one.operator == "chunked cross_entropy"]
+    assert [one.role for one in rows] == (["result"] if frozen else ["input", "result"])
+    assert rows[-1].shape == (96, 50)
+    assert rows[-1].original_bytes == 96 * 50 * 4
+    gradients = 96 * 32 * 4 + (0 if frozen else (50 * 32 + 50) * 4)
+    assert sum(one.stored_bytes for one in rows) == gradients
+    targets = labels.numel() * 8  # torch's loss keeps them; these are an input of nobody's
+    assert abs(chunked.original_bytes - plain.original_bytes) <= targets
+    assert f"{IN_CHUNKS} of" in rows[-1].codec
