@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from integrations._step.costs.cuda_scratch import cuda_scratch_of
 from integrations._torch import OpOverload, get_mkldnn_enabled
 
 
@@ -33,6 +34,8 @@ def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, 
     """Bytes that a call takes while it runs, as far as they are modelled; otherwise 0."""
     if function.namespace == _CHUNKED.namespace and function.name().partition("::")[2] == _CHUNKED.name:
         return _of_chunk(args)
+    if args and isinstance(args[0], Tensor) and args[0].device.type == "cuda":
+        return cuda_scratch_of(function, args, results)
     packet = function.overloadpacket
     backward = packet is torch.ops.aten.convolution_backward
     if not backward and packet is not torch.ops.aten.convolution:
