@@ -323,6 +323,12 @@ class Recorder(TorchDispatchMode):
         """The tensor, or a fake one of the same metadata."""
         if isinstance(saved, Tensor):
             return saved
+        tensor = self._unpacked(saved)
+        if self._backward is not None:
+            self._backward.lent(saved.value, tensor)
+        return tensor
+
+    def _unpacked(self, saved: Saved) -> Tensor:
         if self._backward is not None:
             self._backward.read(saved.value)
         geometry = saved.geometry

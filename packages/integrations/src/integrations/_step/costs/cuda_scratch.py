@@ -1,27 +1,28 @@
 """``cuda_scratch_of``: the bytes that CUDA's kernels allocate beside their arguments and results, by arithmetic.
 
-They are in torch's ``max_memory_allocated`` as tensors are. Three kinds are large. A sum over rows, such as the gradient
-of a bias or of a norm's scale, is split over all processors, with partial sums for each thread: 139 MB on a Hopper,
-whatever the tensor. Attention's backward sums the query's gradient in ``float32``, and has gradients of keys and values
-for each of the query's heads. An embedding's backward has a row in ``float32`` for each index.
+torch counts them in ``max_memory_allocated`` as it counts tensors. Three kinds are large. A sum over rows, such as the
+gradient of a bias or of a norm's scale, is split over all multiprocessors, with a partial sum for each thread: 139 MB
+on an H100, whatever the tensor. Attention's backward adds up the query's gradient in ``float32``, and makes gradients
+of keys and values for each of the query's heads. An embedding's backward has a row in ``float32`` for each index.
 
-Sums, flash and memory-efficient attention, and embeddings follow torch's sources. What cuDNN's attention allocates is not
-published: the formula is flash attention's without padding, and equals the one figure that was recorded on a GPU
-(``packages/bench/results/systems-cuda.json``), as that of sums does. Which kernel cuDNN takes for a convolution, and what
-it allocates, only a call tells: such bytes count as none here.
+The formulas of sums, embeddings, and flash and memory-efficient attention follow torch's sources. What cuDNN's
+attention allocates is not published: its formula is that of flash attention without padding. Of both sums and cuDNN's
+attention one figure was recorded on an H100 (``packages/bench/results/systems-cuda.json``), which the formulas give to
+the byte. The others were not measured. What cuDNN allocates for a convolution depends on the kernel that it chooses,
+and is not modelled.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from integrations._step.dispatch.memory import allocated
+from integrations._step.dispatch.memory import allocated, is_plain
 from integrations._torch import OpOverload
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -54,11 +55,8 @@ def cuda_scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[
         args: its positional arguments; the first is a tensor on CUDA.
         results: what it returns.
     """
-    name = function._schema.name.removeprefix("aten::")
-    model = _MODELS.get(name)
-    if not function._schema.name.startswith("aten::"):
-        return 0
-    if model is None or not args[0].numel():
+    model = _MODELS.get(function._schema.name)
+    if model is None or not is_plain(args[0]) or not args[0].numel():
         return 0
     return sum(allocated(nbytes, args[0].device) for nbytes in model(args, results))
 
@@ -68,6 +66,8 @@ def cuda_scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[
 
 def _of_reduction(args: tuple[Any, ...], results: tuple[Any, ...], item: int = 0) -> list[int]:
     given, result = args[0], results[0]
+    if any(isinstance(other, Tensor) for other in args[1:]):  # the larger of two tensors reduces nothing
+        return []
     dims = args[1] if len(args) > 1 and not isinstance(args[1], (bool, torch.dtype)) else None
     # torch sums halves into float32 as they are read; other dtypes are cast first.
     cast = given.dtype is not result.dtype and given.dtype not in _HALF and not item
@@ -95,16 +95,24 @@ def _sum_itemsize(dtype: torch.dtype) -> int:
 
 
 def _partial_sums(given: Tensor, dims: Any, item: int, summed: int) -> list[int]:
+    reduced, kept = _merged_dims(given, dims)
+    return _split_sums(reduced, kept, item, summed, given.device.index or 0)
+
+
+_Dims = list[tuple[int, int]]
+"""Sizes and strides, from the innermost on."""
+
+
+def _split_sums(reduced: _Dims, kept: _Dims, item: int, summed: int, device: int) -> list[int]:
     """The memory in which blocks of threads leave their part of a reduction, and the counters of these blocks, as
     ``setReduceConfig`` in torch's ``Reduce.cuh`` chooses them.
 
     Args:
-        given: what is reduced.
-        dims: the dimensions that are reduced; ``None`` or none for all.
+        reduced, kept: the dimensions that are reduced, and the others.
         item: bytes of an element as it is read.
         summed: bytes of a partial result.
+        device: the index of the GPU.
     """
-    reduced, kept = _merged_dims(given, dims)
     count = math.prod(size for size, _ in reduced)
     outputs = math.prod(size for size, _ in kept)
     along = not kept or (reduced[0][1] < kept[0][1] if reduced else False)
@@ -124,7 +132,7 @@ def _partial_sums(given: Tensor, dims: Any, item: int, summed: int) -> list[int]
     if -(-count // step_in) < min(block_height * 16, 256):
         return []  # one block has all of an output
     step_in *= block_height
-    processors = _processors(given.device.index or 0)
+    processors = _processors(device)
     target = processors.count * (processors.threads // (block_width * block_height))
     grid, values = -(-(outputs // vector) // step_out), -(-count // step_in)
     if values < 256 or grid > target:
@@ -137,15 +145,15 @@ def _partial_sums(given: Tensor, dims: Any, item: int, summed: int) -> list[int]
     return [summed * outputs * blocks * each, 4 * grid]
 
 
-def _merged_dims(given: Tensor, dims: Any) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def _merged_dims(given: Tensor, dims: Any) -> tuple[_Dims, _Dims]:
     """Sizes and strides of what is reduced and of what is kept, each from the innermost on, as torch's iterator has
     them: those that can be walked as one are one."""
     named = [dims] if isinstance(dims, int) else list(dims or range(given.dim()))
     chosen = {dim % max(1, given.dim()) for dim in named}
 
-    def merged(places: Collection[int]) -> list[tuple[int, int]]:
+    def merged(places: Collection[int]) -> _Dims:
         rows = sorted((given.stride(place), given.shape[place]) for place in places if given.shape[place] != 1)
-        found: list[tuple[int, int]] = []
+        found: _Dims = []
         for stride, size in rows:
             if found and found[-1][0] * found[-1][1] == stride:
                 found[-1] = found[-1][0] * size, found[-1][1]
@@ -218,19 +226,19 @@ _NORM_ROWS, _NORM_BLOCKS = 1 << 16, 1 << 15
 
 
 def _of_norm_backward(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
-    """Gradients of a layer norm's scale and shift, of more than 65,536 rows: parts by groups of rows, and their sum."""
-    shape: Sequence[int] = args[2]
-    width = math.prod(shape)
+    """Gradients of a layer norm's scale and shift, of more than 65,536 rows: their parts by 32 rows or more, and the
+    sum of one of them."""
+    width = math.prod(args[2])
     rows, columns = args[1].numel() // max(1, width), -(-width // 32)
     if rows <= _NORM_ROWS or columns >= _processors(args[0].device.index or 0).count // 2:
         return []
-    made = [result for result in results[1:] if isinstance(result, Tensor)]
-    parts = min(_NORM_BLOCKS // columns, -(-rows // 32))
+    made = [result for result in results[1:] if isinstance(result, Tensor) and result.numel()]
     if not made:
         return []
-    part = made[0].new_empty(1).expand(parts, width).as_strided((parts, width), (width, 1)) if False else None
-    del part
-    return [parts * width * made[0].element_size()] * len(made)
+    parts, size = min(_NORM_BLOCKS // columns, -(-rows // 32)), made[0].element_size()
+    summed = _sum_itemsize(made[0].dtype)
+    index = args[0].device.index or 0
+    return [parts * width * size] * len(made) + _split_sums([(parts, width)], [(width, 1)], size, summed, index)
 
 
 def _of_embedding(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
@@ -260,7 +268,7 @@ def _nbytes(tensor: Tensor) -> int:
 
 _Model = Callable[[tuple[Any, ...], tuple[Any, ...]], list[int]]
 
-_MODELS: dict[str, _Model] = {
+_BY_NAME: dict[str, _Model] = {
     **dict.fromkeys(("sum", "mean", "amax", "amin", "prod"), _of_reduction),
     **dict.fromkeys(("linalg_vector_norm", "norm"), _of_norm),
     **dict.fromkeys(("max", "min", "argmax", "argmin"), _of_pairs),
@@ -272,4 +280,6 @@ _MODELS: dict[str, _Model] = {
     "embedding_dense_backward": _of_embedding,
     "convolution_backward": _of_convolution,
 }
-"""The bytes of each allocation, by the ATen operator's name."""
+
+_MODELS = {f"aten::{name}": model for name, model in _BY_NAME.items()}
+"""Functions that return the bytes of each allocation, by the operator's name."""
