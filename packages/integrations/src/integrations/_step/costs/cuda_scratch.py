@@ -31,7 +31,7 @@ _HALF = (torch.float16, torch.bfloat16)
 class _Processors(NamedTuple):
     """A GPU's multiprocessors, and the threads that one of them holds."""
 
-    count: int
+    number: int
     threads: int
 
 
@@ -133,7 +133,7 @@ def _split_sums(reduced: _Dims, kept: _Dims, item: int, summed: int, device: int
         return []  # one block has all of an output
     step_in *= block_height
     processors = _processors(device)
-    target = processors.count * (processors.threads // (block_width * block_height))
+    target = processors.number * (processors.threads // (block_width * block_height))
     grid, values = -(-(outputs // vector) // step_out), -(-count // step_in)
     if values < 256 or grid > target:
         return []
@@ -179,7 +179,7 @@ def _of_flash(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
     copies = [_nbytes(one) for one in (gradient, out) if not one.transpose(1, 2).is_contiguous()]
     splits = 1
     if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
-        splits = -(-_processors(query.device.index or 0).count // (batch * heads))
+        splits = -(-_processors(query.device.index or 0).number // (batch * heads))
     sums = 4 * batch * heads * padded_rows
     return [*copies, sums, splits * sums * padded_width, *_expanded_gradients(query, key, key)]
 
@@ -230,7 +230,7 @@ def _of_norm_backward(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[i
     sum of one of them."""
     width = math.prod(args[2])
     rows, columns = args[1].numel() // max(1, width), -(-width // 32)
-    if rows <= _NORM_ROWS or columns >= _processors(args[0].device.index or 0).count // 2:
+    if rows <= _NORM_ROWS or columns >= _processors(args[0].device.index or 0).number // 2:
         return []
     made = [result for result in results[1:] if isinstance(result, Tensor) and result.numel()]
     if not made:
