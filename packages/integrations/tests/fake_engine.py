@@ -54,6 +54,8 @@ def backward(root, *_, **__):
 
 def _run(node, inputs):
     """Called from Python, a node that accumulates would copy the gradient: somebody else has it, too."""
+    if not callable(node):
+        return _run_function(node, inputs)
     if not hasattr(node, "variable"):
         results = node(*inputs)
         return list(results) if isinstance(results, tuple) else [results]
@@ -62,6 +64,14 @@ def _run(node, inputs):
     for hook in (leaf._post_accumulate_grad_hooks or {}).values():
         hook(leaf)
     return []
+
+
+def _run_function(node, inputs):
+    """Runs the node of a ``Function`` in Python, whose edges are those of the arguments that are tensors."""
+    results = node.apply(*inputs)
+    results = results if isinstance(results, tuple) else (results,)
+    wanted = iter([result for result, needs in zip(results, node.needs_input_grad, strict=True) if needs])
+    return [None if follower is None else next(wanted) for follower, _ in node.next_functions]
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def menus_of(
     bits: Allotted | None = None,
 ) -> Menus:
     """The stores of a graph's values. Values have none that stay as they are anyway: small ones, those that the caller
-    holds to the end, and those in memory that is written later.
+    holds to the end, those in memory that is written later, and casts of parameters, which are never rounded.
 
     Args:
         graph: the graph, captured while ``seen`` watched.
@@ -66,7 +66,7 @@ def menus_of(
         savers[last[saver.value]].append(saver)
     # Memory that was saved before it is written again has a stored form for each part, at a level only.
     parts = {last[saver.value] for saver in seen.savers if last[saver.value] != saver.value} if base.off else set()
-    fixed = parts.union(value.reuses for value in graph.values)
+    fixed = parts.union(seen.casts, (value.reuses for value in graph.values))
     needed = {value for op in graph.ops for value in op.reads} | {value for step in graph.steps for value in step.reads}
     last_event = len(graph.other) - 1
     policies = _policies(base, seen, allows, bits)

@@ -66,6 +66,7 @@ class Seen:
         outlines: by value: the tensor as which it was made.
         read: values that an operator reads with a gradient, so that its repetition may read them rounded.
         masked: values that may have masked elements.
+        casts: values that are copies of parameters in another dtype.
         replaced: whether attention was replaced by one that is recomputed.
         remade: results of that attention, which its backward makes anyway.
     """
@@ -80,6 +81,7 @@ class Seen:
         self.outlines: list[SavedTensor] = []
         self.read: set[int] = set()
         self.masked: set[int] = set()
+        self.casts: set[int] = set()
         self.remade: set[int] = set()
         self.replaced = False
         self.saves.clear()
@@ -112,7 +114,7 @@ class Seen:
         tracker.over = over
         with tracker:
             yield pack
-        self.outlines, self.read = recorder.outlines, recorder.rounded
+        self.outlines, self.read, self.casts = recorder.outlines, recorder.rounded, recorder.casts
 
     def _note(self, recorder: Recorder, call: Call | None, tensor: Tensor, occurrence: int) -> None:
         value, storage = recorder.value_of(tensor), storage_of(tensor)

@@ -243,6 +243,10 @@ class _Placed(_Fates):
         super().__init__(session, schedule, others)
         self.is_other = False
 
+    def recomputes(self, tensor: Tensor) -> bool:
+        """No: nothing is recomputed here."""
+        return False
+
     def of(self, tensor: Tensor, site: Site | None) -> Fate:
         """What becomes of a tensor."""
         if site is None:
@@ -270,6 +274,11 @@ class _Taped(_Fates):
         self._tape, self._rounds = tape, rounds
         self.values, self.placeholder = tape.values, tape.handle
         self.placed = True
+
+    def recomputes(self, tensor: Tensor) -> bool:
+        """Whether backward recomputes the tensor."""
+        value = self._tape.value_of(tensor)
+        return value != UNPLANNED and self._schedule.is_recomputed(value)
 
     def of(self, tensor: Tensor, site: Site | None) -> Fate:
         """What becomes of a tensor."""

@@ -15,6 +15,7 @@ from actcore.replay import Pack
 from integrations._calls.call import Call
 from integrations._calls.tensors import storage_of
 from integrations._common.modules import ModulePaths
+from integrations._common.storages import StorageSet
 from integrations._runtime.announced import Announced, Due, noted, settle
 from integrations._runtime.compound import record_of_compound
 from integrations._runtime.fates import Fates
@@ -33,7 +34,7 @@ from integrations._storing.ways import Way
 from integrations._torch import DisableTorchFunction, top_saved_tensors_default_hooks
 from integrations._watching.checkpoints import Boundary, Checkpoints
 from integrations._watching.deciding import DECIDES
-from integrations._watching.owners import Owners
+from integrations._watching.owners import CAST, Owners
 from integrations._watching.tracker import CallTracker
 from integrations.rules.levels import Level
 from integrations.rules.rules import CHECKPOINT
@@ -91,6 +92,7 @@ class PackedForward:
         self.hook: Callable[[Tensor], Packed] | None = None
         self.step, self.rank = step, rank
         self.storages = Storages()
+        self._casts = StorageSet()  # autocast's copies of weights that the plan has backward make anew
         self.way = Way(specs.policy, level)
         self.announced = Announced(self)
         anew = level.recompute and notes_all(step)
@@ -138,8 +140,13 @@ class PackedForward:
         return forward._pack_anew(tensor, module)
 
     def owner(self, tensor: Tensor, storage: torch.UntypedStorage, call: Call | None) -> str:
-        """What keeps the tensor alive besides autograd, in words; empty for nothing."""
-        return self.owners.owner(tensor, storage, self.tracker.foreign, call)
+        """What keeps the tensor alive besides autograd, in words; empty for nothing. Autocast lets go of its copies of
+        weights when the forward is over, so that one that the plan recomputes belongs to nobody."""
+        owner = self.owners.owner(tensor, storage, self.tracker.foreign, call)
+        if owner is not CAST or self.fates is None or not self.fates.recomputes(tensor):
+            return owner
+        self._casts.add(storage)
+        return ""
 
     def module_of_call(self) -> str | None:
         """The path of the module that makes the call; ``None`` where the module may be another forward's."""
@@ -229,7 +236,9 @@ class PackedForward:
         fate = None if self.fates is None else self.fates.of(tensor, site)
         way = self.way if fate is None else fate.way
         decision, extent = spec.decision(way.policy), spec.extent
-        original_bytes = 0 if due is not None and due.row is not None else self.storages.original_bytes(storage)
+        cast = storage in self._casts  # of a weight, which is no activation
+        counted = cast or (due is not None and due.row is not None)
+        original_bytes = 0 if counted else self.storages.original_bytes(storage)
         why = way.planned if way.planned and isinstance(decision.codec, GroupAffine) else decision.why
         record = Record(spec.saved, "kept", obstacle or why, "", original_bytes)
         if due is None:
@@ -248,6 +257,9 @@ class PackedForward:
                 record.codec, record.why = RECOMPUTED, "recomputed for backward"
                 settle(due)
                 return self._input(tensor, handle, extent, record)
+        if cast:
+            record.why = CAST
+            return Kept.of(tensor)
         if self._formulas is not None and fate is None and due is None and call is not None:
             found = self._formulas.recomputed(tensor, storage, call, spec.saved.role, decision)
             if found is not None:

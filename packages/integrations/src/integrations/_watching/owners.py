@@ -16,6 +16,7 @@ from integrations._common.storages import StorageSet
 
 PARAMETER, BUFFER, INPUT = "parameter", "buffer", "input of the model"
 BEFORE = "made before the forward"
+CAST = "parameter, cast by autocast"
 
 
 class Owners:
@@ -93,7 +94,7 @@ class Owners:
         root = tensor if tensor._base is None else tensor._base
         if _is_parameter(root):
             return PARAMETER
-        return "parameter, cast by autocast" if self._is_cast_of_parameter(tensor, root, call) else ""
+        return CAST if self._is_cast_of_parameter(tensor, root, call) else ""
 
     @property
     def dtype(self) -> torch.dtype | None:

@@ -112,7 +112,8 @@ def chunked(
     wide_room = room if room.dtype is wide else torch.empty_like(room, dtype=wide)
     for first in range(0, len(hidden), rows):
         part = slice(first, first + rows)
-        narrow, logits = (one[: len(labels[part])] for one in (room, wide_room))
+        narrow = room[: len(labels[part])]
+        logits = narrow if wide_room is room else wide_room[: len(labels[part])]
         if bias is None:
             torch.mm(hidden[part], weight.T, out=narrow)
         else:
@@ -124,6 +125,7 @@ def chunked(
         if sums.wanted:
             _differentiate(logits, target, None if factors is None else factors[part], tangent, terms)
             sums.add(logits, narrow, hidden[part], weight, part)
+        del tangent  # or it would be alive beside the next chunk's
     return losses
 
 

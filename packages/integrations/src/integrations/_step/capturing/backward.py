@@ -31,6 +31,7 @@ class BackwardRecorder:
         self._reading = False  # whether the node has read values and made nothing so far
         self._working = False  # whether it has made something
         self._makers: dict[int, object] = {}  # by storage that backward makes: the node that made it
+        self._lent: dict[int, list[weakref.ref[Any]]] = {}  # by value: the storages in which nodes have read it
         self._sum: tuple[weakref.ref[Any], int] | None = None  # the last operator, if it is a sum
         self._live = 0
         self._standing = 0  # bytes of the parameters' gradients that are complete
@@ -41,10 +42,19 @@ class BackwardRecorder:
         self._recording.steps[-1].append(value)
         self._reading = not self._working
 
+    def lent(self, value: int, tensor: Tensor) -> None:
+        """Notes the tensor as which a node reads a saved value. A node may return that memory as a gradient."""
+        self._lent.setdefault(value, []).append(weakref.ref(tensor.untyped_storage()))
+
     def released(self, value: int) -> None:
         """Notes that autograd has let go of a value."""
         if self._recording.steps and value in self._recording.steps[-1]:
             self._node = self  # the node has done its work: what runs next sums up gradients
+        for reference in self._lent.pop(value, ()):
+            storage = reference()
+            if storage is not None and self._memory.value_at(storage._cdata) is None:
+                # A gradient lies there: backward holds now what the value held.
+                self._hold(storage, self._recording.values[value].nbytes)
 
     def accumulated(self, gradient: Tensor) -> None:
         """Notes that a parameter's gradient is complete. If the parameter had one before, this one is added to it and
@@ -72,19 +82,22 @@ class BackwardRecorder:
         results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
         made = 0
         for _, tensor in self._memory.new(results, args, kwargs):
-            storage = tensor.untyped_storage()
             nbytes = allocated_for(tensor)
             made += nbytes
-            self._memory.add(tensor, PASSING)
-            self._makers[storage._cdata] = _running()
-            self._watches.append(weakref.ref(storage, partial(self._freed, nbytes)))
-        self._live += made
+            self._hold(tensor.untyped_storage(), nbytes)
+            self._makers[key_of(tensor)] = _running()
         call = self._recording.calls.note(func, args, kwargs, results)
         self._recording.runs.append(OperatorRun(len(self._recording.steps) - 1, self._live, call))
         self._working = True
         if func is torch.ops.aten.add.Tensor and is_plain(args[0]) and self._maker(args[0]) != _running():
             self._sum = weakref.ref(args[0].untyped_storage()), made
         return out
+
+    def _hold(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """Counts memory that backward has, as long as it lives."""
+        self._memory.storages.put(storage, PASSING)
+        self._watches.append(weakref.ref(storage, partial(self._freed, nbytes)))
+        self._live += nbytes
 
     def _maker(self, tensor: Tensor) -> object:
         return self._makers.get(key_of(tensor))

@@ -50,6 +50,7 @@ class Recorder(TorchDispatchMode):
 
     Attributes:
         outlines: by value: the tensor as which it was made.
+        casts: values that are copies of parameters in another dtype, as autocast makes them.
         leaves: by id: each leaf that has no stand-in, and its gradient as it was; this one's backward adds to none.
         paused: whether the operators that run now belong to no step.
     """
@@ -74,6 +75,7 @@ class Recorder(TorchDispatchMode):
         self._versions: dict[int, int] = {}  # by storage: the version of its tensors after the last operator
         self._copies: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by value: a copy of its memory
         self.outlines: list[SavedTensor] = []
+        self.casts: set[int] = set()
 
     @property
     def _event(self) -> int:
@@ -193,6 +195,8 @@ class Recorder(TorchDispatchMode):
                 reads_elements=reads_elements(func),
             )
         )
+        if func is torch.ops.aten._to_copy.default and not reads and _is_parameter(args[0]):
+            self.casts.update(range(first, first + len(makes)))
         for tensor, reuses in makes.values():
             self._make(tensor, op, reuses)
         return out
@@ -319,6 +323,12 @@ class Recorder(TorchDispatchMode):
         """The tensor, or a fake one of the same metadata."""
         if isinstance(saved, Tensor):
             return saved
+        tensor = self._unpacked(saved)
+        if self._backward is not None:
+            self._backward.lent(saved.value, tensor)
+        return tensor
+
+    def _unpacked(self, saved: Saved) -> Tensor:
         if self._backward is not None:
             self._backward.read(saved.value)
         geometry = saved.geometry
@@ -337,6 +347,11 @@ class Recorder(TorchDispatchMode):
         self._values[value].saved = max(self._values[value].saved, self._event)
         if self._backward is not None:
             self._backward.released(value)
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter or a view of one."""
+    return isinstance(tensor if tensor._base is None else tensor._base, torch.nn.Parameter)
 
 
 def _copied_statistics(traits: Traits, args: tuple[Any, ...]) -> int:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from integrations._step.costs.cuda_scratch import cuda_scratch_of
 from integrations._torch import OpOverload, get_mkldnn_enabled
 
 
@@ -26,6 +27,7 @@ _BLOCK = 16  # channels in a block
 _SLIDING = 3  # columns of a kernel that slides over one channel
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 _CHUNKED = _Named("integrations", "linear_cross_entropy")
+_CHUNK_BLOCK = 1 << 12  # rows of the weight's gradient that a GPU computes at a time, as in losses/_chunks.py
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -33,6 +35,8 @@ def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, 
     """Bytes that a call takes while it runs, as far as they are modelled; otherwise 0."""
     if function.namespace == _CHUNKED.namespace and function.name().partition("::")[2] == _CHUNKED.name:
         return _of_chunk(args)
+    if args and isinstance(args[0], Tensor) and args[0].device.type == "cuda":
+        return cuda_scratch_of(function, args, results)
     packet = function.overloadpacket
     backward = packet is torch.ops.aten.convolution_backward
     if not backward and packet is not torch.ops.aten.convolution:
@@ -61,11 +65,14 @@ def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, 
 
 def _of_chunk(args: tuple[Any, ...]) -> int:
     """Bytes for the logits of one chunk of rows: in the dtype of the products, in that of the losses where it is wider,
-    and squashed where they have a bound."""
+    and squashed where they have a bound. On a GPU, a product of halves is added to the weight's gradient block by
+    block."""
     hidden, weight, *_, cap, rows, wanted = args
     count, itemsize = min(rows, len(hidden)) * len(weight), max(4, hidden.itemsize)
     narrow = hidden.itemsize if hidden.itemsize < itemsize else 0
-    return int(count * (narrow + itemsize * (2 if cap and any(wanted) else 1)))
+    blocks = narrow and wanted[1] and hidden.device.type != "cpu"
+    block = min(_CHUNK_BLOCK, len(weight)) * weight.shape[1] * hidden.itemsize if blocks else 0
+    return int(count * (narrow + itemsize * (2 if cap and any(wanted) else 1))) + block
 
 
 def _in_groups(weight: Tensor, groups: int, dilated: bool, backward: bool) -> int:

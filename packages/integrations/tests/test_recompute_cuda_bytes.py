@@ -1,0 +1,193 @@
+"""The peak of a plan for CUDA is that of the step, with what kernels allocate for themselves; no GPU is needed."""
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import integrations
+from integrations._step.costs.cuda_scratch import cuda_scratch_of
+from integrations._step.costs.scratch import scratch_of
+from integrations._torch import FakeTensorMode
+from integrations.losses import _operator
+from integrations.losses._chunks import rows_of_chunk
+from integrations.losses.head import chunk_logits
+
+from . import fake_gpu
+from .libraries import library_or_skip
+
+aten = torch.ops.aten
+RECORD = Path(__file__).parents[2] / "bench" / "results" / "systems-cuda.json"
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's own figures are measured elsewhere")
+EXACT = ("recompute", "exact")
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch):
+    fake_gpu.set_up(monkeypatch)
+
+
+def cuda(*shape, dtype=torch.bfloat16):
+    return torch.empty(*shape, dtype=dtype, device="cuda")
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """The largest workspace of an operator in a step on an H100, by the operator's name."""
+    figures = [entry.get("figures") or {} for entry in json.loads(RECORD.read_text())["entries"]]
+    return {one["workspace_of"]: one["workspace_bytes"] for one in figures if one.get("workspace_of")}
+
+
+def test_a_sum_over_rows_takes_what_was_recorded(recorded):
+    """That of a ViT-B's 64 images: the gradient of the bias of query, key and value."""
+    with FakeTensorMode():
+        gradient = cuda(64 * 197, 3 * 768)
+        found = cuda_scratch_of(aten.sum.dim_IntList, (gradient, [0], True), (gradient[:1],))
+    assert found == recorded["aten.sum.dim_IntList"]
+
+
+def test_attention_takes_what_was_recorded(recorded):
+    """That of a Llama with 32 heads of 64 elements for queries and 8 for keys, 2048 tokens."""
+    with FakeTensorMode():
+        query, key = cuda(1, 32, 2048, 64), cuda(1, 8, 2048, 64)
+        args = query, query, key, key, query
+        found = cuda_scratch_of(aten._scaled_dot_product_cudnn_attention_backward.default, args, (query, key, key))
+    assert found == recorded["aten._scaled_dot_product_cudnn_attention_backward.default"]
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "nbytes"),
+    [
+        (aten.sum.dim_IntList, lambda: (cuda(8192, 64), [1]), 0),  # rows of a block of threads each
+        (aten.sum.dim_IntList, lambda: (cuda(16, 768), [0]), 0),  # few rows: one block has them all
+        (aten.sum.dim_IntList, lambda: (cuda(0, 768), [0]), 0),
+        (aten.max.other, lambda: (cuda(8192, 64), cuda(64)), 0),
+        # Truth values are cast to whole numbers first; 512 bytes for the sums of all blocks, and for their counters.
+        (aten.sum.default, lambda: (cuda(1 << 12, dtype=torch.bool),), 8 << 12),
+    ],
+)
+def test_other_reductions(function, args, nbytes):
+    with FakeTensorMode():
+        given = args()
+        assert cuda_scratch_of(function, given, (function(*given),)) == nbytes
+
+
+def test_flash_attention_pads():
+    """Query's gradient in float32, of 128 rows and 96 elements instead of 100 and 80; a sum for each row."""
+    with FakeTensorMode():
+        query = cuda(2, 3, 100, 80).transpose(1, 2).contiguous().transpose(1, 2)
+        args = query, query, query, query, query
+        found = cuda_scratch_of(aten._scaled_dot_product_flash_attention_backward.default, args, (query,) * 3)
+    assert found == 4 * 2 * 3 * 128 * (96 + 1)
+
+
+def test_an_embedding_has_a_row_for_each_index():
+    """And six numbers of 8 bytes."""
+    with FakeTensorMode():
+        gradient, places = cuda(4096, 64), cuda(4096, dtype=torch.int64)
+        args = gradient, places, 1000, -1, False
+        assert cuda_scratch_of(aten.embedding_dense_backward.default, args, (gradient,)) == 4096 * (4 * 64 + 6 * 8)
+        few = gradient[:3072], places[:3072], 1000, -1, False
+        assert cuda_scratch_of(aten.embedding_dense_backward.default, few, (gradient,)) == 0
+
+
+@pytest.mark.parametrize(("dtype", "cap"), [(torch.bfloat16, 0.0), (torch.float32, 0.0), (torch.bfloat16, 30.0)])
+def test_a_chunk_of_the_loss(dtype, cap):
+    """Beside the logits each row of a chunk has a few numbers: 16 of 8 bytes are enough."""
+    mode = fake_gpu.Counting()
+    with mode, fake_gpu._Indices(mode, fake_gpu.CUDA):
+        hidden, weight = cuda(2048, 256, dtype=dtype), cuda(8192, 256, dtype=dtype)
+        labels = cuda(2048, dtype=torch.int64)
+        rows = rows_of_chunk(hidden, len(weight))
+        args = hidden, weight, None, labels, None, None, -100, 0.0, 1.0, cap, rows, [True, True, False]
+        mode.on, mode.now = True, 0
+        results = _operator.linear_cross_entropy._init_fn(*args)
+        left = mode.now
+        modelled = scratch_of(torch.ops.integrations.linear_cross_entropy.default, args, results)
+    assert modelled <= mode.peak - left <= modelled + rows * 16 * 8
+
+
+def held(plan, *step):
+    """Whether a step takes what its plan says. It may take a little less: the search counts the larger of what is there
+    before and after a recomputation."""
+    measured = fake_gpu.step_bytes(*step)
+    return measured <= plan.peak <= 1.03 * measured
+
+
+def total(output):
+    return output.float().sum()
+
+
+def test_a_vision_transformer_in_mixed_precision(fake_cuda):
+    """Of which casts of the weights are much, and the largest sum for a bias more than its gradient."""
+    with torch.device("meta"):
+        model = library_or_skip("timm").create_model("vit_small_patch16_224", depth=2, img_size=128).train()
+        image = torch.empty(16, 3, 128, 128)
+    with fake_gpu.amp():
+        plan = integrations.plan(model, (image,), memory=0.5, error=0, stores=EXACT)
+    casts = [value for op in plan.graph.ops if op.name == "aten._to_copy.default" for value in op.makes if not op.reads]
+    assert any(plan.schedule.is_recomputed(value) for value in casts)
+    assert held(plan, model, plan, (image,), {}, total, fake_gpu.amp)
+
+
+def test_a_llama_with_shared_heads_and_a_loss_in_chunks(fake_cuda):
+    """Whose head has the embedding's weight: the loss makes its gradient, which waits until the end for the other."""
+    transformers = library_or_skip("transformers")
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 4096, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(**sizes, **heads, tie_word_embeddings=True, use_cache=False)
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).train()
+        words = torch.empty(2, 256, dtype=torch.int64)
+    chunk_logits(model.lm_head)
+    given = {"input_ids": words, "labels": words}
+    with fake_gpu.CudnnAttention():
+        plan = integrations.plan(model, (), given, error=0, stores=EXACT)  # of the least memory
+    assert held(plan, model, plan, (), given, lambda output: output.loss, fake_gpu.CudnnAttention)
+
+
+def test_a_resnet_in_mixed_precision(fake_cuda):
+    with torch.device("meta"):
+        model = library_or_skip("timm").create_model("resnet18", layers=(1, 1, 1, 1)).train()
+        model, image = (one.to(memory_format=torch.channels_last) for one in (model, torch.empty(8, 3, 64, 64)))
+    with fake_gpu.amp():
+        plan = integrations.plan(model, (image,), memory=0.6, error=0, stores=EXACT)
+    assert held(plan, model, plan, (image,), {}, total, fake_gpu.amp)
+
+
+class Tied(nn.Module):
+    """A Function returns memory that it has saved as the gradient of a weight that another operator uses, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.layer = nn.Parameter(torch.empty(64, 512)), nn.Linear(512, 512)
+
+    def forward(self, x):
+        return self.layer(x).mm(self.weight.t()).sum() + Saving.apply(self.weight)
+
+
+class Saving(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight):
+        ctx.save_for_backward(weight * 2)
+        return weight.sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        [made] = ctx.saved_tensors
+        return made.mul_(gradient)
+
+
+@contextmanager
+def nothing():
+    yield
+
+
+def test_a_saved_tensor_that_becomes_a_gradient_is_counted(fake_cuda):
+    with torch.device("meta"):
+        model, x = Tied().train(), torch.empty(128, 512)
+    plan = integrations.plan(model, (x,), memory=1.0, error=0, stores=EXACT)
+    assert held(plan, model, plan, (x,), {}, lambda loss: loss, nothing)
