@@ -180,4 +180,3 @@ def test_a_call_by_keywords_prevents_no_plan():
     named |= {"output_padding": [0, 0], "groups": 1, "bias": None}
     found = work_of(aten.convolution.default, (image, weight), named, (image,))
     assert found.moved == 4 * (2 * image.numel() + weight.numel())
-

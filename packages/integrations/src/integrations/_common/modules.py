@@ -80,3 +80,14 @@ def called_module(forward: FrameType) -> nn.Module | None:
 def module_called_in(frame: FrameType) -> nn.Module | None:
     """The module that the frame calls, with its hooks; ``None`` for a frame that does something else."""
     return frame.f_locals["self"] if frame.f_code is MODULE_CALL else None
+
+
+def where_raised(error: BaseException, model: nn.Module) -> str:
+    """Return the path of the innermost module of a model in whose forward an error was raised; empty for the model
+    itself and outside of all of them."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found, at = "", error.__traceback__
+    while at is not None:
+        module = module_called_in(at.tb_frame)
+        found, at = names.get(id(module), found), at.tb_next
+    return found
