@@ -22,6 +22,7 @@ class _Given:
     """
 
     rounds = False
+    plans = ()  # there is one, see ``Recomputing``
 
     def __init__(self, plan, keeps):
         self.plan, self.keeps, self.made, self.users = plan, keeps, None, Users()

@@ -137,6 +137,20 @@ def test_what_is_recomputed_from_rounded_values_keeps_to_the_error():
     assert rows(model)[1] <= 1.05 * rows(eager)[1]
 
 
+def test_a_first_plan_is_not_made_inside_of_a_whole_graph():
+    """The budget was ignored there with a warning. Dynamo wraps the error into its own."""
+    model = integrations.compress_model(deep(1), memory=1.0, error=0)
+    function = torch.compile(lambda x: model(x).sum(), backend="aot_eager", fullgraph=True)
+    with pytest.raises(
+        Exception, match=r"ValueError: Sequential cannot keep to plan\(memory=1.0, error=0\) in a function"
+    ):
+        function(X)
+    model(X).sum().backward()
+    torch._dynamo.reset()
+    with pytest.warns(UserWarning, match="Sequential runs uncompressed in a function"):  # later than the planned one
+        function(X).backward()
+
+
 def of_norm(x, weight, tangents):
     product = x @ weight
     _, mean, factor = aten.native_layer_norm(product, (8,), None, None, 1e-5)

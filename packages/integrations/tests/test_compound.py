@@ -3,6 +3,8 @@
 What they are made of is asked for its owner and its bytes, and counted once, whatever number of layers saves it.
 """
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed
@@ -10,6 +12,7 @@ import torch.nn.functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
 import integrations
+from integrations import checkpoint
 
 from .nets import EIGHT_BITS, Net, assert_same, mlp, normal, plain_and_compressed, relative_error, rows
 
@@ -122,6 +125,125 @@ def test_wrapper_subclasses(made_by):
         assert rows(model, "linear", owned=True)[0].owner == "input of the model"
     else:  # one half is the caller's tensor, the other the forward's
         assert rows(model, "linear")[0].original_bytes == X.numel() * 4
+
+
+# ---- budgets ----
+
+
+def jagged(x, lengths):
+    return torch.nested.nested_tensor_from_jagged(x, lengths=lengths)
+
+
+def strided(x, lengths):
+    return torch.nested.as_nested_tensor(list(x.split(lengths.tolist())))
+
+
+def layers(self, x):
+    return F.linear(F.gelu(F.linear(x, self.w)), self.v)
+
+
+LENGTHS = torch.tensor([20, 44])
+
+
+@pytest.mark.parametrize("made_by", ["caller", "forward"])
+@pytest.mark.parametrize("make", [jagged, strided])
+def test_a_budget_for_nested_tensors_is_refused(make, made_by):
+    """A plan counted none of them, and ``memory="4MiB"`` kept 48 MiB."""
+
+    def forward(self, x, lengths):
+        h = layers(self, make(x, lengths) if made_by == "forward" else x)
+        return sum(part.square().sum() for part in h.unbind())
+
+    net = Net(forward, **WEIGHTS)
+    inputs = (make(X, LENGTHS) if made_by == "caller" else X), LENGTHS
+    name = {jagged: "torch.jagged", strided: "torch.strided"}[make]
+    for plan in (integrations.plan, checkpoint.plan):
+        with pytest.raises(ValueError, match=f"no plan can be made of Net .*{name}"):
+            plan(net, inputs)
+    model = integrations.compress_model(net, memory="4MiB", error=0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no capture counts"):
+            model(*inputs)
+    with torch.no_grad():
+        model(*inputs)
+    integrations.restore_model(model)
+    integrations.compress_model(model, level="L1", min_bytes=0)
+    model(*inputs).sum().backward()
+    assert any("has no storage of its own: kept exactly" in row.why for row in rows(model))
+
+
+def test_a_later_batch_of_nested_tensors_is_warned_of_and_runs():
+    """It differs from what was planned."""
+    net = Net(lambda self, x: (layers(self, x).values() if x.is_nested else layers(self, x)).square().sum(), **WEIGHTS)
+    model = integrations.compress_model(net, memory=1.0, error=0)
+    model(X[None]).backward()
+    with pytest.warns(UserWarning, match=r"no plan can be made of Net .* an input is a nested tensor"):
+        model(jagged(X, LENGTHS)).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(jagged(X, LENGTHS.flip(0))).backward()  # of other lengths, and alike
+
+
+def test_nested_tensors_that_share_the_memory_of_plain_ones_are_planned_for():
+    def forward(self, x, lengths):
+        return layers(self, jagged(x, lengths).values()).square().sum()
+
+    plan = integrations.plan(Net(forward, **WEIGHTS), (X, LENGTHS), memory=1.0, error=0)
+    assert plan.plain_peak >= 2 * X.nbytes  # what gelu and the second layer read
+
+
+@pytest.mark.parametrize("made_by", ["caller", "forward"])
+def test_a_budget_counts_tensors_made_of_others(made_by):
+    """It counted them as nothing."""
+
+    def forward(self, x):
+        return layers(self, TwoTensor(x, x * 3) if made_by == "forward" else x).square().sum()
+
+    x = TwoTensor(X, X * 3) if made_by == "caller" else X
+    plain = checkpoint.plan(Net(lambda self, x: layers(self, x).square().sum(), **WEIGHTS), (X,))
+    plan = checkpoint.plan(Net(forward, **WEIGHTS), (x,))
+    assert plan.graph.gradients == 2 * plain.graph.gradients
+    extra = 2 * X.nbytes  # of each layer, and in backward
+    assert plan.plain_peak >= plain.plain_peak + extra
+    assert plan.peak == plan.plain_peak  # nothing of them is recomputed
+    model = integrations.compress_model(Net(forward, **WEIGHTS), memory=plan.plain_peak - X.nbytes, error=0)
+    with pytest.raises(ValueError, match="memory with error=0 must be at least"):
+        model(x)
+    integrations.restore_model(model)
+    integrations.compress_model(model, memory=1.0, error=0)
+    model(x).backward()
+    other = Net(forward, **WEIGHTS)
+    other(x).backward()
+    for name, parameter in other.named_parameters():
+        for half in ("a", "b"):
+            assert torch.equal(getattr(model.get_parameter(name).grad, half), getattr(parameter.grad, half))
+
+
+def test_a_budget_counts_what_dtensors_make(mesh):
+    from torch.distributed.tensor import DTensor, Shard
+
+    def forward(self, x):
+        h = DTensor.from_local(F.linear(x, self.w), mesh, [Shard(0)])
+        return F.linear(F.gelu(h.cosh()).to_local(), self.v).square().sum()
+
+    def local(self, x):
+        return F.linear(F.gelu(F.linear(x, self.w).cosh()), self.v).square().sum()
+
+    found, expected = (checkpoint.plan(Net(one, **WEIGHTS), (X,)) for one in (forward, local))
+    assert found.plain_peak == expected.plain_peak
+    model = integrations.compress_model(Net(forward, **WEIGHTS), memory=1.0, error=0)
+    model(X).backward()
+    plain = Net(local, **WEIGHTS)
+    plain(X).backward()
+    assert all(torch.equal(model.get_parameter(name).grad, one.grad) for name, one in plain.named_parameters())
+
+
+def test_weights_made_of_others_are_planned_for():
+    """They are no activations."""
+    net = Net(lambda self, x: F.linear(F.gelu(F.linear(x, self.w)), self.v.a + self.v.b).square().sum(), w=W)
+    net.v = torch.nn.Parameter(TwoTensor(W, W * 2), requires_grad=False)
+    plan = integrations.plan(net, (X,), memory=1.0, error=0)
+    assert plan.plain_peak >= 2 * X.nbytes
 
 
 @pytest.fixture

@@ -177,8 +177,9 @@ def test_memory_that_was_short_once_while_planning_is_planned_for_again():
     assert is_out_of_memory(short)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("integrations._handle.recomputing.front_of", lambda *args, **kwargs: (_ for _ in ()).throw(short))
-        with pytest.warns(UserWarning, match="no plan can be made of .* can't allocate memory"):
+        with pytest.raises(RuntimeError, match="can't allocate memory") as raised:
             step(model)
+    assert "another attempt plans again" in raised.value.__notes__[-1]
     handle = integrations.compression(model)
     assert handle.recomputing.plan is None
     step(model)

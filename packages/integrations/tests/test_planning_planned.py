@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import integrations
 from actcore import simulate
 from integrations import checkpoint
 from integrations._planning.bounds import Bounds
@@ -195,12 +196,39 @@ class Words(nn.Module):
         return nn.functional.cross_entropy(self.head(self.embedding(ids)).flatten(0, 1), ids.flatten())
 
 
-@pytest.mark.parametrize(("classes", "told"), [(1000, True), (4, False)])
-def test_where_logits_take_the_memory_a_loss_in_chunks_is_named(classes, told):
-    found = planned(Words(classes), BASE, (torch.zeros(2, 64, dtype=torch.long),), {})
-    with pytest.raises(ValueError, match="memory with error=0 must be at least") as refused:
-        found.within(1)
-    assert ('loss="chunked" beside memory' in str(refused.value)) == told
+class Named(Words):
+    """One that says what makes its logits, as those of transformers do."""
+
+    def get_output_embeddings(self):
+        return self.head
+
+
+class Tied(Words):
+    """One whose logits no layer makes."""
+
+    def forward(self, ids):
+        logits = nn.functional.linear(self.embedding(ids), self.embedding.weight)
+        return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+
+
+@pytest.mark.parametrize(
+    ("kind", "classes", "asked"),
+    [(Named, 1000, "chunked"), (Words, 1000, {"head": "head"}), (Tied, 1000, None), (Named, 4, None)],
+)
+def test_where_logits_take_the_memory_a_loss_in_chunks_is_named(kind, classes, asked):
+    """It was named for every model, and raised for those that do not say what makes their logits."""
+    ids = torch.zeros(2, 64, dtype=torch.long)
+    found = planned(kind(classes), BASE, (ids,), {})
+    for plan in (found, found.accumulating):
+        with pytest.raises(ValueError, match="memory with error=0 must be at least") as refused:
+            plan.within(1)
+        told = str(refused.value).partition("for its logits, which no plan makes smaller: loss=")[2]
+        expected = "" if asked is None else f"{json.dumps(asked)} beside memory computes it without them"
+        assert told == expected
+    if asked is not None:
+        model = integrations.compress_model(kind(classes), memory=1.0, error=0, loss=asked)
+        model(ids).backward()
+        assert integrations.compression(model).recomputing.plan.plain_peak < found.plain_peak
 
 
 def test_stores_and_recomputation_can_be_left_out():

@@ -57,12 +57,13 @@ def test_no_step_aside_is_taken_of_a_forward_that_talks_to_other_ranks(ranks):
 
 
 def test_no_rank_waits_where_planning_fails_on_another(ranks):
-    """Where rank 0's fails, the other plans alone; where the other's would, nobody asks it to."""
-    (none, ours), (alone, others) = (rank["failing"] for rank in ranks)
-    assert none is None
+    """Where rank 0's fails, it raises there, and the other plans alone; where the other's would, nobody asks it to."""
+    ((again, twice), (ours, once)), ((alone, one), (others, none)) = (rank["failing"] for rank in ranks)
+    assert again
     assert alone
     assert ours
     assert ours == others
+    assert (twice, once, one, none) == (2, 1, 1, 0)
 
 
 def test_what_no_plan_keeps_to_is_said_on_all_ranks(ranks):

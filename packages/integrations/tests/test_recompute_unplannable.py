@@ -1,4 +1,4 @@
-"""A forward that no plan can be made of runs plainly; planning it by hand says why."""
+"""A forward that no plan can be made of: the first raises, since a budget is a promise; a later one runs plainly."""
 
 import copy
 import warnings
@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 import integrations
 from integrations import checkpoint
@@ -174,6 +175,150 @@ def test_what_the_model_raises_comes_through(way):
         with pytest.raises(KeyError, match="ninety-six"):
             model(LARGER)
     model(X).sum().backward()
+
+
+# ---- the first forward ----
+
+
+class Unseen(nn.Linear):
+    """Raises where a mode sees its operators, as in a capture, and so on fake and on real tensors."""
+
+    def forward(self, x):
+        if _len_torch_dispatch_stack():
+            raise AssertionError("sdpa_flop_count: query/key/value shapes are incompatible")
+        return super().forward(x)
+
+
+def unseen():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 256), nn.ModuleDict({"inner": Unseen(256, 64)})["inner"], nn.BatchNorm1d(64))
+
+
+ASKED = [
+    {"memory": 0.3},
+    {"memory": "1MiB", "error": 0},
+    {"time": 1.2},
+    {"error": 0.1},
+    {"checkpoint": "optimal"},
+    {"checkpoint": 0.5},
+    {"level": "L1", "memory": 0.3},
+    {"level": "L1", "checkpoint": "optimal"},
+]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=str)
+def test_what_was_asked_for_is_a_promise(asked):
+    """``memory=0.3`` was ignored with a warning, and the model trained in all of the plain step's memory."""
+    plain = unseen()
+    model = integrations.compress_model(copy.deepcopy(plain), **asked)
+    handle = integrations.compression(model)
+    for _ in range(2):  # nor does the second one train uncompressed
+        random = torch.get_rng_state()
+        with pytest.raises(ValueError, match=r"^no plan can be made of Sequential .* in 1 \(Unseen\)") as raised:
+            model(X)
+        for words in ("AssertionError: sdpa_flop_count", "level='L1'", "torch.utils.checkpoint", "checkpoint= needs"):
+            assert words in str(raised.value)
+        assert isinstance(raised.value.__cause__, AssertionError)
+        assert any("restore_model(model) first" in note for note in raised.value.__notes__)
+        assert torch.equal(random, torch.get_rng_state())
+    assert handle.step == 0
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for name, value in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value)
+    with torch.no_grad():
+        model(X)
+    model.eval()(X)
+    model.load_state_dict(plain.state_dict())
+    integrations.restore_model(model.train())
+    assert_same(gradients(model, X), gradients(plain, X))
+
+
+@pytest.mark.parametrize("plan", [integrations.plan, checkpoint.plan])
+def test_a_plan_by_hand_says_the_same(plan):
+    with pytest.raises(ValueError, match=r"no plan can be made of .* in 1 \(Unseen\), AssertionError") as raised:
+        plan(unseen(), (X,))
+    assert isinstance(raised.value.__cause__, AssertionError)
+    with pytest.raises(KeyError, match="ninety-six"):  # that is the model's own
+        plan(nn.Sequential(Picky(64, 64), nn.ReLU()), (LARGER,))
+
+
+def test_a_plan_is_made_once_the_obstacle_is_gone(monkeypatch):
+    model = integrations.compress_model(unseen(), memory=1.0, error=0)
+    with pytest.raises(ValueError, match="no plan can be made"):
+        model(X)
+    monkeypatch.setattr(Unseen, "forward", nn.Linear.forward)
+    model(X).sum().backward()
+    assert checkpoint.plan_of(model).peak > 0
+
+
+def test_a_failure_behind_the_capture_says_so_too(monkeypatch):
+    def broken(*args, **kwargs):
+        raise KeyError("a menu")
+
+    monkeypatch.setattr("integrations._planning.front.menus_of", broken)
+    model = integrations.compress_model(mlp(), memory=0.5)
+    with pytest.raises(ValueError, match="no plan can be made of Sequential for inputs 48x64: KeyError: 'a menu'"):
+        model(X)
+
+
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
+def test_memory_that_runs_out_for_the_first_plan_is_said_as_such(error, monkeypatch):
+    """Loops that try smaller batches look for these."""
+    model = integrations.compress_model(mlp(), memory=1.0, error=0)
+
+    def short(*args, **kwargs):
+        raise error("none left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("integrations._planning.front.capture", short)
+        with pytest.raises(error, match="none left") as raised:
+            model(X)
+    assert any("another attempt plans again" in note for note in raised.value.__notes__)
+    model(X).sum().backward()
+    assert checkpoint.plan_of(model).peak > 0
+
+
+class Result:
+    """What a model returns that torch does not look into."""
+
+    def __init__(self, energy):
+        self.energy = energy
+
+
+class Hiding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = mlp()
+
+    def forward(self, x):
+        return Result(self.net(x).square().mean())
+
+
+def test_a_loss_that_is_hidden_in_an_object_is_asked_for():
+    """Nothing seemed to require a gradient, and the model trained without a plan, silently."""
+    model = integrations.compress_model(Hiding(), memory=0.9, error=0)
+    with pytest.raises(ValueError, match=r"no tensor that requires a gradient, and autograd holds \d+ bytes"):
+        model(X)
+    integrations.restore_model(model)
+    plan = integrations.plan(model, (X,), memory=1.0, error=0, loss=lambda output: output.energy)
+    integrations.apply(model, plan)
+    model(X).energy.backward()
+    assert checkpoint.plan_of(model).peak <= plan.plain_peak
+
+
+def test_under_torch_func_there_is_no_first_plan():
+    model = integrations.compress_model(mlp(), memory=1.0, error=0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"no plan can be made of a forward under torch\.func"):
+            torch.func.grad(lambda x: model(x).sum())(X)
+    model(X).sum().backward()
+    with pytest.warns(UserWarning, match=r"under torch\.func"):
+        torch.func.grad(lambda x: model(x).sum())(X)
+    torch.func.grad(lambda x: model.eval()(x).sum())(X)
+
+
+# ---- what is no obstacle ----
 
 
 def test_a_budget_that_cannot_be_met_is_still_refused():

@@ -123,8 +123,9 @@ def compress_model(
         TypeError: ``model`` is not a module, or an argument has the wrong type.
         ValueError: the level or an option is unknown, a value is out of range, or the model is compressed or converted
             already, or follows a plan; an option applies to no layer of it; with a plan, if a part of the model is
-            compressed, or the plan is for another level. The model is as it was then. In the first training forward: no
-            plan keeps to the bounds; the message names the least that can be had.
+            compressed, or the plan is for another level. The model is as it was then. In the first training forward:
+            no plan keeps to the bounds, and the message names the least that can be had; or no plan can be made, and it
+            names the module, the cause and what needs no plan. The next training forward plans again.
     """
     inner = compiled_module(model)
     bounds = Bounds.asked(memory, time, error, stores, level, options)

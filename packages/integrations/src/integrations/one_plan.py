@@ -12,6 +12,7 @@ from torch import nn
 from integrations._measuring.bounded import Weights, chosen, front_of, within
 from integrations._planning.bounds import ERROR, WAYS, Bounds
 from integrations._planning.budget import Budget, bytes_of
+from integrations._planning.obstacles import planning
 from integrations._planning.plan import Plan
 from integrations._planning.planner import plannable
 from integrations._step.capturing.loss import Loss, require_loss
@@ -77,8 +78,8 @@ def plan(
     Raises:
         TypeError: an argument has the wrong type, or ``loss`` returned no tensor.
         ValueError: an argument is out of range; the model is not in training mode, or none of its outputs requires a
-            gradient; or no plan keeps to the bounds: the message names the least that there is, and what would lower
-            it.
+            gradient; no plan can be made, and the message says why and what works instead; or no plan keeps to the
+            bounds, and the message names the least that there is, and what would lower it.
         Exception: what the model raises with these inputs.
     """
     bounds = Bounds(memory, time, error, stores)  # type: ignore[arg-type]  # Bounds makes a tuple of it
@@ -90,9 +91,10 @@ def plan(
     level = LEVELS["L0"]
     how: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
     weights = [Weights(model, *call, loss) if measure and bounds.error else None for call in calls]
-    fronts = [
-        front_of(model, level, bounds, *call, **how, weights=one) for call, one in zip(calls, weights, strict=True)
-    ]
+    fronts = []
+    for call, one in zip(calls, weights, strict=True):
+        with planning(model, *call, loss):
+            fronts.append(front_of(model, level, bounds, *call, **how, weights=one))
     if isinstance(memory, float) and len(fronts) > 1:
         bounds = replace(bounds, memory=bytes_of(memory, max(front.plain_peak for front in fronts)))
     found = []

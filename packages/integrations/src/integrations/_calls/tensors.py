@@ -38,6 +38,12 @@ def tensors_in(values: Any) -> list[Tensor]:
     return found
 
 
+def gradient_of(tensor: Tensor) -> Tensor | None:
+    """Return ``tensor.grad``, without torch's warning for a tensor that gets none: parameters that a loop has replaced
+    with results of an update, as in second-order training, are no leaves."""
+    return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+
+
 def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
     """The tensor's storage; ``None`` for one that has none to ask for: sparse, nested, a wrapper subclass."""
     if tensor.layout is not _STRIDED or tensor.is_nested:

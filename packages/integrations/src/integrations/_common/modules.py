@@ -92,3 +92,14 @@ def public_name(kind: type) -> str:
         if package is not None and vars(package).get(kind.__name__) is kind:
             return f"{package.__name__}.{kind.__name__}"
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def where_raised(error: BaseException, model: nn.Module) -> str:
+    """Return the path of the innermost module of a model in whose forward an error was raised; empty for the model
+    itself and outside of all of them."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found, at = "", error.__traceback__
+    while at is not None:
+        module = module_called_in(at.tb_frame)
+        found, at = names.get(id(module), found), at.tb_next
+    return found

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from integrations._calls.tensors import gradient_of
 from integrations._common.autocast import autocast_on
 from integrations._common.compiling import compiled_module
 from integrations._common.out_of_memory import add_note, tell_by
@@ -124,7 +125,7 @@ def _told(model: nn.Module) -> str:
     model = compiled_module(model)
     parts = {
         "weights": bytes_of_tensors((*model.parameters(), *model.buffers())),
-        "gradients": bytes_of_tensors(one.grad for one in model.parameters()),
+        "gradients": bytes_of_tensors(gradient_of(one) for one in model.parameters()),
         "optimizer states": bytes_of_tensors(states_of(optimizers_of(model))),
     }
     told = ", ".join(f"{name} {format_bytes(count)}" for name, count in parts.items())

@@ -112,7 +112,7 @@ class Compression(HandleState):
             return None
         meet(self)
         following = None
-        if self.recomputing is not None and self.level.off and runs_transformed():
+        if self.recomputing is not None and self.level.off and runs_transformed(self.recomputing.plans is not None):
             return None
         if self.recomputing is not None:
             following = self.recomputing.following(self.model, self.level, args, dict(kwargs), self.plan, compiled)

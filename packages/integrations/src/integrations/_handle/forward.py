@@ -184,15 +184,22 @@ def _compiled_for(forward: CompressedForward, plan: Plan) -> Compiled:
 
 @constant_when_traced
 def _breaks_graph(key: str) -> bool:
-    """Whether dynamo is to break the graph that it is tracing. If it may not, warns that a model runs uncompressed.
-    Dynamo calls this while it traces, and the result is a constant of the compiled code."""
+    """Return whether dynamo is to break the graph that it is tracing. If it may not, warn that a model runs
+    uncompressed. Dynamo calls this while it traces, and the result is a constant of the compiled code.
+
+    Raises:
+        ValueError: it may not, and the model was asked to keep to a budget and has no plan. Dynamo raises an error of
+            its own with this message.
+    """
     if may_break_graph():
         return True
     handle = handle_of(key)
-    if handle is not None:
-        handle.warn_once(
-            "compiled",
-            f"{type(handle.model).__name__} runs uncompressed in a function that is compiled with fullgraph=True, or "
-            "exported: compile the compressed model itself, with torch.compile(model); export it in eval() mode",
-        )
+    if handle is None:
+        return False
+    name = type(handle.model).__name__
+    where = "in a function that is compiled with fullgraph=True, or exported"
+    way_out = "compile the compressed model itself, with torch.compile(model); export it in eval() mode"
+    if handle.recomputing is not None and handle.recomputing.plans is None:
+        raise ValueError(f"{name} cannot keep to {handle.recomputing.title()} {where}: {way_out}")
+    handle.warn_once("compiled", f"{name} runs uncompressed {where}: {way_out}")
     return False

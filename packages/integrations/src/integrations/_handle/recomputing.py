@@ -18,6 +18,7 @@ from integrations._measuring.bounded import Weights, chosen, front_of, with_erro
 from integrations._measuring.together import Answer, of_rank_0
 from integrations._planning.attempts import Attempts
 from integrations._planning.bounds import ONLY_RECOMPUTE, Bounds
+from integrations._planning.obstacles import planning
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Plans, Shapes
 from integrations._planning.serial import OfOldLevel
@@ -114,7 +115,8 @@ class Recomputing:
         bits: Allotted | None = None,
         compiled: bool = False,
     ) -> Following | None:
-        """The ``Following`` for a forward with these inputs; ``None`` if no plan can be made for it.
+        """The ``Following`` for a forward with these inputs. ``None`` if there is no backward to plan for; or if the
+        model has another plan, and none can be made for these inputs.
 
         If an adaptive level has given its tensors other bits than the plan was made for, a new plan is made.
 
@@ -126,7 +128,9 @@ class Recomputing:
             compiled: whether torch compiles the forward.
 
         Raises:
-            ValueError: no plan keeps to what was asked for; the message names the least that can be had.
+            ValueError: the model has no plan yet, and none can be made, or none keeps to what was asked for. The
+                message names the obstacle, or the least that can be had. The next forward asks again.
+            Exception: what the model itself raises with these inputs.
         """
         self._attempts.start()
         if self._is_due(bits):
@@ -149,15 +153,17 @@ class Recomputing:
     def _planned(
         self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any], bits: Allotted | None
     ) -> Plans | None:
-        """The plans from now on; ``None`` if none can be made. In front of a model's first forward, ranks may come
-        together: then rank 0 plans, and all follow its plan."""
+        """Return the plans from now on; ``None`` if there is no backward to plan for. In front of a model's first
+        forward, ranks may come together: then rank 0 plans, and all follow its plan."""
         inputs, bounds = Signature.of(args, kwargs), self._bounds
         weights = Weights(model, args, kwargs) if bounds.error else None
 
+        def front() -> Plan:
+            with planning(model, args, kwargs):
+                return front_of(model, level, bounds, args, kwargs, weights=weights, bits=bits)
+
         def made() -> Plan | None:
-            plan = self._attempts.plan(
-                model, inputs, lambda: front_of(model, level, bounds, args, kwargs, weights=weights, bits=bits)
-            )
+            plan = self._attempts.plan(model, inputs, front, first=self.plans is None)
             return None if plan is None else chosen(plan, bounds, model, args, kwargs, weights)
 
         asks, self._asks = self._asks and self.plans is None, False

@@ -111,7 +111,8 @@ def _of_error(plan: Found, error: float) -> Found:
 def _searched(plan: Found, graph: Graph, rounded: Graph | None, bounds: Bounds) -> Found:
     """A plan of this kind for other graphs of the same values."""
     captures = Captures(graph, plan.menus, rounded, plan.rounded_menus, plan.level)
-    return replace(solved(type(plan), plan.model, captures, bounds, plan.objective), loss=plan.loss)
+    found = solved(type(plan), plan.model, captures, bounds, plan.objective)
+    return replace(found, loss=plan.loss, chunking=plan.chunking)
 
 
 def _unbounded(plan: Solution, error: float) -> Bounds:

@@ -1,4 +1,4 @@
-"""``Attempts``: makes plans in front of forwards, which no failure of a capture may stop."""
+"""``Attempts``: makes plans in front of forwards. A failure stops the first forward, and no later one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from integrations._common.out_of_memory import is_out_of_memory
 from integrations._common.warn import warn
 from integrations._planning.plan import Plan
-from integrations._step.capturing.capture import NoGradient
+from integrations._step.capturing.errors import NoGradient
 from integrations._step.graphs.sharding import class_of
 from integrations._step.graphs.signature import Signature
 
@@ -32,9 +32,10 @@ class _Failures:
     raised: set[Signature] = field(default_factory=set)
     without_gradient: set[Signature] = field(default_factory=set)
 
-    def rule_out(self, inputs: Signature) -> bool:
-        """Whether no plan is tried for these inputs any more."""
-        if inputs in self.raised or len(self.raised) >= _MOST_FAILURES:
+    def rule_out(self, inputs: Signature, first: bool) -> bool:
+        """Whether no plan is tried for these inputs any more. A capture that raised is tried again as long as the model
+        has no plan: what was asked for is a promise."""
+        if not first and (inputs in self.raised or len(self.raised) >= _MOST_FAILURES):
             return True
         alike = [known for known in self.without_gradient if known.kinds == inputs.kinds]
         return inputs in alike or len(alike) >= _MOST_FAILURES
@@ -72,18 +73,31 @@ class Attempts:
         raised, and its capture's failure tells nothing."""
         self._doubts.pop(threading.get_ident(), None)
 
-    def plan(self, model: nn.Module, inputs: Signature, make: Callable[[], Plan]) -> Plan | None:
-        """The plan for a forward with these inputs. ``None`` if the forward has to run plainly, because nothing
-        requires a gradient or the capture raised. What the forward itself raises, it raises afterwards."""
+    def plan(self, model: nn.Module, inputs: Signature, make: Callable[[], Plan], first: bool = False) -> Plan | None:
+        """Return the plan for a forward with these inputs. ``None`` if the forward has to run plainly: nothing requires
+        a gradient; or the model has another plan already, and the capture raised. What such a forward itself raises, it
+        raises afterwards.
+
+        Args:
+            model: whose forward it is.
+            inputs: of the forward.
+            make: makes the plan.
+            first: whether the model has no plan yet.
+
+        Raises:
+            Exception: what ``make`` raises for the first plan.
+        """
         trained = sum(parameter.requires_grad for parameter in model.parameters())
         failures = self._failures.setdefault(trained, _Failures())
-        if failures.rule_out(inputs):
+        if failures.rule_out(inputs, first):
             return None
         try:
             return make()
         except NoGradient:
             failures.without_gradient.add(inputs)
         except Exception as error:
+            if first:
+                raise
             told = (
                 f"no plan can be made of {class_of(model).__name__} for inputs {inputs}, and what a plan would "
                 f"recompute is kept: {type(error).__name__}: {error}"

@@ -11,6 +11,7 @@ from torch import nn
 from integrations._adaptive.plan import Plan as Allotted
 from integrations._adaptive.weights import usual_weights
 from integrations._planning.bounds import Bounds
+from integrations._planning.chunked import chunking
 from integrations._planning.menus import Menus
 from integrations._planning.offered import Weights, menus_of
 from integrations._planning.plan import Plan
@@ -87,4 +88,5 @@ def planned(
         graph, menus = with_menus(*found, False)
         captures = Captures(graph, menus.exact(), rounded, rounded_menus)
     taken = perf_counter() - started
-    return replace(solved(Plan, class_of(model).__name__, captures, bounds, capture_seconds=taken), loss=loss)
+    made = solved(Plan, class_of(model).__name__, captures, bounds, capture_seconds=taken)
+    return replace(made, loss=loss, chunking=chunking(model, graph))

@@ -12,6 +12,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from integrations._common.compiling import compiled_module
 from integrations._planning.budget import Budget
+from integrations._planning.chunked import chunking
+from integrations._planning.obstacles import planning
 from integrations._planning.plan import Plan
 from integrations._planning.search import Captures, solved
 from integrations._planning.solution import UNBOUNDED, Objective
@@ -75,7 +77,7 @@ def plan(
     Raises:
         TypeError: an argument has the wrong type, or ``loss`` returned no tensor.
         ValueError: the budget cannot be met (the message names the least that can), the model is not in training mode,
-            or none of its outputs requires a gradient.
+            none of its outputs requires a gradient, or no plan can be made (the message says why and what to do).
         Exception: what the model raises with these inputs.
     """
     model = plannable(model)
@@ -89,9 +91,12 @@ def plan(
             raise ValueError("kwargs must be None where inputs is a mapping; put all into one of them")
         inputs, kwargs = (), inputs
     started = perf_counter()
-    graph = capture(model, inputs, kwargs, real=real, measure=measure, loss=loss, holds_outputs=holds_outputs)
+    call = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    with planning(model, call, kwargs or {}, loss):
+        graph = capture(model, call, kwargs, real=real, measure=measure, loss=loss, holds_outputs=holds_outputs)
     captured = perf_counter()
-    found = replace(plan_of_graph(class_of(model).__name__, graph, objective, captured - started), loss=loss)
+    found = plan_of_graph(class_of(model).__name__, graph, objective, captured - started)
+    found = replace(found, loss=loss, chunking=chunking(model, graph))
     return found if budget is None else found.within(budget)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
+from integrations._calls.tensors import gradient_of
 from integrations._common.locking import OwnLock, Users
 from integrations._common.warn import warn
 from integrations._planning.attempts import Attempts
@@ -227,7 +228,7 @@ def _elements(model: nn.Module) -> tuple[int, int]:
         if parameter.requires_grad:
             count = parameter.numel()
             trained += count
-            standing += count if parameter.grad is not None else 0
+            standing += count if gradient_of(parameter) is not None else 0
     return trained, standing
 
 

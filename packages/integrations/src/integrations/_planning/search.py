@@ -92,7 +92,8 @@ def solved_again(plan: Found, menus: Menus | None, rounded_menus: Menus | None) 
     captures = Captures(plan.graph, menus, plan.rounded, rounded_menus, plan.level)
     bounds = replace(plan.bounds, memory=None, time=None)
     made = solved(type(plan), plan.model, captures, bounds, plan.objective, plan.capture_seconds)
-    return replace(made, loss=plan.loss, search_seconds=plan.search_seconds + made.search_seconds)
+    seconds = plan.search_seconds + made.search_seconds
+    return replace(made, loss=plan.loss, chunking=plan.chunking, search_seconds=seconds)
 
 
 def most_exact(plan: Solution, peak: int, seconds: float) -> Choice | None:

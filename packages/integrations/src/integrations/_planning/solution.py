@@ -49,6 +49,7 @@ class Solution(ABC):
     also: tuple[Self, ...] = field(default=(), repr=False)
     measured: float | None = None
     unmeasured: str = ""
+    chunking: str = field(default="", repr=False, compare=False)
     others: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property

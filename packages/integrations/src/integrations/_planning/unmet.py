@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from integrations._planning.bounds import ONLY_RECOMPUTE, WAYS, Bounds
+from integrations._planning.chunked import CLASSES
 from integrations._planning.solution import Solution
 from integrations.report.words import format_bytes
 
-_CLASSES = "log_softmax"  # in the names of the operators that make a cross-entropy of logits
 _SHARE = 10
 """Logits of a tenth of the least peak and more are worth a loss in chunks."""
 # A smaller batch lowers the plain step's peak, too, and with it the bytes that a fraction of it allows.
@@ -79,14 +79,15 @@ def _allow(plan: Solution, *first: str, else_: str = _SMALLER) -> str:
 
 
 def _without_logits(plan: Solution) -> str:
-    """That no plan makes a loss's logits smaller, in words; empty where the step has none that count."""
-    values = [value for op in plan.graph.ops if _CLASSES in op.name for value in op.makes]
+    """That no plan makes a loss's logits smaller, in words; empty where the step has none that count, or the model
+    computes no loss without them."""
+    values = [value for op in plan.graph.ops if CLASSES in op.name for value in op.makes]
     largest = max((plan.graph.values[value].nbytes for value in values), default=0)
-    if largest * _SHARE < plan.front[0].peak:
+    if not plan.chunking or largest * _SHARE < plan.front[0].peak:
         return ""
     return (
         f"; the loss takes {format_bytes(largest)} and more for its logits, which no plan makes smaller: "
-        'loss="chunked" beside memory computes it without them'
+        f"{plan.chunking} beside memory computes it without them"
     )
 
 

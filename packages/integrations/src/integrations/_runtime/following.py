@@ -36,9 +36,23 @@ if TYPE_CHECKING:
 _DECIDED = "a mask was made by it, or an operator would amplify its errors: kept exactly"
 
 
-def runs_transformed() -> bool:
-    """Whether functorch or forward-mode differentiation is active, under which no plan can be followed. Warns if so."""
+def runs_transformed(planned: bool = True) -> bool:
+    """Return whether functorch or forward-mode differentiation is active, under which no plan can be followed. Warn if
+    so.
+
+    Args:
+        planned: whether the model has a plan, which its other forwards follow.
+
+    Raises:
+        ValueError: one of these is active, and the model has no plan.
+    """
     transformed = peek_interpreter_stack() is not None or in_forward_mode()
+    if transformed and not planned:
+        raise ValueError(
+            "no plan can be made of a forward under torch.func or forward-mode differentiation, so that no budget can "
+            "be kept there; put the model in eval() mode, run a training step without them first, or call "
+            "integrations.restore_model(model)"
+        )
     if transformed:
         warn(
             "a model with a plan runs under torch.func or forward-mode differentiation, which give its operators other "

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from integrations._step.capturing.apart import Apart, bytes_of_gradient
 from integrations._step.capturing.recording import PASSING, OperatorRun, Recording
-from integrations._step.dispatch.memory import Memory, allocated_for, allocated_for_elements, is_plain, key_of
+from integrations._step.dispatch.memory import Memory, allocated_for, is_plain, is_wrapper, key_of
 from integrations._torch import OpOverload, current_autograd_node, current_graph_task_id
 
 
@@ -21,10 +22,11 @@ class BackwardRecorder:
     Args:
         recording: where they are recorded.
         memory: the storages that hold values, and those that backward makes.
+        apart: the memory of tensors that keep their elements in others.
     """
 
-    def __init__(self, recording: Recording, memory: Memory) -> None:
-        self._recording, self._memory = recording, memory
+    def __init__(self, recording: Recording, memory: Memory, apart: Apart) -> None:
+        self._recording, self._memory, self._apart = recording, memory, apart
         self._watches: list[weakref.ref[Any]] = []
         self._node: object = self  # no node runs yet
         self._task: int | None = None  # the engine's task that runs backward itself
@@ -59,9 +61,10 @@ class BackwardRecorder:
     def accumulated(self, gradient: Tensor) -> None:
         """Notes that a parameter's gradient is complete. If the parameter had one before, this one is added to it and
         freed."""
+        nbytes = bytes_of_gradient(gradient)
         if not is_plain(gradient):
+            self._standing += nbytes if is_wrapper(gradient) else 0
             return
-        nbytes = allocated_for_elements(gradient)
         if self._memory.value_in(gradient) != PASSING:
             # Forward has made it, as a loss in chunks does, and the parameter takes it over from autograd.
             self._live += nbytes
@@ -86,8 +89,9 @@ class BackwardRecorder:
             made += nbytes
             self._hold(tensor.untyped_storage(), nbytes)
             self._makers[key_of(tensor)] = _running()
+        self._apart.note(results, args, kwargs)
         call = self._recording.calls.note(func, args, kwargs, results)
-        self._recording.runs.append(OperatorRun(len(self._recording.steps) - 1, self._live, call))
+        self._recording.runs.append(OperatorRun(len(self._recording.steps) - 1, self._live + self._apart.live, call))
         self._working = True
         if func is torch.ops.aten.add.Tensor and is_plain(args[0]) and self._maker(args[0]) != _running():
             self._sum = weakref.ref(args[0].untyped_storage()), made
@@ -132,7 +136,7 @@ class BackwardRecorder:
 
     def _begin(self, reads: list[int]) -> None:
         self._recording.steps.append(reads)
-        self._recording.other.append(self._live)
+        self._recording.other.append(self._live + self._apart.live)
         self._recording.standing.append(self._standing)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import gc
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,16 +17,18 @@ from torch.autograd.graph import saved_tensors_hooks
 from integrations._calls.tensors import tensors_in
 from integrations._common.modules import ModulePaths
 from integrations._common.plain import PLAIN
+from integrations._step.capturing.apart import bytes_of_gradient
+from integrations._step.capturing.errors import NoGradient, NotCaptured
 from integrations._step.capturing.loss import Differentiated, Loss, differentiated
-from integrations._step.capturing.recorder import Escaped, Recorder
+from integrations._step.capturing.recorder import Recorder
 from integrations._step.capturing.recording import Recording
 from integrations._step.capturing.stand_ins import StandIns, with_stand_ins
 from integrations._step.costs.modelled import Costs, modelled
 from integrations._step.costs.workspaces import measured
 from integrations._step.dispatch.casts import fresh_casts
-from integrations._step.dispatch.fakes import Fakes
+from integrations._step.dispatch.fakes import Fakes, quiet
 from integrations._step.dispatch.indices import keeps_elements
-from integrations._step.dispatch.memory import allocated_for_elements, is_plain
+from integrations._step.dispatch.memory import is_plain
 from integrations._step.graphs.fingerprint import fingerprint
 from integrations._step.graphs.graph import Graph
 from integrations._step.graphs.sharding import (
@@ -84,11 +87,18 @@ def capture(
 
     Raises:
         TypeError: ``loss`` returned no tensors.
-        ValueError: no output requires a gradient; or it needs real tensors, and the model's parameters are cut or on
-            the ``meta`` device.
+        NoGradient: no output requires a gradient.
+        NotCaptured: the forward gets or makes nested tensors; or it needs real tensors, and the model's parameters are
+            cut or on the ``meta`` device; or autograd keeps tensors for a backward, and no tensor of the output, in
+            tuples, lists and mappings, requires a gradient.
         Exception: what the model raises with these inputs.
     """
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    if nested := [tensor for tensor in tensors_in((args, dict(kwargs or {}))) if tensor.is_nested]:
+        raise NotCaptured(
+            f"an input is a nested tensor ({nested[0].layout}), whose memory no capture counts; give the model plain "
+            "tensors, such as padded ones and a mask"
+        )
     trial = _Trial(model, args, dict(kwargs or {}), hooks or _own_hooks, loss, holds_outputs)
     with capturing():
         found, note = contextvars.copy_context().run(_recorded, trial, real)
@@ -160,14 +170,14 @@ def _recorded(trial: _Trial, real: bool) -> tuple[_Recorded, str]:
     if not real:
         try:
             return _captured(trial, fake=True), ""
-        except (NoGradient, Escaped):
+        except (NoGradient, NotCaptured):
             raise
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
             note = f"{_REAL}on fake ones it raised {type(error).__name__}: {lines[0]:.200}"
     reason = note.removeprefix(_REAL)
     if whole_parameters(trial.model):
-        raise ValueError(
+        raise NotCaptured(
             "a model that fully_shard has cut has no whole parameters for a capture on real tensors, which is needed "
             f"here ({reason}): plan before fully_shard, and apply the plan afterwards"
         )
@@ -178,7 +188,12 @@ def _recorded(trial: _Trial, real: bool) -> tuple[_Recorded, str]:
             "are on the meta device, where fit and forecast put them: mend what was raised, give inputs that the "
             "forward looks at, such as indices and masks, on the CPU, or plan for a model that has elements"
         )
-    return _captured(trial, fake=False), note
+    try:
+        return _captured(trial, fake=False), note
+    except Exception as error:
+        if not real:
+            error.add_note(f"It was raised by a step {note}")
+        raise
 
 
 class _Recorded(NamedTuple):
@@ -186,10 +201,6 @@ class _Recorded(NamedTuple):
     outputs: tuple[int, ...]  # the values that the model returned
     gradients: int  # in bytes
     differentiated: Differentiated
-
-
-class NoGradient(ValueError):
-    """No output requires a gradient."""
 
 
 class _Loss(Function):
@@ -231,6 +242,13 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
         recorder.start_backward()  # the loss is no part of the model's forward
         found = differentiated(outputs, loss)
         if not found.tensors:
+            if recorder.held and gc.collect() is not None and recorder.held:  # garbage holds what it has saved
+                raise NotCaptured(
+                    f"{class_of(model).__name__} returned no tensor that requires a gradient, and autograd holds "
+                    f"{recorder.held} bytes for a backward: return the tensor in a tuple, a list or a mapping, or name "
+                    "it, plan = integrations.plan(model, args, loss=lambda output: output.loss), and "
+                    "integrations.apply(model, plan)"
+                )
             raise NoGradient(
                 f"model must return a tensor that requires a gradient, and {class_of(model).__name__} returned none: "
                 "there is no backward to plan for; check requires_grad of its parameters, and that no_grad is not in "
@@ -256,14 +274,15 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
         return _Recorded(
             recording,
             outputs=tuple(sorted(value for value in returned if value is not None)),
-            gradients=sum(allocated_for_elements(gradient) for gradient in gradients if gradient is not None),
+            gradients=sum(bytes_of_gradient(gradient) for gradient in gradients if gradient is not None),
             differentiated=found,
         )
 
     given_args, given_kwargs = stand_ins.of_all((args, kwargs))
     objects = [leaf for leaf in tree_leaves((given_args, given_kwargs)) if not isinstance(leaf, Tensor)]
     try:
-        return with_stand_ins(model, stand_ins, objects, recorded)
+        with quiet():
+            return with_stand_ins(model, stand_ins, objects, recorded)
     finally:
         for tensor, gradient in recorder.leaves.values():
             tensor.grad = gradient

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from actcore import SavedTensor
 from integrations._common.modules import ModulePaths
+from integrations._step.capturing.apart import Apart
 from integrations._step.capturing.backward import BackwardRecorder
 from integrations._step.capturing.contents import Contents
+from integrations._step.capturing.errors import Escaped, NotCaptured
 from integrations._step.capturing.fake_strides import as_on_device
 from integrations._step.capturing.recording import PASSING, RecordedOp, RecordedValue, Recording
 from integrations._step.dispatch import indices
@@ -33,10 +36,6 @@ from integrations._step.dispatch.memory import (
 )
 from integrations._step.dispatch.operators import Traits, is_drawable, lazy_views, traits_of
 from integrations._torch import OpOverload, TorchDispatchMode, conj, get_sequence_nr, neg_view
-
-
-class Escaped(RuntimeError):
-    """A forward under trial reads a tensor of the real step's graph, which a trial's backward would run and free."""
 
 
 class Recorder(TorchDispatchMode):
@@ -66,6 +65,7 @@ class Recorder(TorchDispatchMode):
         self.leaves: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._contents = Contents()
         self._memory = Memory()
+        self._apart = Apart(self._memory, given)
         self._holding: dict[int, int] = {}  # storages that are alive, with the values that they hold
         self._watches: list[weakref.ref[Any]] = []
         self._outside: dict[int, torch.UntypedStorage] = {}  # held, so that no address is reused
@@ -76,6 +76,12 @@ class Recorder(TorchDispatchMode):
         self._copies: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by value: a copy of its memory
         self.outlines: list[SavedTensor] = []
         self.casts: set[int] = set()
+        self._saves: Counter[int] = Counter()  # by value: how many tensors in its memory autograd holds
+
+    @property
+    def held(self) -> int:
+        """The bytes of the values that autograd holds now."""
+        return sum(self._values[value].nbytes for value, count in self._saves.items() if count)
 
     @property
     def _event(self) -> int:
@@ -106,7 +112,7 @@ class Recorder(TorchDispatchMode):
         with self.pausing():
             for key in self._contents.changed_since():
                 self._written_unseen(key)
-        self._backward = BackwardRecorder(self._recording, self._memory)
+        self._backward = BackwardRecorder(self._recording, self._memory, self._apart)
 
     def accumulated(self, parameter: Tensor) -> None:
         """Notes that a parameter has its gradient, which backward has made."""
@@ -119,6 +125,7 @@ class Recorder(TorchDispatchMode):
             if value != PASSING:
                 self._values[value].until = self._event
         self._watches.clear()
+        self._apart.finish()
         if self._backward is not None:
             self._backward.finish()
         self._finished = True
@@ -166,11 +173,14 @@ class Recorder(TorchDispatchMode):
         new = [tensor for _, tensor in self._memory.new(results, args, kwargs)]
         for tensor in new:
             makes.setdefault(key_of(tensor), (tensor, -1))
+        self._require_counted(traits, results)
+        self._apart.note(results, args, kwargs)
         for tensor in (*new, *written):
             if is_plain(tensor):
                 self._versions.pop(key_of(tensor), None)  # torch counts a write after this has returned
         self._contents.fill(func, new)
         self._contents.note([*new, *written])
+        self._recording.note_apart(self._apart.live)
         if not makes:
             return out
         plain = all(is_plain(tensor) for given in (args, kwargs.values(), results) for tensor in tensors_of(given))
@@ -200,6 +210,20 @@ class Recorder(TorchDispatchMode):
         for tensor, reuses in makes.values():
             self._make(tensor, op, reuses)
         return out
+
+    def _require_counted(self, traits: Traits, results: tuple[Any, ...]) -> None:
+        """Check that no result is a nested tensor: its lengths compare equal to none of a later forward.
+
+        Raises:
+            NotCaptured: one is.
+        """
+        for tensor in tensors_of(results):
+            if tensor.is_nested:
+                where = f"in {self.module}, " if self.module else ""
+                raise NotCaptured(
+                    f"{where}{traits.name} makes a nested tensor ({tensor.layout}), whose memory no capture counts; "
+                    "compute with plain tensors there, such as padded ones and a mask"
+                )
 
     def _look(self, given: Any) -> None:
         """Notices what was written into the memory of tensors since an operator last wrote or read it, or was declared
@@ -307,6 +331,7 @@ class Recorder(TorchDispatchMode):
         with self.pausing():
             self._look((tensor,))
         self._recording.ops[-1].packs.append(value)
+        self._saves[value] += 1
         return Saved(self, value, tensor, None if self._fake else self._copy(value, tensor))
 
     def _copy(self, value: int, tensor: Tensor) -> Tensor:
@@ -344,6 +369,7 @@ class Recorder(TorchDispatchMode):
         """Autograd has let go of a value."""
         if self._finished:
             return
+        self._saves[value] -= 1
         self._values[value].saved = max(self._values[value].saved, self._event)
         if self._backward is not None:
             self._backward.released(value)

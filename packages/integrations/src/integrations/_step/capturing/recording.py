@@ -95,6 +95,7 @@ class Recording:
         runs: the operators of backward.
         calls: the distinct calls of forward and backward.
         changed: storages that hold no values and were written.
+        apart: by operator of the forward: the bytes that are alive in tensors that are no values; see ``Apart``.
     """
 
     values: list[RecordedValue] = field(default_factory=list)
@@ -105,11 +106,18 @@ class Recording:
     runs: list[OperatorRun] = field(default_factory=list)
     calls: DistinctCalls = field(default_factory=DistinctCalls)
     changed: set[int] = field(default_factory=set)
+    apart: list[int] = field(default_factory=list)
 
     @property
     def events(self) -> int:
         """How many events there are so far."""
         return len(self.ops) + len(self.steps)
+
+    def note_apart(self, live: int) -> None:
+        """Note the bytes that are alive apart from values after an operator of the forward, which may make no value."""
+        if live:
+            self.apart += [0] * (len(self.ops) + 1 - len(self.apart))
+            self.apart[-1] = max(self.apart[-1], live)
 
     def parts(self, costs: Costs) -> Parts:
         """The parts of a graph.
@@ -152,7 +160,8 @@ class Recording:
             for reads, time in zip(self.steps, seconds, strict=True)
         )
         none = (0,) * len(ops)
-        return Parts(tuple(ops), self._values(last, exact), steps, (*none, *other), (*none, *self.standing))
+        apart = (*self.apart[: len(ops)], *none)[: len(ops)]
+        return Parts(tuple(ops), self._values(last, exact), steps, (*apart, *other), (*none, *self.standing))
 
     def _decisions(self) -> tuple[set[int], set[int]]:
         """The operators that may decide otherwise when they are repeated on rounded values, and the values that must

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from integrations._calls.tensors import gradient_of
 from integrations._common.random_states import random_states
 from integrations._step.capturing.put_back import replaced
 from integrations._step.capturing.reach import Reach
@@ -74,9 +75,12 @@ def with_stand_ins(model: nn.Module, stand_ins: StandIns, given: Iterable[Any], 
     reach = Reach(model, given)
     own = [parameter for module in reach.modules for parameter in module.parameters(recurse=False)]
     undo: list[Callable[[], object]] = [random_states()]
-    undo += [partial(setattr, parameter, "grad", parameter.grad) for parameter in own]
+    undo += [partial(setattr, parameter, "grad", gradient_of(parameter)) for parameter in own]
     undo.append(reach.restore)
     try:
+        if torch.is_anomaly_enabled():  # anomaly mode asks fake tensors for elements, and reports that they have none
+            undo.append(partial(torch.autograd.set_detect_anomaly, True, torch.is_anomaly_check_nan_enabled()))
+            torch.autograd.set_detect_anomaly(False)
         for parameter in own:
             parameter.grad = None
         for module in reach.modules:

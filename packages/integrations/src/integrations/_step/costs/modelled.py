@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from integrations._step.costs.attention import attention_flops, is_attention
 from integrations._step.costs.rates import MAPPED, Rates, Rating, constant
 from integrations._step.costs.scratch import scratch_of
 from integrations._step.dispatch.memory import tensors_of
@@ -146,7 +147,8 @@ def by(rating: Rating) -> Callable[[Sequence[CostedCall]], list[Cost]]:
 
 
 def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: tuple[Any, ...]) -> Work:
-    """What a call has to do."""
+    """Return what a call has to do. If a formula raises, the bytes that the call moves decide: no estimate may prevent
+    a plan."""
     kind = _kind_of(function)
     made = list(tensors_of(results))
     given = [*tensors_of(args), *tensors_of(kwargs.values())]
@@ -156,26 +158,46 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
     name = _name_of(function)
     if name not in _FILLS:
         moved += sum(min(_nbytes(tensor), most) if name in _GATHERS else _nbytes(tensor) for tensor in given)
-    formula = _flops_of(function)
-    flops = 0
-    if formula is not None:
-        flops = formula(*args, **kwargs, out_val=results[0] if len(results) == 1 else results)
-    if name in _GROUPS and args[_GROUPS[name]] > 1:
-        kind = Kind.GROUPED
-        if name == "convolution_backward":  # torch's formula ignores groups for the weight's gradient
-            gradient, image, weight, transposed, asked = args[0], args[1], args[2], args[7], args[10]
-            flops = 2 * _numel(image if transposed else gradient) * _numel(weight[0]) * sum(asked[:2])
+    try:
+        flops, grouped = _flops_of_call(function, args, kwargs, results)
+    except Exception:
+        flops, grouped, kind = 0, False, Kind.TRAFFIC
+    try:
+        scratch = scratch_of(function, args, results)
+    except Exception:
+        scratch = 0
     return Work(
-        kind=kind,
+        kind=Kind.GROUPED if grouped else kind,
         dtype=next((tensor.dtype for tensor in (*made, *given)), torch.float32),
-        flops=int(flops),
+        flops=flops,
         elements=max((_numel(tensor) for tensor in made), default=0),
         moved=moved,
         mapped=sum(
             nbytes for tensor, nbytes in zip(made, sizes, strict=True) if nbytes > MAPPED and _is_new(tensor, given)
         ),
-        scratch=scratch_of(function, args, results),
+        scratch=scratch,
     )
+
+
+def _flops_of_call(
+    function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: tuple[Any, ...]
+) -> tuple[int, bool]:
+    """Return the floating-point operations of a call, 0 if no formula is known, and whether it has groups.
+
+    Raises:
+        Exception: the formula does not take these arguments.
+    """
+    name = _name_of(function)
+    if is_attention(function._schema.name):
+        return attention_flops(function._schema.name, args), False
+    formula = _flops_of(function)
+    if formula is None:
+        return 0, False
+    grouped = name in _GROUPS and args[_GROUPS[name]] > 1
+    if grouped and name == "convolution_backward":  # torch's formula ignores groups for the weight's gradient
+        gradient, image, weight, transposed, asked = args[0], args[1], args[2], args[7], args[10]
+        return 2 * _numel(image if transposed else gradient) * _numel(weight[0]) * sum(asked[:2]), True
+    return int(formula(*args, **kwargs, out_val=results[0] if len(results) == 1 else results)), grouped
 
 
 @cache
@@ -189,10 +211,12 @@ def _flops_of(function: OpOverload) -> Callable[..., Any] | None:
 @cache
 def _kind_of(function: OpOverload) -> Kind:
     name = _name_of(function)
+    if is_attention(function._schema.name):
+        return Kind.ATTENTION
     if _flops_of(function) is not None:
         if "convolution" in name:
             return Kind.CONVOLUTION_BACKWARD if "backward" in name else Kind.CONVOLUTION
-        return Kind.ATTENTION if "attention" in name else Kind.PRODUCT
+        return Kind.PRODUCT
     if name in _NOTHING:
         return Kind.NOTHING
     if torch.Tag.nondeterministic_seeded in function.tags:

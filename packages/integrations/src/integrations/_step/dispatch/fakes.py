@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +32,22 @@ class Fakes(FakeTensorMode):
             narrow = [one.to(torch.bfloat16) if _has_fractions(one) else one for one in args]
             made = func(*narrow, **given)
             return torch.empty_strided(made.shape, made.stride(), dtype=dtype, device=made.device)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """A block in which torch logs no traceback if an operator fails on this thread's fake tensors: the capture goes on
+    with real ones, and says why."""
+    logger, thread = logging.getLogger(FakeTensorMode.__module__), threading.get_ident()
+
+    def is_told(record: logging.LogRecord) -> bool:
+        return record.thread != thread or not record.exc_info
+
+    logger.addFilter(is_told)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_told)
 
 
 def _has_fractions(value: object) -> bool:

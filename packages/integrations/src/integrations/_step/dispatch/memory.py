@@ -27,6 +27,12 @@ def is_plain(tensor: Tensor) -> bool:
     return tensor.layout is _STRIDED and not tensor.is_nested and not tensor.is_quantized
 
 
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether a tensor keeps its elements in other tensors: a nested one, a DTensor or another wrapper subclass. Sparse
+    tensors are none."""
+    return bool(tensor.is_nested) or is_traceable_wrapper_subclass(tensor)
+
+
 def key_of(tensor: Tensor) -> int:
     """A key for a plain tensor's storage, valid as long as something refers to the storage, if only weakly."""
     address: int = tensor.untyped_storage()._cdata

@@ -20,7 +20,7 @@ class Signature:
         structure: how they are nested, what is no tensor, and the autocast that is on. Of a number that may be a
             fraction it has the type alone, since such numbers scale and seldom choose.
         kinds: by tensor: its dtype and whether it requires a gradient.
-        shapes: by tensor.
+        shapes: by tensor. Those of nested tensors have 0 for a size that differs between their parts.
     """
 
     structure: str
@@ -35,8 +35,8 @@ class Signature:
         others = [None if isinstance(leaf, Tensor) else _described(leaf) for leaf in leaves]
         return cls(
             f"{structure} {others}{_autocast()}",
-            tuple(f"{tensor.dtype} {tensor.requires_grad}" for tensor in tensors),
-            tuple(tuple(tensor.shape) for tensor in tensors),
+            tuple(f"{tensor.dtype} {tensor.requires_grad}{' nested' * tensor.is_nested}" for tensor in tensors),
+            tuple(map(_shape_of, tensors)),
         )
 
     def alike(self, other: Signature) -> bool:
@@ -55,6 +55,14 @@ class Signature:
 
     def __str__(self) -> str:
         return ", ".join("x".join(map(str, shape)) or "scalar" for shape in self.shapes) or "no tensors"
+
+
+def _shape_of(tensor: Tensor) -> tuple[int, ...]:
+    if not tensor.is_nested:
+        return tuple(tensor.shape)
+    if tensor.layout is torch.strided:  # such a tensor has no shape to ask for
+        return (tensor.size(0), *(0 for _ in range(tensor.dim() - 1)))
+    return tuple(size if isinstance(size, int) else 0 for size in tensor.shape)
 
 
 def _autocast() -> str:

@@ -1,0 +1,86 @@
+"""``planning``: a block that makes a plan, and says why if none can be made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from integrations._adaptive.one_step import OneStep, Unmeasured
+from integrations._common.modules import where_raised
+from integrations._common.out_of_memory import is_out_of_memory
+from integrations._step.capturing.errors import NoGradient, NotCaptured
+from integrations._step.capturing.loss import Loss
+from integrations._step.graphs.sharding import class_of
+from integrations._step.graphs.signature import Signature
+
+_SHORT = "Memory ran out while a plan was made; nothing has changed, and another attempt plans again"
+_OWN = "The model raises this without a plan, too: a plain step with the same inputs was tried on copies of its tensors"
+
+
+@contextmanager
+def planning(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss: Loss | None = None
+) -> Iterator[None]:
+    """A block that captures a step of a model and plans for it.
+
+    If it fails, a plain step is tried aside, which tells errors of the model from failures of the capture.
+
+    Args:
+        model, args, kwargs, loss: of the step.
+
+    Raises:
+        NoGradient: nothing requires a gradient, so that there is no backward to plan for.
+        ValueError: no plan can be made. The message says why and what to do instead; the cause is chained.
+        Exception: what the model itself raises with these inputs, or that memory has run out.
+    """
+    try:
+        yield
+        return
+    except NoGradient:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            error.add_note(_SHORT)
+            raise
+        failure = error
+    own = None if isinstance(failure, NotCaptured) else _own_error(model, args, dict(kwargs), loss)
+    try:
+        if own is not None:
+            own.add_note(_OWN)
+            raise own
+        raise ValueError(_no_plan(model, Signature.of(args, kwargs), failure)) from failure
+    finally:  # their tracebacks hold this frame, and the tensors of the step
+        del failure, own
+
+
+def _own_error(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Loss | None) -> Exception | None:
+    """Return what a plain step raises with these inputs; ``None`` if it raises nothing, or cannot be tried."""
+    try:
+        OneStep(model, args, kwargs, loss).gradients(take=_let_go)
+    except Unmeasured:
+        return None
+    except Exception as error:
+        return None if is_out_of_memory(error) else error
+    return None
+
+
+def _let_go(place: int, gradient: Tensor) -> None:
+    """Free a gradient."""
+
+
+def _no_plan(model: nn.Module, inputs: Signature, failure: Exception) -> str:
+    """Return why there is no plan, and what works without one."""
+    why, path = str(failure), ""
+    if not isinstance(failure, NotCaptured):
+        path = where_raised(failure, model)
+        where = f"in {path} ({class_of(model.get_submodule(path)).__name__}), " if path else ""
+        why = f"{where}{type(failure).__name__}: {failure}".rstrip(": ")
+    part = f"a part without {path}" if path else "a part of the model"
+    return (
+        f"no plan can be made of {class_of(model).__name__} for inputs {inputs}: {why}. A level needs no plan: "
+        "integrations.compress_model(model, level='L1'). Nor does torch.utils.checkpoint around modules. Or plan for "
+        f"{part}: integrations.compress_model(part, memory=...). checkpoint= needs a plan, too"
+    )
