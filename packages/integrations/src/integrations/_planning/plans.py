@@ -171,10 +171,8 @@ class Plans:
             again = self._note(plan, inputs)
         if again is not None or varies:
             after = "; the next forward with such inputs is preceded by another capture" if again else ""
-            also = _what_came_before(plan) if varies else ""
-            warn(
-                f"{plan.model}'s forward is not the one that was captured: {where}. {_what_follows(plan)}{after}{also}"
-            )
+            told = f"{_what_follows(plan)}{after}{_what_came_before(plan) if varies else ''}"
+            warn(f"{plan.model}'s forward is not the one that was captured: {where}. {told}")
 
     def note_other(self, followed: Followed) -> None:
         """Notes a forward without a tape that has saved other tensors than the plan's. If its error may be above the
@@ -279,9 +277,9 @@ def _what_came_before(plan: Plan) -> str:
     bounds = plan.bounds
     least = "rounds to fewer than 8 bits" if bounds.rounds_unforeseen else "rounds"
     return (
-        f". What came before was rounded for the planned path: the error of this step's gradient may be above "
-        f"error={plan.error:g}. No later step {least}, so that its error is within that whichever path it takes. If the "
-        "forward takes the new path from now on, call integrations.restore_model(model) and compress it again"
+        ". What came before was rounded for the planned path: the error of this step's gradient may be above "
+        f"error={plan.error:g}. No later step {least}, so that its error is within that whichever path it takes. If "
+        "the forward takes the new path from now on, call integrations.restore_model(model) and compress it again"
     )
 
 
