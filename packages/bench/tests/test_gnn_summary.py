@@ -4,6 +4,7 @@ import pytest
 
 from bench.gnn.results import Curve
 from bench.gnn.summary import rows
+from bench.marks import UNDECIDED
 from bench.memory import Memory
 
 from .gnn_records import replaced
@@ -46,7 +47,7 @@ def test_verdicts(results):
     plain, compressed = rows(results)
     assert plain.accuracy_reached is True
     assert plain.loss_reached is None
-    assert compressed.accuracy_reached is True
+    assert compressed.accuracy_reached == UNDECIDED  # from two seeds
     assert compressed.loss_reached is False  # 5 % more
     assert compressed.ratio_reached is True
     assert compressed.agreement_reached is True

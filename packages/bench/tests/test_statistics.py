@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from bench.marks import UNDECIDED
 from bench.statistics import Difference, paired_difference, spread
 
 
@@ -25,9 +26,18 @@ def test_one_pair_has_no_interval():
 
 @pytest.mark.parametrize(
     ("low", "high", "meets"),
-    [(-3.0, 3.0, True), (0.9, 2.0, True), (1.0, 2.0, True), (1.1, 2.0, False), (-2.0, -1.1, False), (-2.0, -0.9, True)],
+    [
+        (-1.0, 1.0, True),
+        (0.5, 0.9, True),
+        (-3.0, 3.0, UNDECIDED),
+        (0.9, 2.0, UNDECIDED),
+        (1.1, 2.0, False),
+        (-2.0, -1.1, False),
+        (-2.0, -0.9, UNDECIDED),
+    ],
 )
-def test_an_interval_meets_the_margin_where_they_overlap(low, high, meets):
+def test_an_interval_meets_the_margin_where_it_lies_within(low, high, meets):
+    """Where they only overlapped, a claim was reached, the more easily the fewer seeds there were."""
     assert Difference((low + high) / 2, low, high).meets(1.0) is meets
 
 

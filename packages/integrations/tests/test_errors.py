@@ -73,11 +73,36 @@ def test_compressing_twice(enter):
     assert integrations.compression(model) is handle
 
 
-@pytest.mark.parametrize("function", [integrations.compression, integrations.restore_model])
-def test_a_model_that_is_not_compressed(function):
+def test_a_model_that_is_not_compressed():
     for model in (mlp(), integrations.restore_model(integrations.compress_model(mlp()))):
         with pytest.raises(ValueError, match="Sequential is not compressed; call compress_model"):
-            function(model)
+            integrations.compression(model)
+
+
+@pytest.mark.parametrize(
+    ("done", "undo"),
+    [
+        (integrations.compress_model, integrations.restore_model),
+        (integrations.fewbit.convert, integrations.fewbit.restore_model),
+        (integrations.qmodules.QModule, integrations.qmodules.revert),
+        (
+            lambda model: integrations.checkpoint.apply(
+                model.train(), integrations.checkpoint.plan(model, torch.randn(2, 16))
+            ),
+            integrations.checkpoint.restore_model,
+        ),
+    ],
+    ids=["compress_model", "fewbit", "qmodules", "checkpoint"],
+)
+def test_undoing_twice(done, undo):
+    """The second time there is nothing to undo. A model around one that was changed is not passed over in silence."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.ReLU())
+    before = list(model.children())
+    assert undo(undo(done(model))) is model
+    assert [type(one) for one in model.children()] == [type(one) for one in before]
+    outer = nn.Sequential(done(model))
+    with pytest.raises(ValueError, match=r"Sequential is not .*, and its module '0' is; give that instead"):
+        undo(outer)
 
 
 @pytest.mark.parametrize("function", [integrations.compression, integrations.restore_model])

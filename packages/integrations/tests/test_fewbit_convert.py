@@ -236,8 +236,8 @@ def test_errors_of_the_others():
     for function in (fewbit.restore_model, fewbit.summary):
         with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got int"):
             function(3)
-        with pytest.raises(ValueError, match=r"Block is not converted; call fewbit.convert\(model\) first"):
-            function(Block())
+    with pytest.raises(ValueError, match=r"Block is not converted; call fewbit.convert\(model\) first"):
+        fewbit.summary(Block())
 
 
 def test_every_function_is_known_to_the_calls_or_has_no_name_in_torch():

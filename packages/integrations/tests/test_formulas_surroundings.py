@@ -221,3 +221,14 @@ def test_what_was_of_no_use_is_not_noted_again_until_it_is(monkeypatch):
         codecs += [row.codec for row in rows if row.module == "last" and row.role == "input" and not row.owner]
     assert codecs[0].startswith("GroupAffine")
     assert codecs[-1] == "recomputed"
+
+
+def test_what_a_formula_reads_changed_in_place():
+    """As by an optimizer's step between two losses. The error said neither what reads it nor the way out."""
+    net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64))
+    integrations.compress_model(net, "lean", min_bytes=0)
+    loss = net(torch.randn(64, 64)).sum()
+    with torch.no_grad():
+        net[2].bias.add_(1)
+    with pytest.raises(RuntimeError, match=r"by an inplace operation: .*the result of layer_norm .* recompute=False"):
+        loss.backward()

@@ -219,7 +219,7 @@ def test_errors():
     with pytest.raises(ValueError, match=r"options of a level are compress, bits, .*, got 'bit'"):
         qmodules.QModule(Net(), bit=4)
     with pytest.raises(ValueError, match=r"Net is not converted; call qmodules.QModule\(model\) first"):
-        qmodules.revert(Net())
+        qmodules.summary(Net())
     model = qmodules.QModule(Net())
     with pytest.raises(ValueError, match=r"Net is converted already; call qmodules.revert\(model\) first"):
         qmodules.QModule(model)

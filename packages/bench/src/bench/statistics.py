@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from bench.marks import UNDECIDED, Reached
+
 CONFIDENCE = 0.95
 
 
@@ -25,11 +27,15 @@ class Difference:
     low: float | None
     high: float | None
 
-    def meets(self, margin: float) -> bool | None:
-        """Whether the interval overlaps ``-margin .. margin``; ``None`` where there is no interval."""
+    def meets(self, margin: float) -> Reached:
+        """Whether the interval lies in ``-margin .. margin``: ``True`` if all of it does, ``False`` if nothing of it
+        does, ``"undecided"`` if a part does; ``None`` where there is no interval. Fewer seeds have a wider interval, so
+        that they decide less."""
         if self.low is None or self.high is None:
             return None
-        return self.low <= margin and self.high >= -margin
+        if -margin <= self.low and self.high <= margin:
+            return True
+        return UNDECIDED if self.low <= margin and self.high >= -margin else False
 
 
 def paired_difference(values: Sequence[float], references: Sequence[float]) -> Difference:

@@ -14,6 +14,7 @@ from torch import nn
 from integrations import fewbit, qmodules
 from integrations._adaptive.surroundings import undo_after_trial
 from integrations._common.compiling import compiled_module
+from integrations._common.conversion import require_no_part
 from integrations._common.ecosystem import require_one_checkpointing
 from integrations._common.forward_wrapper import ForwardWrapper
 from integrations._handle import blocks, outcome
@@ -210,14 +211,19 @@ def restore_model(model: Model) -> Model:
     What compresses the model after that, blocks among them, begins anew: at step 0, so with the same noise again, and
     without a plan. The handle's ``state_dict``, loaded into the next one, goes on instead.
 
+    A model that is not compressed, such as one that was restored before, is returned as it is.
+
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: the model is not compressed; or a layer that was exchanged was parametrized since. Nothing has
-            changed then.
+        ValueError: the model is not compressed, and a module in it is, or something else was done to it; or a layer
+            that was exchanged was parametrized since. Nothing has changed then.
     """
     _require_module(model)
-    if _HANDLE not in compiled_module(model).__dict__ and (others := _ways_back(compiled_module(model))):
-        raise ValueError(f"{type(model).__name__} is not compressed; {others} undoes what was done to it")
+    if _HANDLE not in compiled_module(model).__dict__:
+        if others := _ways_back(compiled_module(model)):
+            raise ValueError(f"{type(model).__name__} is not compressed; {others} undoes what was done to it")
+        require_no_part(compiled_module(model), _HANDLE, "compressed")
+        return model
     handle = _handle_in(model)
     inner = handle.model
     exchanged = Exchanges.told(inner)

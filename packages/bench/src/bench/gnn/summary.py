@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from bench.gnn.results import REFERENCE, Curve
+from bench.marks import Reached
 from bench.memory import AGREEMENT, Memory
 from bench.record.record import Record, paired, pairs_of
 from bench.statistics import Difference, spread
 
 MARGINS = MappingProxyType({"L1": 1.0, "L1.1": 1.0, "L1.2": 2.0})
-"""Points of accuracy either side of full precision that the interval should overlap."""
+"""Points of accuracy either side of full precision between which the interval should lie."""
 
 LOSS_MARGIN = 0.03
 """By how much of itself the final training loss may differ."""
@@ -97,10 +98,10 @@ class Row:
         peaks = [memory and memory.peak_bytes for memory in (self.plain_memory, self.memory)]
         return peaks[0] / peaks[1] if peaks[0] and peaks[1] else None
 
-    # ---- verdicts: True, False, or None where there is no target or nothing to judge by ----
+    # ---- verdicts: see ``Reached`` ----
 
     @property
-    def accuracy_reached(self) -> bool | None:
+    def accuracy_reached(self) -> Reached:
         """Full precision's own accuracy, or the interval of the difference from it."""
         if not self.judged or self.accuracy is None:
             return None

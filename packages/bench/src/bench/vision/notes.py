@@ -16,7 +16,7 @@ from bench.vision.results import Ablated, Comparison, Noise, StepTimes, Variance
 from bench.vision.variance import WITH_GRADIENTS
 
 RATIOS = {"L2": 6.0, "L3": 10.0}  # at least
-POINTS, LOSS = 1.5, 0.03  # of accuracy, which the interval overlaps; relative, at most
+POINTS, LOSS = 1.5, 0.03  # of accuracy, between which the interval lies; relative, at most
 TRAINED = ("resnet20", "Q-layers L3")  # the model and the way that training is judged of
 SEEDS = 10  # from which on training is judged
 DATA = "CIFAR-10"  # on which networks are; the digits are too small to say anything
@@ -110,7 +110,10 @@ def targets(record: Record) -> Iterator[str]:
     if not judged(record):
         return
     if record.of(VisionCurve):
-        yield f"the interval overlaps ±{POINTS:g} points, final loss within {LOSS:.0%} (judged from {SEEDS} seeds on)"
+        yield (
+            f"the interval lies within ±{POINTS:g} points, ? (undecided) if only a part of it does; final loss within "
+            f"{LOSS:.0%} (judged from {SEEDS} seeds on)"
+        )
     if record.of(Variance):
         yield f"predicted within a factor of {FACTOR:g} of measured, every layer"
     if record.of(Ablated):

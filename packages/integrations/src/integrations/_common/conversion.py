@@ -54,6 +54,20 @@ class Conversion:
         return found
 
     @classmethod
+    def nothing_to_undo(cls, model: nn.Module) -> bool:
+        """Whether a model is not converted, as after it was converted back.
+
+        Raises:
+            TypeError: ``model`` is not a module.
+            ValueError: it is not converted, and a module in it is.
+        """
+        require_module(model)
+        if cls.find(model) is not None:
+            return False
+        require_no_part(model, cls.key, "converted")
+        return True
+
+    @classmethod
     def require_none(cls, model: nn.Module) -> None:
         """Checks that a model is not converted yet.
 
@@ -70,6 +84,19 @@ def require_module(model: object) -> None:
     """Raises ``TypeError`` for what is not a module."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
+def require_no_part(model: nn.Module, key: str, done: str) -> None:
+    """Raises ``ValueError`` where a module of a model, and not the model itself, has something in its dictionary.
+
+    Args:
+        model: the model, which is to be undone as a whole.
+        key: the key in the dictionary.
+        done: what was done to the module, in a word.
+    """
+    for path, module in model.named_modules():
+        if path and key in module.__dict__:
+            raise ValueError(f"{type(model).__name__} is not {done}, and its module {path!r} is; give that instead")
 
 
 def conversion_lines(converted: Mapping[str, tuple[str, str]], kept: Mapping[str, str]) -> list[str]:

@@ -39,6 +39,10 @@ class StorageMap(Generic[Value]):
             storage._weak_ref()  # this returns the address, and counts a weak reference
         self.by_address[address] = value
 
+    def clear(self) -> None:
+        """Forgets all storages."""
+        self._forget(list(self.by_address))
+
     def _forget(self, addresses: list[int], free: Callable[[int], None] = storage_free_weak_ref) -> None:
         for address in addresses:
             del self.by_address[address]
@@ -51,7 +55,7 @@ class StorageMap(Generic[Value]):
         return len(self.by_address)
 
     def __del__(self) -> None:
-        self._forget(list(self.by_address))
+        self.clear()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError("a map of storages cannot be copied: its weak references are counted once")

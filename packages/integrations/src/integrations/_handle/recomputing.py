@@ -296,7 +296,7 @@ class _Fronts(Plans):
 
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         first = self._first
-        bounds = replace(first.bounds, memory=None, time=None)
+        bounds = replace(self._bounds, memory=None, time=None)
         if self._weights is None and bounds.error:
             self._weights = Weights(model, args, kwargs, first.loss)
         return front_of(

@@ -25,6 +25,8 @@ EIGHT_BITS = 0.01
 """The least bound that 8 bits for everything are taken to keep: their error is 0.009 where the whole gradient is as
 wrong as what backward reads, see ``adaptive.weights.noise_of``."""
 
+_EIGHT = Store(8)
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -106,6 +108,21 @@ class Bounds:
         if store.bits is not None:
             return "bits" in self.stores
         return store.slope_bits is not None or store.host or "exact" in self.stores
+
+    @property
+    def rounds_unforeseen(self) -> bool:
+        """Whether 8 bits may be taken for what a plan has not foreseen."""
+        return bool(self.error) and self.error >= EIGHT_BITS and self.allows(_EIGHT)
+
+    @property
+    def for_any_path(self) -> Self:
+        """The bounds for a model whose forward takes different paths: values are rounded to 8 bits, as is what a plan
+        has not foreseen, or not at all. Fewer bits, and derivatives in few bits, are chosen by the gradient of one
+        path, and may be too few for another."""
+        if not self.error:
+            return self
+        ways = [way for way in self.stores if way in ("recompute", "exact", "host")]
+        return replace(self, stores=(*ways, str(_EIGHT)) if self.rounds_unforeseen else tuple(ways))
 
     def content(self) -> dict[str, Any]:
         """The JSON object of the bounds."""

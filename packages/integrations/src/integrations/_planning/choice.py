@@ -57,6 +57,11 @@ class Choice:
         return any(not store.exact for _, store in self.stores)
 
     @property
+    def fits_any_path(self) -> bool:
+        """Whether each value waits in a form that is fine enough whatever reads it."""
+        return all(store.fine for _, store in self.stores)
+
+    @property
     def error(self) -> float:
         """The predicted relative error of the gradient."""
         return math.sqrt(self.variance)

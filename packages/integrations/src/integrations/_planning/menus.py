@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -58,6 +58,14 @@ class Menus:
     def exact(self) -> Menus:
         """The menus without stores that round."""
         return replace(self, options=tuple(tuple(one for one in row if one.noise == 0) for row in self.options))
+
+    def allowing(self, allows: Callable[[Store], bool]) -> Menus:
+        """The menus without the stores that are not allowed."""
+        rows = {
+            row: tuple(one for one in row if one.store is None or allows(one.store))
+            for row in dict.fromkeys(self.options)
+        }
+        return replace(self, options=tuple(rows[row] for row in self.options))
 
     def option(self, value: int, store: Store) -> Option:
         """A value's option with this store.

@@ -12,9 +12,10 @@ from integrations._calls.tensors import gradient_of
 from integrations._common.locking import OwnLock, Users
 from integrations._common.warn import warn
 from integrations._planning.attempts import Attempts
-from integrations._planning.bounds import EIGHT_BITS
+from integrations._planning.bounds import Bounds
 from integrations._planning.plan import Plan
 from integrations._planning.planner import plan_of_graph
+from integrations._planning.search import solved_for_any_path
 from integrations._step.capturing.capture import capture
 from integrations._step.capturing.loss import OF_LOSS
 from integrations._step.graphs.schedule import Schedule
@@ -81,6 +82,7 @@ class Plans:
         # Inputs and states for which a plan over the budget was warned of.
         self._excess: set[tuple[Signature, str]] = set()
         self._told_of_loss = False
+        self._varies = False  # whether forwards have taken another path than the planned one
         self._told = False  # whether it was warned that some inputs get no plan of their own
         self._lock = OwnLock()
 
@@ -119,7 +121,8 @@ class Plans:
                     if made is not None:
                         plan = self._plans[inputs] = made
                         mismatch.due = False
-            self.last = plan = plan or self.last
+            plan = plan or self.last
+            self.last = plan = self._for_any_path(plan) if self._varies else plan
             self.followed = followed = plan.accumulating if 2 * standing > trained else plan
             if plan.is_bounded and not followed.is_bounded:
                 self._tell_of_excess(followed, " where gradients are there already")
@@ -164,10 +167,38 @@ class Plans:
         inputs."""
         plan, inputs = followed.plan, followed.inputs
         with self._lock.held:
+            varies = not self._varies and self._may_exceed(plan, inputs)
+            self._varies = self._varies or varies
             again = self._note(plan, inputs)
-        if again is not None:
+        if again is not None or varies:
             after = "; the next forward with such inputs is preceded by another capture" if again else ""
-            warn(f"{plan.model}'s forward is not the one that was captured: {where}. {_what_follows(plan)}{after}")
+            told = f"{_what_follows(plan)}{after}{_what_came_before(plan) if varies else ''}"
+            warn(f"{plan.model}'s forward is not the one that was captured: {where}. {told}")
+
+    def note_other(self, followed: Followed) -> None:
+        """Notes a forward without a tape that has saved other tensors than the plan's. If its error may be above the
+        bound, it counts as one that its plan is not for. Otherwise the next one has a tape, which tells where it
+        differs."""
+        if not _fits_any_path(followed.plan):
+            self.note_mismatch(followed, "it saved other tensors for backward")
+
+    def _may_exceed(self, plan: Plan, inputs: Signature) -> bool:
+        """Whether the error of another forward than the plan's may be above the bound. Inputs of other shapes that get
+        a plan of their own tell nothing of the plan."""
+        return not _fits_any_path(plan) and (inputs == plan.graph.inputs or not self._is_counted(inputs))
+
+    def _for_any_path(self, plan: Plan) -> Plan:
+        """The plan whose error is within the bound whichever path a forward takes."""
+        if _fits_any_path(plan):
+            return plan
+        found = solved_for_any_path(plan)
+        if plan.is_bounded:
+            try:
+                found = found.within(plan.memory, plan.time)
+            except ValueError:
+                self._tell_of_excess(found)
+        self._plans[plan.graph.inputs] = found
+        return found
 
     def _note(self, plan: Plan, inputs: Signature) -> bool | None:
         """Whether there will be another capture; ``None`` if there is nothing to warn of."""
@@ -207,6 +238,11 @@ class Plans:
             self._tell_of_excess(made)
             return made
 
+    @property
+    def _bounds(self) -> Bounds:
+        """The bounds for a plan that is made now."""
+        return self._first.bounds.for_any_path if self._varies else self._first.bounds
+
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         first = self._first
         graph = capture(
@@ -232,10 +268,26 @@ def _elements(model: nn.Module) -> tuple[int, int]:
     return trained, standing
 
 
+def _fits_any_path(plan: Plan) -> bool:
+    """Whether each value waits in a form that is fine enough whatever reads it, in both states of the gradients."""
+    return plan.compressed or not plan.error or (plan.choice.fits_any_path and plan.accumulating.choice.fits_any_path)
+
+
+def _what_came_before(plan: Plan) -> str:
+    """What becomes of the error of a forward that is not its plan's, and of later ones, in words."""
+    bounds = plan.bounds
+    least = "rounds to fewer than 8 bits" if bounds.rounds_unforeseen else "rounds"
+    return (
+        ". What came before was rounded for the planned path: the error of this step's gradient may be above "
+        f"error={plan.error:g}. No later step {least}, so that its error is within that whichever path it takes. If "
+        "the forward takes the new path from now on, call integrations.restore_model(model) and compress it again"
+    )
+
+
 def _what_follows(plan: Plan) -> str:
     """What becomes of the rest of a forward that is not its plan's, in words."""
     if plan.compressed:
         return "What follows is stored as the level says, and nothing of it is recomputed: less memory is saved"
-    if plan.followed.rounded and plan.error >= EIGHT_BITS:
+    if plan.followed.rounded and plan.bounds.rounds_unforeseen:
         return "What follows is stored in 8 bits, and nothing of it is recomputed: less memory is saved"
     return "What follows is kept: gradients are right and memory is not saved"

@@ -96,6 +96,17 @@ def solved_again(plan: Found, menus: Menus | None, rounded_menus: Menus | None) 
     return replace(made, loss=plan.loss, chunking=plan.chunking, search_seconds=seconds)
 
 
+def solved_for_any_path(plan: Found) -> Found:
+    """The plan of the least peak for a model whose forward takes different paths, from the same captures."""
+    bounds = replace(plan.bounds.for_any_path, memory=None, time=None)
+    menus, rounded_menus = (
+        None if one is None else one.allowing(bounds.allows) for one in (plan.menus, plan.rounded_menus)
+    )
+    captures = Captures(plan.graph, menus, plan.rounded, rounded_menus, plan.level)
+    made = solved(type(plan), plan.model, captures, bounds, plan.objective, plan.capture_seconds)
+    return replace(made, loss=plan.loss, unmeasured="its forward takes another path in some steps")
+
+
 def most_exact(plan: Solution, peak: int, seconds: float) -> Choice | None:
     """The choice of the least error, among those that round, within a peak and so many seconds; ``None`` if none is
     found."""

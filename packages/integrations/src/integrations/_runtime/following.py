@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from integrations._common.warn import warn
-from integrations._planning.bounds import EIGHT_BITS
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Followed, Plans
 from integrations._runtime.fates import Fate
@@ -112,11 +111,11 @@ class Following:
     def way(self, base: Level) -> Way | None:
         """How a session stores tensors that the plan does not have, as in a forward other than the planned one: as its
         level does, for which this returns ``None``. At a level that is off, they are stored in 8 bits if these are
-        within the plan's bound on the error, and otherwise in exact forms."""
+        allowed and within the plan's bound on the error, and otherwise in exact forms."""
         if self._level is not None:
             return None
         plan, schedule, _ = self._followed
-        if not schedule.graph.rounded or (base.off and plan.error < EIGHT_BITS):
+        if not schedule.graph.rounded or (base.off and not plan.bounds.rounds_unforeseen):
             return exactly(base)
         return in_eight_bits(base) if base.off else None
 
@@ -178,16 +177,17 @@ class Following:
         fates, session.fates, session.tracker.recomputation = session.fates, None, None
         if not complete:
             return
-        specs, count = session.specs, len(session.records)
+        specs, saved = session.specs, tuple(record.saved for record in session.records)
         if self._tape is not None:
             self._tape.finish()
             if self._tape.mismatch:
                 specs.note_other()  # the tensors of this forward have other values than the plan's
                 self._plans.note_mismatch(self._followed, self._tape.mismatch)
             elif specs.others == self._others:  # no other thread left its sites meanwhile
-                specs.placed = count if isinstance(fates, _Taped) and fates.placed else None
-        elif specs.placed not in (None, count) or (isinstance(fates, _Placed) and fates.is_other):
+                specs.placed = saved if isinstance(fates, _Taped) and fates.placed else None
+        elif specs.placed not in (None, saved) or (isinstance(fates, _Placed) and fates.is_other):
             specs.note_other()
+            self._plans.note_other(self._followed)
 
     def leave(self) -> None:
         """Leaves what ``begin`` has entered, if that was not left: an interrupt may have come before ``end``."""

@@ -86,8 +86,8 @@ class Specs:
     Attributes:
         policy: decides the codecs.
         first: the site of what the last forward saved first; ``None`` before there was one.
-        placed: how many tensors the last forward with a tape has saved, if the site of each knows its value in the
-            plan; else ``None``.
+        placed: the tensors that the last forward with a tape has saved, in order, if the site of each knows its value
+            in the plan; else ``None``.
         others: how many forwards were other than the plan's.
         noted: the results that the last forward has noted for its formulas.
         hooks: the level of the last forward, with its saved-tensor hooks; ``None`` before there was one.
@@ -96,7 +96,7 @@ class Specs:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.first: Site | None = None
-        self.placed: int | None = None
+        self.placed: tuple[SavedTensor, ...] | None = None
         self.others = 0
         self.noted: Sequence[Noted] = ()
         self.hooks: tuple[Level, tuple[GraphModule, GraphModule]] | None = None

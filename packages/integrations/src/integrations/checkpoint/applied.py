@@ -68,20 +68,21 @@ def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec |
 
 
 def restore_model(model: Model) -> Model:
-    """Undoes ``apply`` and returns the same object, as ``integrations.restore_model`` does.
+    """Undoes ``apply`` and returns the same object, as ``integrations.restore_model`` does. A model without a plan is
+    returned as it is.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: it has no plan, or has one beside a level.
+        ValueError: it has a plan beside a level; or it has none, and is compressed, or a module in it is.
     """
     inner = _module(model)
     found = CompressedForward.of(inner)
     if found is None or found.handle.recomputing is None or not found.handle.level.off:
         others = [one for one in ForwardWrapper.all_of(inner) if one.keeps]
-        way_out = "call integrations.checkpoint.apply(model, plan) first"
         if others:
-            way_out = f"it is {others[0].what}, which {others[0].undo} undoes"
-        raise ValueError(f"{class_of(inner).__name__} has no plan; {way_out}")
+            raise ValueError(
+                f"{class_of(inner).__name__} has no plan; it is {others[0].what}, which {others[0].undo} undoes"
+            )
     return attach.restore_model(model)
 
 

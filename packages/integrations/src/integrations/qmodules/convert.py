@@ -136,15 +136,19 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
 def revert(model: Model) -> Model:
     """Undoes ``QModule``: torch's own layers, with the parameters, buffers and hooks as they are now.
 
-    Q-layers that were built by hand stay, and have bits of their own again.
+    Q-layers that were built by hand stay, and have bits of their own again. A model that is not converted is returned
+    as it is.
 
     Returns:
         The same object, or, for a model that is itself a Q-layer, the layer of torch.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: the model is not converted, or a layer was parametrized since. Nothing has changed then.
+        ValueError: the model is not converted, and a module in it is; or a layer was parametrized since. Nothing has
+            changed then.
     """
+    if _QConversion.nothing_to_undo(model):
+        return model
     record = _QConversion.of(model)
     _refuse_parametrized(model)
     listen_no_longer(model)

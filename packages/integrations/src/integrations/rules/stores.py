@@ -39,6 +39,11 @@ class Store:
         """Whether backward gets the same bits as without the plan."""
         return self.bits is None and self.slope_bits is None
 
+    @property
+    def fine(self) -> bool:
+        """Whether it holds at least 8 bits of what may be rounded, or all of it: enough for any reader."""
+        return self.slope_bits is None and (self.bits is None or self.bits >= 8)
+
     def level(self, base: Level) -> Level:
         """The level that stores everything in this way. ``base`` says the rest: groups, the smallest size, what is
         kept."""

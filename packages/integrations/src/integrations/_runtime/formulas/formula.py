@@ -136,7 +136,8 @@ class Bound:
         """The result, laid out as it was in the forward."""
         formula, (function, args, kwargs) = self.formula, self._call
         with torch.no_grad(), DisableTorchFunction(), _under(formula.autocast):
-            result: Tensor = function(*map(_resolved, args), **{name: _resolved(one) for name, one in kwargs.items()})
+            given = _resolved(args, formula.name)
+            result: Tensor = function(*given, **{key: _resolved(one, formula.name) for key, one in kwargs.items()})
             shape, strides = formula.place.layout
             if result.stride() != strides or result.dtype != formula.dtype:
                 laid = torch.empty_strided(shape, strides, dtype=formula.dtype, device=result.device)
@@ -283,11 +284,21 @@ def bits_of(region: Region) -> int:
     return EXACT if isinstance(codec, (Raw, BitMask, Narrow)) else 0  # it is not known what a user's codec restores
 
 
-def _resolved(value: Any) -> Any:
+def _resolved(value: Any, reader: str) -> Any:
+    """A value with its operands restored, which the operator of that name reads."""
     if isinstance(value, (Kept, Beside, _Inner)):
-        return value.unpack()
+        try:
+            return value.unpack()
+        except RuntimeError as error:
+            changed, hint, _ = str(error).partition(" Hint: ")
+            if not hint:
+                raise
+            raise RuntimeError(
+                f"{changed} Hint: backward recomputes the result of {reader} from it; change it after backward, or "
+                "call compress_model with recompute=False, which stores that result."
+            ) from None
     if type(value) in (list, tuple):
-        return type(value)(_resolved(item) for item in value)
+        return type(value)(_resolved(item, reader) for item in value)
     return value
 
 

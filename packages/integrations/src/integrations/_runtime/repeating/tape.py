@@ -36,7 +36,8 @@ class Tape(TorchDispatchMode):
 
     Attributes:
         mismatch: where and how the forward differs from the one that the schedule is for; empty as long as it does not.
-            From there on, nothing is repeated.
+            From there on, nothing is repeated, and no memory has a value: a store was chosen for the planned readers
+            of a value, and others may read it now.
         paused: whether the operators that run now are not the forward's.
         ops: the expected operators; ``next`` is the place of the next one.
         storages: the values that are there, by storage.
@@ -242,7 +243,8 @@ class Tape(TorchDispatchMode):
         return (UNPLANNED,) * count
 
     def _leave(self, found: str) -> None:
-        """Notes that the forward is not the planned one, and stops following."""
+        """Notes that the forward is not the planned one, and stops following. Segments that were noted stay: each
+        recomputes what its operators have made."""
         ops = self.ops
         if self.next < len(ops):
             planned = ops[self.next]
@@ -251,6 +253,7 @@ class Tape(TorchDispatchMode):
         else:
             expected = "its end"
         self.mismatch = f"at operator {self.next} the plan has {expected}, and there came {found}"
+        self.storages.clear()
 
 
 def _step(tape: Tape, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
