@@ -10,6 +10,7 @@ from torch import nn
 
 from integrations._adaptive.plan import Plan as Allotted
 from integrations._adaptive.weights import usual_weights
+from integrations._common.warn import warn
 from integrations._planning.bounds import Bounds
 from integrations._planning.menus import Menus
 from integrations._planning.offered import Weights, menus_of
@@ -81,6 +82,9 @@ def planned(
         captures = Captures(graph, menus, level=level)
     else:
         found = captured(not bounds.exact)
+        if found[0].double_backward and not bounds.exact:
+            bounds = replace(bounds, error=0.0)
+            warn(f"{class_of(model).__name__}: the step differentiates its gradients (create_graph=True), so the plan rounds nothing")
         rounded, rounded_menus = (None, None) if bounds.exact else with_menus(*found, True)
         if found[1].replaced:  # attention was replaced
             found = captured(False)

@@ -150,6 +150,7 @@ def _graph(trial: _Trial, found: _Recorded, note: str, costs: Costs, measure: bo
         measured=measure,
         differentiated=differentiated.what,
         holds_outputs=differentiated.held,
+        double_backward=found.double_backward,
     )
     return within_units(graph, units_of(model))
 
@@ -186,6 +187,7 @@ class _Recorded(NamedTuple):
     outputs: tuple[int, ...]  # the values that the model returned
     gradients: int  # in bytes
     differentiated: Differentiated
+    double_backward: bool
 
 
 class NoGradient(ValueError):
@@ -258,6 +260,7 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
             outputs=tuple(sorted(value for value in returned if value is not None)),
             gradients=sum(allocated_for_elements(gradient) for gradient in gradients if gradient is not None),
             differentiated=found,
+            double_backward=recorder.double_backward,
         )
 
     given_args, given_kwargs = stand_ins.of_all((args, kwargs))

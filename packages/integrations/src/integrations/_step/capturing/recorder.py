@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from actcore import SavedTensor
+from integrations._calls.double_backward import builds_graph, is_read
 from integrations._common.modules import ModulePaths
 from integrations._step.capturing.backward import BackwardRecorder
 from integrations._step.capturing.contents import Contents
@@ -52,6 +53,7 @@ class Recorder(TorchDispatchMode):
         outlines: by value: the tensor as which it was made.
         leaves: by id: each leaf that has no stand-in, and its gradient as it was; this one's backward adds to none.
         paused: whether the operators that run now belong to no step.
+        double_backward: whether backward has built a graph of its own from numbers that autograd had saved.
     """
 
     def __init__(self, paths: ModulePaths, fake: bool, given: Collection[int]) -> None:
@@ -69,7 +71,7 @@ class Recorder(TorchDispatchMode):
         self._watches: list[weakref.ref[Any]] = []
         self._outside: dict[int, torch.UntypedStorage] = {}  # held, so that no address is reused
         self._backward: BackwardRecorder | None = None  # set once backward has begun
-        self.paused = False
+        self.paused = self.double_backward = False
         self._finished = False
         self._versions: dict[int, int] = {}  # by storage: the version of its tensors after the last operator
         self._copies: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by value: a copy of its memory
@@ -319,6 +321,8 @@ class Recorder(TorchDispatchMode):
         """The tensor, or a fake one of the same metadata."""
         if isinstance(saved, Tensor):
             return saved
+        if builds_graph() and saved.geometry.dtype.is_floating_point and is_read(saved, exactly=True):
+            self.double_backward = True
         if self._backward is not None:
             self._backward.read(saved.value)
         geometry = saved.geometry
