@@ -74,8 +74,11 @@ def test_norms_that_keep_their_output(norm, square):
     torchs = copy.deepcopy(norm).double()
     mine = fewbit.convert(nn.Sequential(copy.deepcopy(torchs)), norms=True)
     x = normal(16, 8, dtype=torch.float64)
-    found = [second_derivatives(one, x, one, square) for one in (mine, torchs)]
-    require_same(*found)
+    for one, other in zip(*(second_derivatives(one, x, one, square) for one in (mine, torchs)), strict=True):
+        if other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+        elif one is not None:  # the output's bias cancels that of what is read of the output, but for their rounding
+            assert one.abs().max() < 1e-9
 
 
 @squares

@@ -288,11 +288,11 @@ class _Anchor(Function):
         return tensor.new_zeros(()).expand(tensor.shape)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass  # this style is the one that works under torch.func
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # the style that torch.func asks for
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor | None) -> Tensor | None:
         return gradient
 
 
@@ -307,8 +307,8 @@ class _Attach(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        pass
+        ctx.set_materialize_grads(False)  # none stays none, as a product's by a factor that is not read
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
         return gradient, None

@@ -21,7 +21,7 @@ from integrations._planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Plans, Shapes
 from integrations._planning.serial import OfOldLevel
-from integrations._planning.unrounded import unrounded
+from integrations._planning.unrounded import marked, unrounded
 from integrations._runtime.compiled.forward import Compiled
 from integrations._runtime.following import Following
 from integrations._step.graphs.fingerprint import fingerprint
@@ -337,7 +337,7 @@ class _Fronts(Plans):
         bounds = replace(first.bounds, memory=None, time=None)
         if self._weights is None and bounds.error:
             self._weights = Weights(model, args, kwargs, first.loss)
-        return front_of(
+        made = front_of(
             model,
             self._level,
             bounds,
@@ -349,6 +349,7 @@ class _Fronts(Plans):
             weights=self._weights,
             bits=self._bits,
         )
+        return marked(made) if first.graph.double_backward else made
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: all but the measurement, which is of the model itself."""

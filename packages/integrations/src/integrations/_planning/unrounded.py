@@ -20,9 +20,10 @@ def unrounded(plan: Plan) -> Plan:
             f"the step of this {plan.model} differentiates its gradients (create_graph=True), so its plan must not "
             f"round: {error}"
         ) from None
-    return _marked(found).with_also(map(_marked, found.also))
+    return marked(found).with_also(map(marked, found.also))
 
 
-def _marked(plan: Plan) -> Plan:
+def marked(plan: Plan) -> Plan:
+    """A plan that rounds nothing, which says why."""
     graph = replace(plan.graph, double_backward=True)
     return replace(plan, graph=graph, rounded=None, rounded_menus=None)
