@@ -29,7 +29,9 @@ def second_derivatives(function, cotangent):
     return torch.autograd.grad(slope.square().sum(), leaves, allow_unused=True)
 
 
-@pytest.mark.parametrize("cotangent", [torch.sum, lambda output: output.square().sum()], ids=["constant", "of the output"])
+@pytest.mark.parametrize(
+    "cotangent", [torch.sum, lambda output: output.square().sum()], ids=["constant", "of the output"]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_second_derivatives_are_torchs_zeros_included(name, cotangent):
     mine, torchs = (second_derivatives(function, cotangent) for function in CASES[name])

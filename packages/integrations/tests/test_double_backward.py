@@ -1,5 +1,5 @@
-"""Gradients that are differentiated (``create_graph=True``): levels warn, plans round nothing, and what is linear in pieces
-stays silent."""
+"""Gradients that are differentiated (``create_graph=True``): levels warn, plans round nothing, and networks that are
+linear in pieces stay silent."""
 
 import copy
 import warnings
@@ -109,8 +109,8 @@ def test_the_warning_comes_although_the_first_steps_differentiate_once():
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.LeakyReLU])
 @pytest.mark.parametrize("level", ["L1", "lean"])
 def test_networks_that_are_linear_in_pieces_stay_silent(level, activation):
-    """Their slopes read weights and exact masks alone, though backward unpacks each layer's rounded input. Where the batch
-    is as large as the layers are wide, too."""
+    """Their slopes read weights and exact masks alone, though backward unpacks each layer's rounded input; where the
+    batch is as large as the layers are wide, too."""
     for width in (64, 256):
         model = integrations.compress_model(net(activation, width), level=level, min_bytes=0)
 

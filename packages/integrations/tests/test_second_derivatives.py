@@ -50,7 +50,7 @@ squares = pytest.mark.parametrize("square", [True, False], ids=["of the square",
 def test_piecewise_linear_functions(name, square):
     mine, torchs, parameters = FEWBIT[name]
     x = normal(16, 32, dtype=torch.float64)
-    found = [second_derivatives(lambda x: one(x, *parameters), x, square=square) for one in (mine, torchs)]
+    found = [second_derivatives(lambda x, one=one: one(x, *parameters), x, square=square) for one in (mine, torchs)]
     require_same(*found)
 
 

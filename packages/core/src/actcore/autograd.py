@@ -28,7 +28,7 @@ class _Later:
     forward.
 
     Attributes:
-        is_result: whether it is one; ``None`` where that is not known, before the Function has returned and in ``vmap``.
+        is_result: whether it is one; ``None`` where that is not known: before the Function has returned, in ``vmap``.
         tensor: finds it where it is still alive.
     """
 
@@ -148,8 +148,9 @@ def save_for_backward(
         announce(*_announced(name, [tensor for tensor, _ in pairs], plan, flat))
     ctx.save_for_backward(*flat)
     later = [entry.later for entry in plan if isinstance(entry, _Stored) and entry.later is not None]
-    if later and isinstance(ctx, torch._C._FunctionBase) and ctx.saved_for_forward is None:  # not in vmap
-        ctx.saved_for_forward = waiting = _Waiting()
+    node: Any = ctx if isinstance(ctx, torch._C._FunctionBase) else None  # vmap's is none
+    if later and node is not None and node.saved_for_forward is None:
+        node.saved_for_forward = waiting = _Waiting()
         waiting.ctx = weakref.ref(ctx)
         waiting.tensors = [(tensor, one) for one in later if (tensor := one.tensor()) is not None]
     ctx._actcore_saved = tuple(plan)
@@ -265,7 +266,7 @@ def _restore(ctx: Any, entry: _Stored, saved: tuple[Tensor, ...]) -> Tensor:
         return _attach(_Anchor.apply(tensor), value)
     if entry.later.is_result is None:
         results = [(tuple(result.shape), result.dtype) for result in ctx._input_metadata]
-        if tensor is not None and tensor.grad_fn is None or (entry.layout.shape, entry.dtype) not in results:
+        if (tensor is not None and tensor.grad_fn is None) or (entry.layout.shape, entry.dtype) not in results:
             return value
     raise RuntimeError(
         f"backward with create_graph=True needs the history of a tensor of shape {entry.layout.shape} that was stored "

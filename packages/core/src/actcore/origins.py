@@ -18,11 +18,7 @@ def note_origin(ctx: Any, x: Tensor) -> None:
     ``torch.func`` makes zeros by itself, and compiled code has no double backward.
     """
     ctx.origin = None
-    if (
-        x.requires_grad
-        and not torch.compiler.is_compiling()
-        and torch._C._functorch.peek_interpreter_stack() is None  # type: ignore[attr-defined]
-    ):
+    if x.requires_grad and not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None:
         with torch.enable_grad():
             ctx.origin = torch.narrow_copy(x if x.dim() else x.unsqueeze(0), 0, 0, 0)  # no elements, so no memory
 

@@ -84,7 +84,10 @@ def planned(
         found = captured(not bounds.exact)
         if found[0].double_backward and not bounds.exact:
             bounds = replace(bounds, error=0.0)
-            warn(f"{class_of(model).__name__}: the step differentiates its gradients (create_graph=True), so the plan rounds nothing")
+            warn(
+                f"{class_of(model).__name__}: the step differentiates its gradients (create_graph=True), so the plan "
+                "rounds nothing"
+            )
         rounded, rounded_menus = (None, None) if bounds.exact else with_menus(*found, True)
         if found[1].replaced:  # attention was replaced
             found = captured(False)
