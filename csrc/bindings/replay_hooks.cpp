@@ -122,7 +122,15 @@ PyObject* packed_eagerly(PyObject* fallback, PyObject* tensor) {
   return PyObject_CallOneArg(fallback, tensor);
 }
 
+// Tells Python of a tensor that a backward reads which builds a graph of its own (create_graph=True). False: an error.
+bool told(PyObject* packed) {
+  Ref builds(PyObject_CallNoArgs(known->grad_enabled));
+  if (builds.get() != Py_True) return static_cast<bool>(builds);
+  return static_cast<bool>(Ref(PyObject_CallOneArg(known->differentiated, packed)));
+}
+
 PyObject* unpack(PyObject*, PyObject* packed) {
+  if (!told(packed)) return nullptr;
   Ref asked = Ref::to(watcher);
   return asked ? PyObject_CallOneArg(asked.get(), packed) : unpacked(packed);
 }

@@ -32,6 +32,7 @@ Known::Known(const py::dict& given) {
   calling = object("calling");
   compiles = object("compiles"), dispatch_mode = object("dispatch_mode"), proxy = object("PROXY");
   torch_functions = object("torch_functions");
+  grad_enabled = object("is_grad_enabled"), differentiated = object("differentiated");
   call_function = {call, "function"}, call_module = {call, "module"};
   call_arguments = {call, "arguments"}, call_recomputes = {call, "recomputes"};
   call_args = {call, "_args"}, call_kwargs = {call, "_kwargs"}, site_given = {site, "given"};

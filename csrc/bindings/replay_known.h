@@ -64,7 +64,8 @@ struct Known {
 
   PyTypeObject *tensor, *parameter, *call, *site, *view, *kept, *group_affine, *standardized, *bit_mask, *positive,
       *narrow, *clamped, *compressed, *entry_type, *exact_type;
-  PyObject *below, *modes, *profiled, *order, *before, *calling, *compiles, *dispatch_mode, *proxy, *torch_functions;
+  PyObject *below, *modes, *profiled, *order, *before, *calling, *compiles, *dispatch_mode, *proxy, *torch_functions,
+      *grad_enabled, *differentiated;
   Operator decompress, destandardize, spread, widen;
   Field call_function, call_module, call_arguments, call_recomputes, call_args, call_kwargs;
   Field site_function, site_spec, site_place, site_module, site_role, site_occurrence, site_following, site_shape;

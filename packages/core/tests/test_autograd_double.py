@@ -5,7 +5,39 @@ import torch
 
 import actcore
 
+from .samples import normal
 from .saving import FOUR_BITS, Cube, Exponential, Linear, W, X
+
+
+class Product(torch.autograd.Function):
+    """``x @ w``, whose input waits in one bit."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        actcore.save_for_backward(ctx, (x, actcore.GroupAffine(bits=1, group_size=32, rounding="nearest")), (w, None))
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = actcore.saved_tensors_of(ctx)
+        return grad @ w.t(), x.t() @ grad
+
+
+class ProductInTwo(torch.autograd.Function):
+    """The same, in the style that ``torch.func`` asks for."""
+
+    @staticmethod
+    def forward(x, w):
+        return x @ w
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        Product.forward(ctx, *inputs)
+
+    backward = Product.backward
+
+
+PRODUCTS = {"forward": Product, "setup_context": ProductInTwo}
 
 
 def second_derivative(function, x):
@@ -67,6 +99,20 @@ def test_double_backward_reaches_a_constant_input():
         (slope,) = torch.autograd.grad(y, w, create_graph=True)
         slope.square().sum().backward()
         assert w.grad is not None
+
+
+@pytest.mark.parametrize("style", PRODUCTS)
+def test_a_dropped_argument_of_a_results_shape_is_no_result(style):
+    """The input is a temporary that asks for no gradient, and has the shape of the result. Its two values are stored
+    exactly, so that the second derivatives are torch's."""
+    w = normal(32 * 32).view(32, 32).requires_grad_()
+    batch = torch.tensor([0.5, -1.5]).repeat(4096).view(256, 32)
+
+    def gradient(function):
+        (slope,) = torch.autograd.grad(function(batch[:32], w).sin().sum(), w, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), w)[0]
+
+    assert torch.equal(gradient(PRODUCTS[style].apply), gradient(torch.matmul))
 
 
 def test_a_tensor_changed_by_its_own_function_is_a_result():

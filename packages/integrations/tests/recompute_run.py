@@ -21,13 +21,14 @@ class _Given:
         made: what the forwards follow, if somebody wants to see it; ``None``: nobody keeps it.
     """
 
-    rounds = False
+    rounds = may_become_exact = False
+    codec = None
     plans = ()  # there is one, see ``Recomputing``
 
     def __init__(self, plan, keeps):
         self.plan, self.keeps, self.made, self.users = plan, keeps, None, Users()
 
-    def following(self, model, level, args, kwargs, bits=None, compiled=False):
+    def following(self, model, level, args, kwargs, bits=None, compiled=False, double=None):
         followed = Followed(self.plan, self.plan.schedule, Signature.of(args, kwargs))
         made = Following(model, self, followed, None, compiled, self.keeps)
         if self.made is not None:

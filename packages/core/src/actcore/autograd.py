@@ -23,12 +23,47 @@ from actcore.stored import Stored, announce, is_heard
 _EXACT = (BitMask, Narrow, Positive, Raw)
 
 
+class _Later:
+    """A tensor that had no history when it was saved. It may be a result of the Function, whose history begins after
+    forward.
+
+    Attributes:
+        is_result: whether it is one; ``None`` where that is not known: before the Function has returned, in ``vmap``.
+        tensor: finds it where it is still alive.
+    """
+
+    __slots__ = ("is_result", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.is_result: bool | None = None
+        self.tensor = weakref.ref(tensor)
+
+
+class _Waiting(tuple[()]):
+    """Finds out which tensors are results of a Function that runs. In the place of what it saves for its forward-mode
+    derivative, torch holds this until the results have their history, and then lets go of it.
+
+    Attributes:
+        ctx: the Function's.
+        tensors: those without history, and where it is noted what they are.
+    """
+
+    ctx: weakref.ref[Any]
+    tensors: list[tuple[Tensor, _Later]]
+
+    def __del__(self) -> None:
+        ctx = self.ctx()
+        if ctx is not None and len(ctx._input_metadata):  # otherwise it is too early to tell
+            for tensor, later in self.tensors:
+                later.is_result = tensor.requires_grad
+
+
 @dataclass(frozen=True)
 class _Stored:
     """Where a stored tensor is among ``ctx.saved_tensors``, and what is needed to undo it. It holds no tensor.
 
-    ``anchor`` is the place of the tensor that carries its history; -1 for one that had none when it was saved. That may
-    be a result of the Function, whose history begins after forward: ``tensor`` finds it where it is still alive.
+    ``anchor`` is the place of the tensor that carries its history; -1 for one that had none when it was saved, of which
+    ``later`` knows whether it has one now.
     """
 
     codec: Codec
@@ -37,7 +72,7 @@ class _Stored:
     start: int
     end: int
     anchor: int
-    tensor: weakref.ref[Tensor] | None
+    later: _Later | None
 
 
 def save_for_backward(
@@ -66,9 +101,8 @@ def save_for_backward(
     ``retain_graph=True``, nothing is stored where there will be no backward, and checkpointing and saved-tensor hooks
     see the stored forms.
 
-    Double backward is that of plain PyTorch at the decompressed values. One case cannot be served and raises: a
-    tensor without history that has the shape of a result, and so may be one, when it is stored in fewer bytes, dropped
-    by everybody else, and then differentiated twice.
+    Double backward is that of plain PyTorch at the decompressed values. One case cannot be served and raises: a result
+    of the Function that is stored in fewer bytes, dropped by everybody else, and then differentiated twice.
 
     Args:
         ctx: the context of the Function.
@@ -113,6 +147,12 @@ def save_for_backward(
         name = operator or type(ctx).__name__.removesuffix("Backward")
         announce(*_announced(name, [tensor for tensor, _ in pairs], plan, flat))
     ctx.save_for_backward(*flat)
+    later = [entry.later for entry in plan if isinstance(entry, _Stored) and entry.later is not None]
+    node: Any = ctx if isinstance(ctx, torch._C._FunctionBase) else None  # vmap's is none
+    if later and node is not None and node.saved_for_forward is None:
+        node.saved_for_forward = waiting = _Waiting()
+        waiting.ctx = weakref.ref(ctx)
+        waiting.tensors = [(tensor, one) for one in later if (tensor := one.tensor()) is not None]
     ctx._actcore_saved = tuple(plan)
 
 
@@ -195,6 +235,7 @@ def _place(ctx: Any, tensor: Tensor, compressed: Compressed, flat: list[Tensor])
         return _Stored(compressed.codec, compressed.layout, compressed.dtype, start, end, -1, None)
     changed = any(tensor is dirty for dirty in getattr(ctx, "dirty_tensors", None) or ())
     anchored = tensor.requires_grad and not changed
+    later = not anchored and tensor.dtype.is_floating_point
     if anchored:
         with torch.enable_grad():
             flat.append(_Anchor.apply(tensor))
@@ -207,7 +248,7 @@ def _place(ctx: Any, tensor: Tensor, compressed: Compressed, flat: list[Tensor])
         start,
         end,
         end if anchored else -1,
-        weakref.ref(tensor),
+        _Later(tensor) if later else None,
     )
 
 
@@ -217,16 +258,16 @@ def _restore(ctx: Any, entry: _Stored, saved: tuple[Tensor, ...]) -> Tensor:
         return value  # there is no double backward through compiled code: torch raises
     if entry.anchor >= 0:
         return _attach(saved[entry.anchor], value)
-    # Double backward, and the tensor had no history when it was saved. A result of this Function has one now.
-    tensor = None if entry.tensor is None else entry.tensor()
-    if tensor is not None:
-        if tensor.grad_fn is None:
-            return value
-        if tensor.grad_fn is ctx:
-            return _attach(_Anchor.apply(tensor), value)
-    results = [(tuple(result.shape), result.dtype) for result in ctx._input_metadata]
-    if tensor is None and (entry.layout.shape, entry.dtype) not in results:
+    if entry.later is None or entry.later.is_result is False:
         return value
+    # Double backward through a result of this Function, which had no history when it was saved.
+    tensor = entry.later.tensor()
+    if tensor is not None and tensor.grad_fn is ctx:
+        return _attach(_Anchor.apply(tensor), value)
+    if entry.later.is_result is None:
+        results = [(tuple(result.shape), result.dtype) for result in ctx._input_metadata]
+        if (tensor is not None and tensor.grad_fn is None) or (entry.layout.shape, entry.dtype) not in results:
+            return value
     raise RuntimeError(
         f"backward with create_graph=True needs the history of a tensor of shape {entry.layout.shape} that was stored "
         "as a result of its Function and is gone or changed, and without it a term of the second derivative would be "
@@ -248,11 +289,11 @@ class _Anchor(Function):
         return tensor.new_zeros(()).expand(tensor.shape)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass  # this style is the one that works under torch.func
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # the style that torch.func asks for
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor | None) -> Tensor | None:
         return gradient
 
 
@@ -267,8 +308,8 @@ class _Attach(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        pass
+        ctx.set_materialize_grads(False)  # none stays none, as a product's by a factor that is not read
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
         return gradient, None

@@ -49,6 +49,9 @@ get_current_graph_task_keep_graph: Callable[[], bool] = bound(
     "torch._C._autograd._get_current_graph_task_keep_graph", _PLANS
 )
 current_autograd_node: Callable[[], Node | None] = bound("torch._C._current_autograd_node", _CAPTURE)
+will_engine_execute_node: Callable[[Node], bool] = bound(
+    "torch._C._will_engine_execute_node", "a backward of a compressed model with create_graph=True"
+)
 get_sequence_nr: Callable[[], int] = bound("torch._C._autograd._get_sequence_nr", "a plan, or an adaptive level")
 # There is no public hook for the end of a backward.
 queue_callback: Callable[[Callable[[], object]], None] = bound(

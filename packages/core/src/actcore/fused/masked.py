@@ -11,6 +11,7 @@ from torch import Tensor
 from actcore.fused.announced import announce_dropout
 from actcore.fused.batches import first, map_backward, map_forward
 from actcore.fused.functions import FusedFunction
+from actcore.origins import note_origin, with_origin
 from actcore.stored import announce_pointwise
 
 _ops = torch.ops.actcore
@@ -72,6 +73,7 @@ class Relu(FusedFunction):
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         announce_pointwise(ctx, inputs[0], output[0], "relu", "signs of 1 bit", output[1:])
+        note_origin(ctx, inputs[0])
         ctx.save_for_backward(output[1])
 
     @staticmethod
@@ -79,7 +81,7 @@ class Relu(FusedFunction):
         if gradients[0] is None:
             return None
         (mask,) = ctx.saved_tensors
-        return masked(gradients[0], mask, 1.0)
+        return with_origin(ctx, masked(gradients[0], mask, 1.0))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 from actcore.fused.announced import announce_max_pool
 from actcore.fused.batches import first, map_backward, map_forward
 from actcore.fused.functions import FusedFunction
+from actcore.origins import note_origin, with_origin
 from actcore.pooling import pooled_shape
 
 _ops = torch.ops.actcore
@@ -70,6 +71,7 @@ class MaxPool(FusedFunction):
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         announce_max_pool(ctx, inputs[0], inputs[1], *output)
+        note_origin(ctx, inputs[0])
         ctx.save_for_backward(output[1])
 
     @staticmethod
@@ -81,7 +83,7 @@ class MaxPool(FusedFunction):
         history = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         call = MaxPoolBackward.apply if history else _ops.max_pool_backward
         gradient = call(gradients[0].contiguous(), packed, ctx.input_shape, *ctx.options)
-        return gradient, None, None, None, None, None
+        return with_origin(ctx, gradient), None, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 from actcore.fused.batches import first, map_backward, map_forward, require_shared
 from actcore.fused.callables import value_of
 from actcore.fused.functions import FusedFunction
+from actcore.origins import note_origin, with_origin
 from actcore.pointwise import PIECEWISE_LINEAR, PointwiseFunction
 from actcore.stored import announce_pointwise, name_of
 
@@ -123,6 +124,8 @@ class Stepwise(FusedFunction):
         announce_pointwise(
             ctx, inputs[0], output[0], name_of(inputs[1]), f"{inputs[5]}-bit steps", (output[1], inputs[4])
         )
+        if not ctx.curved:
+            note_origin(ctx, inputs[0])
         ctx.save_for_backward(output[1], inputs[4])
 
     @staticmethod
@@ -133,6 +136,7 @@ class Stepwise(FusedFunction):
             refuse_curvature()
         codes, levels = ctx.saved_tensors
         gradient = stepped(gradients[0], codes, levels, ctx.bits, ctx.guarded, ctx.curved)
+        gradient = gradient if ctx.curved else with_origin(ctx, gradient)
         return gradient, None, None, None, None, None, None, None
 
     @staticmethod

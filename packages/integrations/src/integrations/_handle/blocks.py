@@ -22,15 +22,17 @@ from integrations.rules.levels import Level
 
 _open: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()  # by model: the threads that are in a block of it
 _adapters: WeakKeyDictionary[nn.Module, dict[Level, Adapter]] = WeakKeyDictionary()
+_told: WeakKeyDictionary[nn.Module, dict[Level, set[str]]] = WeakKeyDictionary()  # by model: what was warned of
 
 
 class BlockCompression(Compression):
-    """The handle of one block. Blocks of the same model at the same level share what was measured."""
+    """The handle of one block. Blocks of the same model at the same level share what was measured, and warn once."""
 
     def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
         super().__init__(model, level_name, level, strict)
         self._kept = model  # the plans do not hold the model
         self._adapter = _adapters.setdefault(model, {}).setdefault(level, Adapter(blocks=True))
+        self._told = _told.setdefault(model, {}).setdefault(level, set())
         self.leave_step: Callable[[int], None] = _to_nobody  # is told the number of the model's next block
 
     def adapt(self, closure: Callable[[], Any], passes: int = 1) -> Plan:
@@ -151,8 +153,9 @@ def in_block(model: nn.Module) -> bool:
 
 
 def forget(model: nn.Module) -> None:
-    """Drops the plans that blocks of the model have passed on."""
+    """Drops the plans that blocks of the model have passed on, and that they have warned."""
     _adapters.pop(model, None)
+    _told.pop(model, None)
 
 
 @contextmanager

@@ -115,7 +115,9 @@ class Compression(HandleState):
         if self.recomputing is not None and self.level.off and runs_transformed(self.recomputing.plans is not None):
             return None
         if self.recomputing is not None:
-            following = self.recomputing.following(self.model, self.level, args, dict(kwargs), self.plan, compiled)
+            following = self.recomputing.following(
+                self.model, self.level, args, dict(kwargs), self.plan, compiled, self.double
+            )
             before, self._plain = self._plain, None if following is None else following.plain
             if self._plain is not None and self._plain is before and not self._looks and self.timed is None:
                 return None  # the forward runs plainly, and the one before has warned of it
@@ -349,7 +351,7 @@ class Compression(HandleState):
             "timed": None,
             "waits": awaits_forward(self),
         }
-        del state["paths"], state["specs"]
+        del state["paths"], state["specs"], state["double"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -358,5 +360,6 @@ class Compression(HandleState):
         self.paths = ModulePaths(self.model)
         self.specs = PlannedSpecs()
         self.key = key_for(self)
+        self.double = self._new_double()
         if waits:
             await_forward(self)

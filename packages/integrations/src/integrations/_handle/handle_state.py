@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from torch import nn
 
@@ -18,6 +20,7 @@ from integrations._handle.recomputing import Recomputing
 from integrations._runtime.session import Session
 from integrations._runtime.specs import PlannedSpecs
 from integrations._runtime.timed import TimedSession
+from integrations._storing.double_backward import DoubleBackward
 from integrations._storing.records import Record
 from integrations.rules.levels import Level
 
@@ -41,6 +44,7 @@ class HandleState(InModel, ABC):
         paths: of the model's modules.
         paused: while an exact gradient is taken for comparison.
         timed: the forwards of a step whose times are measured, while it runs; else ``None``.
+        double: knows whether a backward builds a graph of its own from what is stored rounded.
     """
 
     def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
@@ -61,6 +65,7 @@ class HandleState(InModel, ABC):
         self._trials = 0  # trial runs under way
         self._stores_at: tuple[Level, Level] | None = None
         self._told: set[str] = set()  # subjects that were warned of
+        self.double = self._new_double()
 
     @property
     def stores_at(self) -> Level:
@@ -100,6 +105,10 @@ class HandleState(InModel, ABC):
     def warn(self, message: str) -> None:
         """Warns."""
         warn(message)
+
+    def _new_double(self) -> DoubleBackward:
+        """What knows of double backward, and does not keep the handle alive: what autograd holds leads to it."""
+        return DoubleBackward(partial(_tell_of_double_backward, weakref.ref(self)))
 
     @property
     def running(self) -> bool:
@@ -141,3 +150,28 @@ class HandleState(InModel, ABC):
     @obstacle.setter
     @abstractmethod
     def obstacle(self, why: str) -> None: ...
+
+
+def _tell_of_double_backward(reference: weakref.ref[HandleState], rounded: bool) -> None:
+    """Warns that a backward builds a graph of its own, and has the model's plans round nothing from now on."""
+    handle = reference()
+    recomputing = None if handle is None else handle.recomputing
+    name = "a compressed model" if handle is None else handle.name
+    what = f"{name}: gradients are differentiated (create_graph=True), and with them what is stored rounded"
+    if recomputing is not None and recomputing.may_become_exact:
+        recomputing.differentiated = True
+        message = f"{name}: gradients are differentiated (create_graph=True), so the plan rounds nothing from now on"
+        if rounded:
+            message = f"{what}: this step's gradients may be far off; from the next forward on the plan rounds nothing"
+    elif recomputing is not None and recomputing.codec is not None:
+        message = f"{what}: second derivatives may be far off; apply the plan with codec=None"
+    else:
+        message = (
+            f"{what}: second derivatives may be far off, however small the level's error is. Keep the modules that "
+            "they go through exactly (keep=), take a plan that rounds nothing (memory= and error=0 in place of a "
+            'level), or switch compression off (level="L0")'
+        )
+    if handle is None:
+        warn(message)
+    else:
+        handle.warn_once("double backward", message)

@@ -22,11 +22,13 @@ from integrations._planning.obstacles import planning
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Plans, Shapes
 from integrations._planning.serial import OfOldLevel
+from integrations._planning.unrounded import marked, unrounded
 from integrations._runtime.compiled.forward import Compiled
 from integrations._runtime.following import Following
 from integrations._step.graphs.fingerprint import fingerprint
 from integrations._step.graphs.sharding import class_of
 from integrations._step.graphs.signature import Signature
+from integrations._storing.double_backward import DoubleBackward, Kinds
 from integrations._storing.regions import inner
 from integrations._storing.ways import through
 from integrations.report.words import format_bytes
@@ -73,6 +75,8 @@ class Recomputing:
         asked: bounds or a plan; or, for a plan beside a level, ``"optimal"`` or a budget.
         plans: ``None`` before the first forward that is planned for.
         users: the model's forwards. A capture exchanges its parameters, and runs alone.
+        differentiated: whether a backward has built a graph of its own from what plans round, so that they round
+            nothing from the next forward on.
     """
 
     def __init__(
@@ -88,6 +92,8 @@ class Recomputing:
         self._lock = OwnLock()
         self.users = Users()
         self.compiled: Compiled | None = None
+        self.differentiated = False
+        self._exact: tuple[Plans, Plans | None] | None = None  # plans, and those beside them that round nothing
         if isinstance(asked, Plan):
             stores = asked.compressed or asked.menus is not None
             self.plans = _Fronts(asked, level, shapes=shapes) if stores else Plans(asked, shapes)
@@ -114,6 +120,7 @@ class Recomputing:
         kwargs: dict[str, Any],
         bits: Allotted | None = None,
         compiled: bool = False,
+        double: DoubleBackward | None = None,
     ) -> Following | None:
         """The ``Following`` for a forward with these inputs. ``None`` if there is no backward to plan for; or if the
         model has another plan, and none can be made for these inputs.
@@ -126,6 +133,7 @@ class Recomputing:
             args, kwargs: the forward's.
             bits: the bits of an adaptive level's tensors, from its last measurement.
             compiled: whether torch compiles the forward.
+            double: knows of backwards that build a graph of their own; ``None`` where nothing does.
 
         Raises:
             ValueError: the model has no plan yet, and none can be made, or none keeps to what was asked for. The
@@ -140,11 +148,46 @@ class Recomputing:
         plans = self.plans
         if plans is None:
             return None
+        trial = None
+        if double is not None and self.may_become_exact:
+            plans, trial = self._without_rounding(plans, level, double, args, kwargs)
         followed = plans.plan_for(model, args, kwargs, self.users)
         if followed is None:
             return None
         alone = level.off or (followed.plan.menus is not None and followed.plan.level is None)
-        return Following(model, plans, followed, None if alone else level, compiled, self._keeps)
+        return Following(model, plans, followed, None if alone else level, compiled, self._keeps, trial)
+
+    @property
+    def may_become_exact(self) -> bool:
+        """Whether the plans may round, and there are others that do not."""
+        plans = self.plans
+        return plans is not None and self.codec is None and not plans.last.compressed and plans.last.error > 0
+
+    def _without_rounding(
+        self, plans: Plans, level: Level, double: DoubleBackward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Plans, Kinds | None]:
+        """The plans for a forward, and the kinds of its inputs if it rounds nothing until it is known whether its
+        backward builds a graph of its own: whoever differentiates gradients mostly gives inputs that ask for some.
+
+        Raises:
+            ValueError: backward has built one, and no plan without rounding keeps to the bounds.
+        """
+        if self.differentiated:
+            with self._lock.held:
+                if plans is self.plans:
+                    self.plans = _Fronts(unrounded(plans.first), level)
+                return self.plans or plans, None
+        kinds = Signature.of(args, kwargs).kinds
+        if double.is_tried(kinds) or not any(kind.endswith(" True") for kind in kinds):
+            return plans, None
+        with self._lock.held:
+            if self._exact is None or self._exact[0] is not plans:
+                try:
+                    self._exact = plans, _Fronts(unrounded(plans.first), level)
+                except ValueError:
+                    self._exact = plans, None
+            exact = self._exact[1]
+        return (plans, None) if exact is None else (exact, kinds)
 
     def _is_due(self, bits: Allotted | None) -> bool:
         """Whether there is no plan for these bits."""
@@ -213,7 +256,8 @@ class Recomputing:
         peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
         again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
         stored = _error_of(plan) if self.codec is None else f", what is kept stored by {self.codec}"
-        return f"By a plan: {peak}{stored}; backward recomputes {again}"
+        exactly = ", nothing rounded for create_graph=True" if plan.graph.double_backward else ""
+        return f"By a plan: {peak}{stored}{exactly}; backward recomputes {again}"
 
     def title(self) -> str:
         """What was asked for, as a report describes it."""
@@ -299,7 +343,7 @@ class _Fronts(Plans):
         bounds = replace(self._bounds, memory=None, time=None)
         if self._weights is None and bounds.error:
             self._weights = Weights(model, args, kwargs, first.loss)
-        return front_of(
+        made = front_of(
             model,
             self._level,
             bounds,
@@ -311,6 +355,7 @@ class _Fronts(Plans):
             weights=self._weights,
             bits=self._bits,
         )
+        return marked(made) if first.graph.double_backward else made
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: all but the measurement, which is of the model itself."""

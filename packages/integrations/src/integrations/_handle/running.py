@@ -73,6 +73,10 @@ class RunningSession:
             redraw=handle.redraw,
             look=None if look is None else look.at,
         )
+        last = self._session.storages.last
+        last.double = handle.double
+        if following is not None and following.trial is not None:
+            handle.double.try_forward(following.trial, last)
         if handle.timed is not None and isinstance(self._session, TimedSession):
             handle.timed.append(self._session)
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from integrations._adaptive.plan import Plan as Allotted
 from integrations._adaptive.weights import usual_weights
+from integrations._common.warn import warn
 from integrations._planning.bounds import Bounds
 from integrations._planning.chunked import chunking
 from integrations._planning.menus import Menus
@@ -82,6 +83,12 @@ def planned(
         captures = Captures(graph, menus, level=level)
     else:
         found = captured(not bounds.exact)
+        if found[0].double_backward and not bounds.exact:
+            bounds = replace(bounds, error=0.0)
+            warn(
+                f"{class_of(model).__name__}: the step differentiates its gradients (create_graph=True), so the plan "
+                "rounds nothing"
+            )
         rounded, rounded_menus = (None, None) if bounds.exact else with_menus(*found, True)
         if found[1].replaced:  # attention was replaced
             found = captured(False)

@@ -86,6 +86,11 @@ class Plans:
         self._told = False  # whether it was warned that some inputs get no plan of their own
         self._lock = OwnLock()
 
+    @property
+    def first(self) -> Plan:
+        """The first plan."""
+        return self._first
+
     def plan_for(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], users: Users
     ) -> Followed | None:

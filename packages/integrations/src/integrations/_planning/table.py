@@ -105,6 +105,8 @@ def caption_of(plan: Solution) -> str:
             f"{format_bytes(other.plain_peak)} -> {format_bytes(other.peak)}, time {other.overhead:+.1%}: "
             "plan.accumulating."
         )
+    if plan.graph.double_backward:
+        lines.append("Nothing is rounded, because the step differentiates its gradients (create_graph=True).")
     if plan.graph.note:
         lines.append(f"It was {plan.graph.note}.")
     lines.append(f"Captured in {plan.capture_seconds:.2f} s, searched in {plan.search_seconds:.2f} s.")

@@ -22,6 +22,7 @@ from integrations._step.dispatch.memory import Geometry, is_plain
 from integrations._step.dispatch.versions import unseen
 from integrations._step.graphs.schedule import Schedule
 from integrations._step.graphs.sharding import hooks_unseen, units_of
+from integrations._storing.double_backward import Kinds
 from integrations._storing.regions import View
 from integrations._storing.ways import Way, exactly, in_eight_bits, kept, way_of
 from integrations._torch import DisableTorchFunction, in_forward_mode, peek_interpreter_stack
@@ -72,6 +73,8 @@ class Following:
             a value waits as it is.
         compiled: whether torch compiles the forward, which then follows ``plan`` by itself.
         keeps: how a kept value waits that the plan has no store for, where ``level`` is ``None``; ``None``: as it is.
+        trial: the kinds of the inputs, where the forward rounds nothing until it is known whether its backward builds a
+            graph of its own; otherwise ``None``.
     """
 
     def __init__(
@@ -82,7 +85,9 @@ class Following:
         level: Level | None = None,
         compiled: bool = False,
         keeps: Way | None = None,
+        trial: Kinds | None = None,
     ) -> None:
+        self.trial = trial
         self._model, self._plans, self._followed, self._level = model, plans, followed, level
         self._compiled, self._keeps = compiled, keeps
         self._tape: Tape | None = None
@@ -151,6 +156,7 @@ class Following:
         the hooks that gather them are left out."""
         others = self._without_store(session)
         tape = self._tape = Tape(schedule, _Read(session, schedule, others.rounded), self._model)
+        tape.double, tape.rounded = session.storages.last.double, rounds or self._level is not None
         found = _Taped(session, schedule, others, tape, rounds)
         session.fates, session.aside = found, unseen
         if session.checkpoints is not None:

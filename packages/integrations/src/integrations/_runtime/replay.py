@@ -27,6 +27,7 @@ from actcore.noise import step_key
 from actcore.replay import Replay, bind_replay
 from integrations._calls.call import Call
 from integrations._common.modules import innermost
+from integrations._runtime.double_backward import differentiated
 from integrations._runtime.site import Site, with_kernel
 from integrations._runtime.specs import Place, SavedTensorSpec
 from integrations._storing.forms import Clamped, Packed, Placeholder
@@ -214,6 +215,8 @@ BOUND = {
     "dispatch_mode": get_dispatch_mode,
     "PROXY": PROXY,
     "torch_functions": len_torch_function_stack,
+    "is_grad_enabled": torch.is_grad_enabled,
+    "differentiated": differentiated,
     "below_autograd": AutoDispatchBelowAutograd,
     "modes": len_torch_dispatch_stack,
     "profiled": profiler_enabled,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from actcore import Codec, Compressed, GroupAffine, Kept, Layout, Offload, compress
 from integrations._common.plain import has_elements
+from integrations._storing.double_backward import DoubleBackward
 from integrations._storing.regions import Exact, View, codec_name
 from integrations.rules.arguments import Arguments, two_valued
 from integrations.rules.rules import Need
@@ -21,7 +22,9 @@ SLOPE = "backward asks only for the derivative, of which these bits tell the nea
 """The reason in a report's row."""
 _NO_CURVATURE = (
     "an activation whose derivative is stored in a few bits has no second derivative, and create_graph=True would give "
-    "another number for it; store its input in bits (slope_bits=None) where gradients are differentiated"
+    "another number for it. A plan that compress_model makes rounds nothing from the next forward on: repeat the step. "
+    "To have it so from the beginning, pass error=0 to compress_model or integrations.plan, or leave 'slopes' out of "
+    "stores"
 )
 
 
@@ -54,9 +57,15 @@ Packed: TypeAlias = Kept | Exact | View | Form | RecomputedTensor
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A compressed tensor, or a stand-in for one."""
+    """A compressed tensor, or a stand-in for one.
+
+    Attributes:
+        compressed: the tensor.
+        double: is told if backward builds a graph of its own; ``None`` where nobody is.
+    """
 
     compressed: Compressed
+    double: DoubleBackward | None = field(default=None, kw_only=True)
 
     @property
     def nbytes(self) -> int:

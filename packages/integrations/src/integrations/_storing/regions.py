@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from actcore import BitMask, Codec, Compressed, GroupAffine, Kept, Layout, Narrow, Offload, Positive, Raw
+from integrations._storing.double_backward import DoubleBackward
 from integrations._storing.extent import Extent
 from integrations._storing.records import Record
 from integrations.rules.norms import Standardized
@@ -32,12 +33,18 @@ Stream = int | Tensor
 
 
 class LastRestored:
-    """The region of one ``Storages`` that was restored last, while views of it are still to come."""
+    """The region of one ``Storages`` that was restored last, while views of it are still to come.
 
-    __slots__ = ("region",)
+    Attributes:
+        region: the region.
+        double: is told if backward builds a graph of its own; ``None`` where nobody is.
+    """
+
+    __slots__ = ("__weakref__", "double", "region")
 
     def __init__(self) -> None:
         self.region: weakref.ref[Region] | None = None
+        self.double: DoubleBackward | None = None
 
     def becomes(self, region: Region | None) -> None:
         """Makes another region the last one, and frees what the one before lends."""

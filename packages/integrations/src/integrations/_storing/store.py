@@ -13,7 +13,7 @@ from integrations._calls.call import Call
 from integrations._common.plain import has_elements
 from integrations._storing.choice import INDICES, codec_for, lazy, packable
 from integrations._storing.extent import Extent
-from integrations._storing.forms import SLOPE, Form, Packed, SlopeForm, form_of, window_indices
+from integrations._storing.forms import SLOPE, Form, Held, Packed, SlopeForm, form_of, window_indices
 from integrations._storing.projection import projection
 from integrations._storing.records import RECOMPUTED, Record
 from integrations._storing.regions import Stream
@@ -50,11 +50,13 @@ class Storing:
             slope = self._slope(tensor, decision, call)
             if slope is not None:
                 record.codec, record.why, record.stored_bytes, record.host = slope.name, SLOPE, slope.nbytes, slope.host
-                return slope, None
+                return replace(slope, double=self.storages.last.double), None
             form = self._form(tensor, decision, call, stream)
             if form is not None:
                 record.codec, record.stored_bytes, record.host = form.name, form.nbytes, form.host
                 record.why = INDICES if decision.indices else record.why
+                if isinstance(form, Held):
+                    form = replace(form, double=self.storages.last.double)
                 return form, decision.codec
             codec = self._placed(codec_for(tensor, decision, record, call), tensor)
             if isinstance(codec, Raw):

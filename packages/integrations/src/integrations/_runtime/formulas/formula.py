@@ -13,6 +13,7 @@ from torch import Tensor
 
 from actcore import BitMask, GroupAffine, Kept, Layout, Narrow, Raw
 from integrations._runtime.formulas.operators import Again
+from integrations._storing.double_backward import DoubleBackward
 from integrations._storing.regions import Beside, Region, View, inner, used_on
 from integrations._torch import DisableAutocast, DisableTorchFunction
 
@@ -146,12 +147,17 @@ class Bound:
 
 
 class LastComputed:
-    """The formula whose result is lent. So at most one tensor is alive beyond what autograd itself holds."""
+    """The formula whose result is lent. So at most one tensor is alive beyond what autograd itself holds.
 
-    __slots__ = ("_bound",)
+    Attributes:
+        double: is told if backward builds a graph of its own; ``None`` where nobody is.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_bound", "double")
+
+    def __init__(self, double: DoubleBackward | None) -> None:
         self._bound: weakref.ref[Bound] | None = None
+        self.double = double
 
     def result_of(self, bound: Bound) -> Tensor:
         """The formula's result. It is the lent one if nothing else was computed since, and nothing was written to
@@ -183,6 +189,16 @@ class Recomputed:
         self._bound, self._place, self._last = bound, place, last
         self._waits = True
         bound.waiting += 1
+
+    @property
+    def bits(self) -> int:
+        """The least bits of what it is recomputed from."""
+        return self._bound.bits
+
+    @property
+    def double(self) -> DoubleBackward | None:
+        """What is told if backward builds a graph of its own."""
+        return self._last.double
 
     def unpack(self) -> Tensor:
         """The tensor."""

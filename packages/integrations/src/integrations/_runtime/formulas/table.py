@@ -94,7 +94,7 @@ class Formulas:
         self._before = () if notes_all(step) else before
         self.noted: list[Noted] = []
         self._formulas: StorageMap[Formula] = StorageMap()
-        self._last = LastComputed()
+        self._last = LastComputed(storages.last.double)
 
     def note(self, call: Call, outputs: Sequence[Tensor]) -> None:
         """Notes by which formula, if any, the result of a call that is over can be recomputed."""

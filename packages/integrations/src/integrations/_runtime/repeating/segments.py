@@ -17,6 +17,7 @@ from integrations._runtime.repeating.keeping import Later, Packed
 from integrations._runtime.repeating.repeating import repeated
 from integrations._step.dispatch.memory import Geometry
 from integrations._step.dispatch.versions import Version
+from integrations._storing.double_backward import DoubleBackward
 from integrations._torch import current_graph_task_id, get_current_graph_task_keep_graph
 
 _USED_UP = (
@@ -59,10 +60,17 @@ class Segment:
 
     Args:
         model: whose forward it is a part of; an error that memory has run out is told of as one in that forward is.
+        double: is told if backward builds a graph of its own; ``None`` where nobody is.
+        rounded: whether what it reads may be rounded.
     """
 
-    def __init__(self, model: weakref.ref[nn.Module] | None = None) -> None:
-        self._model = model
+    def __init__(
+        self,
+        model: weakref.ref[nn.Module] | None = None,
+        double: DoubleBackward | None = None,
+        rounded: bool = False,
+    ) -> None:
+        self._model, self.double, self.rounded = model, double, rounded
         self.calls: list[RepeatedCall | None] | None = []  # None once they have been repeated for the last time
         self._becomes: dict[int, int] = {}  # values whose memory was taken over, with what they became
         self._handles: dict[int, int] = {}  # how many saved tensors are in a value's memory

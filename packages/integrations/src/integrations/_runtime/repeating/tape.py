@@ -19,6 +19,7 @@ from integrations._runtime.repeating.segments import Handle, Results, Segment
 from integrations._step.dispatch.memory import Geometry, Memory, is_plain, key_of, shapes_of
 from integrations._step.dispatch.operators import Traits, device_of, generator_of, lazy_views, traits_of
 from integrations._step.graphs.schedule import Planned, Schedule
+from integrations._storing.double_backward import DoubleBackward
 from integrations._torch import DispatchKey, OpOverload, SetExcludeDispatchKeyGuard, TorchDispatchMode
 
 UNPLANNED = -1
@@ -38,6 +39,8 @@ class Tape(TorchDispatchMode):
         mismatch: where and how the forward differs from the one that the schedule is for; empty as long as it does not.
             From there on, nothing is repeated, and no memory has a value: a store was chosen for the planned readers
             of a value, and others may read it now.
+        double: is told if backward builds a graph of its own; ``None`` where nobody is.
+        rounded: whether what repetitions read may be rounded.
         paused: whether the operators that run now are not the forward's.
         ops: the expected operators; ``next`` is the place of the next one.
         storages: the values that are there, by storage.
@@ -46,6 +49,8 @@ class Tape(TorchDispatchMode):
     def __init__(self, schedule: Schedule, keeping: Keeping | None = None, model: nn.Module | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._model = None if model is None else weakref.ref(model)
+        self.double: DoubleBackward | None = None
+        self.rounded = False
         self.paused = False
         self.mismatch = ""
         self.ops, self.next = schedule.ops, 0
@@ -165,7 +170,7 @@ class Tape(TorchDispatchMode):
     def _segments_of(self, planned: Planned) -> list[tuple[_Level, Segment]]:
         """The segments in which an operator is to be repeated: at most one outer and one inner."""
         return [
-            (level, level.segments.setdefault(number, Segment(self._model)))
+            (level, level.segments.setdefault(number, Segment(self._model, self.double, self.rounded)))
             for level, number in ((self._outer, planned.segment), (self._inner, planned.inner))
             if number >= 0
         ]

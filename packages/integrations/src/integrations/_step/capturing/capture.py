@@ -160,6 +160,7 @@ def _graph(trial: _Trial, found: _Recorded, note: str, costs: Costs, measure: bo
         measured=measure,
         differentiated=differentiated.what,
         holds_outputs=differentiated.held,
+        double_backward=found.double_backward,
     )
     return within_units(graph, units_of(model))
 
@@ -201,6 +202,7 @@ class _Recorded(NamedTuple):
     outputs: tuple[int, ...]  # the values that the model returned
     gradients: int  # in bytes
     differentiated: Differentiated
+    double_backward: bool
 
 
 class _Loss(Function):
@@ -276,6 +278,7 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
             outputs=tuple(sorted(value for value in returned if value is not None)),
             gradients=sum(bytes_of_gradient(gradient) for gradient in gradients if gradient is not None),
             differentiated=found,
+            double_backward=recorder.double_backward,
         )
 
     given_args, given_kwargs = stand_ins.of_all((args, kwargs))

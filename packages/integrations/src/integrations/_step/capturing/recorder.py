@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from actcore import SavedTensor
+from integrations._calls.double_backward import builds_graph, is_read
 from integrations._common.modules import ModulePaths
 from integrations._step.capturing.apart import Apart
 from integrations._step.capturing.backward import BackwardRecorder
@@ -52,6 +53,7 @@ class Recorder(TorchDispatchMode):
         casts: values that are copies of parameters in another dtype, as autocast makes them.
         leaves: by id: each leaf that has no stand-in, and its gradient as it was; this one's backward adds to none.
         paused: whether the operators that run now belong to no step.
+        double_backward: whether backward has built a graph of its own from numbers that autograd had saved.
     """
 
     def __init__(self, paths: ModulePaths, fake: bool, given: Collection[int]) -> None:
@@ -70,7 +72,7 @@ class Recorder(TorchDispatchMode):
         self._watches: list[weakref.ref[Any]] = []
         self._outside: dict[int, torch.UntypedStorage] = {}  # held, so that no address is reused
         self._backward: BackwardRecorder | None = None  # set once backward has begun
-        self.paused = False
+        self.paused = self.double_backward = False
         self._finished = False
         self._versions: dict[int, int] = {}  # by storage: the version of its tensors after the last operator
         self._copies: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by value: a copy of its memory
@@ -354,6 +356,8 @@ class Recorder(TorchDispatchMode):
         return tensor
 
     def _unpacked(self, saved: Saved) -> Tensor:
+        if builds_graph() and saved.geometry.dtype.is_floating_point and is_read(saved, exactly=True):
+            self.double_backward = True
         if self._backward is not None:
             self._backward.read(saved.value)
         geometry = saved.geometry

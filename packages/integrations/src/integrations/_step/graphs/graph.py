@@ -119,6 +119,8 @@ class Graph:
         accumulates: whether each parameter has a gradient already, to which backward adds.
         rounded: whether what backward reads may be rounded in the captured forward: its attention keeps query, key and
             value alone and is recomputed from them, and nothing is decided a second time.
+        double_backward: whether backward builds a graph of its own (``create_graph=True``) from what was saved, which
+            must be exact then.
     """
 
     ops: tuple[Op, ...]
@@ -136,6 +138,7 @@ class Graph:
     holds_outputs: bool = True
     accumulates: bool = False
     rounded: bool = False
+    double_backward: bool = False
 
     @property
     def seconds(self) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 import actcore
+from actcore.origins import note_origin, with_origin
 from actcore.stored import announce_pointwise, stands_for
 from integrations._step_tables.options import constant
 from integrations._torch import constant_when_traced
@@ -56,6 +57,7 @@ class _Band(Function):
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         announce_pointwise(ctx, inputs[0], output[0], inputs[3], "mask of 1 bit", output[1:])
+        note_origin(ctx, inputs[0])
         ctx.save_for_backward(output[1])
 
     @staticmethod
@@ -63,7 +65,8 @@ class _Band(Function):
         if gradients[0] is None:
             return None, None, None, None, None
         (mask,) = ctx.saved_tensors
-        return _Passed.apply(gradients[0].contiguous(), mask, ctx.slope), None, None, None, None
+        passed = _Passed.apply(gradients[0].contiguous(), mask, ctx.slope)
+        return with_origin(ctx, passed), None, None, None, None
 
 
 class _Passed(Function):

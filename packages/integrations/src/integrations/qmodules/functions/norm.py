@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 import actcore
+from actcore.origins import note_origin, with_origin
 from integrations._common.norm_statistics import mean_of, rms_of, rms_product, statistic_shape
 from integrations._torch import batch_norm_impl_index, batch_norm_impl_index_backward, native_batch_norm_legit
 from integrations.qmodules.functions.saving import Saving
@@ -109,6 +110,8 @@ class GroupNorm(Function):
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float, saving: Saving
     ) -> Tensor:
         ctx.groups, ctx.eps = groups, eps
+        if bias is not None:
+            note_origin(ctx, bias)
         saving.save(ctx, x, weight)
         statistic = mean_of(x, weight, (x.shape[0], groups))
         saving.announce(ctx, statistic, statistic)
@@ -134,7 +137,8 @@ class GroupNorm(Function):
 
 
 def _twice(x: Tensor, weight: Tensor | None, gradient: Tensor, ctx: Any) -> list[Tensor | None]:
-    """``GroupNorm``'s gradients with a history: its kernel's backward has no derivative."""
+    """``GroupNorm``'s gradients with a history: its kernel's backward has no derivative. As in torch, that reaches the
+    bias, with zeros."""
     needed = ctx.needs_input_grad
     # Views: one tensor of this node's own for each, without or with the history of what was saved.
     given = [tensor if tensor is None else tensor.view_as(tensor) for tensor in (x, weight)]
@@ -144,6 +148,7 @@ def _twice(x: Tensor, weight: Tensor | None, gradient: Tensor, ctx: Any) -> list
     output = F.group_norm(given[0], ctx.groups, given[1], None, ctx.eps)  # type: ignore[arg-type]
     wanted = [tensor for tensor, needs in zip(given, needed, strict=False) if tensor is not None and needs]
     found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True)) if wanted else iter(())
+    found = iter([with_origin(ctx, one) for one in found] if needed[2] else list(found))
     to_bias = gradient.sum([d for d in range(gradient.dim()) if d != 1]) if needed[2] else None
     return [next(found) if needed[0] else None, next(found) if needed[1] else None, to_bias]
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from actcore.origins import note_origin, with_origin
 from actcore.stored import Stored, announce, is_heard
 
 
@@ -25,6 +26,7 @@ class AveragePool(Function):
         backward_arguments: tuple[Any, ...],
     ) -> Tensor:
         ctx.like, ctx.call = (x.shape, x.stride()), (backward, backward_arguments)
+        note_origin(ctx, x)
         if is_heard(ctx):
             announce(Stored(x, getattr(pool, "__name__", "avg_pool").strip("_"), "input", "shape"))
         return pool(x, *arguments)
@@ -35,4 +37,4 @@ class AveragePool(Function):
         backward, arguments = ctx.call
         # Never written and never read: kernels look at its shape and memory format, which one element would not have.
         like = torch.empty_strided(*ctx.like, dtype=gradient.dtype, device=gradient.device)
-        return backward(gradient, like, *arguments), None, None, None, None
+        return with_origin(ctx, backward(gradient, like, *arguments)), None, None, None, None

@@ -1,0 +1,78 @@
+"""Double backward: whether a graph of backward (``create_graph=True``) reads the elements of a saved tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from integrations._torch import current_autograd_node, current_graph_task_id, will_engine_execute_node
+
+_PRODUCTS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
+    {
+        "MmBackward": {"self": (1,), "mat2": (0,)},
+        "BmmBackward": {"self": (1,), "mat2": (0,)},
+        "AddmmBackward": {"mat1": (2,), "mat2": (1,)},
+        "SparseAddmmBackward": {"mat1": (2,), "mat2": (1,)},
+        "BaddbmmBackward": {"batch1": (2,), "batch2": (1,)},
+        "AddbmmBackward": {"batch1": (2,), "batch2": (1,)},
+        "MvBackward": {"self": (1,), "vec": (0,)},
+        "AddmvBackward": {"mat": (2,), "vec": (1,)},
+        "DotBackward": {"self": (1,), "tensor": (0,)},
+        "AddrBackward": {"vec1": (2,), "vec2": (1,)},
+        "MulBackward": {"self": (1,), "other": (0,)},
+        "AddcmulBackward": {"tensor1": (2,), "tensor2": (1,)},
+        "LinearBackward": {"input": (1,), "weight": (0,)},
+        "ConvolutionBackward": {"input": (1,), "weight": (0,)},
+        "DivBackward": {"self": (1,), "other": (0, 1)},
+    }
+)
+"""Nodes of operators that are linear in each factor: for which inputs' gradients a factor is read. A backward that only
+asks for the gradient of a layer's input unpacks that input, too, and reads the weight alone."""
+
+_BY_SIGN = frozenset(
+    f"{name}Backward"
+    for name in (
+        *("Relu", "LeakyRelu", "Threshold", "Hardtanh", "Hardsigmoid", "Hardshrink", "Softshrink", "Clamp", "Abs"),
+        *("ClampMin", "ClampMax", "Max", "Min", "Amax", "Amin", "Maximum", "Minimum", "MaxPool2DWithIndices"),
+        *("MaxPool3DWithIndices", "AdaptiveMaxPool2D", "AdaptiveMaxPool3D", "Sgn", "Sign"),
+    )
+)
+"""Nodes that look only on which side of a bound an element is, or for which the shape suffices."""
+
+
+def builds_graph() -> bool:
+    """Whether a backward runs in this thread, and autograd builds a graph of it."""
+    return torch.is_grad_enabled() and current_graph_task_id() != -1
+
+
+def is_read(packed: object, exactly: bool = False) -> bool:
+    """Whether the node of backward that unpacks a saved tensor computes with its elements.
+
+    Args:
+        packed: what autograd holds in the tensor's place.
+        exactly: whether the elements are exact, so that nodes that look at signs do not count.
+    """
+    node = current_autograd_node()
+    if node is None:
+        return True
+    name = node.name().rstrip("0123456789")
+    if exactly and name in _BY_SIGN:
+        return False
+    for field, edges in _PRODUCTS.get(name, {}).items():
+        if getattr(getattr(node, f"_raw_saved_{field}", None), "data", None) is packed:
+            return any(_is_wanted(node, edge) for edge in edges)
+    return True
+
+
+def _is_wanted(node: Any, edge: int) -> bool:
+    """Whether this backward computes a node's gradient of one of its inputs."""
+    function = node.next_functions[edge][0]
+    if function is None:
+        return False
+    try:
+        return will_engine_execute_node(function)
+    except RuntimeError:  # torch does not say it of a leaf whose gradient is asked for
+        return True

@@ -1,0 +1,29 @@
+"""``unrounded``: a plan without rounding, for steps that differentiate their gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from integrations._planning.plan import Plan
+
+
+def unrounded(plan: Plan) -> Plan:
+    """The plan for the same memory and time that rounds nothing, from the same captures.
+
+    Raises:
+        ValueError: there is none. The message names the least that there is.
+    """
+    try:
+        found = plan.within(plan.memory, plan.time, 0.0)
+    except ValueError as error:
+        raise ValueError(
+            f"the step of this {plan.model} differentiates its gradients (create_graph=True), so its plan must not "
+            f"round: {error}"
+        ) from None
+    return marked(found).with_also(map(marked, found.also))
+
+
+def marked(plan: Plan) -> Plan:
+    """A plan that rounds nothing, which says why."""
+    graph = replace(plan.graph, double_backward=True)
+    return replace(plan, graph=graph, rounded=None, rounded_menus=None)

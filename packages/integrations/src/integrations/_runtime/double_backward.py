@@ -1,0 +1,60 @@
+"""``differentiated``: which tensors that a backward reads are rounded, if autograd builds a graph of that backward."""
+
+from __future__ import annotations
+
+from actcore import GroupAffine, Raw
+from integrations._calls.double_backward import builds_graph, is_read
+from integrations._runtime.formulas.formula import EXACT, Recomputed, bits_of
+from integrations._runtime.repeating.segments import Handle
+from integrations._storing.double_backward import DoubleBackward
+from integrations._storing.forms import Held, SlopeForm
+from integrations._storing.regions import Exact, View, inner
+
+
+def differentiated(packed: object) -> None:
+    """Tells the model whose forward has stored a tensor that autograd builds a graph of the backward that reads it.
+
+    The unpack hook calls this, in C, where gradients are enabled.
+    """
+    double = _double_of(packed)
+    if double is None or double.met or not builds_graph():
+        return
+    rounded = _is_rounded(packed)
+    if (rounded or (double.tries and _may_be_rounded(packed))) and is_read(packed, not rounded):
+        double.meet(rounded)
+
+
+def _double_of(packed: object) -> DoubleBackward | None:
+    """What is to be told of a stored tensor; ``None`` for one that nobody rounds."""
+    if isinstance(packed, View):
+        return packed.region.last.double
+    if isinstance(packed, Exact):
+        return None if packed.region is None else packed.region.last.double
+    if isinstance(packed, Held):
+        return packed.double
+    if isinstance(packed, Handle):
+        return packed.segment.double
+    return packed.double if isinstance(packed, Recomputed) else None
+
+
+def _is_rounded(packed: object) -> bool:
+    """Whether the restored elements differ from those of the forward."""
+    if isinstance(packed, View):
+        return not packed.sign and bits_of(packed.region) < EXACT
+    if isinstance(packed, Held):
+        return isinstance(packed, SlopeForm) or isinstance(inner(packed.compressed.codec), GroupAffine)
+    if isinstance(packed, Handle):
+        return packed.segment.rounded
+    return isinstance(packed, Recomputed) and packed.bits < EXACT
+
+
+def _may_be_rounded(packed: object) -> bool:
+    """Whether a plan may round what is stored exactly here: numbers, and not signs, masks or indices."""
+    if isinstance(packed, Handle):
+        return packed.geometry.dtype.is_floating_point
+    if not isinstance(packed, (View, Exact)) or packed.region is None or not packed.region.dtype.is_floating_point:
+        return False
+    region = packed.region
+    if isinstance(packed, Exact) or region.kept is not None:
+        return True
+    return not packed.sign and region.value is not None and isinstance(inner(region.value.codec), Raw)
