@@ -10,6 +10,10 @@ from typing import Any
 import actcore
 
 
+GROUP_SIZE = 256
+"""Elements that share two bounds, where no other number is asked for."""
+
+
 def _require_int(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, got {value!r}")
@@ -40,8 +44,8 @@ class Level:
         recompute: whether what cheap operators make of tensors that are stored anyway is recomputed from these in
             backward, where it would be rounded otherwise: an activation's result from its input, a norm's from its
             input, products and casts. Where a plan is followed, that says what is recomputed.
-        group_size: elements that share two bounds, a positive multiple of 32. In 4 bits or fewer, inputs of linear
-            operators share them by half as many, if that is a multiple of 32, too.
+        group_size: elements that share two bounds, a positive multiple of 32. At 256, the inputs of linear operators
+            share them by 128 in 4 bits or fewer; any other size holds for all tensors.
         min_bytes: smaller tensors are kept as they are.
         seed: of the random rounding. Two runs with one seed round alike.
         keep: modules whose tensors are kept exactly, with all that is in them: paths as in ``named_modules``, with
@@ -58,7 +62,7 @@ class Level:
     attention_bits: int = 7
     checkpoint_bits: int | None = 8
     recompute: bool = False
-    group_size: int = 256
+    group_size: int = GROUP_SIZE
     min_bytes: int = 1024
     seed: int = 0
     keep: tuple[str, ...] = ()

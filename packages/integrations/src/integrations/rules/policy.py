@@ -9,7 +9,7 @@ import torch
 
 from actcore import FLOATS, INTEGERS, BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTensor
 from integrations._common.jumps import names
-from integrations.rules.levels import Level
+from integrations.rules.levels import GROUP_SIZE, Level
 from integrations.rules.norms import RowByRow
 from integrations.rules.rules import CHECKPOINT, RULES, Need, Rule
 from integrations.rules.slopes import has_slope
@@ -155,8 +155,8 @@ class FixedBits:
         the first is more than levels promise of the whole gradient, and all of a wide network's gradient is that of
         such layers. A quarter of a bit more for each element, in float32, costs such a network 1 % of what L1 stores.
         """
-        half = self.level.group_size // 2
-        return half if bits <= _COARSE and half % 32 == 0 else self.level.group_size
+        fine = bits <= _COARSE and self.level.group_size == GROUP_SIZE
+        return GROUP_SIZE // 2 if fine else self.level.group_size
 
     def _bits(self, need: Need) -> int | None:
         """Bits an element for a need; no need gets fewer than linear operators do."""
