@@ -13,7 +13,7 @@ from bench.sweep import page
 from bench.sweep.report import REPORT
 from bench.sweep.results import KIND
 from bench.sweep.run import LEVEL, QUICK_STEPS, STEPS, THREADS, run
-from bench.sweep.subjects import ECOSYSTEMS, QUICK, SUBJECTS
+from bench.sweep.subjects import ECOSYSTEMS, QUICK, QUICK_WIDE, SUBJECTS, WIDE, Subject
 from integrations import LEVELS
 
 
@@ -21,8 +21,10 @@ def options(add: Options) -> None:
     """Those of the command."""
     words = "repeatable; default: all; those whose library is not installed are left out"
     add.many("--ecosystem", ECOSYSTEMS, words)
-    names = dict.fromkeys(subject.name for subject in SUBJECTS)
+    names = dict.fromkeys(subject.name for subject in (*SUBJECTS, *WIDE))
     add.many("--subject", names, "a model or a layer, repeatable; default: all of the ecosystems", metavar="NAME")
+    words = "instead: Llama, ViT and BERT of one layer, from hidden size 64 to 8192; takes 9 GiB"
+    add.add("--widths", action="store_true", help=words)
     compressing = [name for name, level in LEVELS.items() if level.bits is not None and not level.offload]
     add.add("--level", choices=compressing, default=LEVEL, help="default: %(default)s")
     add.number("--steps", "of the gradient's error", default=STEPS, quick=QUICK_STEPS)
@@ -42,13 +44,17 @@ def check(asked: argparse.Namespace) -> None:
     """
     asked.chosen = [
         subject
-        for subject in SUBJECTS
+        for subject in (WIDE if asked.widths else SUBJECTS)
         if subject.ecosystem in (asked.ecosystems or (subject.ecosystem,))
-        and subject.name in (asked.subjects or (QUICK[subject.ecosystem] if asked.quick else (subject.name,)))
+        and subject.name in (asked.subjects or (_quick(subject, asked.widths) if asked.quick else (subject.name,)))
     ]
     if not asked.chosen:
         ecosystems = ", ".join(asked.ecosystems)
         raise BenchError(f"{ecosystems} has none of {', '.join(asked.subjects)}; leave out --ecosystem or --subject")
+
+
+def _quick(subject: Subject, wide: bool) -> tuple[str, ...]:
+    return QUICK_WIDE if wide else QUICK[subject.ecosystem]
 
 
 def write_page(record: Record, asked: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from bench.record.entry import Entry, at, metric, part, series
 from bench.record.kind import Kind
-from bench.sweep.subjects import SUBJECTS
+from bench.sweep.subjects import SUBJECTS, WIDE
 from integrations import LEVELS
 
 ERROR = 0.15
@@ -111,7 +111,7 @@ def _root_mean_square(values: list[float]) -> float:
     return float((sum(value**2 for value in values) / len(values)) ** 0.5) if values else float("inf")
 
 
-_PLACES = {(subject.ecosystem, subject.name): place for place, subject in enumerate(SUBJECTS)}
+_PLACES = {(subject.ecosystem, subject.name): place for place, subject in enumerate((*SUBJECTS, *WIDE))}
 
 KIND = Kind(
     "sweep",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from bench.networks import Case
-from bench.sweep import pyg_layers, timm_models, transformers_models
+from bench.sweep import pyg_layers, timm_models, transformers_models, wide_models
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ SUBJECTS: tuple[Subject, ...] = (
 )
 """All that there are, whether their libraries are installed or not."""
 
+WIDE: tuple[Subject, ...] = tuple(
+    Subject(TRANSFORMERS, family, name, make) for family, name, make in wide_models.entries()
+)
+"""Models of many widths, for ``--widths``: a sweep of their own."""
+
 QUICK: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         TIMM: ("mobilenetv3_small_050", "vit_tiny_patch16_224"),
@@ -54,3 +59,6 @@ QUICK: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """The names of a short run."""
+
+QUICK_WIDE: tuple[str, ...] = ("llama-512", "vit-512", "bert-512")
+"""The names of a short run of ``WIDE``."""

@@ -10,6 +10,10 @@ from typing import Any
 import actcore
 
 
+GROUP_SIZE = 256
+"""Elements that share two bounds, where no other number is asked for."""
+
+
 def _require_int(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, got {value!r}")
@@ -33,13 +37,15 @@ class Level:
         pointwise_bits: bits per element for the inputs of smooth nonlinearities (GELU, SiLU) and the results of
             bounded ones (sigmoid, tanh, softmax), at least ``bits``.
         attention_bits: bits per element for query, key and value of ``scaled_dot_product_attention``, from which
-            backward recomputes it, at least ``bits``.
+            backward recomputes it, at least ``bits``. Their error goes through the softmax, which multiplies it by the
+            spread of its logits, and on into every gradient below.
         checkpoint_bits: bits per element for the inputs of ``torch.utils.checkpoint`` that a gradient goes through, at
             least ``bits``, but for segments that decide something by them; ``None`` keeps them exactly.
         recompute: whether what cheap operators make of tensors that are stored anyway is recomputed from these in
             backward, where it would be rounded otherwise: an activation's result from its input, a norm's from its
             input, products and casts. Where a plan is followed, that says what is recomputed.
-        group_size: elements that share two bounds, a positive multiple of 32.
+        group_size: elements that share two bounds, a positive multiple of 32. At 256, the inputs of linear operators
+            share them by 128 in 4 bits or fewer; any other size holds for all tensors.
         min_bytes: smaller tensors are kept as they are.
         seed: of the random rounding. Two runs with one seed round alike.
         keep: modules whose tensors are kept exactly, with all that is in them: paths as in ``named_modules``, with
@@ -53,10 +59,10 @@ class Level:
     product_bits: int = 8
     norm_bits: int = 8
     pointwise_bits: int = 8
-    attention_bits: int = 6
+    attention_bits: int = 7
     checkpoint_bits: int | None = 8
     recompute: bool = False
-    group_size: int = 256
+    group_size: int = GROUP_SIZE
     min_bytes: int = 1024
     seed: int = 0
     keep: tuple[str, ...] = ()
@@ -117,7 +123,7 @@ LEVELS: Mapping[str, Level] = MappingProxyType(
         "L1": Level(bits=4),
         "L1.1": Level(bits=8),
         "L1.2": Level(bits=2, product_bits=4, pointwise_bits=4, attention_bits=4),
-        "lean": Level(bits=4, product_bits=4, pointwise_bits=5, norm_bits=6, recompute=True),
+        "lean": Level(bits=4, product_bits=5, pointwise_bits=5, norm_bits=6, recompute=True),
         "L2": Level(bits=4, adaptive=True),
         "L2.1": Level(bits=3, adaptive=True),
         "L2.2": Level(bits=2, product_bits=4, pointwise_bits=4, attention_bits=4, adaptive=True),
