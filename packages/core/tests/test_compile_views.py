@@ -1,7 +1,7 @@
 """Codecs under inductor, which allocates tensors with strides of its own: stored forms hold logical elements.
 
-A view is taken of a tensor that the compiled code makes, so that its strides at run time need not be those of the trace.
-Twice ``x`` is exact in every order of evaluation, so that the bytes are those of eager code.
+Views are taken of a tensor that the compiled code makes: its strides at run time need not be those of the trace. Twice
+``x`` is exact in every order of evaluation, so that the bytes are those of eager code.
 """
 
 import pytest

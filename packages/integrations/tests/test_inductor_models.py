@@ -24,9 +24,9 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 LEVEL = "L1"
 STEPS = 16
 BOUND = 1.15
-"""Times eager code's error, by the roots of the mean squares of the steps' errors. A step's square scatters by a third at
-most, as its error is a sum over thousands of roundings of which a few tensors have the largest part; the mean of 16 by
-a twelfth, its root by half of that, and the quotient of two such by 6 %: the bound is 2.5 of these away from 1."""
+"""Times eager code's error, by the roots of the mean squares of the steps' errors. A step's square scatters by a third
+at most, as its error is a sum over thousands of roundings of which a few tensors have the largest part; the mean of 16
+by a twelfth, its root by half of that, and the quotient of two such by 6 %: the bound is 2.5 of these away from 1."""
 
 NAMES = [
     *("timm: resnet18", "timm: mobilenetv3_small_050", "timm: convnext_atto", "timm: vit_tiny_patch16_224"),

@@ -176,9 +176,9 @@ def copies_of(nodes: set[Node], graph: Graph) -> set[Node]:
     """Return these nodes and all views, copies and casts of them in a graph."""
     found = set(nodes)
     for node in graph.nodes:
-        if node.op == "call_function" and name_of(node.target) in _SAME and set(node.all_input_nodes) <= found:
-            if node.all_input_nodes:
-                found.add(node)
+        given = node.all_input_nodes if node.op == "call_function" and name_of(node.target) in _SAME else ()
+        if given and found.issuperset(given):
+            found.add(node)
     return found
 
 

@@ -138,7 +138,8 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
     region = _Region(Order(forward, backward), {}, {})
     outputs = list(forward.output_node().args[0])  # type: ignore[arg-type]  # the saved tensors follow
     exact: dict[int, CompiledForm] = {}  # by storage
-    weights = copies_of({node for node in forward.find_nodes(op="placeholder") if _is_weight(inputs.get(node))}, forward)
+    parameters = {node for node in forward.find_nodes(op="placeholder") if _is_weight(inputs.get(node))}
+    weights = copies_of(parameters, forward)
     for node in forward.nodes:
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
