@@ -163,7 +163,7 @@ class Tied(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight, self.layer = nn.Parameter(torch.empty(64, 512)), nn.Linear(512, 512)
+        self.weight, self.layer = nn.Parameter(torch.empty(2048, 512)), nn.Linear(512, 512)
 
     def forward(self, x):
         return self.layer(x).mm(self.weight.t()).sum() + Saving.apply(self.weight)
