@@ -1,12 +1,10 @@
 """The peak of a plan for CUDA is that of the step, with what kernels allocate for themselves; no GPU is needed."""
 
 import json
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import integrations
 from integrations._step.costs.cuda_scratch import cuda_scratch_of
@@ -156,38 +154,3 @@ def test_a_resnet_in_mixed_precision(fake_cuda):
     with fake_gpu.amp():
         plan = integrations.plan(model, (image,), memory=0.6, error=0, stores=EXACT)
     assert held(plan, model, plan, (image,), {}, total, fake_gpu.amp)
-
-
-class Tied(nn.Module):
-    """A Function returns memory that it has saved as the gradient of a weight that another operator uses, too."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight, self.layer = nn.Parameter(torch.empty(64, 512)), nn.Linear(512, 512)
-
-    def forward(self, x):
-        return self.layer(x).mm(self.weight.t()).sum() + Saving.apply(self.weight)
-
-
-class Saving(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, weight):
-        ctx.save_for_backward(weight * 2)
-        return weight.sum()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        [made] = ctx.saved_tensors
-        return made.mul_(gradient)
-
-
-@contextmanager
-def nothing():
-    yield
-
-
-def test_a_saved_tensor_that_becomes_a_gradient_is_counted(fake_cuda):
-    with torch.device("meta"):
-        model, x = Tied().train(), torch.empty(128, 512)
-    plan = integrations.plan(model, (x,), memory=1.0, error=0, stores=EXACT)
-    assert held(plan, model, plan, (x,), {}, lambda loss: loss, nothing)
