@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import integrations
+from integrations import checkpoint, fewbit, qmodules
 
 from .nets import mlp
 
@@ -83,13 +84,11 @@ def test_a_model_that_is_not_compressed():
     ("done", "undo"),
     [
         (integrations.compress_model, integrations.restore_model),
-        (integrations.fewbit.convert, integrations.fewbit.restore_model),
-        (integrations.qmodules.QModule, integrations.qmodules.revert),
+        (fewbit.convert, fewbit.restore_model),
+        (qmodules.QModule, qmodules.revert),
         (
-            lambda model: integrations.checkpoint.apply(
-                model.train(), integrations.checkpoint.plan(model, torch.randn(2, 16))
-            ),
-            integrations.checkpoint.restore_model,
+            lambda model: checkpoint.apply(model.train(), checkpoint.plan(model, torch.randn(2, 16))),
+            checkpoint.restore_model,
         ),
     ],
     ids=["compress_model", "fewbit", "qmodules", "checkpoint"],

@@ -140,8 +140,8 @@ def notes(record: Record) -> Iterator[str]:
     if record.of(Curve):
         yield (
             "fp32: full precision, untouched. ✓ reached, ✗ not, ? undecided: fp32 GCN 80 % on Cora; the interval of "
-            "the difference lies within ±1.0 point (L1.2: ±2.0), undecided if only a part does; final loss within "
-            f"{LOSS_MARGIN:.0%} (both judged from {SEEDS} seeds and {EPOCHS} epochs on)."
+            "the difference lies within ±1.0 point (L1.2: ±2.0), undecided if only a part of it does; final loss "
+            f"within {LOSS_MARGIN:.0%} (both judged from {SEEDS} seeds and {EPOCHS} epochs on)."
         )
         yield (
             f"{measure}: at the best validation epoch; mean and standard deviation over seeds. "

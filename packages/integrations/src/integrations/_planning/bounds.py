@@ -112,7 +112,7 @@ class Bounds:
     @property
     def rounds_unforeseen(self) -> bool:
         """Whether 8 bits may be taken for what a plan has not foreseen."""
-        return bool(self.error) and self.error >= EIGHT_BITS and self.allows(_EIGHT)
+        return (self.error or 0.0) >= EIGHT_BITS and self.allows(_EIGHT)
 
     @property
     def for_any_path(self) -> Self:
