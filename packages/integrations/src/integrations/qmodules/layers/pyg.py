@@ -20,6 +20,8 @@ class QPyGLinear(StoredLinear, Linear):  # type: ignore[misc]  # the library has
         group: which of the level's ``bits`` is the layer's average.
     """
 
+    weight: nn.Parameter
+    bias: nn.Parameter | None
     counterpart = Linear
     __deepcopy__: ClassVar[Any] = None  # versions of the library that have one copy to their own class
 
