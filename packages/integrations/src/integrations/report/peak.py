@@ -70,7 +70,7 @@ def _peak(
     for place in reversed(range(len(rows))):
         row = rows[place]
         itemsize = row.dtype.itemsize if row.dtype.is_floating_point else itemsize
-        below = prod(row.shape) * itemsize
+        below = _elements(row) * itemsize
         peak = max(peak, held + restored[place] + above + below + made)
         held, above = held - waiting[place], below
         if first[row.module] == place:
@@ -80,5 +80,12 @@ def _peak(
 
 def _bytes_of(row: Row) -> int:
     """The bytes of a row's tensor. One that is expanded, as many indices are, has fewer than its shape says."""
-    nbytes = prod(row.shape) * row.dtype.itemsize
+    nbytes = _elements(row) * row.dtype.itemsize
     return min(nbytes, row.original_bytes) if row.original_bytes or not row.dtype.is_floating_point else nbytes
+
+
+def _elements(row: Row) -> int:
+    """The elements of a row's tensor. A jagged one has a size that is no number: its bytes tell."""
+    if all(type(size) is int for size in row.shape):
+        return prod(row.shape)
+    return row.original_bytes // row.dtype.itemsize

@@ -18,6 +18,10 @@ from integrations.rules.policy import UNKNOWN
 from integrations.rules.rules import Need
 
 
+_COSTLY = frozenset(("mm", "addmm", "bmm", "baddbmm", "convolution"))
+"""Operators whose results no level recomputes."""
+
+
 @dataclass(frozen=True)
 class CompiledForm:
     """The form in which a compiled region stores a tensor.
@@ -189,6 +193,9 @@ def form_of(way: Way, saved: SavedTensor, uses: Iterable[Use], made_by: str) -> 
     if level.adaptive:
         why += "; the level's fixed bits, as in all compiled code"
     bits = max(codec.bits for codec in values)
+    if level.recompute and made_by not in _COSTLY:
+        # Eager code recomputes it from what is stored in these bits.
+        bits = max(bits, level.pointwise_bits)
     if sign and made_by != "relu":
         # Elements that rounding takes across zero are put back to it, a bias of less than a step. A ReLU's result has
         # no such bias: its zeros are a bound of their group, and so exact.
