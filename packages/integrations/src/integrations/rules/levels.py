@@ -9,7 +9,6 @@ from typing import Any
 
 import actcore
 
-
 GROUP_SIZE = 256
 """Elements that share two bounds, where no other number is asked for."""
 
