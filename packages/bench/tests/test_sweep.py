@@ -13,7 +13,7 @@ from bench.networks import Case
 from bench.record.record import Record
 from bench.sweep import measure, page, run
 from bench.sweep.results import ERROR, Swept
-from bench.sweep.subjects import ECOSYSTEMS, INTEGRATIONS, PYG, QUICK, SUBJECTS, TIMM, TRANSFORMERS, Subject
+from bench.sweep.subjects import ECOSYSTEMS, INTEGRATIONS, PYG, QUICK, SUBJECTS, TIMM, TRANSFORMERS, WIDE, Subject
 
 # Of each ecosystem, one that takes a second.
 SMALL = {TIMM: "mobilenetv3_small_050", TRANSFORMERS: "distilbert", PYG: "GATConv"}
@@ -240,3 +240,15 @@ def test_the_documentation_is_of_the_recorded_results(file, written):
     assert (root / "docs" / written).read_text() == page.page(results)
     measured = {(entry.ecosystem, entry.name) for entry in results.of(Swept)}
     assert measured == {(one.ecosystem, one.name) for one in SUBJECTS}
+
+
+@pytest.mark.parametrize(
+    ("file", "written"),
+    [("sweep-widths-cpu.json", "sweep_widths.md"), ("sweep-widths-lean-cpu.json", "sweep_widths_lean.md")],
+)
+def test_the_documentation_of_widths_is_of_the_recorded_results(file, written):
+    root = Path(__file__).parents[3]
+    results = records.load(root / "packages" / "bench" / "results" / file)
+    assert (root / "docs" / written).read_text() == page.page(results)
+    assert {entry.name for entry in results.of(Swept)} == {one.name for one in WIDE}
+    assert all(entry.passed and entry.accurate for entry in results.of(Swept))

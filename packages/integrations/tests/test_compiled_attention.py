@@ -82,7 +82,7 @@ def test_query_key_and_value_wait_in_the_bits_of_attention():
         ours.append(relative_error(expected, trained(model, function, INPUT)) ** 2)
         others.append(relative_error(expected, gradients(eager, INPUT)) ** 2)
     stored = [row for row in rows(model) if f"{KERNEL}_backward" in row.operator]
-    assert [row.codec.split(",")[0] for row in stored if len(row.shape) == 4] == ["GroupAffine(bits=6"] * 3
+    assert [row.codec.split(",")[0] for row in stored if len(row.shape) == 4] == ["GroupAffine(bits=7"] * 3
     assert not [row for row in rows(model) if row.codec == "kept" and row.shape[-1] == 48]  # the sums
     assert 0 < sum(ours) < 1.5 * sum(others)  # of six draws each, whose sums scatter by a fifth
     assert in_bits(model) <= 1.1 * in_bits(eager)

@@ -20,7 +20,7 @@ def test_the_rules_are_those_of_the_operators():
     model = integrations.compress_model(build("block")[0], min_bytes=0)
     trained(model, compiled(model), normal(4, 16, 64))
     [linear, *_], [gelu] = rows(model, "mm"), rows(model, "gelu_backward")
-    assert linear.codec.startswith("GroupAffine(bits=4, group_size=256")
+    assert linear.codec.startswith("GroupAffine(bits=4, group_size=128")
     assert gelu.codec.startswith("GroupAffine(bits=8, group_size=256")
     norms = rows(model, "native_layer_norm_backward")
     statistics = [row for row in norms if row.shape[-1] == 1]

@@ -145,7 +145,7 @@ def test_a_forecast_takes_a_model_and_inputs_without_memory():
     # Both ReLU results, of which the first is the second layer's input, too; 4 bits and 8 bytes a group, or 1 bit.
     elements = 10**10
     assert report.original_bytes == 2 * 4 * elements
-    assert report.stored_bytes == elements // 8 * 2 + elements // 2 + elements // 256 * 8
+    assert report.stored_bytes == elements // 8 * 2 + elements // 2 + elements // 128 * 8
 
 
 def test_a_forecast_says_that_it_is_one():

@@ -56,7 +56,7 @@ def test_g03_a_shared_tensor_is_stored_once():
         gradients(net, X.clone().requires_grad_())
         linear = rows(net, "linear")
         assert len(linear) == 3
-        assert sum(row.stored_bytes for row in linear) == copies * (N // 2 + 8 * N // 256)
+        assert sum(row.stored_bytes for row in linear) == copies * (N // 2 + 8 * N // 128)
 
 
 def test_g04_relu_takes_one_exact_bit():

@@ -22,8 +22,8 @@ CONVOLUTIONS = {f"k{i}": normal(8, 8, 3, 3, seed=i) / 8 for i in range(2)}
 
 
 def value_bytes(numel, bits):
-    """Codes, and two float32 bounds a group of 256."""
-    return numel * bits // 8 + 8 * -(-numel // 256)
+    """Codes, and two float32 bounds a group: of 256, or of 128 for a linear input in up to 4 bits."""
+    return numel * bits // 8 + 8 * -(-numel // (128 if bits <= 4 else 256))
 
 
 def compressed(forward, **parameters):

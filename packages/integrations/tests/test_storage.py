@@ -1,6 +1,7 @@
 """One stored copy per storage, whatever saves it and through however many views.
 
-Byte counts: a value of ``b`` bits takes ``b`` bits an element and two float32 bounds a group of 256; a mask one bit.
+Byte counts: a value of ``b`` bits takes ``b`` bits an element and two float32 bounds a group of 256, or of
+128 in up to 4 bits, as all values of so few bits here are linear inputs; a mask one bit.
 """
 
 import pytest
@@ -16,7 +17,8 @@ WEIGHTS = {f"w{i}": normal(64, 64, seed=i) / 8 for i in range(4)}
 WEIGHTS |= {"fused": normal(192, 64, seed=4) / 8, "wide": normal(64, 192, seed=5) / 8}
 
 
-def value_bytes(numel, bits, group_size=256):
+def value_bytes(numel, bits, group_size=None):
+    group_size = group_size or (128 if bits <= 4 else 256)
     return numel * bits // 8 + 8 * -(-numel // group_size)
 
 
@@ -60,7 +62,7 @@ def test_three_views_of_one_projection_take_no_more_than_it(dim, with_base, payl
 
     total, kept = stored(forward, payloads)
     copies = 2 if with_base == "base last" else 1
-    # Chunks have group borders of their own: at most one partial group of 256 more for each.
+    # Chunks have group borders of their own: at most one partial group more for each.
     assert kept == 0
     assert value_bytes(3 * N, 4) <= total <= copies * value_bytes(3 * N, 4) + 3 * 8
     plain, compressed, _ = plain_and_compressed(Net(forward, **WEIGHTS), X, level="L1.1")

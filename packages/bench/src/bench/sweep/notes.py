@@ -48,7 +48,8 @@ def notes(record: Record) -> Iterator[str]:
     )
     if LEVELS[level].bits == 4:
         yield (
-            "Four bits are off by 0.15 of a group's length where it holds 256 normal numbers: they span 5.6 standard "
+            "Four bits are off by 0.14 of a group's length where it holds 128 normal numbers, and by 0.15 where it "
+            "holds 256, as groups of linear inputs did up to commit 4ecfcb27a: they span 5.1 and 5.6 standard "
             "deviations in 15 steps, and rounding at random is off by a step over the root of 6. A linear layer's "
             "gradient comes out there if its samples' gradients have random signs, as those of untrained transformers "
             "have; by less where they agree, by more where inputs agree and gradients cancel, or a group has outliers."

@@ -18,6 +18,7 @@ WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 FAMILIES = ("Llama", "ViT", "BERT")
 HEAD = 64  # features
 WIDEST_MLP = 2048
+DEVIATION = 0.02  # transformers' own
 SHARED = 4  # query heads of a Llama that share a key and a value
 VOCABULARY, LABELS = 256, 5
 SIDE, PATCH = 64, 16  # pixels
@@ -32,14 +33,16 @@ def entries() -> Iterator[tuple[str, str, Callable[[], Case]]]:
             yield family, f"{family.lower()}-{width}", partial(case, family, width)
 
 
-def case(family: str, width: int) -> Case:
-    """The model of a family of that width, with a batch for it."""
+def case(family: str, width: int, deviation: float = DEVIATION) -> Case:
+    """The model of a family of that width, with a batch for it. ``deviation`` is that of its weights: ``n`` times the
+    default makes queries, keys and products as large as a width of ``n**2`` times as many features does."""
     heads = max(1, width // HEAD)
     fields = {
         "hidden_size": width,
         "num_hidden_layers": 1,
         "num_attention_heads": heads,
         "intermediate_size": min(4 * width, WIDEST_MLP),
+        "initializer_range": deviation,
     }
     if family == "Llama":
         ids = torch.randint(5, VOCABULARY, (2, 64))
