@@ -71,9 +71,9 @@ def test_activations_are_stored_from_bfloat16():
     model = Net(two_linear, w=W, v=V)
     step(model, X)
     assert [(row.operator, row.dtype, row.stored_bytes) for row in rows(model)] == [
-        ("linear", torch.bfloat16, X.numel() // 2 + X.numel() // 256 * 4),  # two bfloat16 bounds a group
+        ("linear", torch.bfloat16, X.numel() // 2 + X.numel() // 128 * 4),  # two bfloat16 bounds a group
         ("relu", torch.bfloat16, X.numel() // 8),
-        ("linear", torch.bfloat16, X.numel() // 2 + X.numel() // 256 * 4),
+        ("linear", torch.bfloat16, X.numel() // 2 + X.numel() // 128 * 4),
     ]
 
 

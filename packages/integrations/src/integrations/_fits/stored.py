@@ -17,7 +17,7 @@ from integrations._step.capturing.capture import capture
 from integrations._step.capturing.loss import Loss
 from integrations._step.costs.modelled import by
 from integrations._step.costs.rates import constant
-from integrations._storing.records import RECOMPUTED
+from integrations._storing.records import IN_CHUNKS, RECOMPUTED
 from integrations.forecast import forecast
 from integrations.report import Row
 
@@ -68,25 +68,32 @@ def stored_profile(
 
 
 def _rows_of(savers: Sequence[Saver], rows: Sequence[Row], level: str) -> Iterator[tuple[Saver, Row]]:
-    """The row of each tensor that autograd saves. The others are of tensors that somebody else keeps alive, which are
-    no values; what autocast makes of a parameter is one, and has such a row.
+    """Yield each tensor that autograd saves, and its row. Tensors that somebody else keeps alive have rows and are no
+    values; autocast's cast of a parameter is a value with such a row. A loss in chunks saves gradients, whose rows
+    describe the tensors that torch's loss saves: these pairs are left out, since no level stores gradients.
 
     Raises:
         RuntimeError: a tensor has no row, or a row no tensor.
     """
-    left = iter(rows)
+    left = [row for row in rows if not row.codec.startswith(IN_CHUNKS)]
+    in_chunks = len(left) < len(rows)
+    next_row = 0
     for saver in savers:
         place = saver.saved.module, saver.saved.operator, saver.saved.role, tuple(saver.saved.shape)
-        for row in left:
-            if (row.module, row.operator, row.role, row.shape) == place:
-                yield saver, row
-                break
-            if not row.owner:
-                raise _other(level)
-        else:
+        at = next_row
+        while at < len(left) and (_place_of(left[at]) != place and left[at].owner):
+            at += 1
+        if at < len(left) and _place_of(left[at]) == place:
+            yield saver, left[at]
+            next_row = at + 1
+        elif not in_chunks or saver.saved.role != "internal":
             raise _other(level)
-    if any(not row.owner for row in left):
+    if any(not row.owner for row in left[next_row:]):
         raise _other(level)
+
+
+def _place_of(row: Row) -> tuple[str, str, str, tuple[int, ...]]:
+    return row.module, row.operator, row.role, row.shape
 
 
 def _other(level: str) -> RuntimeError:
