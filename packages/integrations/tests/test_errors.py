@@ -100,7 +100,7 @@ def test_undoing_twice(done, undo):
     assert undo(undo(done(model))) is model
     assert [type(one) for one in model.children()] == [type(one) for one in before]
     outer = nn.Sequential(done(model))
-    with pytest.raises(ValueError, match=r"Sequential is not .*, and its module '0' is; give that instead"):
+    with pytest.raises(ValueError, match=r"Sequential is not .*, but its module '0' is; pass that module instead"):
         undo(outer)
 
 

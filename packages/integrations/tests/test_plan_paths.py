@@ -174,7 +174,7 @@ def test_a_bound_that_8_bits_do_not_keep() -> None:
     model, exact = _net(_Chain)
     integrations.compress_model(model, error=0.005, stores=("bits",))
     assert plan_of_trained(model).choice.rounds
-    assert "No later step rounds, so that" in _forwards(model, [range(1)])[0]
+    assert "No later step rounds, which keeps" in _forwards(model, [range(1)])[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert max(_errors(model, exact, PATHS["exits"])) == 0

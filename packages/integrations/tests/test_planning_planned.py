@@ -223,7 +223,7 @@ def test_where_logits_take_the_memory_a_loss_in_chunks_is_named(kind, classes, a
         with pytest.raises(ValueError, match="memory with error=0 must be at least") as refused:
             plan.within(1)
         told = str(refused.value).partition("for its logits, which no plan makes smaller: loss=")[2]
-        expected = "" if asked is None else f"{json.dumps(asked)} beside memory computes it without them"
+        expected = "" if asked is None else f"{json.dumps(asked)} together with memory computes the loss without them"
         assert told == expected
     if asked is not None:
         model = integrations.compress_model(kind(classes), memory=1.0, error=0, loss=asked)

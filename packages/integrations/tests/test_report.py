@@ -197,7 +197,7 @@ def test_a_summary_leaves_out_what_is_small_and_deep():
         "net.head",
     ]
     assert (
-        "Left out: 1 part below 0.1%. report.table() lists every tensor, report.html(path) shows all of it."
+        "Left out: 1 part below 0.1%. report.table() lists every tensor; report.html(path) has all of it."
         in " ".join(" ".join(lines).split())
     )
     assert "net.tiny" in " ".join(printed(Report("L1", rows).table(depth=2), 160))

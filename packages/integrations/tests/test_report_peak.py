@@ -60,7 +60,7 @@ def test_a_plan_says_its_peaks_and_a_level_estimates_them():
     model(x).square().sum().backward()
     estimated = integrations.compression(model).report()
     assert estimated.title.endswith(", estimated")
-    assert "what operators hold for a moment is not in it" in estimated.caption
+    assert "Temporary memory of operators does not count." in estimated.caption
     # What is left out of an MLP of that size: the loss.
     assert estimated.original_peak_bytes <= plan.uncompressed_peak
     assert estimated.peak_bytes < estimated.original_peak_bytes

@@ -221,7 +221,7 @@ def restore_model(model: Model) -> Model:
     _require_module(model)
     if _HANDLE not in compiled_module(model).__dict__:
         if others := _ways_back(compiled_module(model)):
-            raise ValueError(f"{type(model).__name__} is not compressed; {others} undoes what was done to it")
+            raise ValueError(f"{type(model).__name__} is not compressed; call {others} to undo its conversion")
         require_no_part(compiled_module(model), _HANDLE, "compressed")
         return model
     handle = _handle_in(model)

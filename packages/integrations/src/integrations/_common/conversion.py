@@ -96,7 +96,9 @@ def require_no_part(model: nn.Module, key: str, done: str) -> None:
     """
     for path, module in model.named_modules():
         if path and key in module.__dict__:
-            raise ValueError(f"{type(model).__name__} is not {done}, and its module {path!r} is; give that instead")
+            raise ValueError(
+                f"{type(model).__name__} is not {done}, but its module {path!r} is; pass that module instead"
+            )
 
 
 def conversion_lines(converted: Mapping[str, tuple[str, str]], kept: Mapping[str, str]) -> list[str]:

@@ -15,8 +15,8 @@ from integrations.report import Report
 from integrations.rules.levels import LEVELS
 
 _NOTE = (
-    "What exchanged layers stored in the first training forward. What other operators save is not in it: "
-    "compress_model with layers=, activations= or linear= exchanges the same layers and counts all."
+    "The report has the tensors that exchanged layers stored in the first training forward. It has none that other "
+    "operators save: compress_model with layers=, activations= or linear= exchanges the same layers and counts all."
 )
 
 

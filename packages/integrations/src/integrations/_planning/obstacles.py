@@ -16,8 +16,8 @@ from integrations._step.capturing.loss import Loss
 from integrations._step.graphs.sharding import class_of
 from integrations._step.graphs.signature import Signature
 
-_SHORT = "Memory ran out while a plan was made; nothing has changed, and another attempt plans again"
-_OWN = "The model raises this without a plan, too: a plain step with the same inputs was tried on copies of its tensors"
+_SHORT = "Memory ran out while a plan was made. Nothing has changed, and another attempt plans again"
+_OWN = "The model raises this error without a plan, too: a plain step on copies of its tensors raised it"
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def _no_plan(model: nn.Module, inputs: Signature, failure: Exception) -> str:
         why = f"{where}{type(failure).__name__}: {failure}".rstrip(": ")
     part = f"a part without {path}" if path else "a part of the model"
     return (
-        f"no plan can be made of {class_of(model).__name__} for inputs {inputs}: {why}. A level needs no plan: "
-        "integrations.compress_model(model, level='L1'). Nor does torch.utils.checkpoint around modules. Or plan for "
+        f"no plan can be made of {class_of(model).__name__} for inputs {inputs}: {why}. Use a level, which needs no "
+        "plan: integrations.compress_model(model, level='L1'). Or wrap modules in torch.utils.checkpoint. Or plan for "
         f"{part}: integrations.compress_model(part, memory=...). checkpoint= needs a plan, too"
     )

@@ -283,9 +283,9 @@ def _what_came_before(plan: Plan) -> str:
     bounds = plan.bounds
     least = "rounds to fewer than 8 bits" if bounds.rounds_unforeseen else "rounds"
     return (
-        ". What came before was rounded for the planned path: the error of this step's gradient may be above "
-        f"error={plan.error:g}. No later step {least}, so that its error is within that whichever path it takes. If "
-        "the forward takes the new path from now on, call integrations.restore_model(model) and compress it again"
+        ". Tensors saved before this point were rounded for the planned path: the gradient's error may be above "
+        f"error={plan.error:g}. No later step {least}, which keeps the error within this bound on every path. If the "
+        "forward takes the new path from now on, call integrations.restore_model(model) and compress it again"
     )
 
 

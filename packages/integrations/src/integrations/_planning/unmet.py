@@ -86,8 +86,8 @@ def _without_logits(plan: Solution) -> str:
     if not plan.chunking or largest * _SHARE < plan.front[0].peak:
         return ""
     return (
-        f"; the loss takes {format_bytes(largest)} and more for its logits, which no plan makes smaller: "
-        f"{plan.chunking} beside memory computes it without them"
+        f"; the loss takes {format_bytes(largest)} or more for its logits, which no plan makes smaller: "
+        f"{plan.chunking} together with memory computes the loss without them"
     )
 
 

@@ -53,7 +53,7 @@ class ListensOnce(ForwardWrapper):
 class FirstForward(ListensOnce):
     """Replaces a converted model's ``forward`` until the first training forward is over."""
 
-    what: ClassVar[str] = "listened to"
+    what: ClassVar[str] = "converted"
     undo: ClassVar[str] = "qmodules.revert(model) or fewbit.restore_model(model)"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

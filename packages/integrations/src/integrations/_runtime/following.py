@@ -49,8 +49,8 @@ def runs_transformed(planned: bool = True) -> bool:
     transformed = peek_interpreter_stack() is not None or in_forward_mode()
     if transformed and not planned:
         raise ValueError(
-            "no plan can be made of a forward under torch.func or forward-mode differentiation, so that no budget can "
-            "be kept there; put the model in eval() mode, run a training step without them first, or call "
+            "no plan can be made of a forward under torch.func or forward-mode differentiation, so no budget can be "
+            "kept; put the model in eval() mode, run one training step without them first, or call "
             "integrations.restore_model(model)"
         )
     if transformed:

@@ -81,7 +81,7 @@ def restore_model(model: Model) -> Model:
         others = [one for one in ForwardWrapper.all_of(inner) if one.keeps]
         if others:
             raise ValueError(
-                f"{class_of(inner).__name__} has no plan; it is {others[0].what}, which {others[0].undo} undoes"
+                f"{class_of(inner).__name__} has no plan; it is {others[0].what}: call {others[0].undo} instead"
             )
     return attach.restore_model(model)
 

@@ -107,17 +107,17 @@ class Content:
             return ""
         listed = [f"{format_bytes(count)}: {why}" for why, count in (+reasons).most_common(_REASONS)]
         if left := sum((+reasons).values()) - sum(count for _, count in reasons.most_common(_REASONS)):
-            listed.append(f"{format_bytes(left)}: other reasons, in the rows")
+            listed.append(f"{format_bytes(left)}: other reasons, see the rows")
         return f"Compiled regions keep {format_bytes(sum(reasons.values()))} exactly ({'; '.join(listed)})."
 
     def _of_peak(self) -> list[str]:
         lines = []
         if self.peak_source == ESTIMATED:
             lines.append(
-                "The step peak is estimated from what is saved: what operators hold for a moment is not in it."
+                "The step peak is estimated from the saved tensors. Temporary memory of operators does not count."
             )
         if self.original_peak_bytes < self.original_bytes:
-            lines.append("The gradients that backward leaves do not count in the step peak, as in memory=.")
+            lines.append("As in memory=, the step peak excludes gradients that remain after backward.")
         return lines
 
     def _after_loss(self) -> str:

@@ -46,7 +46,7 @@ def summary(report: Content) -> Table:
     """The modules that matter, and how to see the others."""
     if not report.rows:
         return _of_modules(report, 0, 0.0, "")
-    return _of_modules(report, DEPTH, LEAST, "report.table() lists every tensor, report.html(path) shows all of it.")
+    return _of_modules(report, DEPTH, LEAST, "report.table() lists every tensor; report.html(path) has all of it.")
 
 
 def _of_modules(report: Content, depth: int, least: float, more: str) -> Table:

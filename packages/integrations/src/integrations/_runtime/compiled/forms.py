@@ -17,7 +17,6 @@ from integrations.rules.norms import RowByRow, Standardized, Statistics
 from integrations.rules.policy import UNKNOWN
 from integrations.rules.rules import Need
 
-
 _COSTLY = frozenset(("mm", "addmm", "bmm", "baddbmm", "convolution"))
 """Operators whose results no level recomputes."""
 

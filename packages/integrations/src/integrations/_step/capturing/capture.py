@@ -96,8 +96,8 @@ def capture(
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     if nested := [tensor for tensor in tensors_in((args, dict(kwargs or {}))) if tensor.is_nested]:
         raise NotCaptured(
-            f"an input is a nested tensor ({nested[0].layout}), whose memory no capture counts; give the model plain "
-            "tensors, such as padded ones and a mask"
+            f"an input is a nested tensor ({nested[0].layout}), whose memory a plan cannot count; pass plain tensors, "
+            "such as a padded batch and a mask"
         )
     trial = _Trial(model, args, dict(kwargs or {}), hooks or _own_hooks, loss, holds_outputs)
     with capturing():
@@ -247,8 +247,8 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
             if recorder.held and gc.collect() is not None and recorder.held:  # garbage holds what it has saved
                 raise NotCaptured(
                     f"{class_of(model).__name__} returned no tensor that requires a gradient, and autograd holds "
-                    f"{recorder.held} bytes for a backward: return the tensor in a tuple, a list or a mapping, or name "
-                    "it, plan = integrations.plan(model, args, loss=lambda output: output.loss), and "
+                    f"{recorder.held} bytes for a backward: return the tensor in a tuple, a list or a mapping; or name "
+                    "the tensor in plan = integrations.plan(model, args, loss=lambda output: output.loss), and call "
                     "integrations.apply(model, plan)"
                 )
             raise NoGradient(

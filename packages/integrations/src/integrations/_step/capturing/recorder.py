@@ -223,8 +223,8 @@ class Recorder(TorchDispatchMode):
             if tensor.is_nested:
                 where = f"in {self.module}, " if self.module else ""
                 raise NotCaptured(
-                    f"{where}{traits.name} makes a nested tensor ({tensor.layout}), whose memory no capture counts; "
-                    "compute with plain tensors there, such as padded ones and a mask"
+                    f"{where}{traits.name} makes a nested tensor ({tensor.layout}), whose memory a plan cannot count; "
+                    "use plain tensors there, such as a padded batch and a mask"
                 )
 
     def _look(self, given: Any) -> None:
