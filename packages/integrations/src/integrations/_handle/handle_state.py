@@ -44,7 +44,7 @@ class HandleState(InModel, ABC):
         paths: of the model's modules.
         paused: while an exact gradient is taken for comparison.
         timed: the forwards of a step whose times are measured, while it runs; else ``None``.
-        double: knows whether a backward builds a graph of its own from what is stored rounded.
+        double: records whether a backward with ``create_graph=True`` reads rounded tensors.
     """
 
     def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
@@ -107,7 +107,7 @@ class HandleState(InModel, ABC):
         warn(message)
 
     def _new_double(self) -> DoubleBackward:
-        """What knows of double backward, and does not keep the handle alive: what autograd holds leads to it."""
+        """Return a new ``DoubleBackward``. It holds the handle weakly, because saved tensors refer to it."""
         return DoubleBackward(partial(_tell_of_double_backward, weakref.ref(self)))
 
     @property
@@ -153,7 +153,7 @@ class HandleState(InModel, ABC):
 
 
 def _tell_of_double_backward(reference: weakref.ref[HandleState], rounded: bool) -> None:
-    """Warns that a backward builds a graph of its own, and has the model's plans round nothing from now on."""
+    """Warn about a backward with ``create_graph=True``, and make the model's plans round nothing from now on."""
     handle = reference()
     recomputing = None if handle is None else handle.recomputing
     name = "a compressed model" if handle is None else handle.name

@@ -60,7 +60,7 @@ class Held:
 
     Attributes:
         compressed: the tensor.
-        double: is told if backward builds a graph of its own; ``None`` where nobody is.
+        double: is notified of a backward with ``create_graph=True``; ``None`` for none.
     """
 
     compressed: Compressed

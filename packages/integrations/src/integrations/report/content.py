@@ -11,7 +11,7 @@ from integrations.report.row import Row
 from integrations.report.words import ESTIMATED, IT_TAKES, NOTHING_LEFT, format_bytes, format_change
 
 _REASONS = 3
-"""Reasons for what compiled regions keep that a caption lists."""
+"""The number of reasons in a caption for exact tensors of compiled regions."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Content:
 
     @property
     def title(self) -> str:
-        """The level, what is saved, and the step's peak, in one line."""
+        """The level, the bytes of saved tensors, and the step's peak, in one line."""
         saved = f"{self.level}: saved {format_change(self.original_bytes, self.stored_bytes)} ({self.ratio:.1f}x)"
         if not self.rows:
             return saved
@@ -98,7 +98,7 @@ class Content:
         return "\n".join(lines)
 
     def _exact_in_regions(self) -> str:
-        """What regions of ``torch.compile`` keep exactly and why, the largest reasons first; empty if nothing."""
+        """Return a sentence on the tensors that compiled regions keep exactly, with the main reasons; empty if none."""
         reasons: Counter[str] = Counter()
         for row in self.rows:
             if row.role == "compiled" and row.codec == "kept" and not row.owner:
