@@ -122,7 +122,7 @@ PyObject* packed_eagerly(PyObject* fallback, PyObject* tensor) {
   return PyObject_CallOneArg(fallback, tensor);
 }
 
-// Tells Python of a tensor that a backward reads which builds a graph of its own (create_graph=True). False: an error.
+// Notify Python that a backward with create_graph=True reads a tensor. Return false on an error.
 bool told(PyObject* packed) {
   Ref builds(PyObject_CallNoArgs(known->grad_enabled));
   if (builds.get() != Py_True) return static_cast<bool>(builds);

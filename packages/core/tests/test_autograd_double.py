@@ -10,7 +10,7 @@ from .saving import FOUR_BITS, Cube, Exponential, Linear, W, X
 
 
 class Product(torch.autograd.Function):
-    """``x @ w``, whose input waits in one bit."""
+    """Compute ``x @ w``, and store ``x`` in one bit."""
 
     @staticmethod
     def forward(ctx, x, w):
@@ -24,7 +24,7 @@ class Product(torch.autograd.Function):
 
 
 class ProductInTwo(torch.autograd.Function):
-    """The same, in the style that ``torch.func`` asks for."""
+    """Compute the same, in the style that ``torch.func`` needs."""
 
     @staticmethod
     def forward(x, w):
@@ -103,8 +103,8 @@ def test_double_backward_reaches_a_constant_input():
 
 @pytest.mark.parametrize("style", PRODUCTS)
 def test_a_dropped_argument_of_a_results_shape_is_no_result(style):
-    """The input is a temporary that asks for no gradient, and has the shape of the result. Its two values are stored
-    exactly, so that the second derivatives are torch's."""
+    """The input is a temporary that requires no gradient and has the shape of the result. One bit stores its two values
+    exactly, so the second derivatives equal torch's."""
     w = normal(32 * 32).view(32, 32).requires_grad_()
     batch = torch.tensor([0.5, -1.5]).repeat(4096).view(256, 32)
 

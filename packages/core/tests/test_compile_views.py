@@ -1,7 +1,7 @@
-"""Codecs under inductor, which allocates tensors with strides of its own: stored forms hold logical elements.
+"""Codecs under inductor store logical elements, whatever strides inductor gives to its tensors.
 
-Views are taken of a tensor that the compiled code makes: its strides at run time need not be those of the trace. Twice
-``x`` is exact in every order of evaluation, so that the bytes are those of eager code.
+The tests take views of a tensor that the compiled code makes. Its strides at run time may differ from those of the
+trace. ``x + x`` is exact in every order of evaluation, so the bytes equal those of eager code.
 """
 
 import pytest
@@ -44,7 +44,7 @@ def fresh_compiler():
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_inductor_stores_what_eager_code_stores(dynamic):
-    """All views in one function, since each that is compiled takes seconds."""
+    """One function has all views, because each compilation takes seconds."""
 
     def stored(x):
         y = x + x

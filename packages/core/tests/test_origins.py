@@ -1,4 +1,4 @@
-"""Second derivatives of what is linear in pieces: zeros, or none, for the same inputs as torch."""
+"""Second derivatives of piecewise linear functions are zeros, or ``None``, for the same inputs as in torch."""
 
 import pytest
 import torch

@@ -67,7 +67,7 @@ def _run(node, inputs):
 
 
 def _run_function(node, inputs):
-    """Runs the node of a ``Function`` in Python, whose edges are those of the arguments that are tensors."""
+    """Run the node of a ``Function`` in Python. Its edges belong to the tensor arguments."""
     results = node.apply(*inputs)
     results = results if isinstance(results, tuple) else (results,)
     wanted = iter([result for result, needs in zip(results, node.needs_input_grad, strict=True) if needs])

@@ -1,4 +1,4 @@
-"""Real steps of a compressed model on fake CUDA tensors, and the bytes that CUDA's allocator would count of them."""
+"""Run steps of a compressed model on fake CUDA tensors, and count bytes as CUDA's allocator would."""
 
 import weakref
 from contextlib import contextmanager
@@ -28,12 +28,12 @@ CUDA = torch.device("cuda", 0)
 
 
 def set_up(monkeypatch):
-    """What is on ``meta`` is taken to be on a GPU, and what only a driver could answer is answered."""
+    """Treat tensors on ``meta`` as if they were on a GPU, and answer queries to the driver."""
     monkeypatch.setattr(torch.Tensor, "backward", fake_engine.backward)
     monkeypatch.setattr(capturing, "_device_of", lambda *_: CUDA)
     monkeypatch.setattr(recorder, "indices", SimpleNamespace(call=_on_cpu))
     monkeypatch.setattr(tape, "generator_of", lambda *_: torch.default_generator)
-    for module in (_differentiated, segments):  # the engine in Python has no task whose graph could be kept
+    for module in (_differentiated, segments):  # the engine in Python has no graph task
         monkeypatch.setattr(module, "get_current_graph_task_keep_graph", lambda: False)
     monkeypatch.setattr(segments, "current_graph_task_id", lambda: 1)
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
@@ -46,7 +46,7 @@ def _on_cpu(function, traits, args, kwargs):
 
 @contextmanager
 def amp():
-    """Mixed precision, with flash attention."""
+    """Enable mixed precision and flash attention."""
     with torch.autocast("cuda", torch.bfloat16), FusedAttention():
         yield
 
@@ -61,7 +61,7 @@ class CudnnAttention(FusedAttention):
 
 
 class Counting(Fakes):
-    """Fake tensors whose memory is counted while ``on``, in blocks of the allocator, with what kernels allocate."""
+    """Count the memory of fake tensors and kernels while ``on``, in blocks of the allocator."""
 
     def __init__(self):
         super().__init__()
@@ -94,12 +94,12 @@ class Counting(Fakes):
         self.now -= nbytes
 
     def given(self, tensors):
-        """Memory that was there before."""
+        """Register memory that existed before."""
         self._known.update((tensor.untyped_storage()._cdata, None) for tensor in tensors)
 
 
 def step_bytes(model, plan, args, kwargs, loss, around):
-    """The most bytes that a step has beyond what is left of it, by a model that follows a plan."""
+    """Return the peak bytes of a step beyond those that remain, for a model that follows a plan."""
     mode = Counting()
     fake = integrations.apply(_without_elements(model, mode, CUDA).train(), plan)
     args, kwargs = tree_map_only(torch.Tensor, lambda tensor: _fake_input(tensor, mode, CUDA), (args, kwargs))
@@ -107,7 +107,7 @@ def step_bytes(model, plan, args, kwargs, loss, around):
         mode.given(
             [*fake.parameters(), *fake.buffers(), *(x for x in tree_leaves((args, kwargs)) if torch.is_tensor(x))]
         )
-        for _ in range(2):  # the second one follows what the first one has learnt
+        for _ in range(2):  # the second step uses the specs of the first one
             for parameter in fake.parameters():
                 parameter.grad = None
             mode.now, mode.peak, mode.on = 0, 0, True

@@ -176,7 +176,7 @@ def talking(rank):
 
 
 def failing(rank, failed):
-    """What a rank follows where planning fails once on one of both, and how often it planned."""
+    """Return the plan of a rank if planning fails once on one of both ranks, and the number of its attempts."""
     real, calls = recomputing.front_of, []
 
     def fails_once(*given, **named):

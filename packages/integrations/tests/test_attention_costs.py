@@ -1,5 +1,4 @@
-"""The costs of every attention operator that CUDA dispatches to, by formulas of our own; and that no formula prevents a
-plan."""
+"""Every attention operator that CUDA dispatches to has a cost formula, and a formula that fails prevents no plan."""
 
 import pytest
 import torch
@@ -60,7 +59,7 @@ def cudnn(q, k, v, mask, dropout):
 
 
 def math(q, k, v, mask, dropout):
-    """Products, a softmax and dropout, each an operator of its own."""
+    """Compute attention by products, a softmax and dropout, each as an operator of its own."""
     k, v = (one.repeat_interleave(HEADS // one.shape[1], 1) for one in (k, v))
     q, k, v = (one.flatten(0, 1) for one in (q, k, v))
     scores = aten.bmm.default(q, k.mT)
@@ -75,7 +74,7 @@ def math(q, k, v, mask, dropout):
     [(flash, False), (efficient, False), (efficient, True), (cudnn, False), (cudnn, True), (math, False)],
 )
 def test_every_operator_of_cuda_has_a_formula(kind, heads, masked, dropout):
-    """With fewer key/value heads torch's raised up to 2.11, and no plan could be made of a Llama on a GPU."""
+    """With fewer key/value heads, torch's formulas raised up to 2.11: a Llama could not be planned for on a GPU."""
     found = []
     with FakeTensorMode():
         q = on_cuda(BATCH, HEADS, QUERIES, WIDTH)
@@ -122,7 +121,7 @@ def test_sequences_one_after_the_other_meet_the_longest(kind):
 
 
 def test_attention_on_a_cpu_has_a_formula():
-    """torch has none, and attention seemed to take no longer than to read its arguments."""
+    """torch has no formula, so attention seemed to take only the time to read its arguments."""
     q, k = normal(BATCH, HEADS, QUERIES, WIDTH), normal(BATCH, HEADS, KEYS, WIDTH)
     function = aten._scaled_dot_product_flash_attention_for_cpu.default
     found = work_of(function, (q, k, k), {}, function(q, k, k))
@@ -163,7 +162,7 @@ def test_a_formula_that_raises_prevents_no_plan(where, monkeypatch):
         modelled._kind_of.cache_clear()
     assert 0 < plan.peak <= plan.plain_peak
     work = work_of(aten.mm.default, (normal(64, 64), normal(64, 64)), {}, (normal(64, 64),))
-    assert work.moved == 3 * 4 * 64**2  # what decides then
+    assert work.moved == 3 * 4 * 64**2  # used instead
     assert work.flops == (0 if where == "torch's formulas" else 2 * 64**3)
 
 
@@ -174,7 +173,7 @@ def test_rates_that_cannot_be_measured_prevent_no_plan(monkeypatch):
 
 
 def test_a_call_by_keywords_prevents_no_plan():
-    """The number of groups was looked up by its place."""
+    """The number of groups was read by position."""
     image, weight = normal(2, 8, 5, 5), normal(8, 8, 3, 3)
     named = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1], "transposed": False}
     named |= {"output_padding": [0, 0], "groups": 1, "bias": None}

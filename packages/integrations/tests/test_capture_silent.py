@@ -1,4 +1,4 @@
-"""Captures print nothing that is not about the user's model."""
+"""Captures print only messages about the user's model."""
 
 import logging
 import threading
@@ -27,7 +27,7 @@ def _warnings_are_errors():
 
 @pytest.mark.parametrize("check_nan", [True, False])
 def test_anomaly_mode_tells_nothing_of_a_capture(check_nan):
-    """It asked fake tensors for elements, printed "Error detected in _LossBackward", and real ones were captured."""
+    """It read elements of fake tensors and printed "Error detected in _LossBackward"; the capture used real ones."""
     plain = mlp()
     expected = gradients(plain, X)
     model = integrations.compress_model(mlp(), memory=1.0, error=0)
@@ -44,7 +44,7 @@ def test_anomaly_mode_tells_nothing_of_a_capture(check_nan):
 
 
 class Bag(nn.Module):
-    """torch's fake kernel of its backward fails."""
+    """A bag for which torch's fake backward kernel fails."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +76,7 @@ def told():
 
 
 def test_an_operator_that_fails_on_fake_tensors_is_no_error(told):
-    """torch logged 36 lines of a traceback for each plan of such a bag."""
+    """torch logged a traceback of 36 lines for each plan of such a bag."""
     words = torch.randint(100, (64, 4), generator=torch.Generator().manual_seed(0))
     plan = integrations.plan(Bag(), (words,), memory=1.0, error=0)
     assert "captured on real tensors: on fake ones it raised" in plan.graph.note
@@ -104,7 +104,7 @@ def test_what_others_do_with_fake_tensors_is_still_logged(told):
 
 @pytest.mark.parametrize("first", ["leaves", "results"])
 def test_second_order_loops_have_parameters_without_gradients(first):
-    """torch warned of their ``.grad``, which is none of theirs, for each parameter and forward."""
+    """torch warned about ``.grad`` of non-leaf tensors, for each parameter and forward."""
 
     def step(model):
         weights = dict(model.named_parameters())

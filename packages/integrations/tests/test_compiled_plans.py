@@ -138,7 +138,7 @@ def test_what_is_recomputed_from_rounded_values_keeps_to_the_error():
 
 
 def test_a_first_plan_is_not_made_inside_of_a_whole_graph():
-    """The budget was ignored there with a warning. Dynamo wraps the error into its own."""
+    """The budget was ignored with a warning. Dynamo wraps the error into its own."""
     model = integrations.compress_model(deep(1), memory=1.0, error=0)
     function = torch.compile(lambda x: model(x).sum(), backend="aot_eager", fullgraph=True)
     with pytest.raises(
@@ -147,7 +147,7 @@ def test_a_first_plan_is_not_made_inside_of_a_whole_graph():
         function(X)
     model(X).sum().backward()
     torch._dynamo.reset()
-    with pytest.warns(UserWarning, match="Sequential runs uncompressed in a function"):  # later than the planned one
+    with pytest.warns(UserWarning, match="Sequential runs uncompressed in a function"):  # after the planned forward
         function(X).backward()
 
 

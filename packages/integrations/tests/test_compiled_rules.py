@@ -97,7 +97,7 @@ def test_a_square_that_backward_recomputes():
 
 
 def test_casts_of_weights_are_exact_and_no_activations():
-    """Autocast casts each weight, and backward reads the cast. A region stored it in the bits of an activation."""
+    """Autocast casts each weight, and backward reads the cast. Regions stored it in the bits of an activation."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 32))
     eager, x = integrations.compress_model(copy.deepcopy(model), "L1.2", min_bytes=0), normal(48, 64)

@@ -148,7 +148,7 @@ LENGTHS = torch.tensor([20, 44])
 @pytest.mark.parametrize("made_by", ["caller", "forward"])
 @pytest.mark.parametrize("make", [jagged, strided])
 def test_a_budget_for_nested_tensors_is_refused(make, made_by):
-    """A plan counted none of them, and ``memory="4MiB"`` kept 48 MiB."""
+    """Plans did not count nested tensors, and ``memory="4MiB"`` kept 48 MiB."""
 
     def forward(self, x, lengths):
         h = layers(self, make(x, lengths) if made_by == "forward" else x)
@@ -162,7 +162,7 @@ def test_a_budget_for_nested_tensors_is_refused(make, made_by):
             plan(net, inputs)
     model = integrations.compress_model(net, memory="4MiB", error=0)
     for _ in range(2):
-        with pytest.raises(ValueError, match="no capture counts"):
+        with pytest.raises(ValueError, match="whose memory a plan cannot count"):
             model(*inputs)
     with torch.no_grad():
         model(*inputs)
@@ -173,7 +173,7 @@ def test_a_budget_for_nested_tensors_is_refused(make, made_by):
 
 
 def test_a_later_batch_of_nested_tensors_is_warned_of_and_runs():
-    """It differs from what was planned."""
+    """The batch differs from the planned one."""
     net = Net(lambda self, x: (layers(self, x).values() if x.is_nested else layers(self, x)).square().sum(), **WEIGHTS)
     model = integrations.compress_model(net, memory=1.0, error=0)
     model(X[None]).backward()
@@ -189,12 +189,12 @@ def test_nested_tensors_that_share_the_memory_of_plain_ones_are_planned_for():
         return layers(self, jagged(x, lengths).values()).square().sum()
 
     plan = integrations.plan(Net(forward, **WEIGHTS), (X, LENGTHS), memory=1.0, error=0)
-    assert plan.plain_peak >= 2 * X.nbytes  # what gelu and the second layer read
+    assert plan.plain_peak >= 2 * X.nbytes  # the inputs of gelu and the second layer
 
 
 @pytest.mark.parametrize("made_by", ["caller", "forward"])
 def test_a_budget_counts_tensors_made_of_others(made_by):
-    """It counted them as nothing."""
+    """Budgets counted these tensors as 0 bytes."""
 
     def forward(self, x):
         return layers(self, TwoTensor(x, x * 3) if made_by == "forward" else x).square().sum()
@@ -203,7 +203,7 @@ def test_a_budget_counts_tensors_made_of_others(made_by):
     plain = checkpoint.plan(Net(lambda self, x: layers(self, x).square().sum(), **WEIGHTS), (X,))
     plan = checkpoint.plan(Net(forward, **WEIGHTS), (x,))
     assert plan.graph.gradients == 2 * plain.graph.gradients
-    extra = 2 * X.nbytes  # of each layer, and in backward
+    extra = 2 * X.nbytes  # in each layer, and in backward
     assert plan.plain_peak >= plain.plain_peak + extra
     assert plan.peak == plan.plain_peak  # nothing of them is recomputed
     model = integrations.compress_model(Net(forward, **WEIGHTS), memory=plan.plain_peak - X.nbytes, error=0)
@@ -239,7 +239,7 @@ def test_a_budget_counts_what_dtensors_make(mesh):
 
 
 def test_weights_made_of_others_are_planned_for():
-    """They are no activations."""
+    """Weights are not activations."""
     net = Net(lambda self, x: F.linear(F.gelu(F.linear(x, self.w)), self.v.a + self.v.b).square().sum(), w=W)
     net.v = torch.nn.Parameter(TwoTensor(W, W * 2), requires_grad=False)
     plan = integrations.plan(net, (X,), memory=1.0, error=0)

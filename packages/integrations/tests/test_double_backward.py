@@ -1,5 +1,5 @@
-"""Gradients that are differentiated (``create_graph=True``): levels warn, plans round nothing, and networks that are
-linear in pieces stay silent."""
+"""Differentiated gradients (``create_graph=True``): levels warn, plans round nothing, and piecewise linear networks
+cause no warning."""
 
 import copy
 import warnings
@@ -26,7 +26,7 @@ X, FORCES = normal(256, 8, seed=1), normal(256, 8, seed=2)
 
 
 def forces(model):
-    """Energies and their slopes, as interatomic potentials are trained."""
+    """Return the loss of energies and forces, as for interatomic potentials."""
     x = X.clone().requires_grad_()
     energy = model(x)
     [slope] = torch.autograd.grad(energy.sum(), x, create_graph=True)
@@ -34,14 +34,14 @@ def forces(model):
 
 
 def penalty(model):
-    """Wasserstein's critic: two plain forwards, and one whose slope is to have the norm 1."""
+    """Return the loss of a Wasserstein critic: two plain forwards, and one with a gradient penalty."""
     x = X.lerp(FORCES, 0.3).requires_grad_()
     [slope] = torch.autograd.grad(model(x).sum(), x, create_graph=True)
     return model(FORCES).mean() - model(X).mean() + 10 * (slope.norm(dim=1) - 1).square().mean()
 
 
 def equation(model):
-    """A PINN: the Laplacian of what a network makes of points that were put together of several inputs."""
+    """Return the loss of a PINN: the Laplacian of the output at points that are stacked from several inputs."""
     left, right = (part.clone().requires_grad_() for part in X.split(4, 1))
     u = model(torch.cat([left, right], 1))
     [first] = torch.autograd.grad(u.sum(), left, create_graph=True)
@@ -50,7 +50,7 @@ def equation(model):
 
 
 def hessian_product(model):
-    """Of the parameters alone: no input asks for a gradient."""
+    """Return a Hessian product of the parameters. No input requires a gradient."""
     gradients = torch.autograd.grad(model(X).square().mean(), list(model.parameters()), create_graph=True)
     return sum(gradient.square().sum() for gradient in gradients)
 
@@ -59,7 +59,7 @@ LOSSES = [forces, penalty, equation]
 
 
 def trained(model, loss, steps=4):
-    """The gradients of each step."""
+    """Return the gradients of each step."""
     found, optimizer = [], torch.optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -78,7 +78,7 @@ def equal(one, other):
 
 
 def warned(function, *args):
-    """What a call returns, and the messages that it warns with."""
+    """Return the result of a call, and the messages of its warnings."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         result = function(*args)
@@ -98,7 +98,7 @@ def test_a_level_warns_once_with_ways_out(level, replays, monkeypatch):
 
 
 def test_the_warning_comes_although_the_first_steps_differentiate_once():
-    """By then each tensor is stored in C."""
+    """By then, the C code stores each tensor."""
     model = integrations.compress_model(net(), level="L1", min_bytes=0)
     _, messages = warned(trained, model, lambda model: model(X).square().mean(), 3)
     assert not messages
@@ -109,8 +109,8 @@ def test_the_warning_comes_although_the_first_steps_differentiate_once():
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.LeakyReLU])
 @pytest.mark.parametrize("level", ["L1", "lean"])
 def test_networks_that_are_linear_in_pieces_stay_silent(level, activation):
-    """Their slopes read weights and exact masks alone, though backward unpacks each layer's rounded input; where the
-    batch is as large as the layers are wide, too."""
+    """Their gradients read only weights and exact masks, though backward unpacks each layer's rounded input. This also
+    holds if the batch size equals the width of the layers."""
     for width in (64, 256):
         model = integrations.compress_model(net(activation, width), level=level, min_bytes=0)
 
@@ -148,7 +148,7 @@ def checkpointed(model):
 
 
 def looked_at(model):
-    """What autograd has saved is unpacked outside of any backward, where gradients are enabled."""
+    """Unpack saved tensors outside of a backward, with gradients enabled."""
     output = model(X)
     assert output.grad_fn._saved_mat1 is not None
     output.mean().backward()
@@ -199,7 +199,7 @@ def test_a_plan_stays_silent_where_a_network_is_linear_in_pieces():
 
 
 def test_a_plan_notices_in_a_later_step():
-    """No input asks for a gradient, so that nothing can be foreseen."""
+    """No input requires a gradient, so the plan cannot foresee double backward."""
     model, plain = integrations.compress_model(net(), memory=0.7, error=0.1, stores=("recompute", "bits")), net()
     (_, *found), messages = warned(trained, model, hessian_product)
     assert ["from the next forward on" in message for message in messages] == [True]

@@ -94,13 +94,13 @@ def test_a_model_that_is_not_compressed():
     ids=["compress_model", "fewbit", "qmodules", "checkpoint"],
 )
 def test_undoing_twice(done, undo):
-    """The second time there is nothing to undo. A model around one that was changed is not passed over in silence."""
+    """The second call has nothing to undo. A model that contains a changed model raises."""
     model = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.ReLU())
     before = list(model.children())
     assert undo(undo(done(model))) is model
     assert [type(one) for one in model.children()] == [type(one) for one in before]
     outer = nn.Sequential(done(model))
-    with pytest.raises(ValueError, match=r"Sequential is not .*, and its module '0' is; give that instead"):
+    with pytest.raises(ValueError, match=r"Sequential is not .*, but its module '0' is; pass that module instead"):
         undo(outer)
 
 

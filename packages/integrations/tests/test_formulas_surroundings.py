@@ -224,7 +224,7 @@ def test_what_was_of_no_use_is_not_noted_again_until_it_is(monkeypatch):
 
 
 def test_what_a_formula_reads_changed_in_place():
-    """As by an optimizer's step between two losses. The error said neither what reads it nor the way out."""
+    """An optimizer's step between two losses does this. The error named neither the reader nor a way out."""
     net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64))
     integrations.compress_model(net, "lean", min_bytes=0)
     loss = net(torch.randn(64, 64)).sum()

@@ -1,4 +1,4 @@
-"""Models of four libraries under inductor: the gradient's error is that of eager code.
+"""Models of four libraries under inductor have the gradient error of eager code.
 
 With ``ACTCORE_LONG=1`` all of ``NAMES`` are compiled, half a minute each, otherwise some. ``docs/reliability.md`` has
 what the long form found; ``ACTCORE_LONG_RESULTS`` names a folder for its results.
@@ -24,9 +24,12 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 LEVEL = "L1"
 STEPS = 16
 BOUND = 1.15
-"""Times eager code's error, by the roots of the mean squares of the steps' errors. A step's square scatters by a third
-at most, as its error is a sum over thousands of roundings of which a few tensors have the largest part; the mean of 16
-by a twelfth, its root by half of that, and the quotient of two such by 6 %: the bound is 2.5 of these away from 1."""
+"""Bound on the error relative to eager code's, by the root mean squares of the steps' errors.
+
+A step's error is a sum over thousands of roundings, and a few tensors have the largest part: its square scatters by a
+third at most. The mean of 16 squares scatters by a twelfth, its root by half of that, and the quotient of two roots by
+6 %. The bound is 2.5 of these away from 1.
+"""
 
 NAMES = [
     *("timm: resnet18", "timm: mobilenetv3_small_050", "timm: convnext_atto", "timm: vit_tiny_patch16_224"),
@@ -40,8 +43,8 @@ SOME = ["timm: vit_tiny_patch16_224", "transformers: llama"]
 
 
 def without_chance(model):
-    """Dropout off: inductor draws other numbers. Norms of a batch by running statistics: over so few elements a batch's
-    own amplify any error."""
+    """Turn dropout off, since inductor draws other numbers. Make batch norms use running statistics: batch statistics
+    of so few elements amplify any error."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()
@@ -59,7 +62,7 @@ def gradient(model, run, args, kwargs):
 
 
 def error(model, run, args, kwargs, exact, steps=STEPS):
-    """Of the whole gradient: the root of the mean square of the steps' errors, relative to the exact gradient."""
+    """Return the root mean square of the steps' errors of the whole gradient, relative to the exact gradient."""
     squares = [(gradient(model, run, args, kwargs) - exact).square().sum() for _ in range(steps)]
     return (torch.stack(squares).mean() / exact.square().sum()).sqrt().item()
 

@@ -1,4 +1,4 @@
-"""Gradients under inductor, which allocates tensors with strides of its own, where backward reads views of them.
+"""Gradients under inductor are right if backward reads views of tensors with strides that inductor chooses.
 
 A region that stored a view by the strides of the trace read memory beyond the tensor, and gave NaN.
 """
@@ -62,7 +62,7 @@ PRODUCERS = {
 
 
 class Viewed(nn.Module):
-    """Producers, views of their results, and a product of each view, whose weight's gradient reads the view."""
+    """Producers, views of their results, and a matrix product of each view. The weight's gradient reads the view."""
 
     def __init__(self, pairs):
         super().__init__()
@@ -85,7 +85,7 @@ NORM = [("norm", view) for view in VIEWS]
 SOME = [(producer, view) for producer in PRODUCERS for view in ("select", "permute")]
 FEW = [("norm", "select"), ("activation", "step"), ("linear", "overlapping")]
 REST = [[(producer, view) for view in VIEWS] for producer in PRODUCERS if producer != "norm"]
-"""By ``ACTCORE_LONG=1`` every producer's result is seen in every view: to compile these takes half a minute each."""
+"""With ``ACTCORE_LONG=1``, each producer's result is tested in each view. Each compilation takes half a minute."""
 
 long = pytest.mark.skipif(not LONG, reason="one of the long forms: set ACTCORE_LONG=1")
 parts = pytest.mark.parametrize("pairs", [NORM, SOME, *(REST if LONG else ())], ids=lambda pairs: pairs[-1][0])
@@ -98,7 +98,7 @@ def grads_of(function, model, x):
 
 
 def compiled_and_exact(pairs, x=X, **asked):
-    """A model that is compressed and compiled, the function that runs it, and its exact gradients."""
+    """Return a compressed and compiled model, the function that runs it, and its exact gradients."""
     model = Viewed(pairs)
     exact = grads_of(model, model, x)
     integrations.compress_model(model, **asked)
@@ -138,7 +138,7 @@ def test_lean_is_as_exact_as_in_eager_code():
 
 @pytest.mark.parametrize("error", [pytest.param(0, marks=long), 0.1])
 def test_a_plan(error):
-    """Where nothing is rounded, what is left is that inductor adds up in another order."""
+    """If nothing is rounded, the only difference is that inductor adds up in another order."""
     stores = {"stores": ("exact", "bits")} if error else {}
     model, function, exact = compiled_and_exact(SOME, memory=0.85, error=error, **stores)
     assert relative_error(whole(exact), whole(grads_of(function, model, X))) <= (error or 1e-5)
@@ -146,7 +146,7 @@ def test_a_plan(error):
 
 
 def test_rows_of_a_q_layer():
-    """Each row's elements in memory order, whatever strides the compiler chooses."""
+    """Each row stores its elements in memory order, whatever strides the compiler chooses."""
 
     def rows_in_order(x):
         y = x + x

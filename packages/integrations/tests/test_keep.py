@@ -72,7 +72,7 @@ def test_with_everything_kept_the_gradient_is_exact():
 
 def test_what_others_did_is_not_undone_here_but_the_error_says_where():
     model = integrations.fewbit.convert(Net(), 3)
-    with pytest.raises(ValueError, match=r"integrations\.fewbit\.restore_model\(model\) undoes what was done"):
+    with pytest.raises(ValueError, match=r"call integrations\.fewbit\.restore_model\(model\) to undo its conversion"):
         integrations.restore_model(model)
 
 

@@ -1,4 +1,4 @@
-"""Plans of models whose forward takes another path in some steps: other blocks, fewer, or another branch.
+"""Plans of models whose forward takes another path in some steps: other blocks, fewer blocks, or another branch.
 
 A plan chooses bits by the gradient of the path that was planned. On another path these may be far too few: in a chain
 of linear layers and GELUs, the first of 8 layers has a thousandth of the gradient, and all of it if the chain ends
@@ -50,7 +50,7 @@ class _Attention(nn.Module):
 
 
 class _Net(nn.Module):
-    """Runs the blocks of ``path``; a block whose number is written as ``~number`` adds its tanh."""
+    """Run the blocks of ``path``. For a number that is written as ``~number``, add the tanh of the block."""
 
     def __init__(self, block: type[nn.Module], act: type[nn.Module]) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def _errors(model: _Net, exact: _Net, paths: Sequence[Sequence[int]]) -> list[fl
 def test_each_step_is_within_the_bound(
     kind: str, block: type[nn.Module], act: type[nn.Module], bounds: dict[str, Any]
 ) -> None:
-    """But for the first one on another path, whose beginning was rounded before that could be known."""
+    """The first forward on another path is an exception: its first tensors were rounded before that was known."""
     model, exact = _net(block, act)
     integrations.compress_model(model, error=ERROR, **bounds)
     assert max(_errors(model, exact, [range(DEPTH)] * 3)) <= ERROR
@@ -119,7 +119,7 @@ def test_each_step_is_within_the_bound(
 
 
 class _Rereads(nn.Module):
-    """Reads a value of the beginning once more, if it is told to; a sine shows first that this is another path."""
+    """Read an early value once more if asked to. A sine before that shows that the path differs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class _Rereads(nn.Module):
 @pytest.mark.filterwarnings(f"ignore:.*{TOLD}")
 @pytest.mark.parametrize("replays", [False, True], ids=["anew", "replayed"])
 def test_what_another_operator_reads_is_stored_for_it(replays: bool) -> None:
-    """It waited in the bits that were planned for the operators that were to read it."""
+    """It was stored in the bits that were planned for other readers."""
     torch.manual_seed(1)
     model = _Rereads().train()
     integrations.apply(model, integrations.plan(model, (torch.randn(128, WIDTH),), error=0.3, stores=("bits",)))
@@ -170,11 +170,11 @@ def test_it_is_said_once_with_what_to_do() -> None:
 
 
 def test_a_bound_that_8_bits_do_not_keep() -> None:
-    """Below 0.01, nothing is rounded any more."""
+    """With an error below 0.01, later steps round nothing."""
     model, exact = _net(_Chain)
     integrations.compress_model(model, error=0.005, stores=("bits",))
     assert plan_of_trained(model).choice.rounds
-    assert "No later step rounds, so that" in _forwards(model, [range(1)])[0]
+    assert "No later step rounds, which keeps" in _forwards(model, [range(1)])[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert max(_errors(model, exact, PATHS["exits"])) == 0
@@ -187,7 +187,7 @@ def plan_of_trained(model: nn.Module) -> Plan:
 
 @pytest.mark.filterwarnings(f"ignore:.*{TOLD}")
 def test_a_budget_is_kept_with_8_bits() -> None:
-    """The path is planned for again, within the same memory, whose plan recomputes where few bits had been enough."""
+    """The new plan keeps to the same memory. It recomputes values that had few bits before."""
     model, _ = _net(_Attention)
     integrations.compress_model(model, error=ERROR, memory=0.45)
     before = plan_of_trained(model)
@@ -204,7 +204,7 @@ def test_a_budget_is_kept_with_8_bits() -> None:
 
 @pytest.mark.filterwarnings(f"ignore:.*{TOLD}")
 def test_the_plans_of_other_inputs_follow() -> None:
-    """They were made for the same forward, and are solved again from their captures."""
+    """Plans of the same forward are solved again from their captures."""
     model, _ = _net(_Chain)
     integrations.apply(model, integrations.plan(model, [(torch.randn(4, 16, WIDTH),), (torch.randn(2, 40, WIDTH),)]))
     for shape, path in (((2, 40, WIDTH), range(DEPTH)), ((4, 16, WIDTH), range(1)), ((2, 40, WIDTH), range(DEPTH))):
@@ -217,7 +217,7 @@ def test_the_plans_of_other_inputs_follow() -> None:
 
 @pytest.mark.filterwarnings(f"ignore:.*{TOLD}")
 def test_stores_that_are_not_allowed_are_not_taken_for_the_rest() -> None:
-    """``stores`` without bits had 8 bits for what was not foreseen."""
+    """Unforeseen tensors were stored in 8 bits although ``stores`` had no bits."""
     model, _ = _net(_Chain)
     integrations.compress_model(model, error=ERROR, stores=("slopes",))
     _gradient(model, 0)

@@ -144,8 +144,8 @@ def test_a_forward_that_differs(kind: type[Net], error: float) -> None:
 @pytest.mark.parametrize("saves", ["another", "fewer"])
 @pytest.mark.parametrize("stores", [("exact", "8 bits"), STORING])
 def test_what_follows_another_forward(tapes: list[Tape], saves: str, stores: tuple[str, ...]) -> None:
-    """Where 8 bits are the least, the next forward has a tape, which sees where it is another, and so has it planned
-    for. With fewer bits it is planned for at once, since its error may be above the bound."""
+    """If the plan uses at least 8 bits, the next forward has a tape, finds where it differs, and is planned for. With
+    fewer bits, the new path is planned for at once, since its error may be above the bound."""
     model = _net()
     integrations.apply(model, integrations.plan(model, (_input(),), memory=0.6, stores=stores))
     for number in range(3):

@@ -197,14 +197,14 @@ class Words(nn.Module):
 
 
 class Named(Words):
-    """One that says what makes its logits, as those of transformers do."""
+    """A model that names the layer of its logits, as models of transformers do."""
 
     def get_output_embeddings(self):
         return self.head
 
 
 class Tied(Words):
-    """One whose logits no layer makes."""
+    """A model without a layer that makes its logits."""
 
     def forward(self, ids):
         logits = nn.functional.linear(self.embedding(ids), self.embedding.weight)
@@ -216,14 +216,14 @@ class Tied(Words):
     [(Named, 1000, "chunked"), (Words, 1000, {"head": "head"}), (Tied, 1000, None), (Named, 4, None)],
 )
 def test_where_logits_take_the_memory_a_loss_in_chunks_is_named(kind, classes, asked):
-    """It was named for every model, and raised for those that do not say what makes their logits."""
+    """The error named ``loss="chunked"`` for all models, but it raised for those that do not name the layer."""
     ids = torch.zeros(2, 64, dtype=torch.long)
     found = planned(kind(classes), BASE, (ids,), {})
     for plan in (found, found.accumulating):
         with pytest.raises(ValueError, match="memory with error=0 must be at least") as refused:
             plan.within(1)
         told = str(refused.value).partition("for its logits, which no plan makes smaller: loss=")[2]
-        expected = "" if asked is None else f"{json.dumps(asked)} beside memory computes it without them"
+        expected = "" if asked is None else f"{json.dumps(asked)} together with memory computes the loss without them"
         assert told == expected
     if asked is not None:
         model = integrations.compress_model(kind(classes), memory=1.0, error=0, loss=asked)

@@ -1,4 +1,4 @@
-"""Q-layers of PyTorch Geometric's linear layers, and what is said of its layers that have none."""
+"""Q-layers of PyTorch Geometric's linear layers, and the reasons for its layers that have none."""
 
 import copy
 import pickle

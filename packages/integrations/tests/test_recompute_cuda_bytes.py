@@ -1,4 +1,4 @@
-"""The peak of a plan for CUDA is that of the step, with what kernels allocate for themselves; no GPU is needed."""
+"""The peak of a plan for CUDA equals that of the step, with the memory of kernels. No GPU is needed."""
 
 import json
 from pathlib import Path
@@ -34,13 +34,13 @@ def cuda(*shape, dtype=torch.bfloat16):
 
 @pytest.fixture(scope="module")
 def recorded():
-    """The largest workspace of an operator in a step on an H100, by the operator's name."""
+    """Return the largest workspace of each operator in a step on an H100, by the operator's name."""
     figures = [entry.get("figures") or {} for entry in json.loads(RECORD.read_text())["entries"]]
     return {one["workspace_of"]: one["workspace_bytes"] for one in figures if one.get("workspace_of")}
 
 
 def test_a_sum_over_rows_takes_what_was_recorded(recorded):
-    """That of a ViT-B's 64 images: the gradient of the bias of query, key and value."""
+    """Recorded in a ViT-B with 64 images: the gradient of the bias of query, key and value."""
     with FakeTensorMode():
         gradient = cuda(64 * 197, 3 * 768)
         found = cuda_scratch_of(aten.sum.dim_IntList, (gradient, [0], True), (gradient[:1],))
@@ -48,7 +48,7 @@ def test_a_sum_over_rows_takes_what_was_recorded(recorded):
 
 
 def test_attention_takes_what_was_recorded(recorded):
-    """That of a Llama with 32 heads of 64 elements for queries and 8 for keys, 2048 tokens."""
+    """Recorded in a Llama with 32 query heads of 64 elements, 8 key heads and 2048 tokens."""
     with FakeTensorMode():
         query, key = cuda(1, 32, 2048, 64), cuda(1, 8, 2048, 64)
         args = query, query, key, key, query
@@ -74,7 +74,7 @@ def test_other_reductions(function, args, nbytes):
 
 
 def test_flash_attention_pads():
-    """Query's gradient in float32, of 128 rows and 96 elements instead of 100 and 80; a sum for each row."""
+    """The query's gradient in float32 has 128 rows and 96 elements instead of 100 and 80. Each row has a sum."""
     with FakeTensorMode():
         query = cuda(2, 3, 100, 80).transpose(1, 2).contiguous().transpose(1, 2)
         args = query, query, query, query, query
@@ -83,7 +83,7 @@ def test_flash_attention_pads():
 
 
 def test_an_embedding_has_a_row_for_each_index():
-    """And six numbers of 8 bytes."""
+    """Each index also has six numbers of 8 bytes."""
     with FakeTensorMode():
         gradient, places = cuda(4096, 64), cuda(4096, dtype=torch.int64)
         args = gradient, places, 1000, -1, False
@@ -94,7 +94,7 @@ def test_an_embedding_has_a_row_for_each_index():
 
 @pytest.mark.parametrize(("dtype", "cap"), [(torch.bfloat16, 0.0), (torch.float32, 0.0), (torch.bfloat16, 30.0)])
 def test_a_chunk_of_the_loss(dtype, cap):
-    """Beside the logits each row of a chunk has a few numbers: 16 of 8 bytes are enough."""
+    """In addition to the logits, each row of a chunk has a few numbers: at most 16 of 8 bytes."""
     mode = fake_gpu.Counting()
     with mode, fake_gpu._Indices(mode, fake_gpu.CUDA):
         hidden, weight = cuda(2048, 256, dtype=dtype), cuda(8192, 256, dtype=dtype)
@@ -109,8 +109,8 @@ def test_a_chunk_of_the_loss(dtype, cap):
 
 
 def held(plan, *step):
-    """Whether a step takes what its plan says. It may take a little less: the search counts the larger of what is there
-    before and after a recomputation."""
+    """Return whether a step takes the memory of its plan. It may take a little less: the search counts the larger of
+    the bytes before and after a recomputation."""
     measured = fake_gpu.step_bytes(*step)
     return measured <= plan.peak <= 1.03 * measured
 
@@ -120,7 +120,7 @@ def total(output):
 
 
 def test_a_vision_transformer_in_mixed_precision(fake_cuda):
-    """Of which casts of the weights are much, and the largest sum for a bias more than its gradient."""
+    """Casts of the weights are a large part, and the sum for a bias takes more than its gradient."""
     with torch.device("meta"):
         model = library_or_skip("timm").create_model("vit_small_patch16_224", depth=2, img_size=128).train()
         image = torch.empty(16, 3, 128, 128)
@@ -132,7 +132,7 @@ def test_a_vision_transformer_in_mixed_precision(fake_cuda):
 
 
 def test_a_llama_with_shared_heads_and_a_loss_in_chunks(fake_cuda):
-    """Whose head has the embedding's weight: the loss makes its gradient, which waits until the end for the other."""
+    """The head shares the embedding's weight. The loss makes a part of its gradient, which stays until the end."""
     transformers = library_or_skip("transformers")
     sizes = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 4096, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}

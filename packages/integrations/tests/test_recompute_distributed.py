@@ -57,7 +57,7 @@ def test_no_step_aside_is_taken_of_a_forward_that_talks_to_other_ranks(ranks):
 
 
 def test_no_rank_waits_where_planning_fails_on_another(ranks):
-    """Where rank 0's fails, it raises there, and the other plans alone; where the other's would, nobody asks it to."""
+    """If planning fails on rank 0, rank 0 raises, and the other rank plans alone. Otherwise only rank 0 plans."""
     ((again, twice), (ours, once)), ((alone, one), (others, none)) = (rank["failing"] for rank in ranks)
     assert again
     assert alone

@@ -148,7 +148,7 @@ def test_the_plan_of_a_compressed_model():
     integrations.compress_model(model, "L1", checkpoint="optimal", min_bytes=0)
     with pytest.raises(ValueError, match="has no plan yet: its first training forward makes one"):
         plan_of(model)
-    with pytest.raises(ValueError, match=r"it is compressed, which integrations.restore_model\(model\) undoes"):
+    with pytest.raises(ValueError, match=r"it is compressed: call integrations.restore_model\(model\) instead"):
         restore_model(model)
     model(x).sum().backward()
     found = plan_of(torch.compile(model))

@@ -1,4 +1,4 @@
-"""A forward that no plan can be made of: the first raises, since a budget is a promise; a later one runs plainly."""
+"""Forwards that no plan can be made of: the first one raises, and later ones run without a plan."""
 
 import copy
 import warnings
@@ -181,7 +181,7 @@ def test_what_the_model_raises_comes_through(way):
 
 
 class Unseen(nn.Linear):
-    """Raises where a mode sees its operators, as in a capture, and so on fake and on real tensors."""
+    """Raise if a dispatch mode sees the operators, as in a capture, on fake and on real tensors."""
 
     def forward(self, x):
         if _len_torch_dispatch_stack():
@@ -208,7 +208,7 @@ ASKED = [
 
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 def test_what_was_asked_for_is_a_promise(asked):
-    """``memory=0.3`` was ignored with a warning, and the model trained in all of the plain step's memory."""
+    """``memory=0.3`` was ignored with a warning, and the model trained with the memory of the plain step."""
     plain = unseen()
     model = integrations.compress_model(copy.deepcopy(plain), **asked)
     handle = integrations.compression(model)
@@ -263,7 +263,7 @@ def test_a_failure_behind_the_capture_says_so_too(monkeypatch):
 
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
 def test_memory_that_runs_out_for_the_first_plan_is_said_as_such(error, monkeypatch):
-    """Loops that try smaller batches look for these."""
+    """Loops that try smaller batches catch these errors."""
     model = integrations.compress_model(mlp(), memory=1.0, error=0)
 
     def short(*args, **kwargs):
@@ -279,7 +279,7 @@ def test_memory_that_runs_out_for_the_first_plan_is_said_as_such(error, monkeypa
 
 
 class Result:
-    """What a model returns that torch does not look into."""
+    """An output class that torch does not traverse."""
 
     def __init__(self, energy):
         self.energy = energy
@@ -318,7 +318,7 @@ def test_under_torch_func_there_is_no_first_plan():
     torch.func.grad(lambda x: model.eval()(x).sum())(X)
 
 
-# ---- what is no obstacle ----
+# ---- cases that can be planned for ----
 
 
 def test_a_budget_that_cannot_be_met_is_still_refused():

@@ -155,7 +155,7 @@ def test_the_table(report):
 
 @pytest.mark.parametrize("table", [lambda report: report.table(), lambda report: report.table(depth=3), str])
 def test_what_is_printed_fits_80_columns_with_whole_words(table, monkeypatch):
-    """It wrapped every five characters there, numbers too."""
+    """The table wrapped every five characters, also in numbers."""
     monkeypatch.setenv("COLUMNS", "80")
     report = Report("L1", [long_row("softmax")], original_peak_bytes=9 << 20, peak_bytes=5 << 20, peak_source="planned")
     shown = table(report)
@@ -199,14 +199,14 @@ def test_a_summary_leaves_out_what_is_small_and_deep():
         "net.head",
     ]
     assert (
-        "Left out: 1 part below 0.1%. report.table() lists every tensor, report.html(path) shows all of it."
+        "Left out: 1 part below 0.1%. report.table() lists every tensor; report.html(path) has all of it."
         in " ".join(" ".join(lines).split())
     )
     assert "net.tiny" in " ".join(printed(Report("L1", rows).table(depth=2), 160))
 
 
 def test_wrappers_of_one_module_are_no_levels():
-    """PEFT's ``base_model.model`` took the two levels of a summary, and hid what is in the model."""
+    """PEFT's ``base_model.model`` took both levels of a summary, and hid the parts of the model."""
     inner = [
         row(f"base_model.model.layers.{number}.{part}", 100, 10) for number in range(2) for part in ("attn", "mlp")
     ]

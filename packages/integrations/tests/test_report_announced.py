@@ -33,7 +33,7 @@ def test_gradients_are_those_without_anybody_listening(monkeypatch):
 def test_nobody_is_told_without_a_session(monkeypatch):
     told = []
     model = fewbit.convert(Tokens(), bits=3, linear=0.3)
-    model(TOKENS).sum().backward()  # the first one is told, for a report
+    model(TOKENS).sum().backward()  # a report records the first one
     monkeypatch.setattr(stored, "Stored", lambda *args, **kwargs: told.append(args))
     monkeypatch.setattr(stored.Absent, "like", lambda *args, **kwargs: told.append(args))
     model(TOKENS).sum().backward()

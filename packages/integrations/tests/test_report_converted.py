@@ -1,4 +1,4 @@
-"""The report of a model that ``QModule`` or ``fewbit.convert`` changed and nobody compressed."""
+"""The report of a model that was converted by ``QModule`` or ``fewbit.convert``, but not compressed."""
 
 import copy
 import pickle
@@ -49,7 +49,7 @@ def test_it_is_there_after_one_forward_and_is_that_of_compress_model(convert):
     report = report_of(model)
     assert report.exchanged.startswith("Exchanged: ")
     assert "step peak not known" in report.title
-    assert "what other operators save is not in it" in report.caption.lower()
+    assert "It has none that other operators save" in report.caption
     assert str(report).startswith(report.title)
     options = {"layers": {"level": "L2"}} if convert is CONVERSIONS["QModule"] else None
     if options:
@@ -58,7 +58,7 @@ def test_it_is_there_after_one_forward_and_is_that_of_compress_model(convert):
         counted = {
             (row.module, row.operator, row.role, row.original_bytes, row.stored_bytes) for row in free(report_of(twin))
         }
-        # Of what the layers store; they keep nothing else in this model.
+        # The layers of this model save nothing else.
         assert {
             (row.module, row.operator, row.role, row.original_bytes, row.stored_bytes) for row in free(report)
         } == counted
@@ -91,7 +91,7 @@ def test_conversions_undone_before_any_forward(convert):
 
 
 def test_listening_changes_no_gradient():
-    """A hook in the place of a listener would have each layer store a shared input for itself."""
+    """A hook instead of a listener would make each layer store its own copy of a shared input."""
     found = []
     for listened in (True, False):
         model = qmodules.QModule(net(), level="L2")

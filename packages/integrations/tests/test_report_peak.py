@@ -1,4 +1,4 @@
-"""The step's peak in a report: of a plan as simulated, of a level as estimated from what is saved."""
+"""The step's peak in a report: simulated for a plan, estimated from saved tensors for a level."""
 
 import dataclasses
 
@@ -35,7 +35,7 @@ def test_the_peak_is_in_the_middle_or_later_and_without_the_gradients_that_stay(
 def test_what_the_peak_does_not_count():
     alive = row("a", 100, 0, "kept", owner="parameter")
     assert estimated_peaks([alive], {}) == (0, 0)
-    on_host = row("a", 100, 50, host=True)  # which is restored in backward
+    on_host = row("a", 100, 50, host=True)  # restored in backward
     assert estimated_peaks([on_host], {}) == (800, 800)
     # An index that is expanded to 100 x 8 is 800 bytes; the gradient of what it selects from has 100 x 8 elements.
     index = row("a", 800, 100, "Narrow()", torch.int64, original_bytes=800)
@@ -60,8 +60,8 @@ def test_a_plan_says_its_peaks_and_a_level_estimates_them():
     model(x).square().sum().backward()
     estimated = integrations.compression(model).report()
     assert estimated.title.endswith(", estimated")
-    assert "what operators hold for a moment is not in it" in estimated.caption
-    # What is left out of an MLP of that size: the loss.
+    assert "Temporary memory of operators does not count." in estimated.caption
+    # The estimate omits only the loss in an MLP of that size.
     assert estimated.original_peak_bytes <= plan.uncompressed_peak
     assert estimated.peak_bytes < estimated.original_peak_bytes
     assert integrations.forecast(mlp(), (torch.empty(256, 64, device="meta"),)).peak_bytes == estimated.peak_bytes
@@ -82,7 +82,7 @@ def test_gradients_are_those_of_trained_parameters_each_once():
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_loss_in_chunks_has_its_rows(frozen):
-    """A report had the gradients that it keeps in the forward, and nothing of the logits that it spares."""
+    """A report had only the gradients that the loss keeps, and not the logits that it avoids."""
     torch.manual_seed(0)
     labels = torch.arange(96) % 50
 

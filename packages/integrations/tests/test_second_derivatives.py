@@ -1,6 +1,6 @@
-"""Second derivatives of layers that store for themselves: zeros, or none, for the same parameters as torch's module.
+"""Second derivatives of layers with own storage are zeros, or ``None``, for the same parameters as in torch's module.
 
-The optimizers tell zeros from none: a parameter without a gradient is left out of a step, momentum included.
+Optimizers skip a parameter whose gradient is ``None``, including its momentum.
 """
 
 import copy
@@ -18,14 +18,14 @@ from .test_qlayers_surroundings import DIFFERENTIABLE, q_layer
 FEWBIT = {
     f"{name}{list(parameters)}": (few_bits(name), getattr(F, name), parameters)
     for name, parameters in PIECEWISE
-    if name != "hardsigmoid"  # of which torch has no second derivative
+    if name != "hardsigmoid"  # torch has no second derivative of it
 }
 GATED = {"reglu": "relu", "swiglu": "silu", "geglu": "gelu"}
 NORMS = [nn.LayerNorm(8), nn.GroupNorm(2, 8), nn.RMSNorm(8)]
 
 
 def second_derivatives(function, x, module=None, square=True):
-    """Of the squared slope, by an input, by a weight and a bias in front of the function, and by its parameters."""
+    """Differentiate the squared slope by an input, a weight and a bias before the function, and its parameters."""
     leaves = [x.detach().clone().requires_grad_(), normal(x.shape[-1], seed=7), normal(x.shape[-1], seed=8)]
     leaves = [leaf.to(x.dtype).requires_grad_() for leaf in leaves]
     output = function(leaves[0] * leaves[1] + leaves[2])
@@ -77,7 +77,7 @@ def test_norms_that_keep_their_output(norm, square):
     for one, other in zip(*(second_derivatives(one, x, one, square) for one in (mine, torchs)), strict=True):
         if other is not None:
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-        elif one is not None:  # the output's bias cancels that of what is read of the output, but for their rounding
+        elif one is not None:  # the output's bias cancels that of its readers, up to rounding
             assert one.abs().max() < 1e-9
 
 
@@ -95,7 +95,7 @@ def test_q_layers(layer, x, square):
 
 
 def test_momentum_moves_a_bias_in_front_of_an_activation_as_torchs_does():
-    """A gradient penalty alone: its gradient by the bias is zero, and the momentum of the steps before goes on."""
+    """With only a gradient penalty, the gradient by the bias is zero, and momentum of earlier steps still moves it."""
 
     def trained(function):
         bias = nn.Parameter(normal(16, seed=3))

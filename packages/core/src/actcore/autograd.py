@@ -24,12 +24,13 @@ _EXACT = (BitMask, Narrow, Positive, Raw)
 
 
 class _Later:
-    """A tensor that had no history when it was saved. It may be a result of the Function, whose history begins after
-    forward.
+    """Refer to a tensor that had no history when it was saved. It may be a result of the Function: results get their
+    history after forward.
 
     Attributes:
-        is_result: whether it is one; ``None`` where that is not known: before the Function has returned, in ``vmap``.
-        tensor: finds it where it is still alive.
+        is_result: whether the tensor is a result; ``None`` if unknown: before the Function has returned, and in
+            ``vmap``.
+        tensor: a weak reference to the tensor.
     """
 
     __slots__ = ("is_result", "tensor")
@@ -40,12 +41,12 @@ class _Later:
 
 
 class _Waiting(tuple[()]):
-    """Finds out which tensors are results of a Function that runs. In the place of what it saves for its forward-mode
-    derivative, torch holds this until the results have their history, and then lets go of it.
+    """Find out which tensors are results of a running Function. torch holds this object in ``saved_for_forward``, and
+    drops it once the results have their history. Its destructor then checks the tensors.
 
     Attributes:
-        ctx: the Function's.
-        tensors: those without history, and where it is noted what they are.
+        ctx: a weak reference to the Function's context.
+        tensors: the tensors without history, each with the ``_Later`` to update.
     """
 
     ctx: weakref.ref[Any]
@@ -62,8 +63,8 @@ class _Waiting(tuple[()]):
 class _Stored:
     """Where a stored tensor is among ``ctx.saved_tensors``, and what is needed to undo it. It holds no tensor.
 
-    ``anchor`` is the place of the tensor that carries its history; -1 for one that had none when it was saved, of which
-    ``later`` knows whether it has one now.
+    ``anchor`` is the place of the tensor that carries its history; -1 if it had none when it was saved. ``later`` then
+    knows whether it has one now.
     """
 
     codec: Codec
@@ -308,7 +309,7 @@ class _Attach(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.set_materialize_grads(False)  # none stays none, as a product's by a factor that is not read
+        ctx.set_materialize_grads(False)  # an undefined gradient stays undefined
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:

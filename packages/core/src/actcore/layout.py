@@ -60,9 +60,8 @@ class Layout(NamedTuple):
     def flatten(self, tensor: Tensor) -> Tensor:
         """Return the elements to store, flat: a view where the tensor is dense, a copy otherwise.
 
-        The elements are found by their indices and never by an address. Compiled code may allocate a tensor with other
-        strides than those of the trace, from which this layout comes: the order of the elements is still that of the
-        trace, and so are the stored bytes.
+        Elements are read by index, never by address. Compiled code may allocate a tensor with other strides than the
+        trace had. This layout comes from the trace, so the stored bytes have the order of the trace.
         """
         if tensor.is_contiguous():
             return tensor if tensor.dim() == 1 else tensor.reshape(-1)
@@ -71,7 +70,7 @@ class Layout(NamedTuple):
         return distinct.contiguous().view(-1) if order is None else distinct.permute(order).reshape(-1)
 
     def restore(self, flat: Tensor) -> Tensor:
-        """Return a tensor of this shape and these strides from the stored elements. The inverse of ``flatten``.
+        """Return a tensor of this shape and these strides from the stored elements. This inverts ``flatten``.
 
         In compiled code the strides of dimensions of size 1 may differ.
         """
@@ -123,8 +122,8 @@ def is_dense(layout: Layout) -> bool:
 
 
 def memory_order(layout: Layout) -> list[int] | None:
-    """Return the dimensions of a dense layout in the order in which they lie in memory, the outermost first; ``None``
-    for a layout with gaps or overlaps."""
+    """Return the dimensions of a dense layout in memory order, the outermost first; ``None`` for a layout with gaps or
+    overlaps."""
     if is_contiguous(layout):
         return list(range(len(layout.shape)))
     gap, order = _gap_or_overlap(distinct_shape(layout), layout.strides)
@@ -148,8 +147,8 @@ def _is_spaced(layout: Layout) -> bool:
 
 
 def _gap_or_overlap(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, list[int]]:
-    """Return 0 for dimensions that lie end to end, 1 for gaps between them, -1 where elements may overlap; and the
-    dimensions from the largest to the smallest stride, those of size 1 first."""
+    """Return 0 if the dimensions lie end to end, 1 for gaps, -1 if elements may overlap; and the dimensions, from the
+    largest to the smallest stride. Dimensions of size 1 come first."""
     if math.prod(shape) == 0:
         return 0, list(range(len(shape)))
     left = [dim for dim, size in enumerate(shape) if size > 1]

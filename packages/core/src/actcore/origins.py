@@ -1,6 +1,6 @@
-"""Second derivatives of functions that are linear in pieces: zeros for their input, as torch has them, and not none.
+"""Return zeros, not ``None``, as second derivatives of piecewise linear functions, as torch does.
 
-The optimizers tell the two apart: a parameter without a gradient is left out of a step, momentum and decay included.
+Optimizers skip a parameter whose gradient is ``None``, including its momentum and weight decay.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch.autograd import Function
 
 
 def note_origin(ctx: Any, x: Tensor) -> None:
-    """Notes in a Function's forward where its input comes from: the history of the input, and none of its memory.
+    """Store the history of an input on ``ctx`` in a Function's forward, without its memory.
 
-    ``torch.func`` makes zeros by itself, and compiled code has no double backward.
+    ``torch.func`` makes zeros by itself, and compiled code has no double backward: there, nothing is stored.
     """
     ctx.origin = None
     if x.requires_grad and not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None:
@@ -24,8 +24,8 @@ def note_origin(ctx: Any, x: Tensor) -> None:
 
 
 def with_origin(ctx: Any, gradient: Tensor) -> Tensor:
-    """The gradient that a Function's backward returns for the input that it has noted, with zeros for that input as its
-    own derivative where autograd builds a graph of this backward."""
+    """Return the gradient of the input that ``note_origin`` stored. If autograd builds a graph of this backward, the
+    gradient's derivative by that input is zeros."""
     origin: Tensor | None = ctx.origin
     if origin is None or not torch.is_grad_enabled():
         return gradient
@@ -33,7 +33,7 @@ def with_origin(ctx: Any, gradient: Tensor) -> Tensor:
 
 
 class _Flat(Function):
-    """The first argument, as a function of both that does not change with the second."""
+    """Return the first argument, as a function of both arguments that is constant in the second."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, origin: Tensor) -> Tensor:

@@ -124,9 +124,9 @@ def compress_model(
         TypeError: ``model`` is not a module, or an argument has the wrong type.
         ValueError: the level or an option is unknown, a value is out of range, or the model is compressed or converted
             already, or follows a plan; an option applies to no layer of it; with a plan, if a part of the model is
-            compressed, or the plan is for another level. The model is as it was then. In the first training forward:
-            no plan keeps to the bounds, and the message names the least that can be had; or no plan can be made, and it
-            names the module, the cause and what needs no plan. The next training forward plans again.
+            compressed, or the plan is for another level. The model is unchanged then. In the first training forward:
+            no plan keeps to the bounds, and the message names the lowest possible bound; or no plan can be made, and
+            it names the module, the cause and the alternatives. The next training forward plans again.
     """
     inner = compiled_module(model)
     bounds = Bounds.asked(memory, time, error, stores, level, options)
@@ -152,7 +152,7 @@ def compress_model(
 def attach(handle: Compression) -> None:
     """Has a handle's model run its forwards under it, from now on; or, where anything raises, as before."""
     model = handle.model
-    listen_no_longer(model)  # the handle sees what it would tell
+    listen_no_longer(model)  # the handle records these tensors, too
     try:
         # The instance's own dictionary: it is copied with the model, and state_dict and nn.Module's attributes do not
         # see it.
@@ -177,8 +177,10 @@ def _detach(handle: Compression) -> None:
 
 
 def compression(model: nn.Module) -> Compression:
-    """The handle of a compressed model. For a model that ``QModule`` or ``fewbit.convert`` changed and nobody
-    compressed, one whose report says what the exchanged layers stored in their first training forward.
+    """Return the handle of a compressed model.
+
+    For a model that was only converted by ``QModule`` or ``fewbit.convert``, the handle's report lists the tensors that
+    exchanged layers stored in the first training forward.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -211,17 +213,17 @@ def restore_model(model: Model) -> Model:
     What compresses the model after that, blocks among them, begins anew: at step 0, so with the same noise again, and
     without a plan. The handle's ``state_dict``, loaded into the next one, goes on instead.
 
-    A model that is not compressed, such as one that was restored before, is returned as it is.
+    A model that is not compressed, for example because it was restored before, is returned unchanged.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: the model is not compressed, and a module in it is, or something else was done to it; or a layer
-            that was exchanged was parametrized since. Nothing has changed then.
+        ValueError: the model is not compressed, but a module in it is, or it was converted in another way; or an
+            exchanged layer was parametrized since. The model is unchanged then.
     """
     _require_module(model)
     if _HANDLE not in compiled_module(model).__dict__:
         if others := _ways_back(compiled_module(model)):
-            raise ValueError(f"{type(model).__name__} is not compressed; {others} undoes what was done to it")
+            raise ValueError(f"{type(model).__name__} is not compressed; call {others} to undo its conversion")
         require_no_part(compiled_module(model), _HANDLE, "compressed")
         return model
     handle = _handle_in(model)

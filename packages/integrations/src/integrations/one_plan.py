@@ -78,8 +78,8 @@ def plan(
     Raises:
         TypeError: an argument has the wrong type, or ``loss`` returned no tensor.
         ValueError: an argument is out of range; the model is not in training mode, or none of its outputs requires a
-            gradient; no plan can be made, and the message says why and what works instead; or no plan keeps to the
-            bounds, and the message names the least that there is, and what would lower it.
+            gradient; no plan can be made, and the message names the cause and the alternatives; or no plan keeps to the
+            bounds, and the message names the lowest possible bound, and ways to lower it.
         Exception: what the model raises with these inputs.
     """
     bounds = Bounds(memory, time, error, stores)  # type: ignore[arg-type]  # Bounds makes a tuple of it

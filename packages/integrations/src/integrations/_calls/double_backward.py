@@ -1,4 +1,4 @@
-"""Double backward: whether a graph of backward (``create_graph=True``) reads the elements of a saved tensor."""
+"""Find out whether a backward with ``create_graph=True`` computes with the elements of a saved tensor."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _PRODUCTS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
         "DivBackward": {"self": (1,), "other": (0, 1)},
     }
 )
-"""Nodes of operators that are linear in each factor: for which inputs' gradients a factor is read. A backward that only
-asks for the gradient of a layer's input unpacks that input, too, and reads the weight alone."""
+"""Nodes of operators that are linear in each factor. The numbers are the inputs whose gradients read a saved factor. If
+only the gradient of a layer's input is wanted, the node unpacks that input, too, but reads the weight alone."""
 
 _BY_SIGN = frozenset(
     f"{name}Backward"
@@ -40,20 +40,20 @@ _BY_SIGN = frozenset(
         *("MaxPool3DWithIndices", "AdaptiveMaxPool2D", "AdaptiveMaxPool3D", "Sgn", "Sign"),
     )
 )
-"""Nodes that look only on which side of a bound an element is, or for which the shape suffices."""
+"""Nodes that only need to know on which side of a bound an element is, or only the shape."""
 
 
 def builds_graph() -> bool:
-    """Whether a backward runs in this thread, and autograd builds a graph of it."""
+    """Return whether a backward runs in this thread and autograd builds a graph of it."""
     return torch.is_grad_enabled() and current_graph_task_id() != -1
 
 
 def is_read(packed: object, exactly: bool = False) -> bool:
-    """Whether the node of backward that unpacks a saved tensor computes with its elements.
+    """Return whether the backward node that unpacks a saved tensor computes with its elements.
 
     Args:
-        packed: what autograd holds in the tensor's place.
-        exactly: whether the elements are exact, so that nodes that look at signs do not count.
+        packed: the packed object that autograd holds.
+        exactly: whether the elements are exact. Nodes that only look at signs do not count then.
     """
     node = current_autograd_node()
     if node is None:
@@ -68,11 +68,11 @@ def is_read(packed: object, exactly: bool = False) -> bool:
 
 
 def _is_wanted(node: Any, edge: int) -> bool:
-    """Whether this backward computes a node's gradient of one of its inputs."""
+    """Return whether this backward computes the gradient of one of a node's inputs."""
     function = node.next_functions[edge][0]
     if function is None:
         return False
     try:
         return will_engine_execute_node(function)
-    except RuntimeError:  # torch does not say it of a leaf whose gradient is asked for
+    except RuntimeError:  # torch cannot tell for a leaf whose gradient is wanted
         return True

@@ -39,8 +39,8 @@ def tensors_in(values: Any) -> list[Tensor]:
 
 
 def gradient_of(tensor: Tensor) -> Tensor | None:
-    """Return ``tensor.grad``, without torch's warning for a tensor that gets none: parameters that a loop has replaced
-    with results of an update, as in second-order training, are no leaves."""
+    """Return ``tensor.grad`` without torch's warning for non-leaf tensors. Second-order training replaces parameters
+    with results of an update, which are not leaves."""
     return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
 
 

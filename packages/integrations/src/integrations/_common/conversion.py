@@ -55,11 +55,11 @@ class Conversion:
 
     @classmethod
     def nothing_to_undo(cls, model: nn.Module) -> bool:
-        """Whether a model is not converted, as after it was converted back.
+        """Return whether a model is not converted, for example because it was converted back.
 
         Raises:
             TypeError: ``model`` is not a module.
-            ValueError: it is not converted, and a module in it is.
+            ValueError: the model is not converted, but a module in it is.
         """
         require_module(model)
         if cls.find(model) is not None:
@@ -87,16 +87,21 @@ def require_module(model: object) -> None:
 
 
 def require_no_part(model: nn.Module, key: str, done: str) -> None:
-    """Raises ``ValueError`` where a module of a model, and not the model itself, has something in its dictionary.
+    """Check that no submodule of a model has a key in its ``__dict__``.
 
     Args:
-        model: the model, which is to be undone as a whole.
-        key: the key in the dictionary.
-        done: what was done to the module, in a word.
+        model: the model that is to be restored as a whole.
+        key: the key.
+        done: the state that the key stands for, such as ``"compressed"``.
+
+    Raises:
+        ValueError: a submodule has the key.
     """
     for path, module in model.named_modules():
         if path and key in module.__dict__:
-            raise ValueError(f"{type(model).__name__} is not {done}, and its module {path!r} is; give that instead")
+            raise ValueError(
+                f"{type(model).__name__} is not {done}, but its module {path!r} is; pass that module instead"
+            )
 
 
 def conversion_lines(converted: Mapping[str, tuple[str, str]], kept: Mapping[str, str]) -> list[str]:

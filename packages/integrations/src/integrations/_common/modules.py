@@ -83,20 +83,20 @@ def module_called_in(frame: FrameType) -> nn.Module | None:
 
 
 def public_name(kind: type) -> str:
-    """Return a class's name with the shortest package that has it: ``torch_geometric.nn.Linear``, not the file in which
-    it is defined."""
+    """Return a class's name with the shortest package that exports it, such as ``torch_geometric.nn.Linear``, not the
+    module that defines it."""
     parts = kind.__module__.split(".")
     for length in range(1, len(parts) + 1):
         package = sys.modules.get(".".join(parts[:length]))
-        # Its dictionary, because packages that import their parts on demand would import more.
+        # Look into __dict__: getattr would make packages with lazy imports import more.
         if package is not None and vars(package).get(kind.__name__) is kind:
             return f"{package.__name__}.{kind.__name__}"
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def where_raised(error: BaseException, model: nn.Module) -> str:
-    """Return the path of the innermost module of a model in whose forward an error was raised; empty for the model
-    itself and outside of all of them."""
+    """Return the path of the innermost submodule whose forward raised an error; empty for the model itself, and if no
+    submodule raised it."""
     names = {id(module): name for name, module in model.named_modules()}
     found, at = "", error.__traceback__
     while at is not None:

@@ -40,7 +40,7 @@ class StorageMap(Generic[Value]):
         self.by_address[address] = value
 
     def clear(self) -> None:
-        """Forgets all storages."""
+        """Forget all storages."""
         self._forget(list(self.by_address))
 
     def _forget(self, addresses: list[int], free: Callable[[int], None] = storage_free_weak_ref) -> None:

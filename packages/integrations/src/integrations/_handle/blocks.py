@@ -22,11 +22,11 @@ from integrations.rules.levels import Level
 
 _open: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()  # by model: the threads that are in a block of it
 _adapters: WeakKeyDictionary[nn.Module, dict[Level, Adapter]] = WeakKeyDictionary()
-_told: WeakKeyDictionary[nn.Module, dict[Level, set[str]]] = WeakKeyDictionary()  # by model: what was warned of
+_told: WeakKeyDictionary[nn.Module, dict[Level, set[str]]] = WeakKeyDictionary()  # by model: the warnings given
 
 
 class BlockCompression(Compression):
-    """The handle of one block. Blocks of the same model at the same level share what was measured, and warn once."""
+    """The handle of one block. Blocks of the same model at the same level share measurements, and warn once."""
 
     def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
         super().__init__(model, level_name, level, strict)
@@ -153,7 +153,7 @@ def in_block(model: nn.Module) -> bool:
 
 
 def forget(model: nn.Module) -> None:
-    """Drops the plans that blocks of the model have passed on, and that they have warned."""
+    """Drop the plans that blocks of the model have passed on, and the record of their warnings."""
     _adapters.pop(model, None)
     _told.pop(model, None)
 

@@ -315,7 +315,7 @@ class Compression(HandleState):
         )
 
     def _peaks(self, rows: list[Row]) -> dict[str, Any]:
-        """The step's peaks, as fields of a report."""
+        """Return the step's peaks as fields of a report."""
         followed = None if self.recomputing is None else self.recomputing.plan
         if followed is not None:
             peaks, source = (followed.uncompressed_peak, followed.peak), PLANNED

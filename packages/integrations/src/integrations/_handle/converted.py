@@ -1,4 +1,4 @@
-"""``Converted``: the handle of a model that ``QModule`` or ``fewbit.convert`` changed, and nobody compressed."""
+"""``Converted``: the handle of a model that was converted by ``QModule`` or ``fewbit.convert``, but not compressed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from integrations.report import Report
 from integrations.rules.levels import LEVELS
 
 _NOTE = (
-    "What exchanged layers stored in the first training forward. What other operators save is not in it: "
-    "compress_model with layers=, activations= or linear= exchanges the same layers and counts all."
+    "The report has the tensors that exchanged layers stored in the first training forward. It has none that other "
+    "operators save: compress_model with layers=, activations= or linear= exchanges the same layers and counts all."
 )
 
 
 class Converted(Compression):
-    """The handle of a model with layers that store for themselves, at level L0. It is not attached to the model, and no
-    forward runs under it."""
+    """Handle of a model with converted layers, at level L0. It is not attached to the model, and no forward runs under
+    it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model, "L0", LEVELS["L0"])
@@ -31,22 +31,22 @@ class Converted(Compression):
 
     @property
     def title(self) -> str:
-        """The calls that converted the model."""
+        """Return the calls that converted the model."""
         done = ("QModule", qmodules.is_converted(self.model)), ("fewbit.convert", fewbit.is_converted(self.model))
         return " and ".join(call for call, is_done in done if is_done)
 
     def report(self, closure: Callable[[], Any] | None = None) -> Report:
-        """What the exchanged layers stored in the first training forward after the conversion.
+        """Report the tensors that exchanged layers stored in the first training forward after the conversion.
 
         Raises:
-            TypeError: the closure cannot be called.
-            ValueError: there is a closure: what layers store for themselves is not timed.
+            TypeError: the closure is not callable.
+            ValueError: a closure is given. Storing by layers cannot be timed.
         """
         report = super().report(closure)
-        # The peaks take all that is saved.
+        # Peaks need all saved tensors.
         return replace(report, note=_NOTE if report.rows else "", peak_source="", peak_bytes=0, original_peak_bytes=0)
 
 
 def is_converted(model: nn.Module) -> bool:
-    """Return whether ``QModule`` or ``fewbit.convert`` changed this very model."""
+    """Return whether ``QModule`` or ``fewbit.convert`` converted this very model."""
     return qmodules.is_converted(model) or fewbit.is_converted(model)

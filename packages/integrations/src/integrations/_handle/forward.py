@@ -184,12 +184,12 @@ def _compiled_for(forward: CompressedForward, plan: Plan) -> Compiled:
 
 @constant_when_traced
 def _breaks_graph(key: str) -> bool:
-    """Return whether dynamo is to break the graph that it is tracing. If it may not, warn that a model runs
+    """Return whether dynamo is to break the graph that it is tracing. If it must not, warn that the model runs
     uncompressed. Dynamo calls this while it traces, and the result is a constant of the compiled code.
 
     Raises:
-        ValueError: it may not, and the model was asked to keep to a budget and has no plan. Dynamo raises an error of
-            its own with this message.
+        ValueError: dynamo must not break the graph, and the model has a budget but no plan yet. Dynamo wraps this error
+            into its own.
     """
     if may_break_graph():
         return True

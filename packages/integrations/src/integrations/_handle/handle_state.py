@@ -44,7 +44,7 @@ class HandleState(InModel, ABC):
         paths: of the model's modules.
         paused: while an exact gradient is taken for comparison.
         timed: the forwards of a step whose times are measured, while it runs; else ``None``.
-        double: knows whether a backward builds a graph of its own from what is stored rounded.
+        double: records whether a backward with ``create_graph=True`` reads rounded tensors.
     """
 
     def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
@@ -107,7 +107,7 @@ class HandleState(InModel, ABC):
         warn(message)
 
     def _new_double(self) -> DoubleBackward:
-        """What knows of double backward, and does not keep the handle alive: what autograd holds leads to it."""
+        """Return a new ``DoubleBackward``. It holds the handle weakly, because saved tensors refer to it."""
         return DoubleBackward(partial(_tell_of_double_backward, weakref.ref(self)))
 
     @property
@@ -153,23 +153,23 @@ class HandleState(InModel, ABC):
 
 
 def _tell_of_double_backward(reference: weakref.ref[HandleState], rounded: bool) -> None:
-    """Warns that a backward builds a graph of its own, and has the model's plans round nothing from now on."""
+    """Warn about a backward with ``create_graph=True``, and make the model's plans round nothing from now on."""
     handle = reference()
     recomputing = None if handle is None else handle.recomputing
     name = "a compressed model" if handle is None else handle.name
-    what = f"{name}: gradients are differentiated (create_graph=True), and with them what is stored rounded"
+    what = f"{name}: backward differentiates gradients (create_graph=True) through saved tensors that are rounded"
     if recomputing is not None and recomputing.may_become_exact:
         recomputing.differentiated = True
-        message = f"{name}: gradients are differentiated (create_graph=True), so the plan rounds nothing from now on"
+        message = f"{name}: backward differentiates gradients (create_graph=True); the plan rounds nothing from now on"
         if rounded:
-            message = f"{what}: this step's gradients may be far off; from the next forward on the plan rounds nothing"
+            message = f"{what}. This step's gradients may be far off; from the next forward on the plan rounds nothing"
     elif recomputing is not None and recomputing.codec is not None:
-        message = f"{what}: second derivatives may be far off; apply the plan with codec=None"
+        message = f"{what}. Second derivatives may be far off; apply the plan with codec=None"
     else:
         message = (
-            f"{what}: second derivatives may be far off, however small the level's error is. Keep the modules that "
-            "they go through exactly (keep=), take a plan that rounds nothing (memory= and error=0 in place of a "
-            'level), or switch compression off (level="L0")'
+            f"{what}. Second derivatives may be far off, even if the level's error is small. Store the modules that "
+            "they go through exactly (keep=), use a plan that rounds nothing (memory= and error=0 instead of a level), "
+            'or turn compression off (level="L0")'
         )
     if handle is None:
         warn(message)

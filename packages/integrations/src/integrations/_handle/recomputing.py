@@ -75,8 +75,8 @@ class Recomputing:
         asked: bounds or a plan; or, for a plan beside a level, ``"optimal"`` or a budget.
         plans: ``None`` before the first forward that is planned for.
         users: the model's forwards. A capture exchanges its parameters, and runs alone.
-        differentiated: whether a backward has built a graph of its own from what plans round, so that they round
-            nothing from the next forward on.
+        differentiated: whether a backward with ``create_graph=True`` has read tensors that plans round. Plans then
+            round nothing from the next forward on.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Recomputing:
         self.users = Users()
         self.compiled: Compiled | None = None
         self.differentiated = False
-        self._exact: tuple[Plans, Plans | None] | None = None  # plans, and those beside them that round nothing
+        self._exact: tuple[Plans, Plans | None] | None = None  # plans, and their replacement without rounding
         if isinstance(asked, Plan):
             stores = asked.compressed or asked.menus is not None
             self.plans = _Fronts(asked, level, shapes=shapes) if stores else Plans(asked, shapes)
@@ -122,8 +122,8 @@ class Recomputing:
         compiled: bool = False,
         double: DoubleBackward | None = None,
     ) -> Following | None:
-        """The ``Following`` for a forward with these inputs. ``None`` if there is no backward to plan for; or if the
-        model has another plan, and none can be made for these inputs.
+        """Return the ``Following`` for a forward with these inputs. Return ``None`` if there is no backward to plan
+        for, or if the model has a plan already and none can be made for these inputs.
 
         If an adaptive level has given its tensors other bits than the plan was made for, a new plan is made.
 
@@ -133,12 +133,12 @@ class Recomputing:
             args, kwargs: the forward's.
             bits: the bits of an adaptive level's tensors, from its last measurement.
             compiled: whether torch compiles the forward.
-            double: knows of backwards that build a graph of their own; ``None`` where nothing does.
+            double: records backwards with ``create_graph=True``; ``None`` if nothing does.
 
         Raises:
-            ValueError: the model has no plan yet, and none can be made, or none keeps to what was asked for. The
-                message names the obstacle, or the least that can be had. The next forward asks again.
-            Exception: what the model itself raises with these inputs.
+            ValueError: the model has no plan yet, and none can be made, or none keeps to the bounds. The message names
+                the obstacle or the lowest possible bound. The next forward plans again.
+            Exception: the model itself raises it with these inputs.
         """
         self._attempts.start()
         if self._is_due(bits):
@@ -159,18 +159,20 @@ class Recomputing:
 
     @property
     def may_become_exact(self) -> bool:
-        """Whether the plans may round, and there are others that do not."""
+        """Return whether the plans may round, and can be replaced with plans that do not."""
         plans = self.plans
         return plans is not None and self.codec is None and not plans.last.compressed and plans.last.error > 0
 
     def _without_rounding(
         self, plans: Plans, level: Level, double: DoubleBackward, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Plans, Kinds | None]:
-        """The plans for a forward, and the kinds of its inputs if it rounds nothing until it is known whether its
-        backward builds a graph of its own: whoever differentiates gradients mostly gives inputs that ask for some.
+        """Return the plans for a forward; and the kinds of its inputs if this forward is a trial, which rounds nothing.
+
+        The backward of a trial shows whether gradients are differentiated. Only inputs that require a gradient start a
+        trial, since they are usual if gradients are differentiated.
 
         Raises:
-            ValueError: backward has built one, and no plan without rounding keeps to the bounds.
+            ValueError: gradients are differentiated, and no plan without rounding keeps to the bounds.
         """
         if self.differentiated:
             with self._lock.held:

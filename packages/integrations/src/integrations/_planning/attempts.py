@@ -1,4 +1,4 @@
-"""``Attempts``: makes plans in front of forwards. A failure stops the first forward, and no later one."""
+"""``Attempts``: make plans before forwards. A failure stops the first forward, but no later one."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class _Failures:
     without_gradient: set[Signature] = field(default_factory=set)
 
     def rule_out(self, inputs: Signature, first: bool) -> bool:
-        """Whether no plan is tried for these inputs any more. A capture that raised is tried again as long as the model
-        has no plan: what was asked for is a promise."""
+        """Return whether to make no more plans for these inputs. As long as the model has no plan, a capture that
+        raised is tried again."""
         if not first and (inputs in self.raised or len(self.raised) >= _MOST_FAILURES):
             return True
         alike = [known for known in self.without_gradient if known.kinds == inputs.kinds]
@@ -74,18 +74,19 @@ class Attempts:
         self._doubts.pop(threading.get_ident(), None)
 
     def plan(self, model: nn.Module, inputs: Signature, make: Callable[[], Plan], first: bool = False) -> Plan | None:
-        """Return the plan for a forward with these inputs. ``None`` if the forward has to run plainly: nothing requires
-        a gradient; or the model has another plan already, and the capture raised. What such a forward itself raises, it
-        raises afterwards.
+        """Return the plan for a forward with these inputs.
+
+        Return ``None`` if the forward has to run without a plan: nothing requires a gradient; or the model has another
+        plan already, and the capture raised. If the forward itself raises, it does so afterwards.
 
         Args:
-            model: whose forward it is.
-            inputs: of the forward.
-            make: makes the plan.
+            model: the model.
+            inputs: the forward's inputs.
+            make: a function that makes the plan.
             first: whether the model has no plan yet.
 
         Raises:
-            Exception: what ``make`` raises for the first plan.
+            Exception: ``make`` raised it for the first plan.
         """
         trained = sum(parameter.requires_grad for parameter in model.parameters())
         failures = self._failures.setdefault(trained, _Failures())

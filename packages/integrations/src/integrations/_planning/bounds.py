@@ -111,14 +111,15 @@ class Bounds:
 
     @property
     def rounds_unforeseen(self) -> bool:
-        """Whether 8 bits may be taken for what a plan has not foreseen."""
+        """Whether tensors that a plan has not foreseen may be stored in 8 bits."""
         return (self.error or 0.0) >= EIGHT_BITS and self.allows(_EIGHT)
 
     @property
     def for_any_path(self) -> Self:
-        """The bounds for a model whose forward takes different paths: values are rounded to 8 bits, as is what a plan
-        has not foreseen, or not at all. Fewer bits, and derivatives in few bits, are chosen by the gradient of one
-        path, and may be too few for another."""
+        """The bounds for a model whose forward takes different paths: values are rounded to 8 bits or not at all.
+
+        Fewer bits and few-bit derivatives are chosen by the gradient of one path, and may be too few for another.
+        """
         if not self.error:
             return self
         ways = [way for way in self.stores if way in ("recompute", "exact", "host")]

@@ -58,7 +58,7 @@ class Choice:
 
     @property
     def fits_any_path(self) -> bool:
-        """Whether each value waits in a form that is fine enough whatever reads it."""
+        """Whether each value is stored precisely enough for any reader."""
         return all(store.fine for _, store in self.stores)
 
     @property

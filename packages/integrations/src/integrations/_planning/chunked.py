@@ -1,4 +1,4 @@
-"""``chunking``: how a model's loss can be computed without its logits, for errors that name it."""
+"""``chunking``: find the ``loss=`` argument that computes a model's loss without its logits, for error messages."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from integrations._step.graphs.graph import Graph, Op
 from integrations.losses.head import ChunkedHead, why_unchunked
 
 CLASSES = "log_softmax"
-"""In the names of the operators that make a cross-entropy of logits."""
+"""Part of the names of operators that compute a cross-entropy from logits."""
 
 _PRODUCTS = ("aten.addmm.", "aten.mm.", "aten.linear.", "aten.bmm.")
 _MOST = 16  # operators between a product and its loss: casts, scales, caps
 
 
 def chunking(model: nn.Module, graph: Graph) -> str:
-    """Return the argument with which ``compress_model`` computes the model's cross-entropy without its logits, such as
-    ``loss="chunked"``; empty if the step has no cross-entropy, or the model no linear layer that makes its logits."""
+    """Return the argument that makes ``compress_model`` compute the cross-entropy without logits, such as
+    ``loss="chunked"``. Return an empty string if the step has no cross-entropy, or no linear layer makes the logits."""
     paths = [_made_by(graph, op) for op in graph.ops if CLASSES in op.name]
     if not paths:
         return ""
@@ -33,7 +33,8 @@ def chunking(model: nn.Module, graph: Graph) -> str:
 
 
 def _made_by(graph: Graph, op: Op) -> str:
-    """Return the path of the module whose product an operator reads, if others of few arguments are between them."""
+    """Return the path of the module whose matrix product an operator reads; empty if there is none. Follow the first
+    operand of each operator, over at most ``_MOST`` operators."""
     for _ in range(_MOST):
         if op.name.startswith(_PRODUCTS):
             return op.module

@@ -60,7 +60,7 @@ class Menus:
         return replace(self, options=tuple(tuple(one for one in row if one.noise == 0) for row in self.options))
 
     def allowing(self, allows: Callable[[Store], bool]) -> Menus:
-        """The menus without the stores that are not allowed."""
+        """Return the menus without the stores that are not allowed."""
         rows = {
             row: tuple(one for one in row if one.store is None or allows(one.store))
             for row in dict.fromkeys(self.options)

@@ -1,4 +1,4 @@
-"""``planning``: a block that makes a plan, and says why if none can be made."""
+"""``planning``: a context manager for making a plan, whose errors say why none can be made."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from integrations._step.capturing.loss import Loss
 from integrations._step.graphs.sharding import class_of
 from integrations._step.graphs.signature import Signature
 
-_SHORT = "Memory ran out while a plan was made; nothing has changed, and another attempt plans again"
-_OWN = "The model raises this without a plan, too: a plain step with the same inputs was tried on copies of its tensors"
+_SHORT = "Memory ran out while a plan was made. Nothing has changed, and another attempt plans again"
+_OWN = "The model raises this error without a plan, too: a plain step on copies of its tensors raised it"
 
 
 @contextmanager
 def planning(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss: Loss | None = None
 ) -> Iterator[None]:
-    """A block that captures a step of a model and plans for it.
+    """Wrap a block that captures a step of a model and plans for it.
 
-    If it fails, a plain step is tried aside, which tells errors of the model from failures of the capture.
+    If the block fails, run a plain step aside, to tell errors of the model from failures of the capture.
 
     Args:
-        model, args, kwargs, loss: of the step.
+        model, args, kwargs, loss: those of the step.
 
     Raises:
-        NoGradient: nothing requires a gradient, so that there is no backward to plan for.
+        NoGradient: nothing requires a gradient, so there is no backward to plan for.
         ValueError: no plan can be made. The message says why and what to do instead; the cause is chained.
-        Exception: what the model itself raises with these inputs, or that memory has run out.
+        Exception: the model itself raises it with these inputs, or memory has run out.
     """
     try:
         yield
@@ -57,7 +57,7 @@ def planning(
 
 
 def _own_error(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Loss | None) -> Exception | None:
-    """Return what a plain step raises with these inputs; ``None`` if it raises nothing, or cannot be tried."""
+    """Return the error of a plain step with these inputs; ``None`` if it raises none, or cannot be run."""
     try:
         OneStep(model, args, kwargs, loss).gradients(take=_let_go)
     except Unmeasured:
@@ -72,7 +72,7 @@ def _let_go(place: int, gradient: Tensor) -> None:
 
 
 def _no_plan(model: nn.Module, inputs: Signature, failure: Exception) -> str:
-    """Return why there is no plan, and what works without one."""
+    """Return the message for a failure: why there is no plan, and the alternatives."""
     why, path = str(failure), ""
     if not isinstance(failure, NotCaptured):
         path = where_raised(failure, model)
@@ -80,7 +80,7 @@ def _no_plan(model: nn.Module, inputs: Signature, failure: Exception) -> str:
         why = f"{where}{type(failure).__name__}: {failure}".rstrip(": ")
     part = f"a part without {path}" if path else "a part of the model"
     return (
-        f"no plan can be made of {class_of(model).__name__} for inputs {inputs}: {why}. A level needs no plan: "
-        "integrations.compress_model(model, level='L1'). Nor does torch.utils.checkpoint around modules. Or plan for "
+        f"no plan can be made of {class_of(model).__name__} for inputs {inputs}: {why}. Use a level, which needs no "
+        "plan: integrations.compress_model(model, level='L1'). Or wrap modules in torch.utils.checkpoint. Or plan for "
         f"{part}: integrations.compress_model(part, memory=...). checkpoint= needs a plan, too"
     )

@@ -48,8 +48,8 @@ def menus_of(
     allows: Allows,
     bits: Allotted | None = None,
 ) -> Menus:
-    """The stores of a graph's values. Values have none that stay as they are anyway: small ones, those that the caller
-    holds to the end, those in memory that is written later, and casts of parameters, which are never rounded.
+    """Return the stores of a graph's values. Some values have none: small ones, those that the caller holds to the end,
+    those whose memory is written later, and casts of parameters, which are never rounded.
 
     Args:
         graph: the graph, captured while ``seen`` watched.

@@ -77,8 +77,8 @@ def plan(
     Raises:
         TypeError: an argument has the wrong type, or ``loss`` returned no tensor.
         ValueError: the budget cannot be met (the message names the least that can), the model is not in training mode,
-            none of its outputs requires a gradient, or no plan can be made (the message says why and what to do).
-        Exception: what the model raises with these inputs.
+            none of its outputs requires a gradient, or no plan can be made (the message says why, and what to do).
+        Exception: the model raises it with these inputs.
     """
     model = plannable(model)
     require_loss(loss)

@@ -88,7 +88,7 @@ class Plans:
 
     @property
     def first(self) -> Plan:
-        """The first plan."""
+        """Return the first plan."""
         return self._first
 
     def plan_for(
@@ -181,19 +181,18 @@ class Plans:
             warn(f"{plan.model}'s forward is not the one that was captured: {where}. {told}")
 
     def note_other(self, followed: Followed) -> None:
-        """Notes a forward without a tape that has saved other tensors than the plan's. If its error may be above the
-        bound, it counts as one that its plan is not for. Otherwise the next one has a tape, which tells where it
-        differs."""
+        """Record a forward without a tape that saved other tensors than the plan's. If its error may be above the
+        bound, count it as a mismatch. Otherwise the next forward has a tape, which finds where it differs."""
         if not _fits_any_path(followed.plan):
             self.note_mismatch(followed, "it saved other tensors for backward")
 
     def _may_exceed(self, plan: Plan, inputs: Signature) -> bool:
-        """Whether the error of another forward than the plan's may be above the bound. Inputs of other shapes that get
-        a plan of their own tell nothing of the plan."""
+        """Return whether a forward that differs from the plan's may have an error above the bound. Return ``False`` for
+        inputs of other shapes that get a plan of their own: they say nothing about this plan."""
         return not _fits_any_path(plan) and (inputs == plan.graph.inputs or not self._is_counted(inputs))
 
     def _for_any_path(self, plan: Plan) -> Plan:
-        """The plan whose error is within the bound whichever path a forward takes."""
+        """Return a plan whose error is within the bound on every path of the forward."""
         if _fits_any_path(plan):
             return plan
         found = solved_for_any_path(plan)
@@ -245,7 +244,7 @@ class Plans:
 
     @property
     def _bounds(self) -> Bounds:
-        """The bounds for a plan that is made now."""
+        """The bounds for new plans."""
         return self._first.bounds.for_any_path if self._varies else self._first.bounds
 
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
@@ -274,18 +273,18 @@ def _elements(model: nn.Module) -> tuple[int, int]:
 
 
 def _fits_any_path(plan: Plan) -> bool:
-    """Whether each value waits in a form that is fine enough whatever reads it, in both states of the gradients."""
+    """Return whether each value is stored precisely enough for any reader, in both states of the gradients."""
     return plan.compressed or not plan.error or (plan.choice.fits_any_path and plan.accumulating.choice.fits_any_path)
 
 
 def _what_came_before(plan: Plan) -> str:
-    """What becomes of the error of a forward that is not its plan's, and of later ones, in words."""
+    """Return a sentence on the error of a forward that differs from its plan's, and on the error of later forwards."""
     bounds = plan.bounds
     least = "rounds to fewer than 8 bits" if bounds.rounds_unforeseen else "rounds"
     return (
-        ". What came before was rounded for the planned path: the error of this step's gradient may be above "
-        f"error={plan.error:g}. No later step {least}, so that its error is within that whichever path it takes. If "
-        "the forward takes the new path from now on, call integrations.restore_model(model) and compress it again"
+        ". Tensors saved before this point were rounded for the planned path: the gradient's error may be above "
+        f"error={plan.error:g}. No later step {least}, which keeps the error within this bound on every path. If the "
+        "forward takes the new path from now on, call integrations.restore_model(model) and compress it again"
     )
 
 

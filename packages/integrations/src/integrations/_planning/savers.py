@@ -66,7 +66,7 @@ class Seen:
         outlines: by value: the tensor as which it was made.
         read: values that an operator reads with a gradient, so that its repetition may read them rounded.
         masked: values that may have masked elements.
-        casts: values that are copies of parameters in another dtype.
+        casts: values that are casts of parameters.
         replaced: whether attention was replaced by one that is recomputed.
         remade: results of that attention, which its backward makes anyway.
     """

@@ -97,7 +97,7 @@ def solved_again(plan: Found, menus: Menus | None, rounded_menus: Menus | None) 
 
 
 def solved_for_any_path(plan: Found) -> Found:
-    """The plan of the least peak for a model whose forward takes different paths, from the same captures."""
+    """Return the plan of the least peak for a model whose forward takes different paths, from the same captures."""
     bounds = replace(plan.bounds.for_any_path, memory=None, time=None)
     menus, rounded_menus = (
         None if one is None else one.allowing(bounds.allows) for one in (plan.menus, plan.rounded_menus)

@@ -79,15 +79,15 @@ def _allow(plan: Solution, *first: str, else_: str = _SMALLER) -> str:
 
 
 def _without_logits(plan: Solution) -> str:
-    """That no plan makes a loss's logits smaller, in words; empty where the step has none that count, or the model
-    computes no loss without them."""
+    """Return a hint that no plan makes a loss's logits smaller. Return an empty string if the logits are small, or the
+    model cannot compute the loss without them."""
     values = [value for op in plan.graph.ops if CLASSES in op.name for value in op.makes]
     largest = max((plan.graph.values[value].nbytes for value in values), default=0)
     if not plan.chunking or largest * _SHARE < plan.front[0].peak:
         return ""
     return (
-        f"; the loss takes {format_bytes(largest)} and more for its logits, which no plan makes smaller: "
-        f"{plan.chunking} beside memory computes it without them"
+        f"; the loss takes {format_bytes(largest)} or more for its logits, which no plan makes smaller: "
+        f"{plan.chunking} together with memory computes the loss without them"
     )
 
 

@@ -1,4 +1,4 @@
-"""``unrounded``: a plan without rounding, for steps that differentiate their gradients."""
+"""``unrounded``: make a plan without rounding, for steps that differentiate their gradients."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from integrations._planning.plan import Plan
 
 
 def unrounded(plan: Plan) -> Plan:
-    """The plan for the same memory and time that rounds nothing, from the same captures.
+    """Return the plan for the same memory and time that rounds nothing, from the same captures.
 
     Raises:
-        ValueError: there is none. The message names the least that there is.
+        ValueError: there is none. The message names the lowest possible bound.
     """
     try:
         found = plan.within(plan.memory, plan.time, 0.0)
@@ -24,6 +24,6 @@ def unrounded(plan: Plan) -> Plan:
 
 
 def marked(plan: Plan) -> Plan:
-    """A plan that rounds nothing, which says why."""
+    """Return the plan with the mark that it rounds nothing because of double backward."""
     graph = replace(plan.graph, double_backward=True)
     return replace(plan, graph=graph, rounded=None, rounded_menus=None)

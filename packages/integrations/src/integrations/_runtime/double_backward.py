@@ -1,4 +1,4 @@
-"""``differentiated``: which tensors that a backward reads are rounded, if autograd builds a graph of that backward."""
+"""``differentiated``: detect that a backward with ``create_graph=True`` reads rounded tensors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from integrations._storing.regions import Exact, View, inner
 
 
 def differentiated(packed: object) -> None:
-    """Tells the model whose forward has stored a tensor that autograd builds a graph of the backward that reads it.
+    """Notify the model that saved a tensor if a backward with ``create_graph=True`` computes with its rounded elements.
 
-    The unpack hook calls this, in C, where gradients are enabled.
+    The unpack hook in C calls this if gradients are enabled.
+
+    Args:
+        packed: the packed object that autograd holds.
     """
     double = _double_of(packed)
     if double is None or double.met or not builds_graph():
@@ -25,7 +28,7 @@ def differentiated(packed: object) -> None:
 
 
 def _double_of(packed: object) -> DoubleBackward | None:
-    """What is to be told of a stored tensor; ``None`` for one that nobody rounds."""
+    """Return the ``DoubleBackward`` to notify about a stored tensor; ``None`` for one that is never rounded."""
     if isinstance(packed, View):
         return packed.region.last.double
     if isinstance(packed, Exact):
@@ -38,7 +41,7 @@ def _double_of(packed: object) -> DoubleBackward | None:
 
 
 def _is_rounded(packed: object) -> bool:
-    """Whether the restored elements differ from those of the forward."""
+    """Return whether the restored elements differ from those of the forward."""
     if isinstance(packed, View):
         return not packed.sign and bits_of(packed.region) < EXACT
     if isinstance(packed, Held):
@@ -49,7 +52,7 @@ def _is_rounded(packed: object) -> bool:
 
 
 def _may_be_rounded(packed: object) -> bool:
-    """Whether a plan may round what is stored exactly here: numbers, and not signs, masks or indices."""
+    """Return whether a plan may round this exactly stored tensor: numbers, but not signs, masks or indices."""
     if isinstance(packed, Handle):
         return packed.geometry.dtype.is_floating_point
     if not isinstance(packed, (View, Exact)) or packed.region is None or not packed.region.dtype.is_floating_point:

@@ -48,7 +48,7 @@ class Fates(Protocol):
     def placeholder(self) -> Callable[[Tensor], Packed | None] | None: ...
 
     def recomputes(self, tensor: Tensor) -> bool:
-        """Whether backward recomputes the tensor."""
+        """Return whether backward recomputes the tensor."""
 
     def of(self, tensor: Tensor, site: Site | None) -> Fate:
         """What the plan says of a tensor that is saved now. ``site`` is the tensor's, if it has one."""

@@ -1,7 +1,7 @@
-"""``FirstForward``: what a converted model's own layers store, told by them in its first training forward.
+"""``FirstForward``: record the tensors that a converted model's layers store in its first training forward.
 
-Only that forward is listened to, and no hook is set: it computes and stores what the later ones do. Then the model has
-its own forward back.
+The layers announce these tensors. Only the first forward is recorded, and no hook is set, so that it computes and
+stores the same as later forwards. Afterwards the model gets its own ``forward`` back.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _RECORDS = "_integrations_first_forward"
 
 
 class ListensOnce(ForwardWrapper):
-    """Replaces a converted model's ``forward``, and notes what its layers store in the first training forward."""
+    """Replace a converted model's ``forward``, and record what its layers store in the first training forward."""
 
     over = False
-    """Whether that forward is over, or nobody wants to know. The wrapper may stay in its place."""
+    """Whether recording is over or not wanted. The wrapper may stay in place."""
 
     def _told(self, model: nn.Module, run: Callable[[], Any], inputs: Any) -> Any:
-        """The result of a forward, which is listened to if it is the first one."""
+        """Return the result of a forward, and record it if it is the first training forward."""
         free = peek_interpreter_stack() is None and get_tracing_state() is None and not is_heard()
         if self.over or not (free and model.training and torch.is_grad_enabled()):
             return run()
@@ -51,9 +51,9 @@ class ListensOnce(ForwardWrapper):
 
 
 class FirstForward(ListensOnce):
-    """Replaces a converted model's ``forward`` until the first training forward is over."""
+    """Replace a converted model's ``forward`` until the first training forward is over."""
 
-    what: ClassVar[str] = "listened to"
+    what: ClassVar[str] = "converted"
     undo: ClassVar[str] = "qmodules.revert(model) or fewbit.restore_model(model)"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ class FirstForward(ListensOnce):
 
 
 def listen_once(model: nn.Module) -> None:
-    """Has a converted model's first training forward told."""
+    """Start to record a converted model's first training forward."""
     found = ListensOnce.of(model)
     if found is None:
         FirstForward(model, model.forward, "forward" in model.__dict__).put()
@@ -78,7 +78,7 @@ def listen_once(model: nn.Module) -> None:
 
 
 def listen_no_longer(model: nn.Module) -> None:
-    """Undoes ``listen_once``, and forgets what was told."""
+    """Undo ``listen_once``, and drop the records."""
     found = ListensOnce.of(model)
     if found is not None:
         found.over = True
@@ -88,7 +88,7 @@ def listen_no_longer(model: nn.Module) -> None:
 
 
 def first_records(model: nn.Module) -> list[Record]:
-    """Return what the layers of a converted model stored in its first training forward; empty before it."""
+    """Return the records of a converted model's first training forward; an empty list before that forward."""
     return list(model.__dict__.get(_RECORDS, ()))
 
 
@@ -103,16 +103,16 @@ def _listened(model: nn.Module) -> Iterator[_Told]:
 
 
 class _Told(PackedForward):
-    """A forward whose layers tell what they store. It packs nothing, so the parts are counted as they are told."""
+    """Record a forward whose layers announce the tensors that they store. Nothing is packed: announced parts count."""
 
     def __init__(self, model: nn.Module) -> None:
         level = LEVELS["L0"]
         super().__init__(model, ModulePaths(model), Specs(fixed_bits(level)), level, 0, 0)
         self._counted = StorageSet()
-        self._first: Record | None = None  # of the last announcement, which more parts belong to
+        self._first: Record | None = None  # of the last announcement; further parts may belong to it
 
     def is_innermost(self) -> bool:
-        """Whether autograd keeps what is told: hooks of others, such as a checkpoint's, may not."""
+        """Return whether autograd keeps the announced tensors: under other saved-tensor hooks it may not."""
         return top_saved_tensors_default_hooks(False) is None
 
     def stored(self, announced: Sequence[Stored]) -> None:
@@ -138,10 +138,10 @@ class _Told(PackedForward):
         self.announced.placed(output, into)
 
     def held(self, tensor: Tensor, operator: str, codec: Codec | None, nbytes: int) -> None:
-        """As ``actcore.stored.Listener``; what hooks of the user's keep is no layer's."""
+        """Ignore tensors that the user's hooks keep: no layer stores them. See ``actcore.stored.Listener``."""
 
     def _keep(self, one: Stored) -> None:
-        """Adds the row of a tensor that a layer keeps as it is."""
+        """Add the row of a tensor that a layer keeps as it is."""
         if isinstance(one.source, Absent) or (storage := storage_of(one.source)) is None:
             return
         saved = SavedTensor.of(

@@ -37,11 +37,10 @@ _DECIDED = "a mask was made by it, or an operator would amplify its errors: kept
 
 
 def runs_transformed(planned: bool = True) -> bool:
-    """Return whether functorch or forward-mode differentiation is active, under which no plan can be followed. Warn if
-    so.
+    """Return whether functorch or forward-mode differentiation is active, and warn if so. No plan can be followed then.
 
     Args:
-        planned: whether the model has a plan, which its other forwards follow.
+        planned: whether the model has a plan.
 
     Raises:
         ValueError: one of these is active, and the model has no plan.
@@ -49,8 +48,8 @@ def runs_transformed(planned: bool = True) -> bool:
     transformed = peek_interpreter_stack() is not None or in_forward_mode()
     if transformed and not planned:
         raise ValueError(
-            "no plan can be made of a forward under torch.func or forward-mode differentiation, so that no budget can "
-            "be kept there; put the model in eval() mode, run a training step without them first, or call "
+            "no plan can be made of a forward under torch.func or forward-mode differentiation, so no budget can be "
+            "kept; put the model in eval() mode, run one training step without them first, or call "
             "integrations.restore_model(model)"
         )
     if transformed:
@@ -73,8 +72,8 @@ class Following:
             a value waits as it is.
         compiled: whether torch compiles the forward, which then follows ``plan`` by itself.
         keeps: how a kept value waits that the plan has no store for, where ``level`` is ``None``; ``None``: as it is.
-        trial: the kinds of the inputs, where the forward rounds nothing until it is known whether its backward builds a
-            graph of its own; otherwise ``None``.
+        trial: the kinds of the inputs if the forward rounds nothing because its backward may use
+            ``create_graph=True``; otherwise ``None``.
     """
 
     def __init__(
@@ -114,9 +113,9 @@ class Following:
         return None if changes or self._keeps is not None else schedule
 
     def way(self, base: Level) -> Way | None:
-        """How a session stores tensors that the plan does not have, as in a forward other than the planned one: as its
-        level does, for which this returns ``None``. At a level that is off, they are stored in 8 bits if these are
-        allowed and within the plan's bound on the error, and otherwise in exact forms."""
+        """Return how a session stores tensors that the plan does not have, as in a forward that differs from the
+        planned one. ``None``: as the level does. At a level that is off, they are stored in 8 bits if ``stores`` and
+        the bound on the error allow it, and otherwise in exact forms."""
         if self._level is not None:
             return None
         plan, schedule, _ = self._followed
@@ -264,7 +263,7 @@ class _Placed(_Fates):
         self.is_other = False
 
     def recomputes(self, tensor: Tensor) -> bool:
-        """No: nothing is recomputed here."""
+        """Return ``False``: nothing is recomputed here."""
         return False
 
     def of(self, tensor: Tensor, site: Site | None) -> Fate:
@@ -296,7 +295,7 @@ class _Taped(_Fates):
         self.placed = True
 
     def recomputes(self, tensor: Tensor) -> bool:
-        """Whether backward recomputes the tensor."""
+        """Return whether backward recomputes the tensor."""
         value = self._tape.value_of(tensor)
         return value != UNPLANNED and self._schedule.is_recomputed(value)
 

@@ -92,7 +92,7 @@ class PackedForward:
         self.hook: Callable[[Tensor], Packed] | None = None
         self.step, self.rank = step, rank
         self.storages = Storages()
-        self._casts = StorageSet()  # autocast's copies of weights that the plan has backward make anew
+        self._casts = StorageSet()  # autocast's casts of weights that backward recomputes by the plan
         self.way = Way(specs.policy, level)
         self.announced = Announced(self)
         anew = level.recompute and notes_all(step)
@@ -140,8 +140,8 @@ class PackedForward:
         return forward._pack_anew(tensor, module)
 
     def owner(self, tensor: Tensor, storage: torch.UntypedStorage, call: Call | None) -> str:
-        """What keeps the tensor alive besides autograd, in words; empty for nothing. Autocast lets go of its copies of
-        weights when the forward is over, so that one that the plan recomputes belongs to nobody."""
+        """Return what keeps the tensor alive besides autograd, in words; empty for nothing. Autocast frees its casts of
+        weights after the forward, so a cast that the plan recomputes has no owner."""
         owner = self.owners.owner(tensor, storage, self.tracker.foreign, call)
         if owner is not CAST or self.fates is None or not self.fates.recomputes(tensor):
             return owner
@@ -236,7 +236,7 @@ class PackedForward:
         fate = None if self.fates is None else self.fates.of(tensor, site)
         way = self.way if fate is None else fate.way
         decision, extent = spec.decision(way.policy), spec.extent
-        cast = storage in self._casts  # of a weight, which is no activation
+        cast = storage in self._casts  # a cast of a weight is no activation
         counted = cast or (due is not None and due.row is not None)
         original_bytes = 0 if counted else self.storages.original_bytes(storage)
         why = way.planned if way.planned and isinstance(decision.codec, GroupAffine) else decision.why

@@ -86,8 +86,8 @@ class Specs:
     Attributes:
         policy: decides the codecs.
         first: the site of what the last forward saved first; ``None`` before there was one.
-        placed: the tensors that the last forward with a tape has saved, in order, if the site of each knows its value
-            in the plan; else ``None``.
+        placed: the tensors that the last forward with a tape saved, in order, if the site of each knows its value in
+            the plan; else ``None``.
         others: how many forwards were other than the plan's.
         noted: the results that the last forward has noted for its formulas.
         hooks: the level of the last forward, with its saved-tensor hooks; ``None`` before there was one.

@@ -1,4 +1,4 @@
-"""``DoubleBackward``: what a compressed model learns of backwards that build a graph of their own."""
+"""``DoubleBackward``: record whether gradients of a compressed model are differentiated (``create_graph=True``)."""
 
 from __future__ import annotations
 
@@ -13,40 +13,39 @@ Kinds = tuple[str, ...]
 
 
 class DoubleBackward:
-    """Whether backward has built a graph of its own (``create_graph=True``) from what a model's forwards have stored
-    rounded.
+    """Record whether a backward with ``create_graph=True`` reads the tensors that a model's forwards stored.
 
     Args:
-        tell: is called once it has, with whether this backward reads what is rounded, or is only known to be one that
-            must not.
+        tell: is called at the first such backward. Its argument is ``True`` if the backward reads rounded tensors, and
+            ``False`` if it reads exact ones in a trial (see ``try_forward``).
 
     Attributes:
-        met: whether it has.
+        met: whether there was such a backward.
     """
 
     def __init__(self, tell: Callable[[bool], None]) -> None:
         self.met = False
         self._tell = tell
-        # By kinds of inputs: what the stored tensors of forwards lead to that round nothing until it is known whether
-        # there is double backward.
+        # By kinds of inputs: trials, which round nothing to find out whether gradients are differentiated. The stored
+        # tensors of a trial keep its ``LastRestored`` alive.
         self._trials: dict[Kinds, list[weakref.ref[LastRestored]]] = {}
 
     @property
     def tries(self) -> bool:
-        """Whether tensors that are stored exactly count, too."""
+        """Whether a trial is running, so that exactly stored tensors count, too."""
         return any(reference() is not None for trial in self._trials.values() for reference in trial)
 
     def is_tried(self, kinds: Kinds) -> bool:
-        """Whether backward has been through a forward with such inputs that rounded nothing."""
+        """Return whether a trial with such inputs has run, including its backward."""
         trial = self._trials.get(kinds)
         return trial is not None and all(reference() is None for reference in trial)
 
     def try_forward(self, kinds: Kinds, last: LastRestored) -> None:
-        """Notes a forward that rounds nothing. Its regions keep ``last`` alive until backward has freed them."""
+        """Record a trial: a forward that rounds nothing. Its regions keep ``last`` alive until backward frees them."""
         self._trials.setdefault(kinds, []).append(weakref.ref(last))
 
     def meet(self, rounded: bool) -> None:
-        """Notes that backward builds a graph of its own, and whether from what is rounded."""
+        """Record a backward with ``create_graph=True``, and whether it reads rounded tensors."""
         if not self.met:
             self.met = True
             self._tell(rounded)

@@ -22,9 +22,8 @@ SLOPE = "backward asks only for the derivative, of which these bits tell the nea
 """The reason in a report's row."""
 _NO_CURVATURE = (
     "an activation whose derivative is stored in a few bits has no second derivative, and create_graph=True would give "
-    "another number for it. A plan that compress_model makes rounds nothing from the next forward on: repeat the step. "
-    "To have it so from the beginning, pass error=0 to compress_model or integrations.plan, or leave 'slopes' out of "
-    "stores"
+    "another number for it. From the next forward on, a plan of compress_model rounds nothing: repeat the step. To "
+    "avoid this error, pass error=0 to compress_model or integrations.plan, or leave 'slopes' out of stores"
 )
 
 
@@ -61,7 +60,7 @@ class Held:
 
     Attributes:
         compressed: the tensor.
-        double: is told if backward builds a graph of its own; ``None`` where nobody is.
+        double: is notified of a backward with ``create_graph=True``; ``None`` for none.
     """
 
     compressed: Compressed

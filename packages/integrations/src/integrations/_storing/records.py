@@ -10,7 +10,7 @@ RECOMPUTED = "recomputed"
 """In the place of a codec: nothing is stored, and backward recomputes the tensor."""
 
 IN_CHUNKS = "gradients, in chunks"
-"""The beginning of the codec of a loss that is computed in chunks, and keeps its gradients."""
+"""The start of the codec's name for a chunked loss, which keeps its gradients."""
 
 
 @dataclass(slots=True)

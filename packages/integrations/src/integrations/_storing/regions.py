@@ -37,7 +37,7 @@ class LastRestored:
 
     Attributes:
         region: the region.
-        double: is told if backward builds a graph of its own; ``None`` where nobody is.
+        double: is notified of a backward with ``create_graph=True``; ``None`` for none.
     """
 
     __slots__ = ("__weakref__", "double", "region")

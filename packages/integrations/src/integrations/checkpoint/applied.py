@@ -68,12 +68,12 @@ def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec |
 
 
 def restore_model(model: Model) -> Model:
-    """Undoes ``apply`` and returns the same object, as ``integrations.restore_model`` does. A model without a plan is
-    returned as it is.
+    """Undo ``apply`` and return the same object, as ``integrations.restore_model`` does. A model without a plan is
+    returned unchanged.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: it has a plan beside a level; or it has none, and is compressed, or a module in it is.
+        ValueError: the model has a plan and a level; or it has no plan, but it or a module in it is compressed.
     """
     inner = _module(model)
     found = CompressedForward.of(inner)
@@ -81,7 +81,7 @@ def restore_model(model: Model) -> Model:
         others = [one for one in ForwardWrapper.all_of(inner) if one.keeps]
         if others:
             raise ValueError(
-                f"{class_of(inner).__name__} has no plan; it is {others[0].what}, which {others[0].undo} undoes"
+                f"{class_of(inner).__name__} has no plan; it is {others[0].what}: call {others[0].undo} instead"
             )
     return attach.restore_model(model)
 

@@ -132,14 +132,14 @@ def restore_model(model: Model) -> Model:
     """Undoes ``convert`` completely: the very modules that were there, with parameters, hooks and mode as they are now.
 
     Parts of the model that have a conversion of their own stay converted, as few-bit layers do that were built by hand.
-    A model that is not converted is returned as it is.
+    A model that is not converted is returned unchanged.
 
     Returns:
         The same object; for one that is a few-bit layer itself, the module that it was.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: the model is not converted, and a module in it is.
+        ValueError: the model is not converted, but a module in it is.
     """
     inner = compiled_module(model)
     if FewBitConversion.nothing_to_undo(inner):

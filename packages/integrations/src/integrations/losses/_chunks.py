@@ -125,7 +125,7 @@ def chunked(
         if sums.wanted:
             _differentiate(logits, target, None if factors is None else factors[part], tangent, terms)
             sums.add(logits, narrow, hidden[part], weight, part)
-        del tangent  # or it would be alive beside the next chunk's
+        del tangent  # free it before the next chunk makes its own
     return losses
 
 

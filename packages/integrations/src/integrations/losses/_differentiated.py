@@ -36,9 +36,9 @@ def differentiated(
     Args:
         summed: computes the sum and its gradients, without a graph.
         total: the divisor.
-        tensors: the tensors that have the gradients; the first one is the layer's input.
-        logits: what the loss of all logits keeps of them, for a report.
-        rows: of a chunk.
+        tensors: the tensors that get the gradients; the first one is the layer's input.
+        logits: a stand-in for the softmax that the loss of all logits saves, for a report.
+        rows: the rows of a chunk.
     """
     if not torch.is_grad_enabled():  # a Function's forward does not know
         alone, _ = summed([False] * len(tensors))
@@ -84,8 +84,8 @@ class _Differentiated(Function):
 def _announce(
     tensors: Sequence[Tensor | None], wanted: Sequence[bool], kept: Sequence[Tensor], logits: Absent, codec: str
 ) -> None:
-    """Announces what torch's own layer and loss keep, and the gradients that are kept in its place: the input for the
-    weight's gradient, and the softmax."""
+    """Announce the tensors that torch's own layer and loss save, and the gradients that are kept instead. torch saves
+    the input, for the weight's gradient, and the softmax."""
     hidden, *parameters = tensors
     if hidden is None or not any(want for want, one in zip(wanted[1:], parameters, strict=True) if one is not None):
         announce(Stored(logits, _OPERATOR, "result", codec, tuple(kept)))

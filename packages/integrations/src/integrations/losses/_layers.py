@@ -40,7 +40,7 @@ def layer_cross_entropy(
         layer: computes each row of its output from the same row of its input.
         parameters: those of the layer that require a gradient.
         reduction: ``"mean"`` or ``"sum"``.
-        classes: the layer's outputs.
+        classes: the number of the layer's output features.
     """
     counted = labels != ignore_index
     # Even of narrower weights: their sum is the divisor of the mean.

@@ -97,7 +97,7 @@ def linear_cross_entropy(
         return losses.sum(dtype=torch.float64).to(wide), gradients
 
     total = _total(targets, classes, ignore_index, wide) if reduction == "mean" else None
-    # The softmax that torch keeps is in float32, since models cast their logits for the loss, and so does autocast.
+    # torch saves the softmax in float32: models or autocast cast the logits for the loss.
     logits = Absent.like(flat, (len(flat), len(weight)), wide)
     return differentiated(summed, total, (flat, weight, bias), logits, rows)
 

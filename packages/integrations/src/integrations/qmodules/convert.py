@@ -112,7 +112,7 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
                 kept.append((path, reason))
             return module
         kind = q_layer_of(type(module))
-        assert kind is not None  # which is a reason
+        assert kind is not None  # otherwise there is a reason
         layer = kind.from_module(module, chosen)
         layer.join(path or type(module).__name__, precision)
         layer.__dict__[_QConversion.key] = True  # for revert: a Q-layer that was built by hand stays one
@@ -137,15 +137,15 @@ def revert(model: Model) -> Model:
     """Undoes ``QModule``: torch's own layers, with the parameters, buffers and hooks as they are now.
 
     Q-layers that were built by hand stay, and have bits of their own again. A model that is not converted is returned
-    as it is.
+    unchanged.
 
     Returns:
         The same object, or, for a model that is itself a Q-layer, the layer of torch.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: the model is not converted, and a module in it is; or a layer was parametrized since. Nothing has
-            changed then.
+        ValueError: the model is not converted, but a module in it is; or a layer was parametrized since. The model is
+            unchanged then.
     """
     if _QConversion.nothing_to_undo(model):
         return model

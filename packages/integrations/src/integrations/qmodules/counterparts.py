@@ -1,4 +1,4 @@
-"""Which layers have a Q-layer: torch's, and those of libraries that are imported when a model has a layer of theirs."""
+"""Find the Q-layers of layers. Q-layers of other libraries are imported once a model has a layer of that library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_TORCH: Mapping[type[nn.Module], type[QLayer]] = MappingProxyType(
 )
 
 _OF_LIBRARIES = MappingProxyType({"torch_geometric": "integrations.qmodules.layers.pyg"})
-"""The modules that have a library's Q-layers, by the package of its classes."""
+"""By top-level package of a library: the module with its Q-layers."""
 
 
 def q_layer_of(kind: type[nn.Module]) -> type[QLayer] | None:

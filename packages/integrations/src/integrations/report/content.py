@@ -11,7 +11,7 @@ from integrations.report.row import Row
 from integrations.report.words import ESTIMATED, IT_TAKES, NOTHING_LEFT, format_bytes, format_change
 
 _REASONS = 3
-"""Reasons for what compiled regions keep that a caption lists."""
+"""The number of reasons in a caption for exact tensors of compiled regions."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Content:
 
     @property
     def title(self) -> str:
-        """The level, what is saved, and the step's peak, in one line."""
+        """The level, the bytes of saved tensors, and the step's peak, in one line."""
         saved = f"{self.level}: saved {format_change(self.original_bytes, self.stored_bytes)} ({self.ratio:.1f}x)"
         if not self.rows:
             return saved
@@ -98,7 +98,7 @@ class Content:
         return "\n".join(lines)
 
     def _exact_in_regions(self) -> str:
-        """What regions of ``torch.compile`` keep exactly and why, the largest reasons first; empty if nothing."""
+        """Return a sentence on the tensors that compiled regions keep exactly, with the main reasons; empty if none."""
         reasons: Counter[str] = Counter()
         for row in self.rows:
             if row.role == "compiled" and row.codec == "kept" and not row.owner:
@@ -107,17 +107,17 @@ class Content:
             return ""
         listed = [f"{format_bytes(count)}: {why}" for why, count in (+reasons).most_common(_REASONS)]
         if left := sum((+reasons).values()) - sum(count for _, count in reasons.most_common(_REASONS)):
-            listed.append(f"{format_bytes(left)}: other reasons, in the rows")
+            listed.append(f"{format_bytes(left)}: other reasons, see the rows")
         return f"Compiled regions keep {format_bytes(sum(reasons.values()))} exactly ({'; '.join(listed)})."
 
     def _of_peak(self) -> list[str]:
         lines = []
         if self.peak_source == ESTIMATED:
             lines.append(
-                "The step peak is estimated from what is saved: what operators hold for a moment is not in it."
+                "The step peak is estimated from the saved tensors. Temporary memory of operators does not count."
             )
         if self.original_peak_bytes < self.original_bytes:
-            lines.append("The gradients that backward leaves do not count in the step peak, as in memory=.")
+            lines.append("As in memory=, the step peak excludes gradients that remain after backward.")
         return lines
 
     def _after_loss(self) -> str:

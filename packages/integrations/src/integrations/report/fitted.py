@@ -1,4 +1,4 @@
-"""Cells of a table that fit their column: names lose their middle, lists their end, and words are not broken."""
+"""Table cells that fit their column: shorten names in the middle and lists at the end, and wrap between words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST = 12  # the columns of the narrowest name
 
 
 class Name:
-    """A module's path, in one line.
+    """A module's path in one line.
 
     Args:
         name: the path.
@@ -30,12 +30,12 @@ class Name:
         return Measurement(min(length, len(self._indent) + _LEAST), length)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # A Text, because a name may have brackets, which a string takes for markup.
+        # A Text, because rich would read brackets in a string as markup.
         yield Text(self._indent + shortened(self.name, options.max_width - len(self._indent)), no_wrap=True)
 
 
 class Names:
-    """Names in one line: as many as fit, and how many more there are."""
+    """Names in one line: as many as fit, and the number of the others."""
 
     def __init__(self, names: Sequence[str], most: int = 3) -> None:
         self.names, self._most = names, most
@@ -55,7 +55,7 @@ class Names:
 
 
 class Words:
-    """A text that is wrapped between words. A word that is longer than a line loses its middle.
+    """A text that wraps between words. A word that is longer than a line is shortened in the middle.
 
     Args:
         text: the text.

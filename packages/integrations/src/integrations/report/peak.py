@@ -1,8 +1,8 @@
-"""The step's peak, estimated from what forward saves.
+"""Estimate the peak memory of a step from the tensors that its forward saves.
 
-Backward holds what is saved and not freed yet, what it has restored, and the gradients that go into an operator and
-come out of it. These gradients have the shapes of the tensors that operators save: an index or a mask has that of what
-it selects from. What operators hold beside that for a moment is not known, so the estimate is mostly a lower bound.
+Backward holds saved tensors that are not freed yet, restored tensors, and the gradients that an operator reads and
+returns. These gradients are taken to have the shapes of the operators' saved tensors: an index or a mask has the shape
+of the tensor that it selects from. Temporary memory of operators is not known, so the estimate is usually too low.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from integrations.report.row import Row
 from integrations.report.words import KEPT
 
 PEAKS = "original_peak_bytes", "peak_bytes", "peak_source"
-"""The fields of a report that say what the peaks are."""
+"""The fields of a report for the peaks."""
 
 
 def gradients_of(model: nn.Module) -> dict[str, int]:
-    """Return the bytes of the gradients of each module's own parameters, by its path; a shared one at its first."""
+    """Return the bytes of the gradients of each module's own parameters, by the module's path. A shared parameter
+    counts at its first module."""
     found: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -32,17 +33,17 @@ def gradients_of(model: nn.Module) -> dict[str, int]:
 
 
 def estimated_peaks(rows: Sequence[Row], gradients: Mapping[str, int], gradient_bytes: int = 0) -> tuple[int, int]:
-    """Return the activation peaks of a step without compression and with it: the most bytes that are allocated at once,
-    beyond those that are still allocated after backward.
+    """Return the activation peaks of a step without compression and with it, in bytes: the most that is allocated at
+    once, beyond the bytes that are still allocated after backward.
 
     Args:
-        rows: the forward's.
-        gradients: as ``gradients_of`` gives them. They are there after backward, and do not count.
-        gradient_bytes: of the gradient that the loss's backward makes, if known.
+        rows: the rows of the forward.
+        gradients: the result of ``gradients_of``. These gradients remain after backward, and do not count.
+        gradient_bytes: the bytes of the gradient that the loss's backward makes, if known.
     """
     alone = [row for row in rows if not row.owner]
     original = [row.original_bytes for row in alone]
-    # A loss in chunks has neither the softmax nor, in its place in backward, its gradient and that of the logits.
+    # A chunked loss has no softmax, and in backward neither its gradient nor that of the logits.
     logits = max((_bytes_of(row) for row in alone if row.codec.startswith(IN_CHUNKS)), default=0)
     plain = _peak(alone, original, [0] * len(alone), gradients, max(gradient_bytes, logits))
     made = [replace(row, shape=(0,)) if row.codec.startswith(IN_CHUNKS) else row for row in alone]
@@ -58,13 +59,13 @@ def _peak(
     gradients: Mapping[str, int],
     gradient_bytes: int,
 ) -> int:
-    """The peak where a row's tensor takes ``waiting`` bytes until backward, and ``restored`` more when it is read."""
-    first: dict[str, int] = {}  # place of a module's first row, after which backward has its gradients
+    """Return the peak if each row takes ``waiting`` bytes until backward, and ``restored`` more when it is read."""
+    first: dict[str, int] = {}  # by module: its first row, after which backward has all of its gradients
     peak, held, itemsize = 0, 0, 4
     for place, row in enumerate(rows):
         first.setdefault(row.module, place)
         held += waiting[place]
-        peak = max(peak, held + restored[place])  # while forward stores a tensor, it is there
+        peak = max(peak, held + restored[place])  # forward holds the tensor while it stores it
     made, above = 0, gradient_bytes
     peak = max(peak, held + above)
     for place in reversed(range(len(rows))):
@@ -79,13 +80,13 @@ def _peak(
 
 
 def _bytes_of(row: Row) -> int:
-    """The bytes of a row's tensor. One that is expanded, as many indices are, has fewer than its shape says."""
+    """Return the bytes of a row's tensor. An expanded tensor, as many indices are, has fewer than its shape says."""
     nbytes = _elements(row) * row.dtype.itemsize
     return min(nbytes, row.original_bytes) if row.original_bytes or not row.dtype.is_floating_point else nbytes
 
 
 def _elements(row: Row) -> int:
-    """The elements of a row's tensor. A jagged one has a size that is no number: its bytes tell."""
+    """Return the number of elements of a row's tensor. For a jagged tensor, derive it from the bytes."""
     if all(type(size) is int for size in row.shape):
         return prod(row.shape)
     return row.original_bytes // row.dtype.itemsize

@@ -86,7 +86,7 @@ def _draw_modules(axes: Any, parts: list[Part], size: int, unit: str) -> None:
         axes.annotate(ratio, (before / size, place), **offset, va="center", fontsize=8.5, color=INK)
     axes.set_yticks(range(len(parts)), [part.path or part.name for part in parts], fontsize=8.5)
     axes.set_ylim(len(parts) - 0.4, -0.6)
-    room = 1.14 if all(part.stored_bytes for part in parts) else 1.3  # a word is longer than a number
+    room = 1.14 if all(part.stored_bytes for part in parts) else 1.3  # the word "recomputed" is longer than a number
     axes.set_xlim(0, room * max(part.original_bytes for part in parts) / size)
     axes.set_xlabel(unit)
     axes.set_title("By module: before (grey) and compressed", loc="left", fontsize=11, color=INK)

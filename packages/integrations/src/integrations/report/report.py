@@ -22,8 +22,8 @@ _NARROWEST = 60
 
 @dataclass(frozen=True)
 class Report(Content):
-    """What the last compressed forward saved. ``str(report)`` is a summary: the model's parts to depth 2, but for those
-    below 0.1 % and for wrappers of a single part.
+    """The tensors that the last compressed forward saved. ``str(report)`` is a summary: the model's parts to depth 2,
+    without parts below 0.1 % and without wrappers of a single part.
 
     Attributes:
         level: name of the level, and what was changed of it: ``"L1 with bits=6"``.
@@ -38,15 +38,16 @@ class Report(Content):
         exchanged: which layers were exchanged for others that keep less, in words; empty if none.
         loss: whose loss was counted, in words; empty if none is known.
         gradient_bytes: bytes of the gradient of what the model returns, which the loss's backward makes; 0 if unknown.
-        original_peak_bytes, peak_bytes: the most that the step has allocated at once, beyond what is still allocated
-            after backward, without compression and with it.
-        peak_source: ``"planned"`` for the simulation of a plan; ``"estimated"`` from what is saved, a lower bound,
-            since operators hold more for a moment; empty if the peaks are not known.
+        original_peak_bytes, peak_bytes: the most bytes that the step allocates at once, beyond those that are still
+            allocated after backward; without compression and with it.
+        peak_source: ``"planned"`` if a plan's simulation gave the peaks; ``"estimated"`` if they are estimated from
+            saved tensors, usually too low, since temporary memory does not count; empty if they are not known.
     """
 
     def table(self, depth: int | None = None) -> Table:
-        """The report as a rich table: what autograd alone keeps, by module, with a row for each tensor. It fits a
-        terminal of 80 columns, where long paths lose their middle.
+        """Return the report as a rich table of the tensors that autograd alone keeps, by module, with a row for each.
+
+        The table fits a terminal of 80 columns, where long paths are shortened in the middle.
 
         Args:
             depth: lists modules down to this depth instead of tensors, 1 for the model's own parts.

@@ -23,7 +23,7 @@ from integrations.report.words import (
 DEPTH = 2  # of a summary
 LEAST = 0.001  # the share of the parts that a summary lists
 ITSELF = "(itself)"
-"""In the place of a name: what a module saves outside of the modules in it, such as its loss."""
+"""The name of a row for tensors that a module saves outside of its submodules, such as those of a loss."""
 
 
 def full_table(report: Content) -> Table:
@@ -43,10 +43,10 @@ def module_table(report: Content, depth: int) -> Table:
 
 
 def summary(report: Content) -> Table:
-    """The modules that matter, and how to see the others."""
+    """Return a table of the largest modules, with a line on how to see the others."""
     if not report.rows:
         return _of_modules(report, 0, 0.0, "")
-    return _of_modules(report, DEPTH, LEAST, "report.table() lists every tensor, report.html(path) shows all of it.")
+    return _of_modules(report, DEPTH, LEAST, "report.table() lists every tensor; report.html(path) has all of it.")
 
 
 def _of_modules(report: Content, depth: int, least: float, more: str) -> Table:
@@ -73,8 +73,8 @@ def _of_modules(report: Content, depth: int, least: float, more: str) -> Table:
 
 
 def _shown(part: Part, level: int, depth: int, within: str) -> Iterator[tuple[Part, str, int]]:
-    """The modules down to a depth, with their names and levels; what an opened module saves itself is a part of it. A
-    wrapper of one module is no level: it is the beginning of the names of what is in that module."""
+    """Yield the modules down to a depth, with their names and levels. Tensors that a module saves itself are a part of
+    their own. A wrapper of one module is no level: its name is a prefix of the names of that module's parts."""
     yield part, within + part.name, level
     if level == depth or not part.parts:
         return
@@ -91,7 +91,7 @@ def _shown(part: Part, level: int, depth: int, within: str) -> Iterator[tuple[Pa
 
 
 def _share(part: Part, whole: Part) -> float:
-    """The larger one of a part's shares, of what is kept before and after."""
+    """Return the larger of a part's shares of the bytes before and after."""
     pairs = ((part.original_bytes, whole.original_bytes), (part.stored_bytes, whole.stored_bytes))
     return max((one / all_of_it for one, all_of_it in pairs if all_of_it), default=0.0)
 
@@ -106,7 +106,7 @@ def _table(report: Content, caption: str) -> Table:
         show_edge=False,
         pad_edge=False,
         collapse_padding=True,
-        min_width=len(report.title),  # or the title is wrapped above a narrow table
+        min_width=len(report.title),  # otherwise the title wraps above a narrow table
     )
 
 

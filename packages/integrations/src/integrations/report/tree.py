@@ -53,7 +53,7 @@ class Part:
 
     @property
     def smaller(self) -> str:
-        """How many times less is kept, in words; that it is recomputed where nothing is kept."""
+        """The factor by which fewer bytes are kept, as text; ``recomputed`` if nothing is kept."""
         before, after = self.original_bytes, self.stored_bytes
         if not before:
             return ""
@@ -67,7 +67,7 @@ class Part:
         return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
     def all_operators(self) -> list[str]:
-        """The operators, the ones that save most first."""
+        """Return the operators, those that save most first."""
         counts: Counter[str] = Counter()
         for row in self.all_rows():
             counts[row.operator or "unknown"] += row.original_bytes

@@ -9,10 +9,10 @@ LOSS = "(loss)"
 
 
 KEPT = frozenset({"kept", "copied"})
-"""Codecs of tensors that wait as they are."""
+"""Codecs of tensors that are kept unchanged."""
 
 PLANNED, ESTIMATED = "planned", "estimated"
-"""Where a step's peak is from: the simulation of a plan, or what is saved."""
+"""The source of a step's peak: a plan's simulation, or an estimate from saved tensors."""
 
 NOTHING_LEFT = "offload moves tensors of CUDA devices, and none of those that autograd alone keeps is large and on one"
 
@@ -33,7 +33,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_change(before: float, after: float) -> str:
-    """Two numbers of bytes, with the unit once if it is the same: ``"7.8 -> 3.1 MiB"``."""
+    """Format two numbers of bytes, with the unit once if it is the same: ``"7.8 -> 3.1 MiB"``."""
     one, other = format_bytes(before), format_bytes(after)
     number, _, unit = one.partition(" ")
     return f"{number if other.endswith(f' {unit}') else one} -> {other}"
@@ -61,8 +61,8 @@ def short_codec(codec: str) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """A name in at most ``width`` characters, without its middle: ``"base_model.….q_proj"``. Of a path, whole parts are
-    kept as far as possible."""
+    """Shorten a name in the middle to at most ``width`` characters: ``"base_model.….q_proj"``. Keep whole parts of a
+    path if possible."""
     if len(text) <= width:
         return text
     parts = text.split(".")

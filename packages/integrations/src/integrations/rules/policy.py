@@ -28,7 +28,7 @@ _BITS = {
     Need.ATTENTION: "attention_bits",
     Need.RECOMPUTED: "checkpoint_bits",
 }
-_COARSE = 4  # bits up to which smaller groups bring more than they cost
+_COARSE = 4  # up to this many bits, smaller groups are worth their bytes
 _NARROW = 32  # features up to which what a linear layer reads is a small part of what is stored
 # These saturate: the slope jumps at the bounds, and on which side of them an element is stays exact.
 _JUMPING = ("hardswish",)
@@ -149,11 +149,11 @@ class FixedBits:
         return Decision(Raw(), rule.why or need.value)
 
     def _linear_group(self, bits: int) -> int:
-        """The group size for the inputs of linear operators.
+        """Return the group size for the inputs of linear operators.
 
-        Four bits are off by 0.152 of a group's length where it holds 256 normal numbers, by 0.139 where it holds 128:
-        the first is more than levels promise of the whole gradient, and all of a wide network's gradient is that of
-        such layers. A quarter of a bit more for each element, in float32, costs such a network 1 % of what L1 stores.
+        With four bits, the error of 256 normal numbers is 0.152 of their norm, and that of 128 is 0.139. The former is
+        above the error that levels promise for the whole gradient, and linear layers make most of a wide network's
+        gradient. Smaller groups cost a quarter of a bit per element in float32: for such a network, 1 % of L1's bytes.
         """
         fine = bits <= _COARSE and self.level.group_size == GROUP_SIZE
         return GROUP_SIZE // 2 if fine else self.level.group_size

@@ -41,7 +41,7 @@ class Store:
 
     @property
     def fine(self) -> bool:
-        """Whether it holds at least 8 bits of what may be rounded, or all of it: enough for any reader."""
+        """Whether it stores values exactly or in at least 8 bits, which is precise enough for any reader."""
         return self.slope_bits is None and (self.bits is None or self.bits >= 8)
 
     def level(self, base: Level) -> Level:

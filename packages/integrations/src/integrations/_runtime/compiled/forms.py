@@ -193,7 +193,7 @@ def form_of(way: Way, saved: SavedTensor, uses: Iterable[Use], made_by: str) -> 
         why += "; the level's fixed bits, as in all compiled code"
     bits = max(codec.bits for codec in values)
     if level.recompute and made_by not in _COSTLY:
-        # Eager code recomputes it from what is stored in these bits.
+        # Eager code recomputes it from tensors that are stored in these bits.
         bits = max(bits, level.pointwise_bits)
     if sign and made_by != "relu":
         # Elements that rounding takes across zero are put back to it, a bias of less than a step. A ReLU's result has

@@ -128,8 +128,8 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
     """The forms of all tensors that go from one graph to the other.
 
     A region keeps its inputs exactly: parameters, and the tensors of the caller. An input that the model computed with
-    gradients before the region is one more activation, and is stored. Views and casts of a parameter, such as autocast
-    makes, are weights as the parameter is: the region keeps them exactly, and the report does not list them.
+    gradients before the region is an activation, and is stored. Views and casts of a parameter, such as those of
+    autocast, count as weights: the region keeps them exactly, and the report does not list them.
     """
     taken = {node.name for node in backward.find_nodes(op="placeholder")}
     inputs, ways = _inputs(forward), _planned(forward, level)
@@ -174,7 +174,7 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
 
 
 def _is_weight(example: Tensor | None) -> bool:
-    """Whether an input of a region is a parameter, as far as torch tells."""
+    """Return whether an input of a region is a parameter, as far as torch tells."""
     return example is None or isinstance(example, Parameter)
 
 

@@ -147,10 +147,10 @@ class Bound:
 
 
 class LastComputed:
-    """The formula whose result is lent. So at most one tensor is alive beyond what autograd itself holds.
+    """The formula whose result is lent. At most one tensor is alive beyond those that autograd holds.
 
     Attributes:
-        double: is told if backward builds a graph of its own; ``None`` where nobody is.
+        double: is notified of a backward with ``create_graph=True``; ``None`` for none.
     """
 
     __slots__ = ("_bound", "double")
@@ -192,12 +192,12 @@ class Recomputed:
 
     @property
     def bits(self) -> int:
-        """The least bits of what it is recomputed from."""
+        """The fewest bits of the tensors from which it is recomputed."""
         return self._bound.bits
 
     @property
     def double(self) -> DoubleBackward | None:
-        """What is told if backward builds a graph of its own."""
+        """The object to notify of a backward with ``create_graph=True``."""
         return self._last.double
 
     def unpack(self) -> Tensor:
@@ -301,7 +301,7 @@ def bits_of(region: Region) -> int:
 
 
 def _resolved(value: Any, reader: str) -> Any:
-    """A value with its operands restored, which the operator of that name reads."""
+    """Return a value with its operands restored. ``reader`` is the name of the operator that reads it."""
     if isinstance(value, (Kept, Beside, _Inner)):
         try:
             return value.unpack()

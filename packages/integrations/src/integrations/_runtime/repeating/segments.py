@@ -60,8 +60,8 @@ class Segment:
 
     Args:
         model: whose forward it is a part of; an error that memory has run out is told of as one in that forward is.
-        double: is told if backward builds a graph of its own; ``None`` where nobody is.
-        rounded: whether what it reads may be rounded.
+        double: is notified of a backward with ``create_graph=True``; ``None`` for none.
+        rounded: whether its inputs may be rounded.
     """
 
     def __init__(

@@ -38,9 +38,9 @@ class Tape(TorchDispatchMode):
     Attributes:
         mismatch: where and how the forward differs from the one that the schedule is for; empty as long as it does not.
             From there on, nothing is repeated, and no memory has a value: a store was chosen for the planned readers
-            of a value, and others may read it now.
-        double: is told if backward builds a graph of its own; ``None`` where nobody is.
-        rounded: whether what repetitions read may be rounded.
+            of a value, but now other operators may read it.
+        double: is notified of a backward with ``create_graph=True``; ``None`` for none.
+        rounded: whether the inputs of repetitions may be rounded.
         paused: whether the operators that run now are not the forward's.
         ops: the expected operators; ``next`` is the place of the next one.
         storages: the values that are there, by storage.
@@ -248,8 +248,8 @@ class Tape(TorchDispatchMode):
         return (UNPLANNED,) * count
 
     def _leave(self, found: str) -> None:
-        """Notes that the forward is not the planned one, and stops following. Segments that were noted stay: each
-        recomputes what its operators have made."""
+        """Record that the forward is not the planned one, and stop following the plan. Recorded segments stay: each
+        recomputes the results of its operators."""
         ops = self.ops
         if self.next < len(ops):
             planned = ops[self.next]

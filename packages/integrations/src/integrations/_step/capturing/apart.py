@@ -1,6 +1,6 @@
-"""``Apart``: the memory of tensors that keep their elements in other tensors, such as DTensors.
+"""``Apart``: count the memory of tensors that keep their elements in other tensors, such as DTensors.
 
-Plans keep them as they are, and their bytes count as long as they are alive.
+Plans keep these tensors, and count their bytes as long as they are alive.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from integrations._step.dispatch.memory import (
 
 
 class Apart:
-    """The storages that such tensors have made, while they are alive.
+    """Count the live storages of such tensors.
 
     Args:
         memory: the storages that hold values, which are counted already.
-        given: the keys of other storages that are there before the step.
+        given: the keys of other storages that exist before the step.
 
     Attributes:
-        live: their bytes.
+        live: the bytes of the live storages.
     """
 
     def __init__(self, memory: Memory, given: Collection[int]) -> None:
@@ -41,7 +41,7 @@ class Apart:
         self.live = 0
 
     def note(self, results: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note the results of an operator."""
+        """Count the results of an operator."""
         made = [tensor for tensor in tensors_of(results) if not is_plain(tensor) and is_wrapper(tensor)]
         if not made:
             return
@@ -56,7 +56,7 @@ class Apart:
             self._watches[key] = weakref.ref(part.untyped_storage(), partial(self._died, key, nbytes))
 
     def finish(self) -> None:
-        """End the counting."""
+        """Stop counting."""
         self._watches.clear()
 
     def _died(self, key: int, nbytes: int, _: object) -> None:
@@ -65,7 +65,7 @@ class Apart:
 
 
 def bytes_of_gradient(gradient: Tensor) -> int:
-    """Return the bytes of a gradient's elements on this rank, including those that a sparse one leaves out."""
+    """Return the bytes of a gradient's elements on this rank, including those that a sparse gradient omits."""
     if is_plain(gradient) or not is_wrapper(gradient):
         return allocated_for_elements(gradient)
     return sum(allocated_for_elements(part) for part in parts_of(gradient))

@@ -22,7 +22,7 @@ class BackwardRecorder:
     Args:
         recording: where they are recorded.
         memory: the storages that hold values, and those that backward makes.
-        apart: the memory of tensors that keep their elements in others.
+        apart: counts the memory of tensors that keep their elements in others.
     """
 
     def __init__(self, recording: Recording, memory: Memory, apart: Apart) -> None:
@@ -33,7 +33,7 @@ class BackwardRecorder:
         self._reading = False  # whether the node has read values and made nothing so far
         self._working = False  # whether it has made something
         self._makers: dict[int, object] = {}  # by storage that backward makes: the node that made it
-        self._lent: dict[int, list[weakref.ref[Any]]] = {}  # by value: the storages in which nodes have read it
+        self._lent: dict[int, list[weakref.ref[Any]]] = {}  # by value: the storages from which nodes read it
         self._sum: tuple[weakref.ref[Any], int] | None = None  # the last operator, if it is a sum
         self._live = 0
         self._standing = 0  # bytes of the parameters' gradients that are complete
@@ -45,7 +45,7 @@ class BackwardRecorder:
         self._reading = not self._working
 
     def lent(self, value: int, tensor: Tensor) -> None:
-        """Notes the tensor as which a node reads a saved value. A node may return that memory as a gradient."""
+        """Record the tensor that a node reads for a saved value. The node may return its memory as a gradient."""
         self._lent.setdefault(value, []).append(weakref.ref(tensor.untyped_storage()))
 
     def released(self, value: int) -> None:
@@ -55,7 +55,7 @@ class BackwardRecorder:
         for reference in self._lent.pop(value, ()):
             storage = reference()
             if storage is not None and self._memory.value_at(storage._cdata) is None:
-                # A gradient lies there: backward holds now what the value held.
+                # The memory of the value is a gradient now: count it for backward.
                 self._hold(storage, self._recording.values[value].nbytes)
 
     def accumulated(self, gradient: Tensor) -> None:
@@ -98,7 +98,7 @@ class BackwardRecorder:
         return out
 
     def _hold(self, storage: torch.UntypedStorage, nbytes: int) -> None:
-        """Counts memory that backward has, as long as it lives."""
+        """Count memory of backward as long as it is alive."""
         self._memory.storages.put(storage, PASSING)
         self._watches.append(weakref.ref(storage, partial(self._freed, nbytes)))
         self._live += nbytes

@@ -88,16 +88,16 @@ def capture(
     Raises:
         TypeError: ``loss`` returned no tensors.
         NoGradient: no output requires a gradient.
-        NotCaptured: the forward gets or makes nested tensors; or it needs real tensors, and the model's parameters are
-            cut or on the ``meta`` device; or autograd keeps tensors for a backward, and no tensor of the output, in
-            tuples, lists and mappings, requires a gradient.
+        NotCaptured: the forward takes or makes nested tensors; or it needs real tensors, and the model's parameters
+            are sharded or on the ``meta`` device; or autograd saves tensors for a backward, but no tensor in the output
+            (in tuples, lists and mappings) requires a gradient.
         Exception: what the model raises with these inputs.
     """
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     if nested := [tensor for tensor in tensors_in((args, dict(kwargs or {}))) if tensor.is_nested]:
         raise NotCaptured(
-            f"an input is a nested tensor ({nested[0].layout}), whose memory no capture counts; give the model plain "
-            "tensors, such as padded ones and a mask"
+            f"an input is a nested tensor ({nested[0].layout}), whose memory a plan cannot count; pass plain tensors, "
+            "such as a padded batch and a mask"
         )
     trial = _Trial(model, args, dict(kwargs or {}), hooks or _own_hooks, loss, holds_outputs)
     with capturing():
@@ -244,11 +244,11 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
         recorder.start_backward()  # the loss is no part of the model's forward
         found = differentiated(outputs, loss)
         if not found.tensors:
-            if recorder.held and gc.collect() is not None and recorder.held:  # garbage holds what it has saved
+            if recorder.held and gc.collect() is not None and recorder.held:  # garbage may hold saved tensors
                 raise NotCaptured(
                     f"{class_of(model).__name__} returned no tensor that requires a gradient, and autograd holds "
-                    f"{recorder.held} bytes for a backward: return the tensor in a tuple, a list or a mapping, or name "
-                    "it, plan = integrations.plan(model, args, loss=lambda output: output.loss), and "
+                    f"{recorder.held} bytes for a backward: return the tensor in a tuple, a list or a mapping; or name "
+                    "the tensor in plan = integrations.plan(model, args, loss=lambda output: output.loss), and call "
                     "integrations.apply(model, plan)"
                 )
             raise NoGradient(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 class NoGradient(ValueError):
-    """No output requires a gradient, and autograd keeps nothing for a backward."""
+    """No output requires a gradient, and autograd saves nothing for a backward."""
 
 
 class NotCaptured(ValueError):
-    """A step that no capture describes. The message says why, and what to do."""
+    """A step cannot be captured. The message says why, and what to do."""
 
 
 class Escaped(NotCaptured):
-    """A forward under trial reads a tensor of the real step's graph, which a trial's backward would run and free."""
+    """A trial's forward reads a tensor of the real step's graph. The trial's backward would run and free that graph."""

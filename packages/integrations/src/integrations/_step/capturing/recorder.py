@@ -50,10 +50,10 @@ class Recorder(TorchDispatchMode):
 
     Attributes:
         outlines: by value: the tensor as which it was made.
-        casts: values that are copies of parameters in another dtype, as autocast makes them.
+        casts: values that are casts of parameters, such as those of autocast.
         leaves: by id: each leaf that has no stand-in, and its gradient as it was; this one's backward adds to none.
         paused: whether the operators that run now belong to no step.
-        double_backward: whether backward has built a graph of its own from numbers that autograd had saved.
+        double_backward: whether a backward with ``create_graph=True`` has read saved numbers.
     """
 
     def __init__(self, paths: ModulePaths, fake: bool, given: Collection[int]) -> None:
@@ -78,11 +78,11 @@ class Recorder(TorchDispatchMode):
         self._copies: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by value: a copy of its memory
         self.outlines: list[SavedTensor] = []
         self.casts: set[int] = set()
-        self._saves: Counter[int] = Counter()  # by value: how many tensors in its memory autograd holds
+        self._saves: Counter[int] = Counter()  # by value: how many saved tensors lie in its memory
 
     @property
     def held(self) -> int:
-        """The bytes of the values that autograd holds now."""
+        """The bytes of the values that autograd currently saves."""
         return sum(self._values[value].nbytes for value, count in self._saves.items() if count)
 
     @property
@@ -214,17 +214,17 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _require_counted(self, traits: Traits, results: tuple[Any, ...]) -> None:
-        """Check that no result is a nested tensor: its lengths compare equal to none of a later forward.
+        """Check that no result is a nested tensor: its lengths never equal those of a later forward.
 
         Raises:
-            NotCaptured: one is.
+            NotCaptured: a result is a nested tensor.
         """
         for tensor in tensors_of(results):
             if tensor.is_nested:
                 where = f"in {self.module}, " if self.module else ""
                 raise NotCaptured(
-                    f"{where}{traits.name} makes a nested tensor ({tensor.layout}), whose memory no capture counts; "
-                    "compute with plain tensors there, such as padded ones and a mask"
+                    f"{where}{traits.name} makes a nested tensor ({tensor.layout}), whose memory a plan cannot count; "
+                    "use plain tensors there, such as a padded batch and a mask"
                 )
 
     def _look(self, given: Any) -> None:
@@ -380,7 +380,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _is_parameter(tensor: Tensor) -> bool:
-    """Whether a tensor is a parameter or a view of one."""
+    """Return whether a tensor is a parameter or a view of one."""
     return isinstance(tensor if tensor._base is None else tensor._base, torch.nn.Parameter)
 
 

@@ -95,7 +95,7 @@ class Recording:
         runs: the operators of backward.
         calls: the distinct calls of forward and backward.
         changed: storages that hold no values and were written.
-        apart: by operator of the forward: the bytes that are alive in tensors that are no values; see ``Apart``.
+        apart: by operator of the forward: the live bytes of tensors that are no values; see ``Apart``.
     """
 
     values: list[RecordedValue] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Recording:
         return len(self.ops) + len(self.steps)
 
     def note_apart(self, live: int) -> None:
-        """Note the bytes that are alive apart from values after an operator of the forward, which may make no value."""
+        """Record the live bytes apart from values after an operator of the forward. The operator may make no value."""
         if live:
             self.apart += [0] * (len(self.ops) + 1 - len(self.apart))
             self.apart[-1] = max(self.apart[-1], live)

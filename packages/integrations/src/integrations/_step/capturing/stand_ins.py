@@ -78,7 +78,7 @@ def with_stand_ins(model: nn.Module, stand_ins: StandIns, given: Iterable[Any], 
     undo += [partial(setattr, parameter, "grad", gradient_of(parameter)) for parameter in own]
     undo.append(reach.restore)
     try:
-        if torch.is_anomaly_enabled():  # anomaly mode asks fake tensors for elements, and reports that they have none
+        if torch.is_anomaly_enabled():  # anomaly mode reads elements, which fake tensors do not have
             undo.append(partial(torch.autograd.set_detect_anomaly, True, torch.is_anomaly_check_nan_enabled()))
             torch.autograd.set_detect_anomaly(False)
         for parameter in own:

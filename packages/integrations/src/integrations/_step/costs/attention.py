@@ -1,7 +1,7 @@
 """``attention_flops``: the floating-point operations of torch's attention operators.
 
-``torch.utils.flop_counter`` has formulas for most of them. Up to torch 2.11 they raise if there are fewer key/value
-heads than query heads, as CUDA's operators allow, and the CPU's operator has none.
+``torch.utils.flop_counter`` has formulas for most of them. Up to torch 2.11 these raise if there are fewer key/value
+heads than query heads, which CUDA's operators allow. The CPU's operator has no formula.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _ROWS = {
     "aten::_efficient_attention_forward": (4, 7),
     "aten::_efficient_attention_backward": (6, 9),
 }
-"""Operators that take tensors of (batch, tokens, heads, width), or sequences of several lengths one after the other:
-(tokens, heads, width), or a batch of one. The numbers are the places of two arguments: where each query's sequence
-begins, ``None`` for a batch; and the length of the longest sequence of keys."""
+"""Operators that take tensors of shape (batch, tokens, heads, width), or packed sequences of several lengths: (tokens,
+heads, width), or a batch of one. The numbers are the positions of two arguments: the starts of the query sequences
+(``None`` for a batch), and the length of the longest key sequence."""
 
 
 def is_attention(name: str) -> bool:
     """Return whether an operator is one of torch's attention operators.
 
     Args:
-        name: with its library, without the overload.
+        name: the operator's name with its library, without the overload.
     """
     return name.startswith(_BATCHES) or name in _ROWS
 
@@ -37,15 +37,15 @@ def is_attention(name: str) -> bool:
 def attention_flops(name: str, args: tuple[Any, ...]) -> int:
     """Return the operations of a call: a forward has two products of all queries with all keys, its backward five.
 
-    A causal mask does not lower the number, as in torch's formulas. If sequences have several lengths, the keys of each
-    count as many as the longest one has.
+    As in torch's formulas, a causal mask does not lower the number. Sequences of several lengths count as if each had
+    as many keys as the longest one.
 
     Args:
         name: the operator, see ``is_attention``.
         args: its arguments by position.
 
     Raises:
-        Exception: these are not the arguments of such an operator.
+        Exception: the arguments do not match the operator.
     """
     backward = "backward" in name
     query, key, value = (_sizes(given) for given in args[backward : backward + 3])
@@ -55,7 +55,7 @@ def attention_flops(name: str, args: tuple[Any, ...]) -> int:
 
 
 def _keys(name: str, args: tuple[Any, ...], key: tuple[int, ...]) -> int:
-    """Return the number of keys that each query meets."""
+    """Return the number of keys for each query."""
     if name not in _ROWS:
         return key[-2]
     begins, longest = _ROWS[name]

@@ -34,8 +34,8 @@ _LAUNCH, _REPEAT, _FOLLOW, _STORE, _RESTORE = 2.0, 3.0, 4.0, 4.0, 2.0
 
 
 def calibrated(device: str, dtype: torch.dtype) -> Rates:
-    """The rates of a type of device on this machine, or constants where there is none or measuring fails; see
-    ``rates.Rating``.
+    """Return the measured rates of a type of device on this machine, or constants if there is none or measuring fails;
+    see ``rates.Rating``.
 
     Nothing that a program can see is touched: no generator moves, and no mode or autocast takes part.
 
@@ -52,7 +52,7 @@ def calibrated(device: str, dtype: torch.dtype) -> Rates:
         return constant(device, dtype)
     try:
         return _measured(device, index, rated(dtype), torch.get_num_threads())
-    except Exception:  # a lack of memory, or a kernel that this device does not have
+    except Exception:  # out of memory, or a kernel that this device does not have
         return constant(device, dtype)
 
 

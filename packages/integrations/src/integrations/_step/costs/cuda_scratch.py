@@ -1,15 +1,15 @@
-"""``cuda_scratch_of``: the bytes that CUDA's kernels allocate beside their arguments and results, by arithmetic.
+"""``cuda_scratch_of``: compute the bytes that CUDA's kernels allocate in addition to their arguments and results.
 
-torch counts them in ``max_memory_allocated`` as it counts tensors. Three kinds are large. A sum over rows, such as the
-gradient of a bias or of a norm's scale, is split over all multiprocessors, with a partial sum for each thread: 139 MB
-on an H100, whatever the tensor. Attention's backward adds up the query's gradient in ``float32``, and makes gradients
-of keys and values for each of the query's heads. An embedding's backward has a row in ``float32`` for each index.
+torch counts these bytes in ``max_memory_allocated``. Three kinds are large. A sum over rows, such as the gradient of a
+bias or of a norm's scale, is split over all multiprocessors, with a partial sum for each thread: 139 MB on an H100, for
+any tensor. Attention's backward adds up the query's gradient in ``float32``, and makes gradients of keys and values
+for each query head. An embedding's backward has a row in ``float32`` for each index.
 
-The formulas of sums, embeddings, and flash and memory-efficient attention follow torch's sources. What cuDNN's
-attention allocates is not published: its formula is that of flash attention without padding. Of both sums and cuDNN's
-attention one figure was recorded on an H100 (``packages/bench/results/systems-cuda.json``), which the formulas give to
-the byte. The others were not measured. What cuDNN allocates for a convolution depends on the kernel that it chooses,
-and is not modelled.
+The formulas of sums, embeddings, and flash and memory-efficient attention follow torch's sources. The allocations of
+cuDNN's attention are not published: its formula is that of flash attention without padding. One figure each for sums
+and for cuDNN's attention was recorded on an H100 (``packages/bench/results/systems-cuda.json``). The formulas give
+these figures to the byte. The other formulas were not measured. Workspaces of cuDNN's convolutions depend on the
+kernel that it chooses, and are not modelled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Processors(NamedTuple):
     threads: int
 
 
-_HOPPER = _Processors(132, 2048)  # H100 and H200, for a plan where no GPU is
+_HOPPER = _Processors(132, 2048)  # H100 and H200, for plans without a GPU
 
 
 @cache
@@ -47,13 +47,13 @@ def _processors(index: int) -> _Processors:
 
 
 def cuda_scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, ...]) -> int:
-    """Bytes that a call on CUDA allocates while it runs, in blocks of the caching allocator, as far as they are
-    modelled; otherwise 0.
+    """Return the bytes that a call on CUDA allocates while it runs, in blocks of the caching allocator; 0 if they are
+    not modelled.
 
     Args:
         function: the operator.
         args: its positional arguments; the first is a tensor on CUDA.
-        results: what it returns.
+        results: its results.
     """
     model = _MODELS.get(function._schema.name)
     if model is None or not is_plain(args[0]) or not args[0].numel():
@@ -81,7 +81,7 @@ def _of_norm(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
 
 
 def _of_pairs(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
-    return _of_reduction(args[:2], results, 16)  # an element and its place
+    return _of_reduction(args[:2], results, 16)  # an element and its index
 
 
 def _of_moments(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
@@ -100,16 +100,16 @@ def _partial_sums(given: Tensor, dims: Any, item: int, summed: int) -> list[int]
 
 
 _Dims = list[tuple[int, int]]
-"""Sizes and strides, from the innermost on."""
+"""Sizes and strides, the innermost first."""
 
 
 def _split_sums(reduced: _Dims, kept: _Dims, item: int, summed: int, device: int) -> list[int]:
-    """The memory in which blocks of threads leave their part of a reduction, and the counters of these blocks, as
+    """Return the bytes for the partial results of thread blocks in a reduction, and for the counters of these blocks.
     ``setReduceConfig`` in torch's ``Reduce.cuh`` chooses them.
 
     Args:
-        reduced, kept: the dimensions that are reduced, and the others.
-        item: bytes of an element as it is read.
+        reduced, kept: the reduced dimensions, and the others.
+        item: bytes of an element when it is read.
         summed: bytes of a partial result.
         device: the index of the GPU.
     """
@@ -130,7 +130,7 @@ def _split_sums(reduced: _Dims, kept: _Dims, item: int, summed: int, device: int
     block_width = min(wide, most // block_height)
     step_in, step_out = (block_width, 1) if along else (1, block_width)
     if -(-count // step_in) < min(block_height * 16, 256):
-        return []  # one block has all of an output
+        return []  # one block computes a whole output
     step_in *= block_height
     processors = _processors(device)
     target = processors.number * (processors.threads // (block_width * block_height))
@@ -146,8 +146,8 @@ def _split_sums(reduced: _Dims, kept: _Dims, item: int, summed: int, device: int
 
 
 def _merged_dims(given: Tensor, dims: Any) -> tuple[_Dims, _Dims]:
-    """Sizes and strides of what is reduced and of what is kept, each from the innermost on, as torch's iterator has
-    them: those that can be walked as one are one."""
+    """Return sizes and strides of the reduced and of the kept dimensions, each with the innermost first. Like torch's
+    iterator, merge dimensions that can be traversed as one."""
     named = [dims] if isinstance(dims, int) else list(dims or range(given.dim()))
     chosen = {dim % max(1, given.dim()) for dim in named}
 
@@ -172,7 +172,7 @@ def _power_below(number: int) -> int:
 
 
 def _of_flash(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
-    """Rows are padded to 128, heads to 32 elements, or 64 where they have more than 128."""
+    """Return the bytes for flash attention. Rows are padded to 128, heads to 32 elements, or to 64 above 128."""
     gradient, query, key, out = args[0], args[1], args[2], args[4]
     batch, heads, rows, width = query.shape
     padded_rows, padded_width = _up(rows, 128), _up(width, 32 if width <= 128 else 64)
@@ -193,14 +193,15 @@ def _of_cudnn(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
 
 
 def _expanded_gradients(query: Tensor, key: Tensor, value: Tensor) -> list[int]:
-    """Gradients of keys and values for each of the query's heads, before they are summed over a group of heads."""
+    """Return the bytes for gradients of keys and values for each query head, before they are summed over groups."""
     heads, own = query.shape[1], key.shape[1]
     return [] if own in (heads, 0) else [_nbytes(one) // own * heads for one in (key, value)]
 
 
 def _of_efficient(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
-    """The query's gradient in float32 in tiles, a sum for each row; of halves with heads above 128 elements, those of
-    keys and values, too. Of float32, a product as large as the result comes first."""
+    """Return the bytes for memory-efficient attention: the query's gradient in float32 in tiles, and a sum for each
+    row. Half tensors with heads above 128 elements add the gradients of keys and values. Float32 tensors have a product
+    as large as the result before that."""
     gradient, query, key, value, _, out = args[:6]
     batch, heads, rows, width = query.shape
     half = query.dtype in _HALF
@@ -226,8 +227,8 @@ _NORM_ROWS, _NORM_BLOCKS = 1 << 16, 1 << 15
 
 
 def _of_norm_backward(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
-    """Gradients of a layer norm's scale and shift, of more than 65,536 rows: their parts by 32 rows or more, and the
-    sum of one of them."""
+    """Return the bytes for a layer norm's scale and shift above 65,536 rows: partial gradients for 32 rows or more
+    each, and the sum of one of them."""
     width = math.prod(args[2])
     rows, columns = args[1].numel() // max(1, width), -(-width // 32)
     if rows <= _NORM_ROWS or columns >= _processors(args[0].device.index or 0).number // 2:
@@ -242,7 +243,7 @@ def _of_norm_backward(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[i
 
 
 def _of_embedding(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
-    """Above 3,072 indices they are sorted, and their gradients are summed in float32 in rows of their own."""
+    """Return the bytes for an embedding. Above 3,072 indices, torch sorts them and sums gradients in float32 rows."""
     gradient, indices, padding, by_frequency = args[0], args[1], args[3], args[4]
     count = indices.numel()
     if count <= 3072 and padding < 0 and not by_frequency:
@@ -254,7 +255,7 @@ def _of_embedding(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
 
 
 def _of_convolution(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
-    """The sum that is the gradient of a bias; what cuDNN allocates is not known."""
+    """Return the bytes for the gradient of a bias, which is a sum. Workspaces of cuDNN are not known."""
     gradient, wanted = args[0], args[10]
     if not wanted[2]:
         return []
@@ -282,4 +283,4 @@ _BY_NAME: dict[str, _Model] = {
 }
 
 _MODELS = {f"aten::{name}": model for name, model in _BY_NAME.items()}
-"""Functions that return the bytes of each allocation, by the operator's name."""
+"""By operator name: a function that returns the bytes of each allocation."""

@@ -147,8 +147,8 @@ def by(rating: Rating) -> Callable[[Sequence[CostedCall]], list[Cost]]:
 
 
 def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: tuple[Any, ...]) -> Work:
-    """Return what a call has to do. If a formula raises, the bytes that the call moves decide: no estimate may prevent
-    a plan."""
+    """Return the work of a call. If a formula raises, use only the bytes that the call moves: an estimate must not
+    prevent a plan."""
     kind = _kind_of(function)
     made = list(tensors_of(results))
     given = [*tensors_of(args), *tensors_of(kwargs.values())]
@@ -185,7 +185,7 @@ def _flops_of_call(
     """Return the floating-point operations of a call, 0 if no formula is known, and whether it has groups.
 
     Raises:
-        Exception: the formula does not take these arguments.
+        Exception: the formula does not support these arguments.
     """
     name = _name_of(function)
     if is_attention(function._schema.name):

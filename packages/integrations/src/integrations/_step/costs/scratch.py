@@ -64,9 +64,8 @@ def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, 
 
 
 def _of_chunk(args: tuple[Any, ...]) -> int:
-    """Bytes for the logits of one chunk of rows: in the dtype of the products, in that of the losses where it is wider,
-    and squashed where they have a bound. On a GPU, a product of halves is added to the weight's gradient block by
-    block."""
+    """Return the bytes for the logits of one chunk of rows: in the dtype of the products, also in that of the losses if
+    it is wider, and with ``softcap`` once more. On a GPU, add a block of the weight's gradient for half tensors."""
     hidden, weight, *_, cap, rows, wanted = args
     count, itemsize = min(rows, len(hidden)) * len(weight), max(4, hidden.itemsize)
     narrow = hidden.itemsize if hidden.itemsize < itemsize else 0

@@ -36,8 +36,8 @@ class Fakes(FakeTensorMode):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """A block in which torch logs no traceback if an operator fails on this thread's fake tensors: the capture goes on
-    with real ones, and says why."""
+    """Keep torch from logging a traceback if an operator fails on this thread's fake tensors. The capture then uses
+    real tensors, and says why."""
     logger, thread = logging.getLogger(FakeTensorMode.__module__), threading.get_ident()
 
     def is_told(record: logging.LogRecord) -> bool:

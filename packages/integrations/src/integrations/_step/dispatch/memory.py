@@ -28,8 +28,8 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def is_wrapper(tensor: Tensor) -> bool:
-    """Whether a tensor keeps its elements in other tensors: a nested one, a DTensor or another wrapper subclass. Sparse
-    tensors are none."""
+    """Return whether a tensor keeps its elements in other tensors: nested tensors, DTensors and other wrapper
+    subclasses, but not sparse tensors."""
     return bool(tensor.is_nested) or is_traceable_wrapper_subclass(tensor)
 
 

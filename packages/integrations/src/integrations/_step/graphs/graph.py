@@ -119,8 +119,7 @@ class Graph:
         accumulates: whether each parameter has a gradient already, to which backward adds.
         rounded: whether what backward reads may be rounded in the captured forward: its attention keeps query, key and
             value alone and is recomputed from them, and nothing is decided a second time.
-        double_backward: whether backward builds a graph of its own (``create_graph=True``) from what was saved, which
-            must be exact then.
+        double_backward: whether a backward with ``create_graph=True`` reads saved tensors, which must be exact then.
     """
 
     ops: tuple[Op, ...]

@@ -20,7 +20,7 @@ class Signature:
         structure: how they are nested, what is no tensor, and the autocast that is on. Of a number that may be a
             fraction it has the type alone, since such numbers scale and seldom choose.
         kinds: by tensor: its dtype and whether it requires a gradient.
-        shapes: by tensor. Those of nested tensors have 0 for a size that differs between their parts.
+        shapes: by tensor. For nested tensors, a size that differs between their parts is 0.
     """
 
     structure: str
@@ -60,7 +60,7 @@ class Signature:
 def _shape_of(tensor: Tensor) -> tuple[int, ...]:
     if not tensor.is_nested:
         return tuple(tensor.shape)
-    if tensor.layout is torch.strided:  # such a tensor has no shape to ask for
+    if tensor.layout is torch.strided:  # such a tensor has no shape
         return (tensor.size(0), *(0 for _ in range(tensor.dim() - 1)))
     return tuple(size if isinstance(size, int) else 0 for size in tensor.shape)
 

@@ -137,8 +137,8 @@ class GroupNorm(Function):
 
 
 def _twice(x: Tensor, weight: Tensor | None, gradient: Tensor, ctx: Any) -> list[Tensor | None]:
-    """``GroupNorm``'s gradients with a history: its kernel's backward has no derivative. As in torch, that reaches the
-    bias, with zeros."""
+    """Return ``GroupNorm``'s gradients with a history, since the backward of its kernel has no derivative. As in torch,
+    the bias gets zeros."""
     needed = ctx.needs_input_grad
     # Views: one tensor of this node's own for each, without or with the history of what was saved.
     given = [tensor if tensor is None else tensor.view_as(tensor) for tensor in (x, weight)]

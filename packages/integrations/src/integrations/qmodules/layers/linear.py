@@ -14,8 +14,8 @@ from integrations.qmodules.precision import LayerPrecision
 
 
 class StoredLinear(QLayer):
-    """What linear layers of torch and of other libraries have in common: a weight of shape (outputs, inputs), and a
-    bias.
+    """Base class of Q-layers for linear layers of torch and other libraries, which have a weight of shape (outputs,
+    inputs) and a bias.
 
     Args:
         group: which of the level's ``bits`` is the layer's average.
@@ -29,8 +29,8 @@ class StoredLinear(QLayer):
         return LayerPrecision(level, "linear", group, channel_dim=-1)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """Return the output of a forward that stores its input; ``None`` where the counterpart's own is the right
-        one."""
+        """Return the output of a forward that stores its input; ``None`` if the counterpart's own forward is to be
+        used."""
         if not (self._stores(x, weight, bias) and x.dim()):
             return None
         given, factor, added = as_matmul(x, weight, bias)

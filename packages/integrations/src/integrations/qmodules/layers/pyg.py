@@ -1,4 +1,4 @@
-"""The linear layer of PyTorch Geometric. Only what meets a model of that library imports this file."""
+"""Q-layer of PyTorch Geometric's linear layer. This file is imported only if a model has a layer of that library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class QPyGLinear(StoredLinear, Linear):  # type: ignore[misc]  # the library has
     weight: nn.Parameter
     bias: nn.Parameter | None
     counterpart = Linear
-    __deepcopy__: ClassVar[Any] = None  # versions of the library that have one copy to their own class
+    __deepcopy__: ClassVar[Any] = None  # some versions of the library define one that returns their own class
 
     def forward(self, x: Tensor) -> Tensor:
         output = self._linear(x, self.weight, self.bias)
