@@ -49,8 +49,9 @@ def test_gradients_are_those_without_offload(lane, level):
     model = integrations.compress_model(Classifier(), level)
     assert_same(without, gradients(model, X))
     assert len(lane.sent) > 4
-    # All that was sent is there, but for what more bits of the same tensor have replaced.
-    assert 0.9 * sum(lane.sent) < integrations.compression(model).report().host_bytes <= sum(lane.sent)
+    # All that was sent is there, but for a linear layer's input in 4 bits, which a norm's 8 bits of it have replaced.
+    replaced = X.numel() // 2 + 8 * X.numel() // 128
+    assert integrations.compression(model).report().host_bytes == sum(lane.sent) - replaced
 
 
 @every_level
@@ -86,10 +87,10 @@ def test_compressed_first(lane):
     gradients(model, X)
     assert [(row.codec, row.stored_bytes) for row in rows(model)] == [
         ("Positive(), on the host", N // 8),
-        ("GroupAffine(bits=4, group_size=256, rounding='stochastic'), on the host", N // 2 + 8 * N // 256),
+        ("GroupAffine(bits=4, group_size=128, rounding='stochastic'), on the host", N // 2 + 8 * N // 128),
         ("Positive(), on the host", N // 8),
     ]
-    assert lane.sent == [N // 8, N // 2 + 8 * N // 256, N // 8]
+    assert lane.sent == [N // 8, N // 2 + 8 * N // 128, N // 8]
 
 
 class Forms(nn.Module):

@@ -42,7 +42,7 @@ def test_it_fetches_nothing_and_may_not(report, tmp_path):
 
 def test_it_says_all_that_the_report_does(report, tmp_path):
     page = written(report, tmp_path)
-    for text in (report.title.replace(">", "&gt;"), "GroupAffine(bits=4, group_size=256)", "layer_norm input", "48x64"):
+    for text in (report.title.replace(">", "&gt;"), "GroupAffine(bits=4, group_size=128)", "layer_norm input", "48x64"):
         assert text in page, text
     assert page.count("<tr ") >= sum(not row.owner for row in report.rows)
     assert "$" not in re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)  # nothing of the template is left
