@@ -154,6 +154,45 @@ def looked_at(model):
     output.mean().backward()
 
 
+class Again(torch.autograd.Function):
+    """The hyperbolic tangent. Its backward reads what was saved where gradients are enabled, and computes it again."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            output = x.tanh()
+        return torch.autograd.grad(output, x, gradient)
+
+
+class ComputesAgain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.last = net(), nn.Linear(1, 1)
+
+    def forward(self, x):
+        x = self.net[:-1](x)
+        return self.last(self.net[-1](Again.apply(x)) + x.mean(1, keepdim=True))
+
+
+def test_a_function_that_computes_its_forward_again_is_no_second_derivative():
+    """Neither in the capture, after which a plan would round nothing, nor in a step."""
+    for x in (X, X.clone().requires_grad_()):
+        torch.manual_seed(0)
+        model = integrations.compress_model(ComputesAgain(), memory=0.6, error=0.1)
+
+        def step(model, x=x):
+            model(x).square().mean().backward()
+
+        assert [warned(step, model)[1] for _ in range(3)] == [[], [], []]
+        assert plan_of(model).choice.rounds
+
+
 @pytest.mark.parametrize("step", [backward_with_a_hook, checkpointed, looked_at])
 def test_one_derivative_stays_silent(step):
     model = integrations.compress_model(net(), level="L1", min_bytes=0)
