@@ -297,6 +297,18 @@ def test_a_plan_that_was_applied_becomes_exact():
     assert len(messages) == 1
 
 
+def test_a_plan_that_becomes_exact_refuses_the_shapes_that_it_refused():
+    model = net()
+    plan = integrations.plan(model, X, memory=0.7, error=0.1)
+    integrations.checkpoint.apply(model, plan, shapes="refuse")
+    _, messages = warned(hessian_product, model)
+    assert len(messages) == 1
+    for _ in range(2):
+        with pytest.raises(ValueError, match="inputs must be of the shapes"):
+            model(torch.cat([X, X]))
+        assert equal(trained(copy.deepcopy(model), hessian_product, 1), trained(net(), hessian_product, 1))
+
+
 def test_memory_that_only_rounding_meets_raises_once_gradients_are_differentiated():
     model = integrations.compress_model(net(), memory=0.5, error=0.1)
     with pytest.warns(UserWarning, match="from the next forward on the plan rounds nothing"):
