@@ -34,7 +34,8 @@ class DoubleBackward:
     @property
     def tries(self) -> bool:
         """Whether tensors that are stored exactly count, too."""
-        return any(reference() is not None for trial in self._trials.values() for reference in trial)
+        trials = tuple(self._trials.values())  # another thread's forward may add one meanwhile
+        return any(reference() is not None for trial in trials for reference in trial)
 
     def is_tried(self, kinds: Kinds) -> bool:
         """Whether backward has been through a forward with such inputs that rounded nothing."""
