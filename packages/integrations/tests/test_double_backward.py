@@ -309,6 +309,18 @@ def test_a_plan_that_becomes_exact_refuses_the_shapes_that_it_refused():
         assert equal(trained(copy.deepcopy(model), hessian_product, 1), trained(net(), hessian_product, 1))
 
 
+def test_no_forward_is_exact_where_that_takes_more_than_the_memory():
+    """Beside gradients that are there already, an exact plan may need more than beside none."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.GELU())))
+    x = normal(256, 64).requires_grad_()
+    model(x).sum().backward()
+    integrations.compress_model(model, memory=0.6, error=0.1)
+    _, messages = warned(lambda model: model(x).sum().backward(), model)
+    assert not messages
+    assert plan_of(model).choice.rounds
+
+
 def test_memory_that_only_rounding_meets_raises_once_gradients_are_differentiated():
     model = integrations.compress_model(net(), memory=0.5, error=0.1)
     with pytest.warns(UserWarning, match="from the next forward on the plan rounds nothing"):

@@ -150,7 +150,7 @@ class Recomputing:
             return None
         trial = None
         if double is not None and self.may_become_exact:
-            plans, trial = self._without_rounding(plans, level, None if compiled else double, args, kwargs)
+            plans, trial = self._without_rounding(model, plans, level, None if compiled else double, args, kwargs)
         followed = plans.plan_for(model, args, kwargs, self.users)
         if followed is None:
             return None
@@ -164,7 +164,13 @@ class Recomputing:
         return plans is not None and self.codec is None and not plans.last.compressed and plans.last.error > 0
 
     def _without_rounding(
-        self, plans: Plans, level: Level, double: DoubleBackward | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        model: nn.Module,
+        plans: Plans,
+        level: Level,
+        double: DoubleBackward | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> tuple[Plans, Kinds | None]:
         """The plans for a forward, and the kinds of its inputs if it rounds nothing until it is known whether its
         backward builds a graph of its own: whoever differentiates gradients mostly gives inputs that ask for some.
@@ -190,7 +196,7 @@ class Recomputing:
                 except ValueError:
                     self._exact = plans, None
             exact = self._exact[1]
-        return (plans, None) if exact is None else (exact, kinds)
+        return (plans, None) if exact is None or not exact.keeps_bounds(model) else (exact, kinds)
 
     def _is_due(self, bits: Allotted | None) -> bool:
         """Whether there is no plan for these bits."""
