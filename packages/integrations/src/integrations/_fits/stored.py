@@ -17,7 +17,7 @@ from integrations._step.capturing.capture import capture
 from integrations._step.capturing.loss import Loss
 from integrations._step.costs.modelled import by
 from integrations._step.costs.rates import constant
-from integrations._storing.records import RECOMPUTED
+from integrations._storing.records import IN_CHUNKS, RECOMPUTED
 from integrations.forecast import forecast
 from integrations.report import Row
 
@@ -74,11 +74,17 @@ def _rows_of(savers: Sequence[Saver], rows: Sequence[Row], level: str) -> Iterat
     Raises:
         RuntimeError: a tensor has no row, or a row no tensor.
     """
+    # A loss in chunks keeps its gradients, which are not rounded: the report has rows in the place of theirs.
+    gradients = any(row.codec.startswith(IN_CHUNKS) for row in rows)
+    rows = [row for row in rows if not row.codec.startswith(IN_CHUNKS)]
     left = iter(rows)
+    internal = {_place(row) for row in rows if row.role == "internal"}
     for saver in savers:
         place = saver.saved.module, saver.saved.operator, saver.saved.role, tuple(saver.saved.shape)
+        if gradients and saver.saved.role == "internal" and place not in internal:
+            continue
         for row in left:
-            if (row.module, row.operator, row.role, row.shape) == place:
+            if _place(row) == place:
                 yield saver, row
                 break
             if not row.owner:
@@ -87,6 +93,10 @@ def _rows_of(savers: Sequence[Saver], rows: Sequence[Row], level: str) -> Iterat
             raise _other(level)
     if any(not row.owner for row in left):
         raise _other(level)
+
+
+def _place(row: Row) -> tuple[str, str, str, tuple[int, ...]]:
+    return row.module, row.operator, row.role, row.shape
 
 
 def _other(level: str) -> RuntimeError:
