@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -135,6 +136,17 @@ def test_what_is_recomputed_from_rounded_values_keeps_to_the_error():
         assert 0 < relative_error(expected, step) < 0.1
         assert whole_error(expected, step) < plan.choice.error
     assert rows(model)[1] <= 1.05 * rows(eager)[1]
+
+
+def test_inputs_that_ask_for_gradients_compile_once():
+    """In eager code, a first forward of them rounds nothing, to see whether its backward is differentiated."""
+    model = integrations.compress_model(deep(2), memory=0.8, error=0.1)
+    counter = CompileCounterWithBackend("aot_eager")
+    function = torch.compile(model, backend=counter)
+    for _ in range(2):
+        model.zero_grad()
+        function(X.clone().requires_grad_()).square().mean().backward()
+    assert counter.frame_count == 1
 
 
 def test_a_first_plan_is_not_made_inside_of_a_whole_graph():

@@ -110,3 +110,37 @@ def test_casts_of_weights_are_exact_and_no_activations():
     assert not found & (weights | {shape[::-1] for shape in weights})
     assert (48, 96) in found
     assert report_of(model).original_bytes <= report_of(eager).original_bytes
+
+
+class NormAndLinear(nn.Module):
+    """A layer norm and a linear layer that read one tensor, whose rows differ in scale."""
+
+    def __init__(self, width):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.second, self.beside = nn.Linear(width, width), nn.Linear(width, width)
+        self.scales = torch.logspace(-2, 2, 64)[torch.randperm(64), None]
+
+    def forward(self, x):
+        x = self.first(x) * self.scales
+        return self.second(self.norm(x)) + self.beside(x) / self.scales
+
+
+@pytest.mark.parametrize("width", [192, 256])
+@pytest.mark.parametrize("norm_bits", [4, 8])
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+def test_a_linear_layer_leaves_the_rows_of_a_norm_apart(width, norm_bits, way):
+    """Groups of 128 are finer than those of a row of 192, and would have two rows in one."""
+    model, x = NormAndLinear(width), normal(64, width)
+
+    def of_norm(model, function):
+        model.zero_grad()
+        (function(x) * normal(64, width, seed=1)).sum().backward()
+        return {"weight": model.norm.weight.grad, "bias": model.norm.bias.grad}
+
+    exact = of_norm(model, model)
+    integrations.compress_model(model, norm_bits=norm_bits, min_bytes=0)
+    # Rounding to a step is off by step / sqrt(6), where the range of 224 normal numbers is some 5.5 deviations.
+    most = 1.5 * 5.5 / (2**norm_bits - 1) / 6**0.5
+    assert relative_error(exact, of_norm(model, model if way == "eager" else compiled(model))) < most

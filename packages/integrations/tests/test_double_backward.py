@@ -154,6 +154,45 @@ def looked_at(model):
     output.mean().backward()
 
 
+class Again(torch.autograd.Function):
+    """The hyperbolic tangent. Its backward reads what was saved where gradients are enabled, and computes it again."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            output = x.tanh()
+        return torch.autograd.grad(output, x, gradient)
+
+
+class ComputesAgain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.last = net(), nn.Linear(1, 1)
+
+    def forward(self, x):
+        x = self.net[:-1](x)
+        return self.last(self.net[-1](Again.apply(x)) + x.mean(1, keepdim=True))
+
+
+def test_a_function_that_computes_its_forward_again_is_no_second_derivative():
+    """Neither in the capture, after which a plan would round nothing, nor in a step."""
+    for x in (X, X.clone().requires_grad_()):
+        torch.manual_seed(0)
+        model = integrations.compress_model(ComputesAgain(), memory=0.6, error=0.1)
+
+        def step(model, x=x):
+            model(x).square().mean().backward()
+
+        assert [warned(step, model)[1] for _ in range(3)] == [[], [], []]
+        assert plan_of(model).choice.rounds
+
+
 @pytest.mark.parametrize("step", [backward_with_a_hook, checkpointed, looked_at])
 def test_one_derivative_stays_silent(step):
     model = integrations.compress_model(net(), level="L1", min_bytes=0)
@@ -256,6 +295,30 @@ def test_a_plan_that_was_applied_becomes_exact():
     found, messages = warned(trained, model, forces)
     assert equal(found, trained(net(), forces))
     assert len(messages) == 1
+
+
+def test_a_plan_that_becomes_exact_refuses_the_shapes_that_it_refused():
+    model = net()
+    plan = integrations.plan(model, X, memory=0.7, error=0.1)
+    integrations.checkpoint.apply(model, plan, shapes="refuse")
+    _, messages = warned(hessian_product, model)
+    assert len(messages) == 1
+    for _ in range(2):
+        with pytest.raises(ValueError, match="inputs must be of the shapes"):
+            model(torch.cat([X, X]))
+        assert equal(trained(copy.deepcopy(model), hessian_product, 1), trained(net(), hessian_product, 1))
+
+
+def test_no_forward_is_exact_where_that_takes_more_than_the_memory():
+    """Beside gradients that are there already, an exact plan may need more than beside none."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.GELU())))
+    x = normal(256, 64).requires_grad_()
+    model(x).sum().backward()
+    integrations.compress_model(model, memory=0.6, error=0.1)
+    _, messages = warned(lambda model: model(x).sum().backward(), model)
+    assert not messages
+    assert plan_of(model).choice.rounds
 
 
 def test_memory_that_only_rounding_meets_raises_once_gradients_are_differentiated():

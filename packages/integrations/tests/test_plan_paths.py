@@ -180,6 +180,23 @@ def test_a_bound_that_8_bits_do_not_keep() -> None:
         assert max(_errors(model, exact, PATHS["exits"])) == 0
 
 
+@pytest.mark.parametrize("kind", ["cut out", "channels last"])
+def test_inputs_of_other_strides_take_the_same_path(kind: str) -> None:
+    torch.manual_seed(0)
+    if kind == "cut out":
+        model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8))
+        inputs = [torch.randn(64, 32), torch.randn(32, 64).t()]
+    else:
+        model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.GELU(), nn.Conv2d(16, 16, 3), nn.GELU(), nn.Conv2d(16, 8, 3))
+        inputs = [x := torch.randn(4, 3, 16, 16), x.to(memory_format=torch.channels_last)]
+    integrations.compress_model(model, error=ERROR, stores=("bits",), min_bytes=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for place in (0, 0, 1, 0, 1, 1):
+            model(inputs[place]).square().sum().backward()
+    assert not plan_of(model).choice.fits_any_path
+
+
 def plan_of_trained(model: nn.Module) -> Plan:
     _gradient(model, 0)
     return plan_of(model)

@@ -5,6 +5,9 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import integrations
 from integrations import Report, Row
@@ -78,6 +81,20 @@ def test_gradients_are_those_of_trained_parameters_each_once():
     )
     model[1][0].weight = model[0].weight
     assert gradients_of(model) == {"0": 80}
+
+
+def test_gradients_of_parameters_without_a_shape_and_on_other_ranks():
+    model = integrations.compress_model(nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 1)))
+    assert gradients_of(model) == {"1": 4 * 9}
+    assert not integrations.compression(model).report().rows
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        cut = distribute_tensor(torch.zeros(8, 6), init_device_mesh("cpu", (2,)), [Shard(0)])
+        model = nn.Linear(6, 8, bias=False)
+        model.weight = nn.Parameter(cut)
+        assert gradients_of(model) == {"": 4 * 4 * 6}
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("frozen", [False, True])

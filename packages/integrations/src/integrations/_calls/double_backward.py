@@ -8,7 +8,12 @@ from typing import Any
 
 import torch
 
-from integrations._torch import current_autograd_node, current_graph_task_id, will_engine_execute_node
+from integrations._torch import (
+    current_autograd_node,
+    current_graph_task_id,
+    get_current_graph_task_keep_graph,
+    will_engine_execute_node,
+)
 
 _PRODUCTS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
     {
@@ -44,8 +49,12 @@ _BY_SIGN = frozenset(
 
 
 def builds_graph() -> bool:
-    """Return whether a backward runs in this thread and autograd builds a graph of it."""
-    return torch.is_grad_enabled() and current_graph_task_id() != -1
+    """Return whether a backward runs in this thread and autograd builds a graph of it.
+
+    Such a backward keeps the graph that it goes through. A plain one does not, even if a Function enables gradients to
+    compute a part of its forward again, as reversible networks do.
+    """
+    return torch.is_grad_enabled() and current_graph_task_id() != -1 and get_current_graph_task_keep_graph()
 
 
 def is_read(packed: object, exactly: bool = False) -> bool:

@@ -150,7 +150,7 @@ class Recomputing:
             return None
         trial = None
         if double is not None and self.may_become_exact:
-            plans, trial = self._without_rounding(plans, level, double, args, kwargs)
+            plans, trial = self._without_rounding(model, plans, level, None if compiled else double, args, kwargs)
         followed = plans.plan_for(model, args, kwargs, self.users)
         if followed is None:
             return None
@@ -164,12 +164,21 @@ class Recomputing:
         return plans is not None and self.codec is None and not plans.last.compressed and plans.last.error > 0
 
     def _without_rounding(
-        self, plans: Plans, level: Level, double: DoubleBackward, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        model: nn.Module,
+        plans: Plans,
+        level: Level,
+        double: DoubleBackward | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> tuple[Plans, Kinds | None]:
         """Return the plans for a forward; and the kinds of its inputs if this forward is a trial, which rounds nothing.
 
         The backward of a trial shows whether gradients are differentiated. Only inputs that require a gradient start a
         trial, since they are usual if gradients are differentiated.
+
+        Without ``double`` nothing is tried, as where torch compiles the forward: no graph can be built of compiled
+        code's backward, and another plan is another compilation.
 
         Raises:
             ValueError: gradients are differentiated, and no plan without rounding keeps to the bounds.
@@ -177,19 +186,19 @@ class Recomputing:
         if self.differentiated:
             with self._lock.held:
                 if plans is self.plans:
-                    self.plans = _Fronts(unrounded(plans.first), level)
+                    self.plans = _Fronts(unrounded(plans.first), level, shapes=self.shapes)
                 return self.plans or plans, None
         kinds = Signature.of(args, kwargs).kinds
-        if double.is_tried(kinds) or not any(kind.endswith(" True") for kind in kinds):
+        if double is None or double.is_tried(kinds) or not any(kind.endswith(" True") for kind in kinds):
             return plans, None
         with self._lock.held:
             if self._exact is None or self._exact[0] is not plans:
                 try:
-                    self._exact = plans, _Fronts(unrounded(plans.first), level)
+                    self._exact = plans, _Fronts(unrounded(plans.first), level, shapes=self.shapes)
                 except ValueError:
                     self._exact = plans, None
             exact = self._exact[1]
-        return (plans, None) if exact is None else (exact, kinds)
+        return (plans, None) if exact is None or not exact.keeps_bounds(model) else (exact, kinds)
 
     def _is_due(self, bits: Allotted | None) -> bool:
         """Whether there is no plan for these bits."""

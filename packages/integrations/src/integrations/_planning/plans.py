@@ -91,6 +91,11 @@ class Plans:
         """Return the first plan."""
         return self._first
 
+    def keeps_bounds(self, model: nn.Module) -> bool:
+        """Whether the first plan keeps to its bounds with the gradients that the model has now."""
+        trained, standing = _elements(model)
+        return not self._first.is_bounded or 2 * standing <= trained or self._first.accumulating.is_bounded
+
     def plan_for(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], users: Users
     ) -> Followed | None:

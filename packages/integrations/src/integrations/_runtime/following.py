@@ -190,9 +190,10 @@ class Following:
                 self._plans.note_mismatch(self._followed, self._tape.mismatch)
             elif specs.others == self._others:  # no other thread left its sites meanwhile
                 specs.placed = saved if isinstance(fates, _Taped) and fates.placed else None
-        elif specs.placed not in (None, saved) or (isinstance(fates, _Placed) and fates.is_other):
+        elif (others := specs.saves_others(saved)) or (isinstance(fates, _Placed) and fates.is_other):
             specs.note_other()
-            self._plans.note_other(self._followed)
+            if others:
+                self._plans.note_other(self._followed)
 
     def leave(self) -> None:
         """Leaves what ``begin`` has entered, if that was not left: an interrupt may have come before ``end``."""

@@ -108,6 +108,15 @@ class Specs:
         another, since only a tape tells the two apart."""
         return self.placed is not None and self.others < _MOST_OTHERS
 
+    def saves_others(self, saved: Sequence[SavedTensor]) -> bool:
+        """Whether a forward without a tape has saved other tensors than the last one with a tape. Strides do not count:
+        inputs of another memory format, or cut out of a larger tensor, take the same path."""
+        placed = self.placed
+        return placed is not None and (
+            len(placed) != len(saved)
+            or any(one is not other and _seen(one) != _seen(other) for one, other in zip(placed, saved, strict=True))
+        )
+
     def note_other(self) -> None:
         """Notes a forward other than the plan's. The next forward has a tape, which tells where it differs."""
         self.placed = None
@@ -123,6 +132,11 @@ class Specs:
             spec = SavedTensorSpec(saved, Extent.of(tensor))
             self._specs[place, occurrence] = spec
         return spec
+
+
+def _seen(saved: SavedTensor) -> tuple[object, ...]:
+    """What tells which operator of a forward has saved a tensor."""
+    return saved.module, saved.operator, saved.role, saved.occurrence, saved.shape, saved.dtype
 
 
 class PlannedSpecs:

@@ -33,7 +33,8 @@ class DoubleBackward:
     @property
     def tries(self) -> bool:
         """Whether a trial is running, so that exactly stored tensors count, too."""
-        return any(reference() is not None for trial in self._trials.values() for reference in trial)
+        trials = tuple(self._trials.values())  # another thread's forward may add one meanwhile
+        return any(reference() is not None for trial in trials for reference in trial)
 
     def is_tried(self, kinds: Kinds) -> bool:
         """Return whether a trial with such inputs has run, including its backward."""

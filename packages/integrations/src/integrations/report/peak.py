@@ -12,7 +12,9 @@ from dataclasses import replace
 from math import prod
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from integrations._step.dispatch.memory import is_wrapper, parts_of
 from integrations._storing.records import IN_CHUNKS
 from integrations.report.row import Row
 from integrations.report.words import KEPT
@@ -22,13 +24,14 @@ PEAKS = "original_peak_bytes", "peak_bytes", "peak_source"
 
 
 def gradients_of(model: nn.Module) -> dict[str, int]:
-    """Return the bytes of the gradients of each module's own parameters, by the module's path. A shared parameter
-    counts at its first module."""
+    """Return the bytes on this rank of the gradients of each module's own parameters, by the module's path. A shared
+    parameter counts at its first module. Lazy parameters have no shape yet, and do not count."""
     found: dict[str, int] = {}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and not is_lazy(parameter):
             path = name.rpartition(".")[0]
-            found[path] = found.get(path, 0) + parameter.numel() * parameter.itemsize
+            parts = parts_of(parameter) if is_wrapper(parameter) else (parameter,)
+            found[path] = found.get(path, 0) + sum(part.numel() * part.itemsize for part in parts)
     return found
 
 

@@ -44,7 +44,8 @@ class Level:
             backward, where it would be rounded otherwise: an activation's result from its input, a norm's from its
             input, products and casts. Where a plan is followed, that says what is recomputed.
         group_size: elements that share two bounds, a positive multiple of 32. At 256, the inputs of linear operators
-            share them by 128 in 4 bits or fewer; any other size holds for all tensors.
+            share them by 128 in 4 bits or fewer, or by up to 224 where that keeps rows apart; any other size holds for
+            all tensors.
         min_bytes: smaller tensors are kept as they are.
         seed: of the random rounding. Two runs with one seed round alike.
         keep: modules whose tensors are kept exactly, with all that is in them: paths as in ``named_modules``, with

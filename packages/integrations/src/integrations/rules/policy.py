@@ -123,7 +123,7 @@ class FixedBits:
             if bits is None:
                 return Decision(Raw(), f"{_BITS[need]} is None: kept exactly")
             if need is Need.LINEAR:
-                group_size = self._linear_group(bits)
+                group_size = self._linear_group(bits, saved)
             if need is Need.NORM and saved.operator in _ROW_NORMS:
                 group_size = _row_group(saved, group_size)
                 if not group_size and (across := _group_across(saved, self.level.group_size)):
@@ -148,15 +148,21 @@ class FixedBits:
             return Decision(Raw(), need.value, need)
         return Decision(Raw(), rule.why or need.value)
 
-    def _linear_group(self, bits: int) -> int:
+    def _linear_group(self, bits: int, saved: SavedTensor) -> int:
         """Return the group size for the inputs of linear operators.
 
         With four bits, the error of 256 normal numbers is 0.152 of their norm, and that of 128 is 0.139. The former is
         above the error that levels promise for the whole gradient, and linear layers make most of a wide network's
         gradient. Smaller groups cost a quarter of a bit per element in float32: for such a network, 1 % of L1's bytes.
+
+        A norm that reads the same tensor may have groups of 160, 192 or 224 elements of one row each. Groups of 128 are
+        finer and would replace these, so that two rows shared a group.
         """
-        fine = bits <= _COARSE and self.level.group_size == GROUP_SIZE
-        return GROUP_SIZE // 2 if fine else self.level.group_size
+        if bits > _COARSE or self.level.group_size != GROUP_SIZE:
+            return self.level.group_size
+        fine = GROUP_SIZE // 2
+        rows = _row_group(saved, GROUP_SIZE) if saved.shape else 0
+        return rows if rows > fine and rows % fine else fine
 
     def _bits(self, need: Need) -> int | None:
         """Bits an element for a need; no need gets fewer than linear operators do."""
@@ -203,7 +209,7 @@ class Shared(FixedBits):
             return replace(decision, form=None)
         return decision
 
-    def _linear_group(self, bits: int) -> int:
+    def _linear_group(self, bits: int, saved: SavedTensor) -> int:
         return self.level.group_size
 
 
