@@ -50,7 +50,7 @@ def test_gradients_are_those_without_offload(lane, level):
     assert_same(without, gradients(model, X))
     assert len(lane.sent) > 4
     # All that was sent is there, but for a linear layer's input in 4 bits, which a norm's 8 bits of it have replaced.
-    replaced = X.numel() // 2 + 8 * X.numel() // 128
+    replaced = 0 if level == "swap" else X.numel() // 2 + 8 * X.numel() // 128
     assert integrations.compression(model).report().host_bytes == sum(lane.sent) - replaced
 
 
