@@ -168,5 +168,5 @@ def test_a_level_has_one_store_and_another_for_what_repetitions_read():
     level = Level(bits=4)
     row = row_of(lambda net, x: (x @ net.weight) @ net.weight, "mm", base=level)
     assert {store for store, _ in row} == {None}
-    assert row[None, False].held == GroupAffine(4, 256).stored_bytes(SIZE, torch.float32)
+    assert row[None, False].held == GroupAffine(4, 128).stored_bytes(SIZE, torch.float32)
     assert row[None, True].held == GroupAffine(8, 64).stored_bytes(SIZE, torch.float32)
