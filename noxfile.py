@@ -115,7 +115,10 @@ LONG = {
         "Compare gradients under inductor with eager ones, for 24 models and every view: half an hour",
         "integrations/tests/test_inductor*.py",
     ),
-    "widths": ("Bound the gradient's error at hidden sizes up to 8192; takes 8 GiB", "bench/tests/test_sweep_widths.py"),
+    "widths": (
+        "Bound the gradient's error at hidden sizes up to 8192; takes 8 GiB",
+        "bench/tests/test_sweep_widths.py",
+    ),
 }
 """Tests of which `nox -s tests` tries some cases; by session: what the long form does, and its files."""
 

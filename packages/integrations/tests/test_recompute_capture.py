@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from integrations import checkpoint
 from integrations._step.graphs.schedule import Schedule
 from integrations.checkpoint import Graph, capture
 
@@ -279,3 +280,12 @@ def test_what_a_node_has_read_is_there_while_it_runs_another_backward():
     most = max(range(len(graph.ops), len(graph.other)), key=lambda event: graph.other[event])
     assert made in graph.steps[most - len(graph.ops)].reads
     assert graph.other[most] > 2 * graph.values[made].nbytes
+
+
+def test_a_complex_number_is_no_loss():
+    """``backward()`` cannot start from one: the capture gives it a gradient, as the training loop does."""
+    model = Net(lambda self, x: (self.w * x).sum(), w=normal(8, 8).to(torch.complex64))
+    plan = checkpoint.plan(model, (normal(8, 8),))
+    checkpoint.apply(model, plan)
+    model(normal(8, 8)).abs().backward()
+    assert model.w.grad.shape == (8, 8)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from integrations._calls.tensors import tensors_in
 from integrations._common.plain import has_elements
 from integrations._step.capturing.capture import capturing, is_only_read
-from integrations._step.capturing.loss import Loss, differentiated
+from integrations._step.capturing.loss import Loss, differentiated, is_scalar_loss
 from integrations._step.capturing.stand_ins import StandIns, with_stand_ins
 from integrations._step.dispatch.casts import fresh_casts
 from integrations._step.dispatch.operators import lazy_views
@@ -101,7 +101,7 @@ class OneStep:
                     raise Unmeasured(f"{class_of(model).__name__} returned nothing that requires a gradient")
                 if not held:
                     del outputs
-                started = [None if one.dim() == 0 and len(tensors) == 1 else _drawn(one) for one in tensors]
+                started = [None if is_scalar_loss(tensors) else _drawn(one) for one in tensors]
                 with _without_autocast():  # in training, autocast ends with the forward, too
                     torch.autograd.backward(tensors, started)
                 return [parameter.grad for parameter in parameters]

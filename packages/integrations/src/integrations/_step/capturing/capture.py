@@ -19,7 +19,7 @@ from integrations._common.modules import ModulePaths
 from integrations._common.plain import PLAIN
 from integrations._step.capturing.apart import bytes_of_gradient
 from integrations._step.capturing.errors import NoGradient, NotCaptured
-from integrations._step.capturing.loss import Differentiated, Loss, differentiated
+from integrations._step.capturing.loss import Differentiated, Loss, differentiated, is_scalar_loss
 from integrations._step.capturing.recorder import Recorder
 from integrations._step.capturing.recording import Recording
 from integrations._step.capturing.stand_ins import StandIns, with_stand_ins
@@ -259,8 +259,7 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
         found = found if holds is None else found._replace(held=holds)
         if not found.held:
             del outputs
-        is_scalar = len(found.tensors) == 1 and found.tensors[0].dim() == 0
-        total = found.tensors[0] if is_scalar else _Loss.apply(*found.tensors)
+        total = found.tensors[0] if is_scalar_loss(found.tensors) else _Loss.apply(*found.tensors)
         found.tensors.clear()
         total.backward()
         return returned, found

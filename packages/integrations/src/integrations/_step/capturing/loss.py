@@ -66,6 +66,11 @@ def differentiated(outputs: Any, loss: Loss | None) -> Differentiated:
     return Differentiated(_trained(tensors_in(outputs)), "every output that requires a gradient", True)
 
 
+def is_scalar_loss(tensors: list[Tensor]) -> bool:
+    """Return whether backward starts from a single number, which needs no gradient of its own. A complex one does."""
+    return len(tensors) == 1 and tensors[0].dim() == 0 and not tensors[0].is_complex()
+
+
 def own_loss(outputs: Any) -> Tensor | None:
     """The loss among what a model returned; ``None`` if it returned none.
 
@@ -78,7 +83,7 @@ def own_loss(outputs: Any) -> Tensor | None:
     if isinstance(named, Tensor) and named.requires_grad:
         return named
     tensors = _trained(tensors_in(outputs))
-    scalars = [tensor for tensor in tensors if tensor.dim() == 0]
+    scalars = [tensor for tensor in tensors if tensor.dim() == 0 and not tensor.is_complex()]
     if len(scalars) != 1:
         return None
     others = [tensor for tensor in tensors if tensor is not scalars[0]]
