@@ -116,7 +116,7 @@ LONG = {
         "integrations/tests/test_inductor*.py",
     ),
     "widths": (
-        "Bound the gradient's error at hidden sizes up to 8192; takes 8 GiB",
+        "Bound the gradient's error up to hidden size 8192; takes 8 GiB",
         "bench/tests/test_sweep_widths.py",
     ),
 }
