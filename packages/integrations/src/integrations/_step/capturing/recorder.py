@@ -351,7 +351,7 @@ class Recorder(TorchDispatchMode):
         if isinstance(saved, Tensor):
             return saved
         tensor = self._unpacked(saved)
-        if self._backward is not None:
+        if self._backward is not None and saved.copy is None:  # a copy lives on for the value's other saved tensors
             self._backward.lent(saved.value, tensor)
         return tensor
 
