@@ -64,7 +64,8 @@ def test_three_views_of_one_projection_take_no_more_than_it(dim, with_base, payl
     copies = 2 if with_base == "base last" else 1
     # Chunks have group borders of their own: at most one partial group more for each.
     assert kept == 0
-    assert value_bytes(3 * N, 4) <= total <= copies * value_bytes(3 * N, 4) + 3 * 8
+    least = 3 * N // 2 + 8 * (3 * N // 192)  # the projection's rows are groups of 192
+    assert least <= total <= copies * value_bytes(3 * N, 4) + 3 * 8
     plain, compressed, _ = plain_and_compressed(Net(forward, **WEIGHTS), X, level="L1.1")
     assert relative_error(plain, compressed) < EIGHT_BITS
 
