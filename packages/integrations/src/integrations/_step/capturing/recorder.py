@@ -207,7 +207,7 @@ class Recorder(TorchDispatchMode):
                 reads_elements=reads_elements(func),
             )
         )
-        if func is torch.ops.aten._to_copy.default and not reads and _is_parameter(args[0]):
+        if str(func) == "aten._to_copy.default" and not reads and _is_parameter(args[0]):
             self.casts.update(range(first, first + len(makes)))
         for tensor, reuses in makes.values():
             self._make(tensor, op, reuses)
