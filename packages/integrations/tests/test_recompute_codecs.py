@@ -318,7 +318,7 @@ def test_what_the_handle_says_of_a_codec():
         model(x).square().mean().backward()
 
     assert handle.gradient_error(closure).relative > 0.001
-    assert "what is kept stored by GroupAffine(bits=2" in str(handle.report())
+    assert "what is kept stored by GroupAffine(bits=2" in handle.report().caption
     handle.monitor(closure, every=1)
     for _ in range(2):
         model(x).sum().backward()
