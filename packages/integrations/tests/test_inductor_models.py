@@ -4,7 +4,6 @@ With ``ACTCORE_LONG=1`` all of ``NAMES`` are compiled, half a minute each, other
 what the long form found; ``ACTCORE_LONG_RESULTS`` names a folder for its results.
 """
 
-import copy
 import json
 import os
 from pathlib import Path
@@ -74,18 +73,14 @@ def test_the_error_is_that_of_eager(name):
     model.train()
     without_chance(model)
     exact = gradient(model, model, args, kwargs)
-    plain = copy.deepcopy(model)
-    rounding = error(plain, torch.compile(plain), args, kwargs, exact, 1)
-    torch.compiler.reset()
     integrations.compress_model(model, LEVEL, min_bytes=0)
     eager = error(model, model, args, kwargs, exact)
     compiled = error(model, torch.compile(model), args, kwargs, exact)
     report = integrations.compression(model).report()
-    found = {"model": name, "eager": eager, "compiled": compiled, "inductor alone": rounding, "ratio": report.ratio}
+    found = {"model": name, "eager": eager, "compiled": compiled, "ratio": report.ratio}
     if folder := os.environ.get("ACTCORE_LONG_RESULTS"):
         with Path(folder, "inductor_models.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(found) + "\n")
-    assert rounding < eager, found
     assert compiled <= BOUND * eager, found
 
 
