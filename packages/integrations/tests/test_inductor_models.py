@@ -32,7 +32,7 @@ third at most. The mean of 16 squares scatters by a twelfth, its root by half of
 
 NAMES = [
     *("timm: resnet18", "timm: mobilenetv3_small_050", "timm: convnext_atto", "timm: vit_tiny_patch16_224"),
-    *("timm: swin_tiny_patch4_window7_224", "timm: xcit_nano_12_p16_224", "timm: mixer_s32_224", "timm: pvt_v2_b0"),
+    *("timm: swin_tiny_patch4_window7_224", "timm: xcit_nano_12_p16_224", "timm: repvgg_a0", "timm: pvt_v2_b0"),
     *("transformers: bert, padded", "transformers: gpt2", "transformers: llama", "transformers: gemma 2"),
     *("transformers: qwen 3", "transformers: t5", "transformers: vit", "transformers: segformer"),
     *("diffusers: unet", "diffusers: autoencoder", "diffusers: dit", "diffusers: sd3"),
