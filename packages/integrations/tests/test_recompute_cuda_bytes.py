@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import integrations
-from integrations._step.costs.cuda_scratch import cuda_scratch_of
+from integrations._step.costs.cuda_scratch import kernel_scratch_bytes
 from integrations._step.costs.scratch import scratch_of
 from integrations._torch import FakeTensorMode
 from integrations.losses import _operator
@@ -43,7 +43,7 @@ def test_a_sum_over_rows_takes_what_was_recorded(recorded):
     """Recorded in a ViT-B with 64 images: the gradient of the bias of query, key and value."""
     with FakeTensorMode():
         gradient = cuda(64 * 197, 3 * 768)
-        found = cuda_scratch_of(aten.sum.dim_IntList, (gradient, [0], True), (gradient[:1],))
+        found = kernel_scratch_bytes(aten.sum.dim_IntList, (gradient, [0], True), (gradient[:1],))
     assert found == recorded["aten.sum.dim_IntList"]
 
 
@@ -52,7 +52,7 @@ def test_attention_takes_what_was_recorded(recorded):
     with FakeTensorMode():
         query, key = cuda(1, 32, 2048, 64), cuda(1, 8, 2048, 64)
         args = query, query, key, key, query
-        found = cuda_scratch_of(aten._scaled_dot_product_cudnn_attention_backward.default, args, (query, key, key))
+        found = kernel_scratch_bytes(aten._scaled_dot_product_cudnn_attention_backward.default, args, (query, key, key))
     assert found == recorded["aten._scaled_dot_product_cudnn_attention_backward.default"]
 
 
@@ -70,7 +70,7 @@ def test_attention_takes_what_was_recorded(recorded):
 def test_other_reductions(function, args, nbytes):
     with FakeTensorMode():
         given = args()
-        assert cuda_scratch_of(function, given, (function(*given),)) == nbytes
+        assert kernel_scratch_bytes(function, given, (function(*given),)) == nbytes
 
 
 def test_flash_attention_pads():
@@ -78,7 +78,7 @@ def test_flash_attention_pads():
     with FakeTensorMode():
         query = cuda(2, 3, 100, 80).transpose(1, 2).contiguous().transpose(1, 2)
         args = query, query, query, query, query
-        found = cuda_scratch_of(aten._scaled_dot_product_flash_attention_backward.default, args, (query,) * 3)
+        found = kernel_scratch_bytes(aten._scaled_dot_product_flash_attention_backward.default, args, (query,) * 3)
     assert found == 4 * 2 * 3 * 128 * (96 + 1)
 
 
@@ -87,9 +87,9 @@ def test_an_embedding_has_a_row_for_each_index():
     with FakeTensorMode():
         gradient, places = cuda(4096, 64), cuda(4096, dtype=torch.int64)
         args = gradient, places, 1000, -1, False
-        assert cuda_scratch_of(aten.embedding_dense_backward.default, args, (gradient,)) == 4096 * (4 * 64 + 6 * 8)
+        assert kernel_scratch_bytes(aten.embedding_dense_backward.default, args, (gradient,)) == 4096 * (4 * 64 + 6 * 8)
         few = gradient[:3072], places[:3072], 1000, -1, False
-        assert cuda_scratch_of(aten.embedding_dense_backward.default, few, (gradient,)) == 0
+        assert kernel_scratch_bytes(aten.embedding_dense_backward.default, few, (gradient,)) == 0
 
 
 @pytest.mark.parametrize(("dtype", "cap"), [(torch.bfloat16, 0.0), (torch.float32, 0.0), (torch.bfloat16, 30.0)])

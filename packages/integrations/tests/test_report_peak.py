@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import integrations
 from integrations import Report, Row
 from integrations._storing.records import IN_CHUNKS
-from integrations.report.peak import estimated_peaks, gradients_of
+from integrations.report.peak import estimated_peaks, gradient_bytes_by_module
 
 from .nets import mlp, normal
 
@@ -80,19 +80,19 @@ def test_gradients_are_those_of_trained_parameters_each_once():
         nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4, bias=False)), nn.Linear(4, 4).requires_grad_(False)
     )
     model[1][0].weight = model[0].weight
-    assert gradients_of(model) == {"0": 80}
+    assert gradient_bytes_by_module(model) == {"0": 80}
 
 
 def test_gradients_of_parameters_without_a_shape_and_on_other_ranks():
     model = integrations.compress_model(nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 1)))
-    assert gradients_of(model) == {"1": 4 * 9}
+    assert gradient_bytes_by_module(model) == {"1": 4 * 9}
     assert not integrations.compression(model).report().rows
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         cut = distribute_tensor(torch.zeros(8, 6), init_device_mesh("cpu", (2,)), [Shard(0)])
         model = nn.Linear(6, 8, bias=False)
         model.weight = nn.Parameter(cut)
-        assert gradients_of(model) == {"": 4 * 4 * 6}
+        assert gradient_bytes_by_module(model) == {"": 4 * 4 * 6}
     finally:
         torch.distributed.destroy_process_group()
 

@@ -81,9 +81,9 @@ def _rows_of(savers: Sequence[Saver], rows: Sequence[Row], level: str) -> Iterat
     for saver in savers:
         place = saver.saved.module, saver.saved.operator, saver.saved.role, tuple(saver.saved.shape)
         at = next_row
-        while at < len(left) and (_place_of(left[at]) != place and left[at].owner):
+        while at < len(left) and (_row_key(left[at]) != place and left[at].owner):
             at += 1
-        if at < len(left) and _place_of(left[at]) == place:
+        if at < len(left) and _row_key(left[at]) == place:
             yield saver, left[at]
             next_row = at + 1
         elif not in_chunks or saver.saved.role != "internal":
@@ -92,7 +92,7 @@ def _rows_of(savers: Sequence[Saver], rows: Sequence[Row], level: str) -> Iterat
         raise _other(level)
 
 
-def _place_of(row: Row) -> tuple[str, str, str, tuple[int, ...]]:
+def _row_key(row: Row) -> tuple[str, str, str, tuple[int, ...]]:
     return row.module, row.operator, row.role, row.shape
 
 

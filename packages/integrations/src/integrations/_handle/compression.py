@@ -30,7 +30,7 @@ from integrations._runtime.specs import PlannedSpecs
 from integrations._step.capturing.capture import is_capturing
 from integrations._step.graphs.schedule import Schedule
 from integrations.report import Report, Row
-from integrations.report.peak import PEAKS, estimated_peaks, gradients_of
+from integrations.report.peak import PEAKS, estimated_peaks, gradient_bytes_by_module
 from integrations.report.words import ESTIMATED, PLANNED
 from integrations.rules.levels import Level
 
@@ -320,7 +320,7 @@ class Compression(HandleState):
         if followed is not None:
             peaks, source = (followed.uncompressed_peak, followed.peak), PLANNED
         else:
-            peaks, source = estimated_peaks(rows, gradients_of(self.model)), ESTIMATED if rows else ""
+            peaks, source = estimated_peaks(rows, gradient_bytes_by_module(self.model)), ESTIMATED if rows else ""
         return dict(zip(PEAKS, (*peaks, source), strict=True))
 
     def state_dict(self) -> dict[str, Any]:

@@ -43,8 +43,8 @@ class Plan(Solution):
         measured: the relative error of the gradient measured under this choice; ``None`` if it was not measured, and
             ``choice.error`` predicts it.
         unmeasured: why measuring it failed, if it was tried.
-        chunking: the argument that makes ``compress_model`` compute the model's loss without its logits; empty if there
-            is none, or none is known. It is not saved.
+        chunking: the argument that makes ``compress_model`` compute the model's loss without its logits; empty if no
+            such argument is known. It is not saved.
         others: the plans that were made of the same graphs, for another bound on the error or state of the gradients.
     """
 

@@ -19,7 +19,7 @@ def differentiated(packed: object) -> None:
     Args:
         packed: the packed object that autograd holds.
     """
-    double = _double_of(packed)
+    double = _find_double_backward(packed)
     if double is None or double.met or not builds_graph():
         return
     rounded = _is_rounded(packed)
@@ -27,7 +27,7 @@ def differentiated(packed: object) -> None:
         double.meet(rounded)
 
 
-def _double_of(packed: object) -> DoubleBackward | None:
+def _find_double_backward(packed: object) -> DoubleBackward | None:
     """Return the ``DoubleBackward`` to notify about a stored tensor; ``None`` for one that is never rounded."""
     if isinstance(packed, View):
         return packed.region.last.double

@@ -141,7 +141,7 @@ class _Told(PackedForward):
         """Ignore tensors that the user's hooks keep: no layer stores them. See ``actcore.stored.Listener``."""
 
     def _keep(self, one: Stored) -> None:
-        """Add the row of a tensor that a layer keeps as it is."""
+        """Add the report row of a tensor that a layer saves exactly."""
         if isinstance(one.source, Absent) or (storage := storage_of(one.source)) is None:
             return
         saved = SavedTensor.of(

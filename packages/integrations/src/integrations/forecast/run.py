@@ -30,7 +30,7 @@ from integrations.forecast.attention import FusedAttention
 from integrations.forecast.device import OnDevice, forecast_device, needs_gpu
 from integrations.forecast.loss import part_of, require_loss
 from integrations.report import Report
-from integrations.report.peak import estimated_peaks, gradients_of
+from integrations.report.peak import estimated_peaks, gradient_bytes_by_module
 from integrations.report.words import ESTIMATED
 from integrations.rules.levels import Level, resolve_level
 
@@ -125,7 +125,7 @@ def report_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     part = part_of(output, loss, storages)  # called while the output holds what the forward has saved
     report = handle.report()
     rows = [*report.rows, *part.rows]
-    plain, peak = estimated_peaks(rows, gradients_of(model), part.gradient_bytes)
+    plain, peak = estimated_peaks(rows, gradient_bytes_by_module(model), part.gradient_bytes)
     return replace(
         report,
         rows=rows,

@@ -17,7 +17,7 @@ from integrations._common.module_tree import exchange
 from integrations._common.warn import warn
 from integrations._runtime.first_forward import listen_no_longer, listen_once
 from integrations.qmodules.config import config
-from integrations.qmodules.counterparts import name_of, q_layer_of, why_none
+from integrations.qmodules.counterparts import find_q_layer, name_of, why_none
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.levels import QLevel, resolve_level
 from integrations.qmodules.scheme import ModelPrecision
@@ -111,7 +111,7 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
             if _is_layer(module):
                 kept.append((path, reason))
             return module
-        kind = q_layer_of(type(module))
+        kind = find_q_layer(type(module))
         assert kind is not None  # otherwise there is a reason
         layer = kind.from_module(module, chosen)
         layer.join(path or type(module).__name__, precision)
@@ -208,7 +208,7 @@ def is_converted(model: nn.Module) -> bool:
 
 def _opens(module: nn.Module) -> bool:
     """Not so for attention, whose parts are its own to exchange."""
-    return not isinstance(module, QLayer) and q_layer_of(type(module)) is None
+    return not isinstance(module, QLayer) and find_q_layer(type(module)) is None
 
 
 def _reason(module: nn.Module, level: QLevel) -> str:
@@ -218,7 +218,7 @@ def _reason(module: nn.Module, level: QLevel) -> str:
         return "a Q-layer already, with a level of its own"
     if isinstance(module, LazyModuleMixin) or any(is_lazy(one) for one in module.parameters(recurse=False)):
         return "its parameters have no shapes yet; call the model once before QModule"
-    found = q_layer_of(kind)
+    found = find_q_layer(kind)
     if found is None:
         return why_none(kind)
     if "forward" in module.__dict__:
@@ -250,4 +250,4 @@ def _is_layer(module: nn.Module) -> bool:
     """Whether a module is more than a container of others, and may save something. A container may own parameters."""
     if type(module) in _SAVE_NOTHING:
         return False
-    return not module._modules or any(q_layer_of(base) is not None for base in type(module).__mro__)
+    return not module._modules or any(find_q_layer(base) is not None for base in type(module).__mro__)

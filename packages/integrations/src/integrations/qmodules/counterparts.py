@@ -24,7 +24,7 @@ _OF_LIBRARIES = MappingProxyType({"torch_geometric": "integrations.qmodules.laye
 """By top-level package of a library: the module with its Q-layers."""
 
 
-def q_layer_of(kind: type[nn.Module]) -> type[QLayer] | None:
+def find_q_layer(kind: type[nn.Module]) -> type[QLayer] | None:
     """Return the Q-layer of exactly this class; ``None`` if there is none."""
     if kind in _OF_TORCH:
         return _OF_TORCH[kind]
@@ -37,9 +37,9 @@ def q_layer_of(kind: type[nn.Module]) -> type[QLayer] | None:
 
 def why_none(kind: type[nn.Module]) -> str:
     """Return why a class has no Q-layer; empty for one that has."""
-    if q_layer_of(kind) is not None:
+    if find_q_layer(kind) is not None:
         return ""
-    base = next((base for base in kind.__mro__[1:] if q_layer_of(base) is not None), None)
+    base = next((base for base in kind.__mro__[1:] if find_q_layer(base) is not None), None)
     if base is not None:
         name = kind.__name__ if kind.__name__ != base.__name__ else f"{kind.__module__}.{kind.__qualname__}"
         return f"{name} is a subclass of {public_name(base)}"

@@ -23,7 +23,7 @@ PEAKS = "original_peak_bytes", "peak_bytes", "peak_source"
 """The fields of a report for the peaks."""
 
 
-def gradients_of(model: nn.Module) -> dict[str, int]:
+def gradient_bytes_by_module(model: nn.Module) -> dict[str, int]:
     """Return the bytes on this rank of the gradients of each module's own parameters, by the module's path. A shared
     parameter counts at its first module. Lazy parameters have no shape yet, and do not count."""
     found: dict[str, int] = {}
@@ -41,17 +41,17 @@ def estimated_peaks(rows: Sequence[Row], gradients: Mapping[str, int], gradient_
 
     Args:
         rows: the rows of the forward.
-        gradients: the result of ``gradients_of``. These gradients remain after backward, and do not count.
+        gradients: the result of ``gradient_bytes_by_module``. These gradients remain after backward, and do not count.
         gradient_bytes: the bytes of the gradient that the loss's backward makes, if known.
     """
     alone = [row for row in rows if not row.owner]
     original = [row.original_bytes for row in alone]
     # A chunked loss has no softmax, and in backward neither its gradient nor that of the logits.
-    logits = max((_bytes_of(row) for row in alone if row.codec.startswith(IN_CHUNKS)), default=0)
+    logits = max((_tensor_bytes(row) for row in alone if row.codec.startswith(IN_CHUNKS)), default=0)
     plain = _peak(alone, original, [0] * len(alone), gradients, max(gradient_bytes, logits))
     made = [replace(row, shape=(0,)) if row.codec.startswith(IN_CHUNKS) else row for row in alone]
     stored = [0 if row.host else row.stored_bytes for row in alone]
-    restored = [0 if row.codec in KEPT else _bytes_of(row) for row in made]
+    restored = [0 if row.codec in KEPT else _tensor_bytes(row) for row in made]
     return plain, _peak(made, stored, restored, gradients, gradient_bytes)
 
 
@@ -74,7 +74,7 @@ def _peak(
     for place in reversed(range(len(rows))):
         row = rows[place]
         itemsize = row.dtype.itemsize if row.dtype.is_floating_point else itemsize
-        below = _elements(row) * itemsize
+        below = _element_count(row) * itemsize
         peak = max(peak, held + restored[place] + above + below + made)
         held, above = held - waiting[place], below
         if first[row.module] == place:
@@ -82,13 +82,13 @@ def _peak(
     return max(0, peak - sum(gradients.values()))
 
 
-def _bytes_of(row: Row) -> int:
+def _tensor_bytes(row: Row) -> int:
     """Return the bytes of a row's tensor. An expanded tensor, as many indices are, has fewer than its shape says."""
-    nbytes = _elements(row) * row.dtype.itemsize
+    nbytes = _element_count(row) * row.dtype.itemsize
     return min(nbytes, row.original_bytes) if row.original_bytes or not row.dtype.is_floating_point else nbytes
 
 
-def _elements(row: Row) -> int:
+def _element_count(row: Row) -> int:
     """Return the number of elements of a row's tensor. For a jagged tensor, derive it from the bytes."""
     if all(type(size) is int for size in row.shape):
         return prod(row.shape)

@@ -172,7 +172,7 @@ class BackwardUses:
         return frozenset(found)
 
 
-def copies_of(nodes: set[Node], graph: Graph) -> set[Node]:
+def find_copies(nodes: set[Node], graph: Graph) -> set[Node]:
     """Return these nodes and all views, copies and casts of them in a graph."""
     found = set(nodes)
     for node in graph.nodes:

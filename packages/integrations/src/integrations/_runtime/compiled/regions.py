@@ -31,7 +31,7 @@ from integrations._torch import (
 )
 from integrations.rules.aten_attention import RECOMPUTED_ATTENTION, recompute_attention
 from integrations.rules.aten_nodes import hint, operator_of
-from integrations.rules.aten_rules import BackwardUses, copies_of
+from integrations.rules.aten_rules import BackwardUses, find_copies
 from integrations.rules.levels import Level
 from integrations.rules.stores import NODE_KEY
 
@@ -139,7 +139,7 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
     outputs = list(forward.output_node().args[0])  # type: ignore[arg-type]  # the saved tensors follow
     exact: dict[int, CompiledForm] = {}  # by storage
     parameters = {node for node in forward.find_nodes(op="placeholder") if _is_weight(inputs.get(node))}
-    weights = copies_of(parameters, forward)
+    weights = find_copies(parameters, forward)
     for node in forward.nodes:
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or value.layout is not torch.strided:

@@ -1,4 +1,4 @@
-"""``cuda_scratch_of``: compute the bytes that CUDA's kernels allocate in addition to their arguments and results.
+"""``kernel_scratch_bytes``: compute the bytes that CUDA's kernels allocate in addition to their arguments and results.
 
 torch counts these bytes in ``max_memory_allocated``. Three kinds are large. A sum over rows, such as the gradient of a
 bias or of a norm's scale, is split over all multiprocessors, with a partial sum for each thread: 139 MB on an H100, for
@@ -46,7 +46,7 @@ def _processors(index: int) -> _Processors:
     return _Processors(found.multi_processor_count, found.max_threads_per_multi_processor)
 
 
-def cuda_scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, ...]) -> int:
+def kernel_scratch_bytes(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, ...]) -> int:
     """Return the bytes that a call on CUDA allocates while it runs, in blocks of the caching allocator; 0 if they are
     not modelled.
 

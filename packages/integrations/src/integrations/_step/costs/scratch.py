@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from integrations._step.costs.cuda_scratch import cuda_scratch_of
+from integrations._step.costs.cuda_scratch import kernel_scratch_bytes
 from integrations._torch import OpOverload, get_mkldnn_enabled
 
 
@@ -36,7 +36,7 @@ def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, 
     if function.namespace == _CHUNKED.namespace and function.name().partition("::")[2] == _CHUNKED.name:
         return _of_chunk(args)
     if args and isinstance(args[0], Tensor) and args[0].device.type == "cuda":
-        return cuda_scratch_of(function, args, results)
+        return kernel_scratch_bytes(function, args, results)
     packet = function.overloadpacket
     backward = packet is torch.ops.aten.convolution_backward
     if not backward and packet is not torch.ops.aten.convolution:
