@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from integrations._step.capturing.contents import Contents
 from integrations._step.capturing.errors import Escaped, NotCaptured
 from integrations._step.capturing.fake_strides import as_on_device
 from integrations._step.capturing.recording import PASSING, RecordedOp, RecordedValue, Recording
-from integrations._step.capturing.saved_tensors import Pause, Saved, SavedTensors
+from integrations._step.capturing.saved_tensors import Saved, SavedTensors
 from integrations._step.dispatch import indices
 from integrations._step.dispatch.decisions import amplified, decides, may_be_rounded, reads_elements
 from integrations._step.dispatch.memory import (
@@ -48,7 +49,7 @@ class Recorder(TorchDispatchMode):
         outlines: by value: the tensor as which it was made.
         casts: values that are casts of parameters, such as those of autocast.
         leaves: by id: each leaf that has no stand-in, and its gradient as it was; this one's backward adds to none.
-        pausing: opens blocks in which nothing is recorded.
+        paused: whether the operators that run now belong to no step.
         saved: the tensors that autograd saves.
     """
 
@@ -56,7 +57,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._recording = Recording()
         self._values = self._recording.values
-        self.pausing = Pause()
+        self.paused = False
         self.saved = SavedTensors(self._recording, fake, self.pausing)
         self._paths = paths
         self._fake = fake
@@ -127,7 +128,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         traits = traits_of(func)
-        if self.pausing.on or func.namespace == "prim":
+        if self.paused or func.namespace == "prim":
             return func(*args, **kwargs)
         if traits.view:
             return self._run(func, traits, args, kwargs)
@@ -238,6 +239,15 @@ class Recorder(TorchDispatchMode):
         for op in self._recording.ops:
             if value in op.reads:
                 op.repeatable = False
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Open a block in which nothing is recorded."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
 
     def _meet(self, tensor: Tensor) -> None:
         """Takes a leaf's gradient away until the trial is over. The tensor is no stand-in, and no recorded operator has

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from weakref import WeakValueDictionary
 
 import torch
@@ -17,43 +17,23 @@ from integrations._step.dispatch.memory import Geometry
 from integrations._torch import conj, neg_view
 
 
-class Pause:
-    """Tells whether the operators that run now belong to no step.
-
-    Attributes:
-        on: whether they do not.
-    """
-
-    def __init__(self) -> None:
-        self.on = False
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Open a block in which nothing is recorded."""
-        before, self.on = self.on, True
-        try:
-            yield
-        finally:
-            self.on = before
-
-
 class SavedTensors:
     """The saved tensors of a recorded step.
 
     Args:
         recording: where they are recorded.
         fake: whether the tensors are fake; of real ones autograd gets copies.
-        pause: opens blocks in which nothing is recorded.
+        pausing: opens a block in which nothing is recorded.
 
     Attributes:
         backward: records backward; ``None`` before it has begun.
         double_backward: whether a backward with ``create_graph=True`` has read saved numbers.
     """
 
-    def __init__(self, recording: Recording, fake: bool, pause: Pause) -> None:
+    def __init__(self, recording: Recording, fake: bool, pausing: Callable[[], AbstractContextManager[None]]) -> None:
         self.backward: BackwardRecorder | None = None
         self.double_backward = False
-        self._recording, self._fake, self._pause = recording, fake, pause
+        self._recording, self._fake, self._pausing = recording, fake, pausing
         self._values = recording.values
         self._finished = False
         self._copies: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by value: a copy of its memory
@@ -74,7 +54,7 @@ class SavedTensors:
         """A copy of a tensor's memory. If autograd held the memory itself, nothing would tell who else does."""
         found = self._copies.get(value)
         if found is None:
-            with self._pause():
+            with self._pausing():
                 found = torch.empty(0, dtype=torch.uint8, device=tensor.device)
                 found.set_(tensor.untyped_storage().clone())
             self._copies[value] = found
@@ -95,7 +75,7 @@ class SavedTensors:
         if self.backward is not None:
             self.backward.read(saved.value)
         geometry = saved.geometry
-        with self._pause():
+        with self._pausing():
             if saved.copy is not None:
                 return geometry.view(saved.copy)
             tensor = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=saved.device)

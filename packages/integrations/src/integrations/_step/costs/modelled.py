@@ -232,4 +232,3 @@ def _name_of(function: OpOverload) -> str:
 
 def _is_new(tensor: Tensor, given: Sequence[Tensor]) -> bool:
     return all(tensor is not other for other in given)
-

@@ -19,7 +19,6 @@ from integrations._step.costs.cuda_scratch import kernel_scratch_bytes
 from integrations._step.dispatch.memory import nbytes_of
 from integrations._torch import OpOverload, get_mkldnn_enabled
 
-
 _BLOCK = 16  # channels in a block
 _SLIDING = 3  # columns of a kernel that slides over one channel
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
@@ -112,4 +111,3 @@ def _blocked(tensor: Tensor) -> int:
     if channels < 4:
         return 0
     return nbytes_of(tensor) // channels * -(-channels // _BLOCK) * _BLOCK
-
