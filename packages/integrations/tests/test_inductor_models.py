@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import integrations
+from integrations._planning.bounds import EIGHT_BITS
 
 from .capture_models import MODELS
 from .long_form import LONG
@@ -28,11 +29,15 @@ BOUND = 1.15
 A step's error is a sum over thousands of roundings, and a few tensors have the largest part: its square scatters by a
 third at most. The mean of 16 squares scatters by a twelfth, its root by half of that, and the quotient of two roots by
 6 %. The bound is 2.5 of these away from 1.
+
+Below ``EIGHT_BITS`` the quotient says nothing: all that is stored is exact or has 8 bits, and the compiler decides which
+tensors these are. Of the softmax that PyG writes out, it has the quotient exactly and ``exp`` in 8 bits; eager code has
+them the other way round.
 """
 
 NAMES = [
     *("timm: resnet18", "timm: mobilenetv3_small_050", "timm: convnext_atto", "timm: vit_tiny_patch16_224"),
-    *("timm: swin_tiny_patch4_window7_224", "timm: xcit_nano_12_p16_224", "timm: repvgg_a0", "timm: pvt_v2_b0"),
+    *("timm: swin_tiny_patch4_window7_224", "timm: xcit_nano_12_p16_224", "timm: resnext26ts", "timm: pvt_v2_b0"),
     *("transformers: bert, padded", "transformers: gpt2", "transformers: llama", "transformers: gemma 2"),
     *("transformers: qwen 3", "transformers: t5", "transformers: vit", "transformers: segformer"),
     *("diffusers: unet", "diffusers: autoencoder", "diffusers: dit", "diffusers: sd3"),
@@ -81,7 +86,7 @@ def test_the_error_is_that_of_eager(name):
     if folder := os.environ.get("ACTCORE_LONG_RESULTS"):
         with Path(folder, "inductor_models.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(found) + "\n")
-    assert compiled <= BOUND * eager, found
+    assert compiled <= max(BOUND * eager, EIGHT_BITS), found
 
 
 def test_there_are_twenty_four():
