@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +12,14 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from actcore.codec import Codec, as_int64, require_codec
-from actcore.codecs import BitMask, Narrow, Positive, Raw
+from actcore.codecs import Raw
 from actcore.compressed import Compressed
 from actcore.device_streams import new_key, replayable
+from actcore.double_backward import EXACT, notify
 from actcore.layout import Layout
 from actcore.noise import current_rank, shared_streams, stream_of
 from actcore.ops import Key
 from actcore.stored import Stored, announce, is_heard
-
-_EXACT = (BitMask, Narrow, Positive, Raw)
 
 
 class _Later:
@@ -102,8 +101,9 @@ def save_for_backward(
     ``retain_graph=True``, nothing is stored where there will be no backward, and checkpointing and saved-tensor hooks
     see the stored forms.
 
-    Double backward is that of plain PyTorch at the decompressed values. One case cannot be served and raises: a result
-    of the Function that is stored in fewer bytes, dropped by everybody else, and then differentiated twice.
+    Double backward (``create_graph=True``) is that of plain PyTorch at the decompressed values. If a codec has rounded
+    them, ``saved_tensors_of`` warns. One case cannot be served and raises: a result of the Function that is stored in
+    fewer bytes, dropped by everybody else, and then differentiated twice.
 
     Args:
         ctx: the context of the Function.
@@ -171,8 +171,13 @@ def _announced(
             yield Stored(tensor, operator, role, entry.codec, tuple(flat[entry.start : end]))
 
 
-def saved_tensors_of(ctx: Any) -> tuple[Tensor | None, ...]:
+def saved_tensors_of(ctx: Any, on_double_backward: Callable[[], object] | None = None) -> tuple[Tensor | None, ...]:
     """The tensors that ``save_for_backward`` saved, in order, for use in ``backward``.
+
+    Args:
+        ctx: the context of the Function.
+        on_double_backward: is called if autograd builds a graph of this backward (``create_graph=True``) and a codec
+            has rounded one of the tensors, so that second derivatives may be far off. ``None`` warns.
 
     Raises:
         RuntimeError: nothing was saved; the graph was freed by an earlier backward; a tensor that was kept exactly was
@@ -184,10 +189,18 @@ def saved_tensors_of(ctx: Any) -> tuple[Tensor | None, ...]:
             "ctx has nothing saved by actcore; call actcore.save_for_backward(ctx, ...) in forward first"
         )
     saved = ctx.saved_tensors
+    if torch.is_grad_enabled() and not _is_transformed(ctx):
+        stored = [(entry.codec, entry.dtype) for entry in plan if isinstance(entry, _Stored)]
+        notify(stored, type(ctx).__name__.removesuffix("Backward"), on_double_backward)
     return tuple(
         entry if entry is None else saved[entry] if isinstance(entry, int) else _restore(ctx, entry, saved)
         for entry in plan
     )
+
+
+def _is_transformed(ctx: Any) -> bool:
+    """Return whether ``torch.func`` made the Function of a context. It builds a graph of every backward."""
+    return not issubclass(getattr(type(ctx), "_forward_cls", Function), Function)
 
 
 def _stream(number: int, tensor: Tensor, seed: int, stream: int | None) -> Key:
@@ -200,7 +213,7 @@ def _stream(number: int, tensor: Tensor, seed: int, stream: int | None) -> Key:
 
 def _require_randomness(codec: Codec) -> None:
     """One stream for a whole batch of ``vmap`` would round all its samples alike, as torch's ``"same"`` does."""
-    if isinstance(codec, _EXACT) or getattr(codec, "rounding", "stochastic") == "nearest":
+    if isinstance(codec, EXACT) or getattr(codec, "rounding", "stochastic") == "nearest":
         return
     functorch = torch._C._functorch
     for interpreter in functorch.get_interpreter_stack() or ():

@@ -18,6 +18,7 @@ from actcore.codecs.raw import Raw
 from actcore.compiling import uncompiled
 from actcore.compressed import Compressed
 from actcore.device_streams import replayable
+from actcore.double_backward import notify
 from actcore.kept import Kept
 from actcore.noise import Streams, shared_streams
 from actcore.saved_tensor import Policy, SavedTensor
@@ -60,6 +61,7 @@ def hooks(codec: Codec, seed: int = 0, streams: Streams | None = None) -> tuple[
     and views of both, because their owner keeps them alive anyway; sparse, nested and quantised tensors and tensor
     subclasses; and what the codec refuses, such as integers (with a warning where it is a floating-point tensor). A
     tensor that is kept and then changed in place raises autograd's own error in backward; a stored one is a snapshot.
+    A backward with ``create_graph=True`` that reads rounded tensors warns.
 
     Hooks know tensors, not what happens to them. One codec for all rounds what must not be rounded: the error of few
     bits in attention, norms and softmax can outgrow the gradient. What two operators save is stored twice, and an
@@ -98,19 +100,27 @@ class saved_tensors:
     Args:
         policy: from a description of the tensor (operator, role and module are empty) to a codec.
         seed, streams: as for ``hooks``.
+        on_double_backward: is called if a backward with ``create_graph=True`` reads a tensor that a codec has rounded.
+            ``None`` warns.
 
     Raises:
         TypeError: ``policy`` is not callable, or returned something that is not a codec.
         RuntimeError: entered inside a ``torch.func`` transform, which refuses hooks.
     """
 
-    def __init__(self, policy: Policy, seed: int = 0, streams: Streams | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        seed: int = 0,
+        streams: Streams | None = None,
+        on_double_backward: Callable[[], object] | None = None,
+    ) -> None:
         if not callable(policy) or isinstance(policy, Codec):
             raise TypeError(
                 f"policy must be a function from a SavedTensor to a codec, got {policy!r}; "
                 "for one codec: lambda saved: actcore.GroupAffine(bits=4)"
             )
-        self._pair = _pair(policy, seed, streams)
+        self._pair = _pair(policy, seed, streams, on_double_backward=on_double_backward)
         self._contexts: list[saved_tensors_hooks] = []  # entered and not left: one object may be entered again
 
     def __enter__(self) -> Self:
@@ -130,7 +140,13 @@ class saved_tensors:
         _explain(error)
 
 
-def _pair(policy: Policy, seed: int, streams: Streams | None, chosen: bool = True) -> tuple[Pack, Unpack]:
+def _pair(
+    policy: Policy,
+    seed: int,
+    streams: Streams | None,
+    chosen: bool = True,
+    on_double_backward: Callable[[], object] | None = None,
+) -> tuple[Pack, Unpack]:
     """``chosen``: whether somebody chose the codec for the tensor, and wants to hear that it refused."""
     if not isinstance(seed, int):
         raise TypeError(f"seed must be an int, got {seed!r}")
@@ -153,7 +169,13 @@ def _pair(policy: Policy, seed: int, streams: Streams | None, chosen: bool = Tru
                 announce_held(tensor, None, 0)
             return packed
 
-    return uncompiled(pack), uncompiled(_unpack)
+    def unpack(packed: Packed) -> Tensor:
+        compressed = packed.compressed if isinstance(packed, _Shared) else packed
+        if torch.is_grad_enabled() and isinstance(compressed, Compressed):
+            notify([(compressed.codec, compressed.dtype)], "saved-tensor hooks", on_double_backward)
+        return _unpack(packed)
+
+    return uncompiled(pack), uncompiled(unpack)
 
 
 def _unpack(packed: Packed) -> Tensor:

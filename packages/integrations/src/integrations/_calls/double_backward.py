@@ -6,14 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import torch
+from integrations._torch import current_autograd_node, will_engine_execute_node
 
-from integrations._torch import (
-    current_autograd_node,
-    current_graph_task_id,
-    get_current_graph_task_keep_graph,
-    will_engine_execute_node,
-)
+BY_ROUNDED = "backward differentiates gradients (create_graph=True) through saved tensors that are rounded"
+"""The beginning of warnings."""
 
 _PRODUCTS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
     {
@@ -48,15 +44,6 @@ _BY_SIGN = frozenset(
 """Nodes that only need to know on which side of a bound an element is, or only the shape."""
 
 
-def builds_graph() -> bool:
-    """Return whether a backward runs in this thread and autograd builds a graph of it.
-
-    Such a backward keeps the graph that it goes through. A plain one does not, even if a Function enables gradients to
-    compute a part of its forward again, as reversible networks do.
-    """
-    return torch.is_grad_enabled() and current_graph_task_id() != -1 and get_current_graph_task_keep_graph()
-
-
 def is_read(packed: object, exactly: bool = False) -> bool:
     """Return whether the backward node that unpacks a saved tensor computes with its elements.
 
@@ -72,13 +59,19 @@ def is_read(packed: object, exactly: bool = False) -> bool:
         return False
     for field, edges in _PRODUCTS.get(name, {}).items():
         if getattr(getattr(node, f"_raw_saved_{field}", None), "data", None) is packed:
-            return any(_is_wanted(node, edge) for edge in edges)
+            return any(is_wanted(node, edge) for edge in edges)
     return True
 
 
-def _is_wanted(node: Any, edge: int) -> bool:
-    """Return whether this backward computes the gradient of one of a node's inputs."""
-    function = node.next_functions[edge][0]
+def is_wanted(node: Any, edge: int) -> bool:
+    """Return whether this backward computes the gradient of one of a node's inputs.
+
+    Args:
+        node: a node of the graph, such as the context of a ``torch.autograd.Function``.
+        edge: the number of the input among those that are tensors.
+    """
+    functions = node.next_functions
+    function = functions[edge][0] if edge < len(functions) else None
     if function is None:
         return False
     try:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from actcore import SavedTensor
-from integrations._calls.double_backward import builds_graph, is_read
+from actcore.double_backward import builds_graph
+from integrations._calls.double_backward import is_read
 from integrations._common.modules import ModulePaths
 from integrations._step.capturing.apart import Apart
 from integrations._step.capturing.backward import BackwardRecorder

@@ -12,6 +12,8 @@ from torch.autograd import Function
 
 import actcore
 from actcore.stored import Absent, Stored, announce, is_heard
+from integrations._calls.double_backward import BY_ROUNDED
+from integrations._common.warn import warn
 from integrations._step_tables.catalogue import FUNCTIONS
 from integrations._step_tables.options import check_approximate, check_options
 from integrations.fewbit.functional import piecewise, smooth
@@ -174,6 +176,10 @@ def _backward(name: str, gradient: Tensor, gate: Tensor) -> Any:
     return aten.gelu_backward(gradient, gate, approximate="tanh" if name == "gelu_tanh" else "none")
 
 
+def _tell_of_double_backward() -> None:
+    warn(f"a gate with bits: {BY_ROUNDED}. Second derivatives have more error than first ones; use bits=None there")
+
+
 class _Product(Function):
     """``a * b``, with both stored in few bits, rounded at random."""
 
@@ -194,6 +200,6 @@ class _Product(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        a, b = actcore.saved_tensors_of(ctx)
+        a, b = actcore.saved_tensors_of(ctx, _tell_of_double_backward)
         (gradient,) = gradients
         return None if b is None else gradient * b, None if a is None else gradient * a, None

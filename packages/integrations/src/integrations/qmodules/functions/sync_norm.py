@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-import actcore
 from integrations.qmodules.functions.saving import Saving
 
 
@@ -49,7 +48,7 @@ class SyncBatchNorm(Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
-        stored: Any = actcore.saved_tensors_of(ctx)
+        stored: Any = ctx.saving.restore(ctx)
         x, weight, mean, scale, count = stored
         ctx.saving.observe(gradient)
         over = [d for d in range(x.dim()) if d != 1]

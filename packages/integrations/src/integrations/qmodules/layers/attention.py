@@ -92,7 +92,10 @@ class QMultiheadAttention(QLayer, nn.MultiheadAttention):
             return function(*args, **kwargs)
 
     def _hooks(self, policy: actcore.Policy) -> Any:
-        return actcore.saved_tensors(policy, seed=self.precision.level.seed)
+        return actcore.saved_tensors(policy, seed=self.precision.level.seed, on_double_backward=self._meet)
+
+    def _meet(self) -> None:
+        self.precision.double.meet(True)
 
     def _factor(self, saved: actcore.SavedTensor) -> actcore.Codec:
         level = self.factors.level
