@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from actcore.codec import Codec, as_int64, require_codec
 from actcore.codecs import Raw
 from actcore.compressed import Compressed
 from actcore.device_streams import new_key, replayable
-from actcore.double_backward import EXACT, notify
+from actcore.double_backward import EXACT, builds_graph, rounds, warn_of_rounding
 from actcore.layout import Layout
 from actcore.noise import current_rank, shared_streams, stream_of
 from actcore.ops import Key
@@ -171,36 +171,42 @@ def _announced(
             yield Stored(tensor, operator, role, entry.codec, tuple(flat[entry.start : end]))
 
 
-def saved_tensors_of(ctx: Any, on_double_backward: Callable[[], object] | None = None) -> tuple[Tensor | None, ...]:
+def saved_tensors_of(ctx: Any) -> tuple[Tensor | None, ...]:
     """The tensors that ``save_for_backward`` saved, in order, for use in ``backward``.
 
-    Args:
-        ctx: the context of the Function.
-        on_double_backward: is called if autograd builds a graph of this backward (``create_graph=True``) and a codec
-            has rounded one of the tensors, so that second derivatives may be far off. ``None`` warns.
+    Warns if a codec has rounded one of them and gradients are differentiated (``create_graph=True``): second
+    derivatives may be far off then.
 
     Raises:
         RuntimeError: nothing was saved; the graph was freed by an earlier backward; a tensor that was kept exactly was
             changed in place (these two are torch's own errors).
     """
+    tensors = restore_saved(ctx)
+    if reads_rounded(ctx):
+        warn_of_rounding(type(ctx).__name__.removesuffix("Backward"))
+    return tensors
+
+
+def restore_saved(ctx: Any) -> tuple[Tensor | None, ...]:
+    """``saved_tensors_of`` for Functions that warn by themselves (see ``reads_rounded``)."""
     plan = getattr(ctx, "_actcore_saved", None)
     if plan is None:
         raise RuntimeError(
             "ctx has nothing saved by actcore; call actcore.save_for_backward(ctx, ...) in forward first"
         )
     saved = ctx.saved_tensors
-    if torch.is_grad_enabled() and not _is_transformed(ctx):
-        stored = [(entry.codec, entry.dtype) for entry in plan if isinstance(entry, _Stored)]
-        notify(stored, type(ctx).__name__.removesuffix("Backward"), on_double_backward)
     return tuple(
         entry if entry is None else saved[entry] if isinstance(entry, int) else _restore(ctx, entry, saved)
         for entry in plan
     )
 
 
-def _is_transformed(ctx: Any) -> bool:
-    """Return whether ``torch.func`` made the Function of a context. It builds a graph of every backward."""
-    return not issubclass(getattr(type(ctx), "_forward_cls", Function), Function)
+def reads_rounded(ctx: Any) -> bool:
+    """Return whether autograd builds a graph of the Function's backward that runs now, and ``save_for_backward`` has
+    rounded one of the tensors that it reads."""
+    if not builds_graph() or not issubclass(getattr(type(ctx), "_forward_cls", Function), Function):
+        return False  # torch.func made the other Functions, and builds a graph of every backward
+    return any(isinstance(entry, _Stored) and rounds(entry.codec, entry.dtype) for entry in ctx._actcore_saved)
 
 
 def _stream(number: int, tensor: Tensor, seed: int, stream: int | None) -> Key:

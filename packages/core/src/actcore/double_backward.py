@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 import torch
 
 from actcore.codec import Codec
@@ -12,6 +10,12 @@ from actcore.warn import warn
 
 EXACT = (BitMask, Narrow, Positive, Raw)
 """Codecs that lose nothing of what backward needs. A user's codec may round."""
+
+BY_ROUNDED = "backward differentiates gradients (create_graph=True) through saved tensors that are rounded"
+"""The beginning of warnings."""
+
+# Private in torch: without it, nothing is detected.
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
 
 
 def builds_graph() -> bool:
@@ -25,32 +29,25 @@ def builds_graph() -> bool:
         torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and torch._C._current_graph_task_id() != -1
-        and torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore[attr-defined]
+        and _keeps_graph is not None
+        and _keeps_graph()
         and torch._C._functorch.peek_interpreter_stack() is None
     )
 
 
-def notify(
-    stored: Iterable[tuple[Codec, torch.dtype]], name: str, on_double_backward: Callable[[], object] | None
-) -> None:
-    """Notify that a backward restores tensors, if autograd builds a graph of it and a codec has rounded one of them.
+def rounds(codec: Codec, dtype: torch.dtype) -> bool:
+    """Return whether a codec may restore other numbers than it stored, of a tensor of this dtype."""
+    codec = codec.inner if isinstance(codec, Offload) else codec
+    return dtype.is_floating_point and not isinstance(codec, EXACT)
+
+
+def warn_of_rounding(name: str) -> None:
+    """Warn of a backward with ``create_graph=True`` that reads rounded tensors.
 
     Args:
-        stored: the codec and dtype of each tensor.
-        name: what saved them, for the warning.
-        on_double_backward: is called; ``None`` warns.
+        name: what stored the tensors.
     """
-    if not builds_graph() or not any(dtype.is_floating_point and rounds(codec) for codec, dtype in stored):
-        return
-    if on_double_backward is not None:
-        on_double_backward()
-        return
     warn(
-        f"{name}: backward differentiates gradients (create_graph=True) through saved tensors that are rounded. Second "
-        "derivatives may be far off; store these tensors exactly (actcore.Raw() as the codec)"
+        f"{name}: {BY_ROUNDED}. Second derivatives may be far off; store these tensors exactly (actcore.Raw() as the "
+        "codec)"
     )
-
-
-def rounds(codec: Codec) -> bool:
-    """Return whether the tensors that a codec restores may differ from those that it stored."""
-    return not isinstance(codec.inner if isinstance(codec, Offload) else codec, EXACT)

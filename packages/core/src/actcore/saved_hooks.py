@@ -18,7 +18,7 @@ from actcore.codecs.raw import Raw
 from actcore.compiling import uncompiled
 from actcore.compressed import Compressed
 from actcore.device_streams import replayable
-from actcore.double_backward import notify
+from actcore.double_backward import builds_graph, rounds, warn_of_rounding
 from actcore.kept import Kept
 from actcore.noise import Streams, shared_streams
 from actcore.saved_tensor import Policy, SavedTensor
@@ -79,7 +79,7 @@ def hooks(codec: Codec, seed: int = 0, streams: Streams | None = None) -> tuple[
         ValueError: ``seed`` does not fit in 64 bits.
     """
     require_codec(codec)
-    return _pair(lambda saved: codec, seed, streams, chosen=False)
+    return policy_hooks(lambda saved: codec, seed, streams, chosen=False)
 
 
 class saved_tensors:
@@ -100,27 +100,19 @@ class saved_tensors:
     Args:
         policy: from a description of the tensor (operator, role and module are empty) to a codec.
         seed, streams: as for ``hooks``.
-        on_double_backward: is called if a backward with ``create_graph=True`` reads a tensor that a codec has rounded.
-            ``None`` warns.
 
     Raises:
         TypeError: ``policy`` is not callable, or returned something that is not a codec.
         RuntimeError: entered inside a ``torch.func`` transform, which refuses hooks.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        seed: int = 0,
-        streams: Streams | None = None,
-        on_double_backward: Callable[[], object] | None = None,
-    ) -> None:
+    def __init__(self, policy: Policy, seed: int = 0, streams: Streams | None = None) -> None:
         if not callable(policy) or isinstance(policy, Codec):
             raise TypeError(
                 f"policy must be a function from a SavedTensor to a codec, got {policy!r}; "
                 "for one codec: lambda saved: actcore.GroupAffine(bits=4)"
             )
-        self._pair = _pair(policy, seed, streams, on_double_backward=on_double_backward)
+        self._pair = policy_hooks(policy, seed, streams)
         self._contexts: list[saved_tensors_hooks] = []  # entered and not left: one object may be entered again
 
     def __enter__(self) -> Self:
@@ -140,14 +132,24 @@ class saved_tensors:
         _explain(error)
 
 
-def _pair(
+def _warn_of_rounding(packed: Packed) -> None:
+    warn_of_rounding("saved-tensor hooks of actcore")
+
+
+def policy_hooks(
     policy: Policy,
-    seed: int,
-    streams: Streams | None,
+    seed: int = 0,
+    streams: Streams | None = None,
     chosen: bool = True,
-    on_double_backward: Callable[[], object] | None = None,
+    on_rounded: Callable[[Packed], object] = _warn_of_rounding,
 ) -> tuple[Pack, Unpack]:
-    """``chosen``: whether somebody chose the codec for the tensor, and wants to hear that it refused."""
+    """Return the ``(pack, unpack)`` pair of ``saved_tensors``.
+
+    Args:
+        policy, seed, streams: as for ``saved_tensors``.
+        chosen: whether somebody chose the codec for the tensor, and wants to hear that it refused.
+        on_rounded: is called if a backward with ``create_graph=True`` unpacks a rounded tensor.
+    """
     if not isinstance(seed, int):
         raise TypeError(f"seed must be an int, got {seed!r}")
     seed = as_int64("seed", seed)
@@ -170,16 +172,16 @@ def _pair(
             return packed
 
     def unpack(packed: Packed) -> Tensor:
-        compressed = packed.compressed if isinstance(packed, _Shared) else packed
-        if torch.is_grad_enabled() and isinstance(compressed, Compressed):
-            notify([(compressed.codec, compressed.dtype)], "saved-tensor hooks", on_double_backward)
-        return _unpack(packed)
+        if builds_graph() and _is_rounded(packed):
+            on_rounded(packed)
+        return packed.decompress() if isinstance(packed, Compressed) else packed.unpack()
 
     return uncompiled(pack), uncompiled(unpack)
 
 
-def _unpack(packed: Packed) -> Tensor:
-    return packed.decompress() if isinstance(packed, Compressed) else packed.unpack()
+def _is_rounded(packed: Packed) -> bool:
+    stored = packed.compressed if isinstance(packed, _Shared) else packed
+    return isinstance(stored, Compressed) and rounds(stored.codec, stored.dtype)
 
 
 def _ours(tensor: Tensor) -> bool:

@@ -8,9 +8,6 @@ from typing import Any
 
 from integrations._torch import current_autograd_node, will_engine_execute_node
 
-BY_ROUNDED = "backward differentiates gradients (create_graph=True) through saved tensors that are rounded"
-"""The beginning of warnings."""
-
 _PRODUCTS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
     {
         "MmBackward": {"self": (1,), "mat2": (0,)},

@@ -11,8 +11,8 @@ from functools import partial
 from torch import nn
 
 from actcore import SavedTensor
+from actcore.double_backward import BY_ROUNDED
 from integrations._adaptive.plan import Plan
-from integrations._calls.double_backward import BY_ROUNDED
 from integrations._common.in_model import InModel
 from integrations._common.modules import ModulePaths
 from integrations._common.warn import warn

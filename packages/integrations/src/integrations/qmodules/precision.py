@@ -21,7 +21,7 @@ from integrations.qmodules.forwards import Forward, source_of, squared_norms
 from integrations.qmodules.gradient_table import GradientTable
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.per_sample import range_energies, rounding_profile, sample_bits
-from integrations.qmodules.scheme import ModelPrecision, Observation, QBNScheme, QScheme, warns_of_double_backward
+from integrations.qmodules.scheme import ModelPrecision, Observation, QBNScheme, QScheme, new_double_backward
 from integrations.qmodules.sharing import packed
 from integrations.rules.norms import Normalizer
 from integrations.rules.standardizing import CHANNELS
@@ -102,7 +102,7 @@ class LayerPrecision:
         self._gradients: GradientTable | None = None
         self._tokens: dict[int, Forward] = {}  # by thread: replicas of DataParallel share this object
         self._watched = True
-        self._double = warns_of_double_backward()
+        self._double = new_double_backward()
 
     @property
     def double(self) -> DoubleBackward:

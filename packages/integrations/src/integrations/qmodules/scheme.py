@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import actcore
-from integrations._calls.double_backward import BY_ROUNDED
+from actcore.double_backward import BY_ROUNDED
 from integrations._common.warn import warn
 from integrations._storing.double_backward import DoubleBackward
 from integrations._torch import current_graph_task_id, queue_callback
@@ -175,7 +175,7 @@ class ModelPrecision:
 
     def __init__(self, level: QLevel) -> None:
         self.level = level
-        self.double = warns_of_double_backward()
+        self.double = new_double_backward()
         self.indices: Batch | None = None
         self._observed: dict[int, list[Observation]] = {}  # by backward: one may run inside of another
         self._pending: _Pending | None = None
@@ -237,16 +237,16 @@ class ModelPrecision:
         return self.__dict__ | {"_observed": {}, "_pending": None}
 
 
-def warns_of_double_backward() -> DoubleBackward:
+def new_double_backward() -> DoubleBackward:
     """Return a new ``DoubleBackward`` that warns, with the ways out for Q-layers."""
     return DoubleBackward(_tell_of_double_backward)
 
 
 def _tell_of_double_backward(rounded: bool) -> None:
     warn(
-        f"Q-layers: {BY_ROUNDED}. Second derivatives have more error than first ones, and a bias. Use torch's layers: "
-        "qmodules.revert(model), QModule on other modules only, or compress_model without layers=. More bits "
-        "(bits=8) lower the error"
+        f"Q-layers: {BY_ROUNDED}. Second derivatives have more error than first ones, and a bias. Use torch's layers "
+        "(QModule on other parts of the model, qmodules.revert(model), compress_model without layers=) or more bits "
+        "(bits=8)"
     )
 
 

@@ -16,7 +16,7 @@ from integrations.fewbit.functional.linear import (
     announce_input,
     announce_more,
     keeps_input,
-    meet,
+    notify,
     require_one_source,
 )
 from integrations.fewbit.sketches import drawn_key, sample_features, seeded_key
@@ -114,7 +114,7 @@ class _SampledLinear(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
-        meet(ctx)
+        notify(ctx)
         sample, weight, features = ctx.saved_tensors
         to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
         matrix = gradient.reshape(-1, gradient.shape[-1])

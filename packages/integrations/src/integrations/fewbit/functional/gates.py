@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 import actcore
+from actcore.autograd import reads_rounded, restore_saved
+from actcore.double_backward import BY_ROUNDED
 from actcore.stored import Absent, Stored, announce, is_heard
-from integrations._calls.double_backward import BY_ROUNDED
 from integrations._common.warn import warn
 from integrations._step_tables.catalogue import FUNCTIONS
 from integrations._step_tables.options import check_approximate, check_options
@@ -176,10 +177,6 @@ def _backward(name: str, gradient: Tensor, gate: Tensor) -> Any:
     return aten.gelu_backward(gradient, gate, approximate="tanh" if name == "gelu_tanh" else "none")
 
 
-def _tell_of_double_backward() -> None:
-    warn(f"a gate with bits: {BY_ROUNDED}. Second derivatives have more error than first ones; use bits=None there")
-
-
 class _Product(Function):
     """``a * b``, with both stored in few bits, rounded at random."""
 
@@ -200,6 +197,8 @@ class _Product(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        a, b = actcore.saved_tensors_of(ctx, _tell_of_double_backward)
+        a, b = restore_saved(ctx)
+        if reads_rounded(ctx):
+            warn(f"gates with bits=: {BY_ROUNDED}. Second derivatives have more error than first ones; use bits=None")
         (gradient,) = gradients
         return None if b is None else gradient * b, None if a is None else gradient * a, None

@@ -16,6 +16,7 @@ from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function
 
 import actcore
+from actcore.autograd import restore_saved
 from actcore.double_backward import builds_graph
 from actcore.stored import Stored, announce, is_heard
 from integrations._calls.double_backward import is_wanted
@@ -224,8 +225,8 @@ class _SketchedLinear(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
-        meet(ctx)
-        sketch, weight, noise = actcore.saved_tensors_of(ctx, _met)
+        notify(ctx)
+        sketch, weight, noise = restore_saved(ctx)
         assert sketch is not None
         assert noise is not None
         to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
@@ -248,22 +249,18 @@ def new_double_backward() -> DoubleBackward:
     return DoubleBackward(_tell_of_double_backward)
 
 
-def meet(ctx: Any) -> None:
-    """Note a backward with ``create_graph=True`` that computes the gradient of the weight, the second argument of a
-    Function, from a sketch."""
+def notify(ctx: Any) -> None:
+    """Record a backward with ``create_graph=True`` that computes the gradient of a Function's weight, its second
+    argument."""
     if builds_graph() and is_wanted(ctx, 1):
         (ctx.double or new_double_backward()).meet(True)
 
 
-def _met() -> None:
-    """Do nothing: ``meet`` was called."""
-
-
 def _tell_of_double_backward(rounded: bool) -> None:
     warn(
-        "linear layers that keep a sketch: backward differentiates gradients of their weights (create_graph=True), which "
-        "are right on average only. Second derivatives have more error than first ones, and a bias. Use torch's layers: "
-        "fewbit.restore_model(model), skip= of fewbit.convert, or compress_model without linear="
+        "randomized linear layers: backward differentiates gradients of their weights (create_graph=True), which are "
+        "right on average only. Second derivatives have more error than first ones, and a bias. Use torch's layers: "
+        "skip= of fewbit.convert, fewbit.restore_model(model), or compress_model without linear="
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import actcore
+from actcore.autograd import reads_rounded, restore_saved
 from actcore.stored import Absent, Stored, announce, is_heard
 from integrations._calls.double_backward import is_wanted
 from integrations.qmodules.precision import LayerPrecision
@@ -51,12 +51,10 @@ class Saving:
             ctx: the context of the Function.
             readers: the inputs of the Function whose gradients read the stored input.
         """
-        return actcore.saved_tensors_of(ctx, partial(self._meet, ctx, readers))
-
-    def _meet(self, ctx: Any, readers: tuple[int, ...]) -> None:
-        """Note a backward with ``create_graph=True``, if it computes one of these gradients."""
-        if any(is_wanted(ctx, reader) for reader in readers):
+        tensors = restore_saved(ctx)
+        if reads_rounded(ctx) and any(is_wanted(ctx, reader) for reader in readers):
             self.precision.double.meet(True)
+        return tensors
 
     def announce(self, ctx: Any, *absent: Absent) -> None:
         """Announces what torch's own layer keeps besides, and backward makes again here of what is stored."""
