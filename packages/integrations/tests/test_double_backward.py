@@ -200,6 +200,27 @@ def test_one_derivative_stays_silent(step):
         assert warned(step, model)[1] == []
 
 
+class Checkpointed(nn.Module):
+    """A checkpoint between linear layers. Only its input is rounded and read by the gradient by the model's input."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(8, 64), nn.Linear(64, 64), nn.Linear(64, 1)
+
+    def segment(self, h):
+        return self.second(nn.functional.silu(h)).tanh()
+
+    def forward(self, x):
+        return self.last(torch.utils.checkpoint.checkpoint(self.segment, self.first(x), use_reentrant=False))
+
+
+def test_the_rounded_input_of_a_checkpoint_is_read():
+    model = integrations.compress_model(Checkpointed(), level="L1", min_bytes=0)
+    assert len(warned(trained, model, forces)[1]) == 1
+    model = integrations.compress_model(Checkpointed(), level="L1", min_bytes=0, keep=("*",))
+    assert not [message for message in warned(trained, model, forces)[1] if "create_graph" in message]
+
+
 @pytest.mark.parametrize("ways_out", [{"level": "L1", "keep": ("*",)}, {"level": "L0"}, {"memory": 0.7, "error": 0}])
 def test_the_ways_out_are_exact_and_silent(ways_out):
     found, messages = warned(trained, integrations.compress_model(net(), **ways_out), forces)

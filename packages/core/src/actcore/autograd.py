@@ -206,7 +206,7 @@ def reads_rounded(ctx: Any) -> bool:
     rounded one of the tensors that it reads."""
     if not builds_graph() or not issubclass(getattr(type(ctx), "_forward_cls", Function), Function):
         return False  # torch.func made the other Functions, and builds a graph of every backward
-    return any(isinstance(entry, _Stored) and rounds(entry.codec, entry.dtype) for entry in ctx._actcore_saved)
+    return any(isinstance(entry, _Stored) and rounds(entry.codec) for entry in ctx._actcore_saved)
 
 
 def _stream(number: int, tensor: Tensor, seed: int, stream: int | None) -> Key:

@@ -35,10 +35,9 @@ def builds_graph() -> bool:
     )
 
 
-def rounds(codec: Codec, dtype: torch.dtype) -> bool:
-    """Return whether a codec may restore other numbers than it stored, of a tensor of this dtype."""
-    codec = codec.inner if isinstance(codec, Offload) else codec
-    return dtype.is_floating_point and not isinstance(codec, EXACT)
+def rounds(codec: Codec) -> bool:
+    """Return whether a codec may restore other numbers than it stored."""
+    return not isinstance(codec.inner if isinstance(codec, Offload) else codec, EXACT)
 
 
 def warn_of_rounding(name: str) -> None:

@@ -181,7 +181,7 @@ def policy_hooks(
 
 def _is_rounded(packed: Packed) -> bool:
     stored = packed.compressed if isinstance(packed, _Shared) else packed
-    return isinstance(stored, Compressed) and rounds(stored.codec, stored.dtype)
+    return isinstance(stored, Compressed) and rounds(stored.codec)
 
 
 def _ours(tensor: Tensor) -> bool:

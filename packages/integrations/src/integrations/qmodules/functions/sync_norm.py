@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+import actcore
 from integrations.qmodules.functions.saving import Saving
 
 
@@ -48,7 +49,7 @@ class SyncBatchNorm(Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
-        stored: Any = ctx.saving.restore(ctx)
+        stored: Any = actcore.saved_tensors_of(ctx)
         x, weight, mean, scale, count = stored
         ctx.saving.observe(gradient)
         over = [d for d in range(x.dim()) if d != 1]
