@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import integrations
+from actcore.double_backward import builds_graph
+from integrations._calls.double_backward import is_read
 from integrations.checkpoint import plan_of
 
 from .nets import normal
@@ -256,6 +258,40 @@ def test_a_plan_stays_silent_where_a_network_is_linear_in_pieces():
     assert not messages
     assert plan_of(model).choice.rounds
     assert equal(found[:1], trained(net(nn.LeakyReLU), forces, 1))
+
+
+LINEAR_IN_PIECES = {
+    "leaky_relu": nn.LeakyReLU(),
+    "hardtanh": nn.Hardtanh(),
+    "threshold": nn.Threshold(0.1, 0),
+    "softshrink": nn.Softshrink(),
+    "max_pool2d": nn.MaxPool2d(2),
+    "max_pool3d": nn.MaxPool3d(2),
+    "avg_pool2d": nn.AvgPool2d(2),
+    "avg_pool3d": nn.AvgPool3d(2),
+    "adaptive_max_pool2d": nn.AdaptiveMaxPool2d(2),
+    "adaptive_avg_pool2d": nn.AdaptiveAvgPool2d(2),
+    "adaptive_avg_pool3d": nn.AdaptiveAvgPool3d(2),
+    "abs": torch.abs,
+    "clamp": lambda x: x.clamp(-0.5, 0.5),
+    "maximum": lambda x: x.maximum(-x),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR_IN_PIECES)
+def test_functions_that_are_linear_in_pieces_read_no_elements(name):
+    unpacked = []
+
+    def unpack(saved):
+        if builds_graph() and saved[0].is_floating_point():
+            unpacked.append(is_read(saved, exactly=True))
+        return saved[0]
+
+    x = normal(2, 4, 4, 4, seed=1).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: [tensor], unpack):
+        output = LINEAR_IN_PIECES[name](x).sum()
+    torch.autograd.grad(output, x, create_graph=True)
+    assert not any(unpacked)
 
 
 def test_a_plan_notices_in_a_later_step():

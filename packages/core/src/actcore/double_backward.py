@@ -22,8 +22,8 @@ def builds_graph() -> bool:
     """Return whether a backward runs in this thread and autograd builds a graph of it.
 
     Such a backward keeps the graph that it goes through. A plain one does not, even if a Function enables gradients to
-    compute a part of its forward again, as reversible networks do. ``False`` under ``torch.func``, which builds a graph
-    of every backward, and in compiled code, which has no second derivative.
+    compute a part of its forward again, as reversible networks do. ``False`` in compiled code, which has no second
+    derivative.
     """
     return (
         torch.is_grad_enabled()
@@ -31,7 +31,6 @@ def builds_graph() -> bool:
         and torch._C._current_graph_task_id() != -1
         and _keeps_graph is not None
         and _keeps_graph()
-        and torch._C._functorch.peek_interpreter_stack() is None
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
 from integrations._torch import current_autograd_node, will_engine_execute_node
+from integrations.rules.rules import RULES, Need
 
 _PRODUCTS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
     {
@@ -30,15 +33,9 @@ _PRODUCTS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
 """Nodes of operators that are linear in each factor. The numbers are the inputs whose gradients read a saved factor. If
 only the gradient of a layer's input is wanted, the node unpacks that input, too, but reads the weight alone."""
 
-_BY_SIGN = frozenset(
-    f"{name}Backward"
-    for name in (
-        *("Relu", "LeakyRelu", "Threshold", "Hardtanh", "Hardsigmoid", "Hardshrink", "Softshrink", "Clamp", "Abs"),
-        *("ClampMin", "ClampMax", "Max", "Min", "Amax", "Amin", "Maximum", "Minimum", "MaxPool2DWithIndices"),
-        *("MaxPool3DWithIndices", "AdaptiveMaxPool2D", "AdaptiveMaxPool3D", "Sgn", "Sign"),
-    )
-)
-"""Nodes that only need to know on which side of a bound an element is, or only the shape."""
+_BY_SIGN = frozenset({"abs", "sgn", "sign", "max", "min", "amax", "amin", "maximum", "minimum"})
+"""Operators that levels keep exactly, although their backward only needs to know on which side of a bound an element
+is."""
 
 
 def is_read(packed: object, exactly: bool = False) -> bool:
@@ -46,18 +43,32 @@ def is_read(packed: object, exactly: bool = False) -> bool:
 
     Args:
         packed: the packed object that autograd holds.
-        exactly: whether the elements are exact. Nodes that only look at signs do not count then.
+        exactly: whether the elements are exact. Nodes that only look at signs or shapes do not count then.
     """
     node = current_autograd_node()
     if node is None:
         return True
     name = node.name().rstrip("0123456789")
-    if exactly and name in _BY_SIGN:
+    if exactly and _is_linear_in_pieces(name):
         return False
     for field, edges in _PRODUCTS.get(name, {}).items():
         if getattr(getattr(node, f"_raw_saved_{field}", None), "data", None) is packed:
             return any(is_wanted(node, edge) for edge in edges)
     return True
+
+
+@lru_cache(maxsize=1024)
+def _is_linear_in_pieces(node: str) -> bool:
+    """Return whether a node only needs to know on which side of a bound elements are, or their shape.
+
+    Args:
+        node: its name, such as ``AvgPool2DBackward``.
+    """
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=\dD)(?=[A-Z])", "_", node.removesuffix("Backward"))
+    operator = words.lower()
+    rule = RULES.get(operator)
+    needs = () if rule is None else (rule.input, rule.result)
+    return operator in _BY_SIGN or not {Need.SIGN, Need.INSIDE, Need.SHAPE}.isdisjoint(needs)
 
 
 def is_wanted(node: Any, edge: int) -> bool:
