@@ -65,12 +65,27 @@ def test_attention_takes_what_was_recorded(recorded):
         (aten.max.other, lambda: (cuda(8192, 64), cuda(64)), 0),
         # Truth values are cast to whole numbers first; 512 bytes for the sums of all blocks, and for their counters.
         (aten.sum.default, lambda: (cuda(1 << 12, dtype=torch.bool),), 8 << 12),
+        # A number for each of 528 blocks, four on each multiprocessor, and a counter. With a dimension, also its place.
+        (aten.max.default, lambda: (cuda(12608, 2304),), 1536 + 512),
+        (aten.min.default, lambda: (cuda(12608, 2304),), 1536 + 512),
+        (aten.argmax.default, lambda: (cuda(12608, 2304),), 8704 + 512),
     ],
 )
 def test_other_reductions(function, args, nbytes):
     with FakeTensorMode():
         given = args()
         assert kernel_scratch_bytes(function, given, (function(*given),)) == nbytes
+
+
+def test_the_largest_of_each_column_takes_half_of_a_sum():
+    """It has the dtype of bfloat16 tensors, and a sum is in float32. With the places there are 16 bytes for each."""
+    with FakeTensorMode():
+        given = cuda(64 * 197, 3 * 768)
+        largest, places = kernel_scratch_bytes(aten.amax.default, (given, [0]), (given[0],)), given[0].long()
+        total = kernel_scratch_bytes(aten.sum.dim_IntList, (given, [0]), (given[0],))
+        assert total - largest == largest - 512
+        pairs = kernel_scratch_bytes(aten.max.dim, (given, 0), (given[0], places))
+    assert abs(pairs - 4 * total) <= 2048
 
 
 def test_flash_attention_pads():

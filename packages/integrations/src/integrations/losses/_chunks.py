@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from integrations._common.chunked_loss import WEIGHT_ROWS
+
 # The least rows of a chunk: with fewer, a product would not pay for reading the weight and its gradient.
 _LEAST = {"cpu": 128, "cuda": 512}
-# Rows of the weight whose gradient is computed at a time, where it is added in a wider dtype.
-_BLOCK = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class Sums:
         if narrow is not gradient:
             narrow.copy_(gradient)
         if self.weight is not None and not exactly:
-            for first in range(0, len(self.weight), _BLOCK):
-                block = slice(first, first + _BLOCK)
+            for first in range(0, len(self.weight), WEIGHT_ROWS):
+                block = slice(first, first + WEIGHT_ROWS)
                 self.weight[block].add_(narrow[:, block].T @ hidden)
         if self.hidden is not None:
             torch.mm(narrow, weight, out=self.hidden[part])

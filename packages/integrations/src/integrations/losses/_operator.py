@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from integrations._common.chunked_loss import OPERATOR
 from integrations.losses._chunks import Sums, Terms, chunked
 from integrations.losses._differentiated import NO_SECOND_DERIVATIVE
 
@@ -20,7 +21,7 @@ Wanted = list[bool]
 _LABELS = 3  # the place of the labels, after hidden states, weight and bias
 
 
-@torch.library.custom_op("integrations::linear_cross_entropy", mutates_args=())
+@torch.library.custom_op(OPERATOR, mutates_args=())
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,

@@ -238,16 +238,17 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
     recorder = Recorder(ModulePaths(model), fake, stand_ins.storages)
 
     def step() -> tuple[set[int | None], Differentiated]:
-        with fresh_casts(), hooks(recorder) as pack, saved_tensors_hooks(pack, recorder.unpack):
+        with fresh_casts(), hooks(recorder) as pack, saved_tensors_hooks(pack, recorder.saved.unpack):
             outputs = model(*given_args, **given_kwargs)
         returned = {recorder.value_of(tensor) for tensor in tensors_in(outputs)}
         recorder.start_backward()  # the loss is no part of the model's forward
         found = differentiated(outputs, loss)
         if not found.tensors:
-            if recorder.held and gc.collect() is not None and recorder.held:  # garbage may hold saved tensors
+            saved = recorder.saved
+            if saved.held and gc.collect() is not None and saved.held:  # garbage may hold saved tensors
                 raise NotCaptured(
                     f"{class_of(model).__name__} returned no tensor that requires a gradient, and autograd holds "
-                    f"{recorder.held} bytes for a backward: return the tensor in a tuple, a list or a mapping; or name "
+                    f"{saved.held} bytes for a backward: return the tensor in a tuple, a list or a mapping; or name "
                     "the tensor in plan = integrations.plan(model, args, loss=lambda output: output.loss), and call "
                     "integrations.apply(model, plan)"
                 )
@@ -277,7 +278,7 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
             outputs=tuple(sorted(value for value in returned if value is not None)),
             gradients=sum(bytes_of_gradient(gradient) for gradient in gradients if gradient is not None),
             differentiated=found,
-            double_backward=recorder.double_backward,
+            double_backward=recorder.saved.double_backward,
         )
 
     given_args, given_kwargs = stand_ins.of_all((args, kwargs))

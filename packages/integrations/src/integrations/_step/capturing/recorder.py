@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from actcore import SavedTensor
-from actcore.double_backward import builds_graph
-from integrations._calls.double_backward import is_read
 from integrations._common.modules import ModulePaths
 from integrations._step.capturing.apart import Apart
 from integrations._step.capturing.backward import BackwardRecorder
@@ -23,10 +19,10 @@ from integrations._step.capturing.contents import Contents
 from integrations._step.capturing.errors import Escaped, NotCaptured
 from integrations._step.capturing.fake_strides import as_on_device
 from integrations._step.capturing.recording import PASSING, RecordedOp, RecordedValue, Recording
+from integrations._step.capturing.saved_tensors import Saved, SavedTensors
 from integrations._step.dispatch import indices
 from integrations._step.dispatch.decisions import amplified, decides, may_be_rounded, reads_elements
 from integrations._step.dispatch.memory import (
-    Geometry,
     Memory,
     allocated_for,
     allocated_for_elements,
@@ -37,7 +33,7 @@ from integrations._step.dispatch.memory import (
     tensors_of,
 )
 from integrations._step.dispatch.operators import Traits, is_drawable, lazy_views, traits_of
-from integrations._torch import OpOverload, TorchDispatchMode, conj, get_sequence_nr, neg_view
+from integrations._torch import OpOverload, TorchDispatchMode, get_sequence_nr
 
 
 class Recorder(TorchDispatchMode):
@@ -54,13 +50,15 @@ class Recorder(TorchDispatchMode):
         casts: values that are casts of parameters, such as those of autocast.
         leaves: by id: each leaf that has no stand-in, and its gradient as it was; this one's backward adds to none.
         paused: whether the operators that run now belong to no step.
-        double_backward: whether a backward with ``create_graph=True`` has read saved numbers.
+        saved: the tensors that autograd saves.
     """
 
     def __init__(self, paths: ModulePaths, fake: bool, given: Collection[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recording = Recording()
         self._values = self._recording.values
+        self.paused = False
+        self.saved = SavedTensors(self._recording, fake, self.pausing)
         self._paths = paths
         self._fake = fake
         self._given = given
@@ -73,18 +71,9 @@ class Recorder(TorchDispatchMode):
         self._watches: list[weakref.ref[Any]] = []
         self._outside: dict[int, torch.UntypedStorage] = {}  # held, so that no address is reused
         self._backward: BackwardRecorder | None = None  # set once backward has begun
-        self.paused = self.double_backward = False
-        self._finished = False
         self._versions: dict[int, int] = {}  # by storage: the version of its tensors after the last operator
-        self._copies: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by value: a copy of its memory
         self.outlines: list[SavedTensor] = []
         self.casts: set[int] = set()
-        self._saves: Counter[int] = Counter()  # by value: how many saved tensors lie in its memory
-
-    @property
-    def held(self) -> int:
-        """The bytes of the values that autograd currently saves."""
-        return sum(self._values[value].nbytes for value, count in self._saves.items() if count)
 
     @property
     def _event(self) -> int:
@@ -115,7 +104,7 @@ class Recorder(TorchDispatchMode):
         with self.pausing():
             for key in self._contents.changed_since():
                 self._written_unseen(key)
-        self._backward = BackwardRecorder(self._recording, self._memory, self._apart)
+        self._backward = self.saved.backward = BackwardRecorder(self._recording, self._memory, self._apart)
 
     def accumulated(self, parameter: Tensor) -> None:
         """Notes that a parameter has its gradient, which backward has made."""
@@ -131,7 +120,7 @@ class Recorder(TorchDispatchMode):
         self._apart.finish()
         if self._backward is not None:
             self._backward.finish()
-        self._finished = True
+        self.saved.finish()
         return self._recording
 
     def __torch_dispatch__(
@@ -253,7 +242,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
-        """A block in which nothing is recorded."""
+        """Open a block in which nothing is recorded."""
         before, self.paused = self.paused, True
         try:
             yield
@@ -333,51 +322,7 @@ class Recorder(TorchDispatchMode):
             return tensor
         with self.pausing():
             self._look((tensor,))
-        self._recording.ops[-1].packs.append(value)
-        self._saves[value] += 1
-        return Saved(self, value, tensor, None if self._fake else self._copy(value, tensor))
-
-    def _copy(self, value: int, tensor: Tensor) -> Tensor:
-        """A copy of a tensor's memory. If autograd held the memory itself, nothing would tell who else does."""
-        found = self._copies.get(value)
-        if found is None:
-            with self.pausing():
-                found = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-                found.set_(tensor.untyped_storage().clone())
-            self._copies[value] = found
-        return found
-
-    def unpack(self, saved: Tensor | Saved) -> Tensor:
-        """The tensor, or a fake one of the same metadata."""
-        if isinstance(saved, Tensor):
-            return saved
-        tensor = self._unpacked(saved)
-        if self._backward is not None and saved.copy is None:  # a copy lives on for the value's other saved tensors
-            self._backward.lent(saved.value, tensor)
-        return tensor
-
-    def _unpacked(self, saved: Saved) -> Tensor:
-        if builds_graph() and saved.geometry.dtype.is_floating_point and is_read(saved, exactly=True):
-            self.double_backward = True
-        if self._backward is not None:
-            self._backward.read(saved.value)
-        geometry = saved.geometry
-        with self.pausing():
-            if saved.copy is not None:
-                return geometry.view(saved.copy)
-            tensor = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=saved.device)
-        if geometry.conjugate:
-            tensor = conj(tensor)
-        return neg_view(tensor) if geometry.negative else tensor
-
-    def released(self, value: int) -> None:
-        """Autograd has let go of a value."""
-        if self._finished:
-            return
-        self._saves[value] -= 1
-        self._values[value].saved = max(self._values[value].saved, self._event)
-        if self._backward is not None:
-            self._backward.released(value)
+        return self.saved.pack(value, tensor)
 
 
 def _is_parameter(tensor: Tensor) -> bool:
@@ -391,19 +336,3 @@ def _copied_statistics(traits: Traits, args: tuple[Any, ...]) -> int:
         return 0
     given = (args[place] for place in traits.statistics[:2])
     return sum(allocated_for_elements(tensor) for tensor in given if isinstance(tensor, Tensor))
-
-
-class Saved:
-    """Replaces a saved tensor."""
-
-    __slots__ = ("copy", "device", "geometry", "recorder", "value")
-
-    def __init__(self, recorder: Recorder, value: int, tensor: Tensor, copy: Tensor | None) -> None:
-        self.recorder = recorder
-        self.value = value
-        self.geometry = Geometry.of(tensor)
-        self.device = tensor.device
-        self.copy = copy
-
-    def __del__(self) -> None:
-        self.recorder.released(self.value)

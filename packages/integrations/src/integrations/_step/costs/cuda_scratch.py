@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from integrations._step.dispatch.memory import allocated, is_plain
+from integrations._step.dispatch.memory import allocated, is_plain, nbytes_of
 from integrations._torch import OpOverload
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -78,6 +78,17 @@ def _of_reduction(args: tuple[Any, ...], results: tuple[Any, ...], item: int = 0
 
 def _of_norm(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
     return _of_reduction((args[0], *args[2:3]), results)
+
+
+def _of_values(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
+    """Return the bytes for the largest or the smallest elements, whose partial results have the tensor's dtype."""
+    return _of_reduction(args[:2], results, args[0].element_size())
+
+
+def _of_largest(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
+    """Return the bytes for ``max`` or ``min``, which have a second result with the places if they reduce along a
+    dimension."""
+    return (_of_pairs if len(results) > 1 else _of_values)(args, results)
 
 
 def _of_pairs(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
@@ -176,7 +187,7 @@ def _of_flash(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
     gradient, query, key, out = args[0], args[1], args[2], args[4]
     batch, heads, rows, width = query.shape
     padded_rows, padded_width = _up(rows, 128), _up(width, 32 if width <= 128 else 64)
-    copies = [_nbytes(one) for one in (gradient, out) if not one.transpose(1, 2).is_contiguous()]
+    copies = [nbytes_of(one) for one in (gradient, out) if not one.transpose(1, 2).is_contiguous()]
     splits = 1
     if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
         splits = -(-_processors(query.device.index or 0).number // (batch * heads))
@@ -186,7 +197,7 @@ def _of_flash(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
 
 def _of_cudnn(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
     gradient, query, key, value, out = args[:5]
-    copies = [_nbytes(gradient)] if gradient.stride() != out.stride() else []
+    copies = [nbytes_of(gradient)] if gradient.stride() != out.stride() else []
     rows = query.numel() // query.shape[-1]
     workspace = 4 * query.numel() + 4 * rows + sum(_expanded_gradients(query, key, value)) + 512
     return [*copies, workspace]
@@ -195,7 +206,7 @@ def _of_cudnn(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
 def _expanded_gradients(query: Tensor, key: Tensor, value: Tensor) -> list[int]:
     """Return the bytes for gradients of keys and values for each query head, before they are summed over groups."""
     heads, own = query.shape[1], key.shape[1]
-    return [] if own in (heads, 0) else [_nbytes(one) // own * heads for one in (key, value)]
+    return [] if own in (heads, 0) else [nbytes_of(one) // own * heads for one in (key, value)]
 
 
 def _of_efficient(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
@@ -205,7 +216,7 @@ def _of_efficient(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
     gradient, query, key, value, _, out = args[:6]
     batch, heads, rows, width = query.shape
     half = query.dtype in _HALF
-    copies = [_nbytes(gradient)] if not gradient.transpose(1, 2).is_contiguous() else []
+    copies = [nbytes_of(gradient)] if not gradient.transpose(1, 2).is_contiguous() else []
     sums = 4 * batch * heads * rows
     tile = 128 if half or width > 64 else 64
     workspace = 4 * batch * heads * _up(rows, 128 if half else 64) * _up(width, tile if width > 64 else 64)
@@ -250,7 +261,7 @@ def _of_embedding(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
         return []
     width = gradient.shape[-1]
     wide = 4 if gradient.dtype in _HALF else gradient.element_size()
-    copies = [] if gradient.is_contiguous() else [_nbytes(gradient)]
+    copies = [] if gradient.is_contiguous() else [nbytes_of(gradient)]
     return [*copies, *[count * indices.element_size()] * 6, count * width * wide]
 
 
@@ -263,16 +274,14 @@ def _of_convolution(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int
     return _partial_sums(gradient, dims, gradient.element_size(), _sum_itemsize(gradient.dtype))
 
 
-def _nbytes(tensor: Tensor) -> int:
-    return int(tensor.numel()) * tensor.element_size()
-
-
 _Model = Callable[[tuple[Any, ...], tuple[Any, ...]], list[int]]
 
 _BY_NAME: dict[str, _Model] = {
-    **dict.fromkeys(("sum", "mean", "amax", "amin", "prod"), _of_reduction),
+    **dict.fromkeys(("sum", "mean", "prod"), _of_reduction),
+    **dict.fromkeys(("amax", "amin"), _of_values),
+    **dict.fromkeys(("max", "min"), _of_largest),
     **dict.fromkeys(("linalg_vector_norm", "norm"), _of_norm),
-    **dict.fromkeys(("max", "min", "argmax", "argmin"), _of_pairs),
+    **dict.fromkeys(("argmax", "argmin"), _of_pairs),
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), _of_moments),
     **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _of_norm_backward),
     "_scaled_dot_product_flash_attention_backward": _of_flash,

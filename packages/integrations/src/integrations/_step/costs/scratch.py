@@ -9,31 +9,25 @@ copied first. The model is within some per cent of what was measured with AVX-51
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from integrations._common.chunked_loss import OPERATOR, WEIGHT_ROWS
 from integrations._step.costs.cuda_scratch import kernel_scratch_bytes
+from integrations._step.dispatch.memory import nbytes_of
 from integrations._torch import OpOverload, get_mkldnn_enabled
-
-
-class _Named(NamedTuple):
-    namespace: str
-    name: str
-
 
 _BLOCK = 16  # channels in a block
 _SLIDING = 3  # columns of a kernel that slides over one channel
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
-_CHUNKED = _Named("integrations", "linear_cross_entropy")
-_CHUNK_BLOCK = 1 << 12  # rows of the weight's gradient that a GPU computes at a time, as in losses/_chunks.py
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, ...]) -> int:
     """Bytes that a call takes while it runs, as far as they are modelled; otherwise 0."""
-    if function.namespace == _CHUNKED.namespace and function.name().partition("::")[2] == _CHUNKED.name:
+    if function._schema.name == OPERATOR:
         return _of_chunk(args)
     if args and isinstance(args[0], Tensor) and args[0].device.type == "cuda":
         return kernel_scratch_bytes(function, args, results)
@@ -51,16 +45,16 @@ def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, 
     last = _last(image) or _last(weight)
     copied = sum(_copied(tensor, last) for tensor in ((image, args[0]) if backward else (image,)))
     if product:
-        return copied + (_nbytes(image) // max(1, image.shape[0]) if backward else 0)
+        return copied + (nbytes_of(image) // max(1, image.shape[0]) if backward else 0)
     if last:
         groups, dilation = (args[9], args[6]) if backward else (args[8], args[5])
         if groups > 1:
             return copied + _in_groups(weight, groups, any(step != 1 for step in dilation), backward)
-        return copied + (2 if backward else 1) * _nbytes(weight)
+        return copied + (2 if backward else 1) * nbytes_of(weight)
     inside, outside = _blocked(image), _blocked(args[0] if backward else results[0])
     if backward:
-        return copied + max(inside + outside + _nbytes(weight), 2 * inside)
-    return copied + max(inside, outside) + _nbytes(weight)
+        return copied + max(inside + outside + nbytes_of(weight), 2 * inside)
+    return copied + max(inside, outside) + nbytes_of(weight)
 
 
 def _of_chunk(args: tuple[Any, ...]) -> int:
@@ -70,7 +64,7 @@ def _of_chunk(args: tuple[Any, ...]) -> int:
     count, itemsize = min(rows, len(hidden)) * len(weight), max(4, hidden.itemsize)
     narrow = hidden.itemsize if hidden.itemsize < itemsize else 0
     blocks = narrow and wanted[1] and hidden.device.type != "cpu"
-    block = min(_CHUNK_BLOCK, len(weight)) * weight.shape[1] * hidden.itemsize if blocks else 0
+    block = min(WEIGHT_ROWS, len(weight)) * weight.shape[1] * hidden.itemsize if blocks else 0
     return int(count * (narrow + itemsize * (2 if cap and any(wanted) else 1))) + block
 
 
@@ -107,7 +101,7 @@ def _last(tensor: Tensor) -> bool:
 def _copied(tensor: Tensor, last: bool) -> int:
     """Bytes of a copy in the order in which a kernel reads the tensor; 0 if it lies so."""
     order = _LAST.get(tensor.dim(), torch.contiguous_format) if last else torch.contiguous_format
-    return 0 if tensor.is_contiguous(memory_format=order) else _nbytes(tensor)
+    return 0 if tensor.is_contiguous(memory_format=order) else nbytes_of(tensor)
 
 
 def _blocked(tensor: Tensor) -> int:
@@ -116,8 +110,4 @@ def _blocked(tensor: Tensor) -> int:
     channels = max(1, tensor.shape[1])
     if channels < 4:
         return 0
-    return _nbytes(tensor) // channels * -(-channels // _BLOCK) * _BLOCK
-
-
-def _nbytes(tensor: Tensor) -> int:
-    return int(tensor.numel()) * tensor.element_size()
+    return nbytes_of(tensor) // channels * -(-channels // _BLOCK) * _BLOCK

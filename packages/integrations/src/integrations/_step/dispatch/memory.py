@@ -59,7 +59,20 @@ def allocated_for(tensor: Tensor) -> int:
 
 def allocated_for_elements(tensor: Tensor) -> int:
     """``allocated`` for a tensor's elements, including those that a sparse tensor leaves out."""
-    return allocated(tensor.numel() * tensor.element_size(), tensor.device)
+    return allocated(nbytes_of(tensor), tensor.device)
+
+
+def nbytes_of(tensor: Tensor) -> int:
+    """Return the bytes of a tensor's elements."""
+    return numel_of(tensor) * tensor.element_size()
+
+
+def numel_of(tensor: Tensor) -> int:
+    """Return the number of a tensor's elements; 0 for a subclass that does not tell it."""
+    try:
+        return int(tensor.numel())
+    except (NotImplementedError, RuntimeError):
+        return 0
 
 
 def parts_of(tensor: Tensor) -> Iterator[Tensor]:
