@@ -64,7 +64,8 @@ def swiglu(
       backward: two tensors of three, and none at all where they are kept by somebody else anyway.
     * ``bits`` from 1 to 8: the derivative's steps, ``silu(gate)`` and the value are kept in that many bits each. The
       two are rounded at random (``actcore.GroupAffine``), so the gradient of the value is unbiased; that of the gate
-      has the error of the steps. 4 bits keep an eighth of what PyTorch does, and some bounds of groups.
+      has the error of the steps. 4 bits keep an eighth of what PyTorch does, and some bounds of groups. Second
+      derivatives (``create_graph=True``) have more error, and a warning says so.
 
     Args:
         input: the two halves along ``dim``, or one of the two.

@@ -50,7 +50,8 @@ def linear_randomized(
     the noise is the exact one; ``integrations.fewbit.variance`` tells its variance. The rows of ``S`` go over the
     tokens, the product of all dimensions but the last. ``S`` itself is made anew in backward from 16 bytes. Where it
     would have as many rows as there are tokens, the input is kept itself, and the gradient is exact; so it is inside
-    ``torch.func``, in forward-mode differentiation and for subclasses of tensors.
+    ``torch.func``, in forward-mode differentiation and for subclasses of tensors. If the weight's gradient is
+    differentiated (``create_graph=True``), a warning says that the second derivatives have more error.
 
     Args:
         x: ``Float["... in"]``, of float32, float64, float16 or bfloat16.
