@@ -34,6 +34,14 @@ def under_hooks(codec):
     return function
 
 
+def under_a_policy(codec):
+    def function(x):
+        with actcore.saved_tensors(lambda saved: codec):
+            return (x * 1).pow(3)
+
+    return function
+
+
 def cube(codec):
     class Stored(torch.autograd.Function):
         @staticmethod
@@ -48,7 +56,7 @@ def cube(codec):
     return Stored.apply
 
 
-WAYS = {"save_for_backward": cube, "hooks": under_hooks}
+WAYS = {"save_for_backward": cube, "hooks": under_hooks, "saved_tensors": under_a_policy}
 
 
 @pytest.mark.parametrize("codec", [actcore.GroupAffine(bits=8), actcore.Offload(actcore.Float8())], ids=str)
@@ -60,11 +68,9 @@ def test_reading_rounded_tensors_warns_at_the_users_line(way, codec):
     assert warning.filename == __file__
 
 
-@pytest.mark.parametrize("codec", [None, actcore.Raw(), actcore.Offload()], ids=str)
+@pytest.mark.parametrize("codec", [actcore.Raw(), actcore.Offload()], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_exact_tensors_stay_silent(way, codec):
-    if way == "hooks":
-        codec = codec or actcore.Raw()
     assert not warned(lambda: twice(WAYS[way](codec)))
 
 
