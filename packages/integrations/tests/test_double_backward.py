@@ -248,6 +248,7 @@ def test_a_plan_is_exact_in_every_step_of_a_training(loss):
     assert equal(found, trained(net(), loss))
     assert ["rounds nothing" in message for message in messages] == [True]
     assert plan_of(model).error == 0
+    assert not plan_of(model).within(0.7, error=0.1).choice.rounds
     assert "create_graph=True" in str(plan_of(model))
     assert "create_graph=True" in str(integrations.compression(model).report())
 
