@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import integrations
+from actcore.double_backward import builds_graph
+from integrations._calls.double_backward import is_read
 from integrations.checkpoint import plan_of
 
 from .nets import normal
@@ -200,6 +202,27 @@ def test_one_derivative_stays_silent(step):
         assert warned(step, model)[1] == []
 
 
+class Checkpointed(nn.Module):
+    """A checkpoint between linear layers. Only its input is rounded and read by the gradient by the model's input."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(8, 64), nn.Linear(64, 64), nn.Linear(64, 1)
+
+    def segment(self, h):
+        return self.second(nn.functional.silu(h)).tanh()
+
+    def forward(self, x):
+        return self.last(torch.utils.checkpoint.checkpoint(self.segment, self.first(x), use_reentrant=False))
+
+
+def test_the_rounded_input_of_a_checkpoint_is_read():
+    model = integrations.compress_model(Checkpointed(), level="L1", min_bytes=0)
+    assert len(warned(trained, model, forces)[1]) == 1
+    model = integrations.compress_model(Checkpointed(), level="L1", min_bytes=0, keep=("*",))
+    assert not [message for message in warned(trained, model, forces)[1] if "create_graph" in message]
+
+
 @pytest.mark.parametrize("ways_out", [{"level": "L1", "keep": ("*",)}, {"level": "L0"}, {"memory": 0.7, "error": 0}])
 def test_the_ways_out_are_exact_and_silent(ways_out):
     found, messages = warned(trained, integrations.compress_model(net(), **ways_out), forces)
@@ -225,6 +248,7 @@ def test_a_plan_is_exact_in_every_step_of_a_training(loss):
     assert equal(found, trained(net(), loss))
     assert ["rounds nothing" in message for message in messages] == [True]
     assert plan_of(model).error == 0
+    assert not plan_of(model).within(0.7, error=0.1).choice.rounds
     assert "create_graph=True" in str(plan_of(model))
     assert "create_graph=True" in str(integrations.compression(model).report())
 
@@ -235,6 +259,40 @@ def test_a_plan_stays_silent_where_a_network_is_linear_in_pieces():
     assert not messages
     assert plan_of(model).choice.rounds
     assert equal(found[:1], trained(net(nn.LeakyReLU), forces, 1))
+
+
+LINEAR_IN_PIECES = {
+    "leaky_relu": nn.LeakyReLU(),
+    "hardtanh": nn.Hardtanh(),
+    "threshold": nn.Threshold(0.1, 0),
+    "softshrink": nn.Softshrink(),
+    "max_pool2d": nn.MaxPool2d(2),
+    "max_pool3d": nn.MaxPool3d(2),
+    "avg_pool2d": nn.AvgPool2d(2),
+    "avg_pool3d": nn.AvgPool3d(2),
+    "adaptive_max_pool2d": nn.AdaptiveMaxPool2d(2),
+    "adaptive_avg_pool2d": nn.AdaptiveAvgPool2d(2),
+    "adaptive_avg_pool3d": nn.AdaptiveAvgPool3d(2),
+    "abs": torch.abs,
+    "clamp": lambda x: x.clamp(-0.5, 0.5),
+    "maximum": lambda x: x.maximum(-x),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR_IN_PIECES)
+def test_functions_that_are_linear_in_pieces_read_no_elements(name):
+    unpacked = []
+
+    def unpack(saved):
+        if builds_graph() and saved[0].is_floating_point():
+            unpacked.append(is_read(saved, exactly=True))
+        return saved[0]
+
+    x = normal(2, 4, 4, 4, seed=1).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: [tensor], unpack):
+        output = LINEAR_IN_PIECES[name](x).sum()
+    torch.autograd.grad(output, x, create_graph=True)
+    assert not any(unpacked)
 
 
 def test_a_plan_notices_in_a_later_step():

@@ -125,6 +125,24 @@ def test_what_a_checkpoint_recomputes_is_not_told():
     model = qmodules.QModule(Net(), level="L2")
     model(X).sum().backward()
     assert [row.module for row in free(report_of(model))] == ["last"]
+    assert {row.module for row in report_of(model).rows} == {"last"}
+
+
+def test_an_input_that_two_layers_share_counts_once():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.one, self.other = nn.Linear(32, 64), nn.Linear(64, 8), nn.Linear(64, 8)
+
+        def forward(self, x):
+            h = self.first(x)
+            return self.one(h) + self.other(h)
+
+    model = qmodules.QModule(Net(), level="L2")
+    model(X).sum().backward()
+    one, other = [row.stored_bytes for row in free(report_of(model)) if row.shape == (64, 64)]
+    assert one > 64 * 64 // 4
+    assert other == 4  # one element that carries the history of the input
 
 
 def test_a_model_that_is_compressed_later_has_one_report():

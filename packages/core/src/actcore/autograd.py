@@ -12,15 +12,14 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from actcore.codec import Codec, as_int64, require_codec
-from actcore.codecs import BitMask, Narrow, Positive, Raw
+from actcore.codecs import Raw
 from actcore.compressed import Compressed
 from actcore.device_streams import new_key, replayable
+from actcore.double_backward import EXACT, builds_graph, rounds, warn_of_rounding
 from actcore.layout import Layout
 from actcore.noise import current_rank, shared_streams, stream_of
 from actcore.ops import Key
 from actcore.stored import Stored, announce, is_heard
-
-_EXACT = (BitMask, Narrow, Positive, Raw)
 
 
 class _Later:
@@ -102,8 +101,9 @@ def save_for_backward(
     ``retain_graph=True``, nothing is stored where there will be no backward, and checkpointing and saved-tensor hooks
     see the stored forms.
 
-    Double backward is that of plain PyTorch at the decompressed values. One case cannot be served and raises: a result
-    of the Function that is stored in fewer bytes, dropped by everybody else, and then differentiated twice.
+    Double backward (``create_graph=True``) is that of plain PyTorch at the decompressed values. If a codec has rounded
+    them, ``saved_tensors_of`` warns. One case cannot be served and raises: a result of the Function that is stored in
+    fewer bytes, dropped by everybody else, and then differentiated twice.
 
     Args:
         ctx: the context of the Function.
@@ -174,10 +174,21 @@ def _announced(
 def saved_tensors_of(ctx: Any) -> tuple[Tensor | None, ...]:
     """The tensors that ``save_for_backward`` saved, in order, for use in ``backward``.
 
+    Warns if a codec has rounded one of them and gradients are differentiated (``create_graph=True``): second
+    derivatives may be far off then.
+
     Raises:
         RuntimeError: nothing was saved; the graph was freed by an earlier backward; a tensor that was kept exactly was
             changed in place (these two are torch's own errors).
     """
+    tensors = restore_saved(ctx)
+    if reads_rounded(ctx):
+        warn_of_rounding(type(ctx).__name__.removesuffix("Backward"))
+    return tensors
+
+
+def restore_saved(ctx: Any) -> tuple[Tensor | None, ...]:
+    """``saved_tensors_of`` for Functions that warn by themselves (see ``reads_rounded``)."""
     plan = getattr(ctx, "_actcore_saved", None)
     if plan is None:
         raise RuntimeError(
@@ -190,6 +201,14 @@ def saved_tensors_of(ctx: Any) -> tuple[Tensor | None, ...]:
     )
 
 
+def reads_rounded(ctx: Any) -> bool:
+    """Return whether autograd builds a graph of the Function's backward that runs now, and ``save_for_backward`` has
+    rounded one of the tensors that it reads."""
+    if not builds_graph() or not issubclass(getattr(type(ctx), "_forward_cls", Function), Function):
+        return False  # torch.func made the other Functions, and builds a graph of every backward
+    return any(isinstance(entry, _Stored) and rounds(entry.codec) for entry in ctx._actcore_saved)
+
+
 def _stream(number: int, tensor: Tensor, seed: int, stream: int | None) -> Key:
     if stream is not None:
         return stream_of(str(number), stream, current_rank())
@@ -200,7 +219,7 @@ def _stream(number: int, tensor: Tensor, seed: int, stream: int | None) -> Key:
 
 def _require_randomness(codec: Codec) -> None:
     """One stream for a whole batch of ``vmap`` would round all its samples alike, as torch's ``"same"`` does."""
-    if isinstance(codec, _EXACT) or getattr(codec, "rounding", "stochastic") == "nearest":
+    if isinstance(codec, EXACT) or getattr(codec, "rounding", "stochastic") == "nearest":
         return
     functorch = torch._C._functorch
     for interpreter in functorch.get_interpreter_stack() or ():

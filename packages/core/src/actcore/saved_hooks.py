@@ -18,6 +18,7 @@ from actcore.codecs.raw import Raw
 from actcore.compiling import uncompiled
 from actcore.compressed import Compressed
 from actcore.device_streams import replayable
+from actcore.double_backward import builds_graph, rounds, warn_of_rounding
 from actcore.kept import Kept
 from actcore.noise import Streams, shared_streams
 from actcore.saved_tensor import Policy, SavedTensor
@@ -60,6 +61,7 @@ def hooks(codec: Codec, seed: int = 0, streams: Streams | None = None) -> tuple[
     and views of both, because their owner keeps them alive anyway; sparse, nested and quantised tensors and tensor
     subclasses; and what the codec refuses, such as integers (with a warning where it is a floating-point tensor). A
     tensor that is kept and then changed in place raises autograd's own error in backward; a stored one is a snapshot.
+    A backward with ``create_graph=True`` that reads rounded tensors warns.
 
     Hooks know tensors, not what happens to them. One codec for all rounds what must not be rounded: the error of few
     bits in attention, norms and softmax can outgrow the gradient. What two operators save is stored twice, and an
@@ -77,7 +79,7 @@ def hooks(codec: Codec, seed: int = 0, streams: Streams | None = None) -> tuple[
         ValueError: ``seed`` does not fit in 64 bits.
     """
     require_codec(codec)
-    return _pair(lambda saved: codec, seed, streams, chosen=False)
+    return policy_hooks(lambda saved: codec, seed, streams, chosen=False)
 
 
 class saved_tensors:
@@ -110,7 +112,7 @@ class saved_tensors:
                 f"policy must be a function from a SavedTensor to a codec, got {policy!r}; "
                 "for one codec: lambda saved: actcore.GroupAffine(bits=4)"
             )
-        self._pair = _pair(policy, seed, streams)
+        self._pair = policy_hooks(policy, seed, streams)
         self._contexts: list[saved_tensors_hooks] = []  # entered and not left: one object may be entered again
 
     def __enter__(self) -> Self:
@@ -130,8 +132,24 @@ class saved_tensors:
         _explain(error)
 
 
-def _pair(policy: Policy, seed: int, streams: Streams | None, chosen: bool = True) -> tuple[Pack, Unpack]:
-    """``chosen``: whether somebody chose the codec for the tensor, and wants to hear that it refused."""
+def _warn_of_rounding(packed: Packed) -> None:
+    warn_of_rounding("saved-tensor hooks of actcore")
+
+
+def policy_hooks(
+    policy: Policy,
+    seed: int = 0,
+    streams: Streams | None = None,
+    chosen: bool = True,
+    on_rounded: Callable[[Packed], object] = _warn_of_rounding,
+) -> tuple[Pack, Unpack]:
+    """Return the ``(pack, unpack)`` pair of ``saved_tensors``.
+
+    Args:
+        policy, seed, streams: as for ``saved_tensors``.
+        chosen: whether somebody chose the codec for the tensor, and wants to hear that it refused.
+        on_rounded: is called if a backward with ``create_graph=True`` unpacks a rounded tensor.
+    """
     if not isinstance(seed, int):
         raise TypeError(f"seed must be an int, got {seed!r}")
     seed = as_int64("seed", seed)
@@ -153,11 +171,17 @@ def _pair(policy: Policy, seed: int, streams: Streams | None, chosen: bool = Tru
                 announce_held(tensor, None, 0)
             return packed
 
-    return uncompiled(pack), uncompiled(_unpack)
+    def unpack(packed: Packed) -> Tensor:
+        if builds_graph() and _is_rounded(packed):
+            on_rounded(packed)
+        return packed.decompress() if isinstance(packed, Compressed) else packed.unpack()
+
+    return uncompiled(pack), uncompiled(unpack)
 
 
-def _unpack(packed: Packed) -> Tensor:
-    return packed.decompress() if isinstance(packed, Compressed) else packed.unpack()
+def _is_rounded(packed: Packed) -> bool:
+    stored = packed.compressed if isinstance(packed, _Shared) else packed
+    return isinstance(stored, Compressed) and rounds(stored.codec)
 
 
 def _ours(tensor: Tensor) -> bool:

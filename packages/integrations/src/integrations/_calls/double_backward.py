@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
-from integrations._torch import (
-    current_autograd_node,
-    current_graph_task_id,
-    get_current_graph_task_keep_graph,
-    will_engine_execute_node,
-)
+from integrations._torch import current_autograd_node, will_engine_execute_node
+from integrations.rules.rules import RULES, Need
 
 _PRODUCTS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
     {
@@ -37,24 +33,9 @@ _PRODUCTS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
 """Nodes of operators that are linear in each factor. The numbers are the inputs whose gradients read a saved factor. If
 only the gradient of a layer's input is wanted, the node unpacks that input, too, but reads the weight alone."""
 
-_BY_SIGN = frozenset(
-    f"{name}Backward"
-    for name in (
-        *("Relu", "LeakyRelu", "Threshold", "Hardtanh", "Hardsigmoid", "Hardshrink", "Softshrink", "Clamp", "Abs"),
-        *("ClampMin", "ClampMax", "Max", "Min", "Amax", "Amin", "Maximum", "Minimum", "MaxPool2DWithIndices"),
-        *("MaxPool3DWithIndices", "AdaptiveMaxPool2D", "AdaptiveMaxPool3D", "Sgn", "Sign"),
-    )
-)
-"""Nodes that only need to know on which side of a bound an element is, or only the shape."""
-
-
-def builds_graph() -> bool:
-    """Return whether a backward runs in this thread and autograd builds a graph of it.
-
-    Such a backward keeps the graph that it goes through. A plain one does not, even if a Function enables gradients to
-    compute a part of its forward again, as reversible networks do.
-    """
-    return torch.is_grad_enabled() and current_graph_task_id() != -1 and get_current_graph_task_keep_graph()
+_BY_SIGN = frozenset({"abs", "sgn", "sign", "max", "min", "amax", "amin", "maximum", "minimum"})
+"""Operators that levels keep exactly, although their backward only needs to know on which side of a bound an element
+is."""
 
 
 def is_read(packed: object, exactly: bool = False) -> bool:
@@ -62,23 +43,43 @@ def is_read(packed: object, exactly: bool = False) -> bool:
 
     Args:
         packed: the packed object that autograd holds.
-        exactly: whether the elements are exact. Nodes that only look at signs do not count then.
+        exactly: whether the elements are exact. Nodes that only look at signs or shapes do not count then.
     """
     node = current_autograd_node()
     if node is None:
         return True
     name = node.name().rstrip("0123456789")
-    if exactly and name in _BY_SIGN:
+    if exactly and _is_linear_in_pieces(name):
         return False
     for field, edges in _PRODUCTS.get(name, {}).items():
         if getattr(getattr(node, f"_raw_saved_{field}", None), "data", None) is packed:
-            return any(_is_wanted(node, edge) for edge in edges)
+            return any(is_wanted(node, edge) for edge in edges)
     return True
 
 
-def _is_wanted(node: Any, edge: int) -> bool:
-    """Return whether this backward computes the gradient of one of a node's inputs."""
-    function = node.next_functions[edge][0]
+@lru_cache(maxsize=1024)
+def _is_linear_in_pieces(node: str) -> bool:
+    """Return whether a node only needs to know on which side of a bound elements are, or their shape.
+
+    Args:
+        node: its name, such as ``AvgPool2DBackward``.
+    """
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=\dD)(?=[A-Z])", "_", node.removesuffix("Backward"))
+    operator = words.lower()
+    rule = RULES.get(operator)
+    needs = () if rule is None else (rule.input, rule.result)
+    return operator in _BY_SIGN or not {Need.SIGN, Need.INSIDE, Need.SHAPE}.isdisjoint(needs)
+
+
+def is_wanted(node: Any, edge: int) -> bool:
+    """Return whether this backward computes the gradient of one of a node's inputs.
+
+    Args:
+        node: a node of the graph, such as the context of a ``torch.autograd.Function``.
+        edge: the number of the input among those that are tensors.
+    """
+    functions = node.next_functions
+    function = functions[edge][0] if edge < len(functions) else None
     if function is None:
         return False
     try:

@@ -11,6 +11,7 @@ from functools import partial
 from torch import nn
 
 from actcore import SavedTensor
+from actcore.double_backward import BY_ROUNDED
 from integrations._adaptive.plan import Plan
 from integrations._common.in_model import InModel
 from integrations._common.modules import ModulePaths
@@ -157,7 +158,7 @@ def _tell_of_double_backward(reference: weakref.ref[HandleState], rounded: bool)
     handle = reference()
     recomputing = None if handle is None else handle.recomputing
     name = "a compressed model" if handle is None else handle.name
-    what = f"{name}: backward differentiates gradients (create_graph=True) through saved tensors that are rounded"
+    what = f"{name}: {BY_ROUNDED}"
     if recomputing is not None and recomputing.may_become_exact:
         recomputing.differentiated = True
         message = f"{name}: backward differentiates gradients (create_graph=True); the plan rounds nothing from now on"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from actcore import GroupAffine, Raw
-from integrations._calls.double_backward import builds_graph, is_read
+from actcore.double_backward import builds_graph
+from integrations._calls.double_backward import is_read
 from integrations._runtime.formulas.formula import EXACT, Recomputed, bits_of
 from integrations._runtime.repeating.segments import Handle
 from integrations._storing.double_backward import DoubleBackward
 from integrations._storing.forms import Held, SlopeForm
 from integrations._storing.regions import Exact, View, inner
+from integrations._watching.deciding import HeldInput
 
 
 def differentiated(packed: object) -> None:
@@ -19,6 +21,8 @@ def differentiated(packed: object) -> None:
     Args:
         packed: the packed object that autograd holds.
     """
+    if isinstance(packed, HeldInput):  # the node that unpacks it is one of the segment, not the checkpoint's own
+        packed = packed.packed
     double = _find_double_backward(packed)
     if double is None or double.met or not builds_graph():
         return

@@ -26,6 +26,7 @@ from integrations.fewbit.conversion import (
     places,
 )
 from integrations.fewbit.forward import FewBitForward
+from integrations.fewbit.functional.linear import new_double_backward
 from integrations.fewbit.linear_kinds import is_linear, why_kept, with_sketch
 from integrations.fewbit.modules.approximated import Approximated
 from integrations.fewbit.norm_kinds import is_norm, sharing_kind
@@ -198,6 +199,7 @@ class _Plan:
     ) -> None:
         self._functions, self._settings, self._linear = functions, settings, linear
         self._norms, self._calls = norms, calls
+        self._double = new_double_backward()
         self.layers: dict[nn.Module, nn.Module] = {}
         self.converted: list[tuple[str, str, str]] = []
         self.kept: list[tuple[str, str]] = []
@@ -220,7 +222,7 @@ class _Plan:
         if reason:
             self.kept.append((path, reason))
             return
-        layer = with_sketch(module, self._linear or {}) if activation is None else self._layer(module, activation)
+        layer = self._sketched(module) if activation is None else self._layer(module, activation)
         self._exchange(path, module, layer)
 
     def _exchange(self, path: str, module: nn.Module, layer: nn.Module) -> None:
@@ -239,6 +241,11 @@ class _Plan:
         if not activation.layer and getattr(module, "inplace", False):
             return f"{type(module).__name__} works in place"
         return ""
+
+    def _sketched(self, module: nn.Module) -> nn.Module:
+        layer: Any = with_sketch(module, self._linear or {})
+        layer.double_backward = self._double  # one warning for all
+        return layer  # type: ignore[no-any-return]
 
     def _layer(self, module: nn.Module, activation: Recognised) -> nn.Module:
         if activation.layer:

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 import actcore
+from integrations._storing.double_backward import DoubleBackward
 from integrations.qmodules.batch import Batch
 from integrations.qmodules.device_rows import DeviceRows, rows_of
 from integrations.qmodules.forwards import Forward, source_of, squared_norms
 from integrations.qmodules.gradient_table import GradientTable
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.per_sample import range_energies, rounding_profile, sample_bits
-from integrations.qmodules.scheme import ModelPrecision, Observation, QBNScheme, QScheme
+from integrations.qmodules.scheme import ModelPrecision, Observation, QBNScheme, QScheme, new_double_backward
 from integrations.qmodules.sharing import packed
 from integrations.rules.norms import Normalizer
 from integrations.rules.standardizing import CHANNELS
@@ -101,6 +102,13 @@ class LayerPrecision:
         self._gradients: GradientTable | None = None
         self._tokens: dict[int, Forward] = {}  # by thread: replicas of DataParallel share this object
         self._watched = True
+        self._double = new_double_backward()
+
+    @property
+    def double(self) -> DoubleBackward:
+        """Records whether a backward with ``create_graph=True`` reads rounded inputs of the model's layers, or of this
+        one, if it was built by hand."""
+        return self._double if self.model is None else self.model.double
 
     def codec(self, x: Tensor) -> actcore.Codec | None:
         """How the input ``x`` of this forward is stored; ``None`` keeps it exactly.

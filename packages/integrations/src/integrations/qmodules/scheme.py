@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import actcore
+from actcore.double_backward import BY_ROUNDED
+from integrations._common.warn import warn
+from integrations._storing.double_backward import DoubleBackward
 from integrations._torch import current_graph_task_id, queue_callback
 from integrations.qmodules.batch import Batch
 from integrations.qmodules.device_rows import code_bytes
@@ -165,10 +168,14 @@ class ModelPrecision:
 
     Args:
         level: of all layers.
+
+    Attributes:
+        double: records whether a backward with ``create_graph=True`` reads rounded inputs of the layers.
     """
 
     def __init__(self, level: QLevel) -> None:
         self.level = level
+        self.double = new_double_backward()
         self.indices: Batch | None = None
         self._observed: dict[int, list[Observation]] = {}  # by backward: one may run inside of another
         self._pending: _Pending | None = None
@@ -228,6 +235,19 @@ class ModelPrecision:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_observed": {}, "_pending": None}
+
+
+def new_double_backward() -> DoubleBackward:
+    """Return a new ``DoubleBackward`` that warns, with the ways out for Q-layers."""
+    return DoubleBackward(_tell_of_double_backward)
+
+
+def _tell_of_double_backward(rounded: bool) -> None:
+    warn(
+        f"Q-layers: {BY_ROUNDED}. Second derivatives have more error than first ones, and a bias. Use torch's layers "
+        "(QModule on other parts of the model, qmodules.revert(model), compress_model without layers=) or more bits "
+        "(bits=8)"
+    )
 
 
 def model_precision(model: nn.Module) -> ModelPrecision:

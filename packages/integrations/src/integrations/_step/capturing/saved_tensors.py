@@ -10,7 +10,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from integrations._calls.double_backward import builds_graph, is_read
+from actcore.double_backward import builds_graph
+from integrations._calls.double_backward import is_read
 from integrations._step.capturing.backward import BackwardRecorder
 from integrations._step.capturing.recording import Recording
 from integrations._step.dispatch.memory import Geometry

@@ -11,7 +11,14 @@ from torch import Tensor
 from torch.autograd import Function
 
 from integrations._common.autocast import as_matmul
-from integrations.fewbit.functional.linear import announce_input, announce_more, keeps_input, require_one_source
+from integrations._storing.double_backward import DoubleBackward
+from integrations.fewbit.functional.linear import (
+    announce_input,
+    announce_more,
+    keeps_input,
+    notify,
+    require_one_source,
+)
 from integrations.fewbit.sketches import drawn_key, sample_features, seeded_key
 
 
@@ -60,8 +67,15 @@ def require_features(name: str, number: int) -> None:
         raise ValueError(f"{name} must be at least 1, the features that are kept, got {number}")
 
 
-def sampled_linear(x: Tensor, weight: Tensor, bias: Tensor | None, nopairs: int, key: Callable[[], Tensor]) -> Tensor:
-    """``linear_crs`` with options that are checked."""
+def sampled_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    nopairs: int,
+    key: Callable[[], Tensor],
+    double: DoubleBackward | None = None,
+) -> Tensor:
+    """``linear_crs`` with options that are checked; ``double`` is notified of second derivatives through the sample."""
     if not keeps_input(x, weight, bias) or nopairs >= x.shape[-1]:
         return F.linear(x, weight, bias)
     given, cast_weight, cast_bias = as_matmul(x, weight, bias)
@@ -72,7 +86,9 @@ def sampled_linear(x: Tensor, weight: Tensor, bias: Tensor | None, nopairs: int,
     left_out = given.detach().sum(dtype=torch.promote_types(given.dtype, torch.float32)) * 0
     # With the history of the input, which a second derivative goes through.
     sample = given.index_select(-1, features) + left_out.to(given.dtype)
-    output: Tensor = _SampledLinear.apply(given, cast_weight, cast_bias, sample, features)
+    output: Tensor = _SampledLinear.apply(
+        given, cast_weight, cast_bias, sample, features, None if torch.compiler.is_compiling() else double
+    )
     return output
 
 
@@ -80,8 +96,16 @@ class _SampledLinear(Function):
     """``F.linear``; backward multiplies with a sample of the input's columns, which is an argument for its history."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sample: Tensor, features: Tensor) -> Tensor:
-        ctx.shape = weight.shape
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        sample: Tensor,
+        features: Tensor,
+        double: DoubleBackward | None,
+    ) -> Tensor:
+        ctx.shape, ctx.double = weight.shape, double
         kept = weight if ctx.needs_input_grad[0] else None
         ctx.save_for_backward(sample, kept, features)
         announce_more(ctx, x, "linear_crs", kept)
@@ -90,6 +114,7 @@ class _SampledLinear(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
+        notify(ctx)
         sample, weight, features = ctx.saved_tensors
         to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
         matrix = gradient.reshape(-1, gradient.shape[-1])
@@ -103,6 +128,5 @@ class _SampledLinear(Function):
                 gradient.matmul(weight) if to_x else None,
                 to_weight_gradient,
                 matrix.sum(0) if to_bias else None,
-                None,
-                None,
+                *(None,) * 3,
             )

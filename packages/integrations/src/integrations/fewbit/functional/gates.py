@@ -11,7 +11,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 import actcore
+from actcore.autograd import reads_rounded, restore_saved
+from actcore.double_backward import BY_ROUNDED
 from actcore.stored import Absent, Stored, announce, is_heard
+from integrations._common.warn import warn
 from integrations._step_tables.catalogue import FUNCTIONS
 from integrations._step_tables.options import check_approximate, check_options
 from integrations.fewbit.functional import piecewise, smooth
@@ -61,7 +64,8 @@ def swiglu(
       backward: two tensors of three, and none at all where they are kept by somebody else anyway.
     * ``bits`` from 1 to 8: the derivative's steps, ``silu(gate)`` and the value are kept in that many bits each. The
       two are rounded at random (``actcore.GroupAffine``), so the gradient of the value is unbiased; that of the gate
-      has the error of the steps. 4 bits keep an eighth of what PyTorch does, and some bounds of groups.
+      has the error of the steps. 4 bits keep an eighth of what PyTorch does, and some bounds of groups. Second
+      derivatives (``create_graph=True``) have more error, and a warning says so.
 
     Args:
         input: the two halves along ``dim``, or one of the two.
@@ -194,6 +198,8 @@ class _Product(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        a, b = actcore.saved_tensors_of(ctx)
+        a, b = restore_saved(ctx)
+        if reads_rounded(ctx):
+            warn(f"gates with bits=: {BY_ROUNDED}. Second derivatives have more error than first ones; use bits=None")
         (gradient,) = gradients
         return None if b is None else gradient * b, None if a is None else gradient * a, None

@@ -16,9 +16,14 @@ from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function
 
 import actcore
+from actcore.autograd import restore_saved
+from actcore.double_backward import builds_graph
 from actcore.stored import Stored, announce, is_heard
+from integrations._calls.double_backward import is_wanted
 from integrations._common.autocast import as_matmul
 from integrations._common.plain import PLAIN
+from integrations._common.warn import warn
+from integrations._storing.double_backward import DoubleBackward
 from integrations.fewbit.functional.conditions import in_transform
 from integrations.fewbit.sketches import Sketching, drawn_key, project, sample_tokens, seeded_key, storage
 
@@ -45,7 +50,8 @@ def linear_randomized(
     the noise is the exact one; ``integrations.fewbit.variance`` tells its variance. The rows of ``S`` go over the
     tokens, the product of all dimensions but the last. ``S`` itself is made anew in backward from 16 bytes. Where it
     would have as many rows as there are tokens, the input is kept itself, and the gradient is exact; so it is inside
-    ``torch.func``, in forward-mode differentiation and for subclasses of tensors.
+    ``torch.func``, in forward-mode differentiation and for subclasses of tensors. If the weight's gradient is
+    differentiated (``create_graph=True``), a warning says that the second derivatives have more error.
 
     Args:
         x: ``Float["... in"]``, of float32, float64, float16 or bfloat16.
@@ -93,9 +99,15 @@ def require_one_source(seed: int | None, generator: torch.Generator | None) -> N
 
 
 def sketched_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, sketching: Sketching, key: Callable[[], Tensor]
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    sketching: Sketching,
+    key: Callable[[], Tensor],
+    double: DoubleBackward | None = None,
 ) -> Tensor:
-    """``linear_randomized`` with options that are checked; ``key`` is called where there is a sketch."""
+    """``linear_randomized`` with options that are checked; ``key`` is called where there is a sketch, and ``double`` is
+    notified of second derivatives through it."""
     if not keeps_input(x, weight, bias):
         return F.linear(x, weight, bias)
     tokens = x.numel() // x.shape[-1]
@@ -122,7 +134,8 @@ def sketched_linear(
     else:
         announce_input(given, "linear_randomized", told, drawn)
         sketch = project(matrix, drawn, sketching.matmul, rows, sketching.block_size)
-    return _with_sketch(given, cast_weight, cast_bias, sketch, drawn, chosen, sketching)
+    double = None if torch.compiler.is_compiling() else double  # compiled code has no second derivative
+    return _with_sketch(given, cast_weight, cast_bias, sketch, drawn, chosen, sketching, double)
 
 
 def _with_sketch(*arguments: Any) -> Tensor:
@@ -195,8 +208,9 @@ class _SketchedLinear(Function):
         key: Tensor,
         chosen: Tensor | None,
         sketching: Sketching,
+        double: DoubleBackward | None,
     ) -> Tensor:
-        ctx.sketching, ctx.dtype = sketching, weight.dtype
+        ctx.sketching, ctx.dtype, ctx.double = sketching, weight.dtype, double
         kept = weight if ctx.needs_input_grad[0] else None
         actcore.save_for_backward(
             ctx,
@@ -212,7 +226,8 @@ class _SketchedLinear(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
-        sketch, weight, noise = actcore.saved_tensors_of(ctx)
+        notify(ctx)
+        sketch, weight, noise = restore_saved(ctx)
         assert sketch is not None
         assert noise is not None
         to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
@@ -226,11 +241,28 @@ class _SketchedLinear(Function):
                 gradient.matmul(weight) if to_x else None,
                 to_weight_gradient,
                 matrix.sum(0) if to_bias else None,
-                None,
-                None,
-                None,
-                None,
+                *(None,) * 5,
             )
+
+
+def new_double_backward() -> DoubleBackward:
+    """Return a new ``DoubleBackward`` that warns, with the ways out for linear layers in few bits."""
+    return DoubleBackward(_tell_of_double_backward)
+
+
+def notify(ctx: Any) -> None:
+    """Record a backward with ``create_graph=True`` that computes the gradient of a Function's weight, its second
+    argument."""
+    if builds_graph() and is_wanted(ctx, 1):
+        (ctx.double or new_double_backward()).meet(True)
+
+
+def _tell_of_double_backward(rounded: bool) -> None:
+    warn(
+        "randomized linear layers: backward differentiates gradients of their weights (create_graph=True), which are "
+        "right on average only. Second derivatives have more error than first ones, and a bias. Use torch's layers: "
+        "skip= of fewbit.convert, fewbit.restore_model(model), or compress_model without linear="
+    )
 
 
 def _sketch_of_gradient(matrix: Tensor, noise: Tensor, sketch: Tensor, sketching: Sketching) -> Tensor:

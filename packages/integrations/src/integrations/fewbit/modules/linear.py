@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from integrations._common.takeover import StandIn
+from integrations._storing.double_backward import DoubleBackward
 from integrations.fewbit.functional.column_rows import require_features, sampled_linear
-from integrations.fewbit.functional.linear import require_one_source, sketched_linear
+from integrations.fewbit.functional.linear import new_double_backward, require_one_source, sketched_linear
 from integrations.fewbit.sketches import Sketching, drawn_key, seeded_key
 from integrations.fewbit.sketches.keys import next_stream
 
@@ -20,14 +21,17 @@ class _Noisy(nn.Module):
     Attributes:
         generator: draws the noise; ``None`` for torch's own.
         seed: decides the noise in a generator's place.
+        double_backward: records whether weights' gradients are differentiated. The layers of one conversion share it.
     """
 
     generator: torch.Generator | None
     seed: int | None
+    double_backward: DoubleBackward
 
     def _begin_noise(self, generator: torch.Generator | None, seed: int | None) -> None:
         require_one_source(seed, generator)
         self.generator, self.seed = generator, seed
+        self.double_backward = new_double_backward()
 
     def _key(self, x: Tensor) -> Tensor:
         if self.seed is None:
@@ -39,7 +43,7 @@ class _NoisyLinear(_Noisy, StandIn, nn.Linear):
     """What the layers in the place of ``nn.Linear`` have: the layer of torch that they came from."""
 
     counterpart = nn.Linear
-    _own = ("generator", "seed", "sketching", "proj_dim")
+    _own = ("generator", "seed", "double_backward", "sketching", "proj_dim")
 
     @classmethod
     def _of(cls, linear: nn.Linear) -> Self:
@@ -137,7 +141,9 @@ class RandomizedLinear(_NoisyLinear):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
-        return sketched_linear(input, self.weight, self.bias, self.sketching, lambda: self._key(input))
+        return sketched_linear(
+            input, self.weight, self.bias, self.sketching, lambda: self._key(input), self.double_backward
+        )
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.sketching}"
@@ -184,7 +190,9 @@ class RandomizedConv1D(_Noisy):
         """``Float["... nf"]`` of ``Float["... nx"]``."""
         if not self.training:
             return torch.addmm(self.bias, x.view(-1, self.nx), self.weight).view(*x.shape[:-1], self.nf)
-        return sketched_linear(x, self.weight.t(), self.bias, self.sketching, lambda: self._key(x))
+        return sketched_linear(
+            x, self.weight.t(), self.bias, self.sketching, lambda: self._key(x), self.double_backward
+        )
 
     def extra_repr(self) -> str:
         return f"nf={self.nf}, nx={self.nx}, {self.sketching}"
@@ -243,7 +251,9 @@ class LinearCRS(_NoisyLinear):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
-        return sampled_linear(input, self.weight, self.bias, self.proj_dim, lambda: self._key(input))
+        return sampled_linear(
+            input, self.weight, self.bias, self.proj_dim, lambda: self._key(input), self.double_backward
+        )
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, proj_dim={self.proj_dim}"

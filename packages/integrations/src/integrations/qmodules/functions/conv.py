@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-import actcore
 from integrations.qmodules.functions.saving import Saving, placeholder
 
 
@@ -45,7 +44,7 @@ class Convolution(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
-        x, weight = actcore.saved_tensors_of(ctx)
+        x, weight = ctx.saving.restore(ctx, 1)
         ctx.saving.observe(gradient)
         if x is None:  # the weight is frozen
             x = placeholder(gradient, ctx.shape)

@@ -24,7 +24,7 @@ class Linear(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
-        x, weight = actcore.saved_tensors_of(ctx)
+        x, weight = ctx.saving.restore(ctx, 1)
         ctx.saving.observe(gradient)
         to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
         rows = _matrix(gradient)

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-import actcore
 from actcore.origins import note_origin, with_origin
 from integrations._common.norm_statistics import mean_of, rms_of, rms_product, statistic_shape
 from integrations._torch import batch_norm_impl_index, batch_norm_impl_index_backward, native_batch_norm_legit
@@ -57,7 +56,7 @@ class BatchNorm(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
-        x, weight, mean, deviation, reserve = actcore.saved_tensors_of(ctx)
+        x, weight, mean, deviation, reserve = ctx.saving.restore(ctx, 0, 1)
         ctx.saving.observe(gradient)
         # The running statistics are for evaluation, whose backward is torch's own.
         forward = weight, None, None, mean, deviation, True, ctx.eps, ctx.needs_input_grad[:3]
@@ -90,7 +89,7 @@ class LayerNorm(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
-        x, weight, bias = actcore.saved_tensors_of(ctx)
+        x, weight, bias = ctx.saving.restore(ctx, 0, 1)
         ctx.saving.observe(gradient)
         assert x is not None
         with torch.no_grad():
@@ -120,7 +119,7 @@ class GroupNorm(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
-        x, weight = actcore.saved_tensors_of(ctx)
+        x, weight = ctx.saving.restore(ctx, 0, 1)
         ctx.saving.observe(gradient)
         assert x is not None
         if torch.is_grad_enabled():
@@ -170,7 +169,7 @@ class RMSNorm(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
-        x, weight = actcore.saved_tensors_of(ctx)
+        x, weight = ctx.saving.restore(ctx, 0, 1)
         ctx.saving.observe(gradient)
         assert x is not None
         dtype = torch.promote_types(x.dtype, torch.float32)

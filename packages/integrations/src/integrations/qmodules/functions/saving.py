@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 import actcore
+from actcore.autograd import reads_rounded, restore_saved
 from actcore.stored import Absent, Stored, announce, is_heard
+from integrations._calls.double_backward import is_wanted
 from integrations.qmodules.precision import LayerPrecision
 from integrations.qmodules.sharing import once
 from integrations.rules.norms import OfChannels
@@ -41,6 +43,18 @@ class Saving:
         codec = codec if x is None else once(codec, x)  # which holds x, so ctx must not
         seed = self.precision.level.seed
         actcore.save_for_backward(ctx, (x, codec), *pairs, seed=seed, stream=self.stream, operator=self.layer)
+
+    def restore(self, ctx: Any, *readers: int) -> tuple[Tensor | None, ...]:
+        """Return the tensors that ``save`` saved, in a Function's ``backward``.
+
+        Args:
+            ctx: the context of the Function.
+            readers: the inputs of the Function whose gradients read the stored input.
+        """
+        tensors = restore_saved(ctx)
+        if reads_rounded(ctx) and any(is_wanted(ctx, reader) for reader in readers):
+            self.precision.double.meet(True)
+        return tensors
 
     def announce(self, ctx: Any, *absent: Absent) -> None:
         """Announces what torch's own layer keeps besides, and backward makes again here of what is stored."""

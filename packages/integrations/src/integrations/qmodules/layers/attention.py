@@ -9,11 +9,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 import actcore
+from actcore.saved_hooks import policy_hooks
 from actcore.stored import called
 from integrations._calls.attention import recomputed
+from integrations._calls.double_backward import is_read
 from integrations._common.autocast import as_matmul
 from integrations._watching.tracker import opened
 from integrations.qmodules.functions.linear import Linear
@@ -91,8 +94,12 @@ class QMultiheadAttention(QLayer, nn.MultiheadAttention):
         with self._hooks(self._mask):
             return function(*args, **kwargs)
 
-    def _hooks(self, policy: actcore.Policy) -> Any:
-        return actcore.saved_tensors(policy, seed=self.precision.level.seed)
+    def _hooks(self, policy: actcore.Policy) -> saved_tensors_hooks:
+        return saved_tensors_hooks(*policy_hooks(policy, self.precision.level.seed, on_rounded=self._differentiated))
+
+    def _differentiated(self, packed: object) -> None:
+        if is_read(packed):
+            self.precision.double.meet(True)
 
     def _factor(self, saved: actcore.SavedTensor) -> actcore.Codec:
         level = self.factors.level
