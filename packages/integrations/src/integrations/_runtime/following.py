@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from integrations._common.warn import warn
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Followed, Plans
 from integrations._runtime.fates import Fate
+from integrations._runtime.forward_state import ForwardState
 from integrations._runtime.repeating.keeping import Exactly, Packed
 from integrations._runtime.repeating.repeating import aside, here, require_no_plan
 from integrations._runtime.repeating.segments import Results
@@ -25,7 +26,7 @@ from integrations._step.graphs.sharding import hooks_unseen, units_of
 from integrations._storing.double_backward import Kinds
 from integrations._storing.regions import View
 from integrations._storing.ways import Way, exactly, in_eight_bits, kept, way_of
-from integrations._torch import DisableTorchFunction, in_forward_mode, peek_interpreter_stack
+from integrations._torch import DisableTorchFunction, get_sequence_nr, in_forward_mode, peek_interpreter_stack
 from integrations.rules.levels import Level
 from integrations.rules.stores import Store
 
@@ -74,6 +75,12 @@ class Following:
         keeps: how a kept value waits that the plan has no store for, where ``level`` is ``None``; ``None``: as it is.
         trial: the kinds of the inputs if the forward rounds nothing because its backward may use
             ``create_graph=True``; otherwise ``None``.
+
+    Attributes:
+        trial: as given.
+        state: the state before the forward, if the forward may have to run a second time; otherwise ``None``.
+        repeats: whether the forward has to run a second time: it was not the planned one, and tensors were stored too
+            coarsely for another path.
     """
 
     def __init__(
@@ -87,10 +94,12 @@ class Following:
         trial: Kinds | None = None,
     ) -> None:
         self.trial = trial
+        self.state: ForwardState | None = None
+        self.repeats = False
         self._model, self._plans, self._followed, self._level = model, plans, followed, level
         self._compiled, self._keeps = compiled, keeps
         self._tape: Tape | None = None
-        self._others = 0
+        self._others = self._nodes = 0
         self._contexts = ExitStack()
 
     @property
@@ -123,6 +132,18 @@ class Following:
             return exactly(base)
         return in_eight_bits(base) if base.off else None
 
+    @property
+    def is_coarse(self) -> bool:
+        """Whether the error of a forward that differs from the planned one may be above the bound: the plan bounds it,
+        and stores values in fewer than 8 bits or as few-bit derivatives."""
+        plan, schedule, _ = self._followed
+        return not self._compiled and not plan.compressed and plan.error > 0 and bool(schedule.coarse)
+
+    def keep_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keeps what the forward may change, if it may have to run a second time. The forward is about to begin."""
+        if self.is_coarse:
+            self.state = ForwardState(self._model, args, kwargs)
+
     def begin(self, session: Session) -> None:
         """Begins to follow the plan. The session has been entered."""
         if self._compiled:
@@ -148,6 +169,7 @@ class Following:
             else:
                 contexts.enter_context(self._taped(session, schedule, rounds, bool(units)))
             self._contexts = contexts.pop_all()
+        self._nodes = get_sequence_nr()
 
     @contextmanager
     def _taped(self, session: Session, schedule: Schedule, rounds: bool, cut: bool) -> Iterator[None]:
@@ -178,6 +200,7 @@ class Following:
         """Ends following the plan. The session is about to be left."""
         if self._compiled:
             return
+        nodes = get_sequence_nr() - self._nodes
         self.leave()
         fates, session.fates, session.tracker.recomputation = session.fates, None, None
         if not complete:
@@ -187,13 +210,41 @@ class Following:
             self._tape.finish()
             if self._tape.mismatch:
                 specs.note_other()  # the tensors of this forward have other values than the plan's
-                self._plans.note_mismatch(self._followed, self._tape.mismatch)
+                self._note_mismatch(self._tape.mismatch, self._tape.next)
             elif specs.others == self._others:  # no other thread left its sites meanwhile
                 specs.placed = saved if isinstance(fates, _Taped) and fates.placed else None
-        elif (others := specs.saves_others(saved)) or (isinstance(fates, _Placed) and fates.is_other):
+                specs.nodes = nodes
+        elif (others := specs.saves_others(saved)) or (self.is_coarse and nodes != specs.nodes):
             specs.note_other()
-            if others:
-                self._plans.note_other(self._followed)
+            if self.is_coarse:
+                found = "it saved other tensors for backward" if others else "it ran other operators"
+                self._note_mismatch(found, len(self.schedule.ops))
+        elif isinstance(fates, _Placed) and fates.is_other:
+            specs.note_other()
+
+    def _note_mismatch(self, where: str, ran: int) -> None:
+        """Notes a forward that differs from the planned one.
+
+        Args:
+            where: where it differs, in words.
+            ran: how many of the planned operators have run before.
+
+        Raises:
+            RuntimeError: its error may be above the bound, and it cannot run a second time.
+        """
+        schedule = self.schedule
+        stored = self.is_coarse and any(value in schedule.coarse for op in schedule.ops[:ran] for value in op.makes)
+        obstacle = self.state.obstacle() if stored and self.state is not None else ""
+        self.repeats = stored and self.state is not None and not obstacle
+        self._plans.note_mismatch(self._followed, where, self.repeats)
+        if obstacle:
+            plan = self._followed.plan
+            raise RuntimeError(
+                f"{plan.model}'s forward is not the one that was captured: {where}. It has stored tensors in fewer "
+                f"than 8 bits for the planned path, so its error may be above error={plan.error:g}, and it cannot run "
+                f"a second time with more bits, since {obstacle}. Later forwards use at least 8 bits. To use them from "
+                "the start, pass stores=('recompute', 'exact', '8 bits', 'host') to compress_model; or pass error=0"
+            )
 
     def leave(self) -> None:
         """Leaves what ``begin`` has entered, if that was not left: an interrupt may have come before ``end``."""

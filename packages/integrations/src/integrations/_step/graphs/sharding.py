@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from integrations._step.graphs.graph import Graph
-from integrations._torch import tree_map
+from integrations._torch import collectives_of_groups, tree_map
 
 _FSDP = "torch.distributed.fsdp"
 
@@ -31,6 +31,15 @@ def distributed() -> bool:
     """Whether there is more than one rank."""
     module = torch.distributed
     return module.is_available() and module.is_initialized() and module.get_world_size() > 1
+
+
+def collectives_started() -> object:
+    """Return what compares equal to an earlier result if this rank has started no collective since. If a backend does
+    not count collectives, no two results are equal."""
+    if not distributed():
+        return ()
+    counts = collectives_of_groups()
+    return object() if counts is None else tuple(counts)
 
 
 def is_unit(module: nn.Module) -> bool:
