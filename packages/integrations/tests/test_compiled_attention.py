@@ -106,3 +106,24 @@ def test_attention_of_exact_inputs_is_exact():
     expected = gradients(model, x)
     integrations.compress_model(model, keep=[""])
     assert_same(trained(model, compiled(model), x), expected)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition"])
+def test_attention_that_torch_takes_apart_has_the_same_bits(backend):
+    """No kernel has a gradient for a learned bias. Query, key and value were stored in the bits of linear inputs."""
+
+    class Biased(Attention):
+        def __init__(self):
+            super().__init__()
+            self.bias = torch.nn.Parameter(normal(4 * 48 * 48).view(4, 48, 48))
+
+        def forward(self, x):
+            query, key, value = self.three(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+            made = F.scaled_dot_product_attention(query, key, value, self.bias)
+            return self.out(made.transpose(1, 2).flatten(-2))
+
+    model = integrations.compress_model(Biased())
+    trained(model, compiled(model, backend=backend), INPUT)
+    operands = [row for row in rows(model) if row.operator == "bmm"]
+    assert len(operands) >= 3
+    assert {row.codec.split(",")[0] for row in operands} == {"GroupAffine(bits=7"}

@@ -104,7 +104,8 @@ def solved_for_any_path(plan: Found) -> Found:
     )
     captures = Captures(plan.graph, menus, plan.rounded, rounded_menus, plan.level)
     made = solved(type(plan), plan.model, captures, bounds, plan.objective, plan.capture_seconds)
-    return replace(made, loss=plan.loss, unmeasured="its forward takes another path in some steps")
+    unmeasured = "its forward takes another path in some steps"
+    return replace(made, loss=plan.loss, chunking=plan.chunking, unmeasured=unmeasured)
 
 
 def most_exact(plan: Solution, peak: int, seconds: float) -> Choice | None:

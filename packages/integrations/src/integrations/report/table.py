@@ -8,8 +8,8 @@ from rich import box
 from rich.table import Table
 
 from integrations.report.content import Content
-from integrations.report.fitted import Name, Names, Words
 from integrations.report.row import Row
+from integrations.report.table_cells import Name, Names, Words
 from integrations.report.tree import Part, tree_of
 from integrations.report.words import (
     format_bytes,

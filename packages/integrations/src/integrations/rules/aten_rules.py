@@ -12,7 +12,7 @@ operators are recognised: products, convolutions and the normalisations of rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -134,6 +134,8 @@ _REPEATED = MappingProxyType(
     }
 )
 _TOO_MANY = 256  # steps that are followed
+_FEW = 16  # steps between a softmax and a product
+_PASSING = _SAME | _names("mul div neg")
 
 
 class BackwardUses:
@@ -240,7 +242,12 @@ def _in_gradient(
     if is_recomputed(user):
         yield from _in_attention(value, name, positions)
     elif set(positions) <= set(_PRODUCTS.get(name, ())):
-        yield Use("linear", "input", name) if value is _Dependence.ITSELF else _product(name)
+        if name in ("bmm", "baddbmm") and _is_of_attention(user):
+            yield Use("scaled_dot_product_attention", "recomputed", name)
+        elif value is _Dependence.ITSELF:
+            yield Use("linear", "input", name)
+        if value is not _Dependence.ITSELF:
+            yield _product(name)
     elif _is_factor(node, user, name, set(positions)) or (
         planned and name in _ROW_NORMS and value is _Dependence.RECOMPUTED and set(positions) <= _ROW_STATISTICS
     ):
@@ -252,6 +259,27 @@ def _in_gradient(
             yield _product(name)
     else:
         yield _unknown(name)
+
+
+def _is_of_attention(product: Node) -> bool:
+    """Return whether a product with a gradient belongs to an attention that torch has taken apart: one operand is the
+    gradient of a softmax's input, which is multiplied with query or key, or the result is that of its output, as it is
+    of value. A rounded factor moves every gradient below, as in torch's own attention."""
+    return any(_leads(node, lambda one: one.all_input_nodes[:1]) for node in product.all_input_nodes) or any(
+        _leads(node, lambda one: list(one.users)) for node in product.users
+    )
+
+
+def _leads(node: Node, following: Callable[[Node], list[Node]]) -> bool:
+    """Return whether views and scaled copies lead from a node to the backward of a softmax."""
+    for _ in range(_FEW):
+        if origin_of(node) == "_softmax_backward_data":
+            return True
+        after = following(node)
+        if node.op != "call_function" or name_of(node.target) not in _PASSING or len(after) != 1:
+            return False
+        node = after[0]
+    return False
 
 
 def _in_attention(value: _Dependence, name: str, positions: tuple[int, ...]) -> Iterator[Use]:
