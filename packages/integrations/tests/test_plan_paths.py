@@ -8,6 +8,7 @@ there.
 from __future__ import annotations
 
 import copy
+import random
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -110,12 +111,26 @@ def _errors(model: _Net, exact: _Net, paths: Sequence[Sequence[int]]) -> list[fl
 def test_each_step_is_within_the_bound(
     kind: str, block: type[nn.Module], act: type[nn.Module], bounds: dict[str, Any]
 ) -> None:
-    """The first forward on another path is an exception: its first tensors were rounded before that was known."""
+    """The first forward on another path, too: it runs a second time, since its first tensors had few bits before it was
+    known that the path is another one."""
     model, exact = _net(block, act)
     integrations.compress_model(model, error=ERROR, **bounds)
     assert max(_errors(model, exact, [range(DEPTH)] * 3)) <= ERROR
-    _errors(model, exact, PATHS[kind][:1])
-    assert max(_errors(model, exact, [*PATHS[kind][1:], *PATHS[kind], range(DEPTH)])) <= ERROR
+    assert not plan_of(model).choice.fits_any_path
+    assert max(_errors(model, exact, [*PATHS[kind], *PATHS[kind], range(DEPTH)])) <= ERROR
+
+
+@pytest.mark.filterwarnings(f"ignore:.*{TOLD}")
+@pytest.mark.parametrize("planned", [1, 3], ids=["taped", "replayed"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_first_step_on_a_random_path_is_within_the_bound(seed: int, planned: int) -> None:
+    """Loops of random length over random blocks and branches. Without the second run, the error is up to 0.4."""
+    drawn = random.Random(seed)
+    model, exact = _net(_Chain)
+    integrations.compress_model(model, error=ERROR, stores=("bits",))
+    assert max(_errors(model, exact, [range(DEPTH)] * planned)) <= ERROR
+    paths = [[drawn.randrange(-DEPTH, DEPTH) for _ in range(drawn.randint(1, 2 * DEPTH))] for _ in range(3)]
+    assert max(_errors(model, exact, paths)) <= ERROR
 
 
 class _Rereads(nn.Module):

@@ -6,7 +6,8 @@ features that need them. They have torch's names without the underscore, some me
 
 Private attributes of objects of torch are used where the objects are: ``_version`` and ``_base`` of a tensor,
 ``_cdata`` and ``_weak_ref`` of a storage, ``_schema`` of an operator, ``_sequence_nr``, ``_forward_cls`` and
-``_raw_saved_*`` of a node, ``_get_sequence_number_for_group`` of a process group, ``_orig_mod`` and ``_get_fsdp_state`` of a module.
+``_raw_saved_*`` of a node, ``_get_sequence_number_for_group`` of a process group, ``_orig_mod`` and
+``_get_fsdp_state`` of a module.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from integrations._handle.saved_state import state_of, take_over
 from integrations._handle.timing import measure_times
 from integrations._handle.unused import await_forward, await_no_longer, awaits_forward
 from integrations._runtime.following import Following, runs_transformed
+from integrations._runtime.forward_state import ForwardStates
 from integrations._runtime.specs import PlannedSpecs
 from integrations._step.capturing.capture import is_capturing
 from integrations._step.graphs.schedule import Schedule
@@ -368,13 +369,13 @@ class Compression(HandleState):
             "timed": None,
             "waits": awaits_forward(self),
         }
-        del state["paths"], state["specs"], state["double"]
+        del state["paths"], state["states"], state["specs"], state["double"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         waits = state.pop("waits")
         super().__setstate__(state)
-        self.paths = ModulePaths(self.model)
+        self.paths, self.states = ModulePaths(self.model), ForwardStates(self.model)
         self.specs = PlannedSpecs()
         self.key = key_for(self)
         self.double = self._new_double()

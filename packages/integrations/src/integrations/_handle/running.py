@@ -123,8 +123,8 @@ class RunningSession:
 
     def keep_state(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Keeps what the forward may change, if it may have to run a second time."""
-        if self._following is not None:
-            self._following.keep_state(args, dict(kwargs))
+        if self._following is not None and self._following.is_coarse:
+            self._following.state = self._handle.states.before(args, dict(kwargs))
 
     def undo(self) -> EarlierRun:
         """Restores the state before the forward, which is over and runs a second time."""
@@ -139,6 +139,7 @@ class RunningSession:
     def __enter__(self) -> Session:
         require_no_plan()
         self._before = self._handle.records
+        self._shared = bool(self._handle.sessions)
         self._open = True
         try:
             self._session.__enter__()
@@ -152,10 +153,12 @@ class RunningSession:
         return self._session
 
     def __exit__(self, *error: Any) -> None:
-        self._handle.sessions.pop(threading.get_ident(), None)
+        handle = self._handle
+        handle.sessions.pop(threading.get_ident(), None)
         try:
             if self._following is not None:
-                self._following.end(self._session, complete=error[0] is None)
+                shared = self._shared or bool(handle.sessions) or handle.step != self._session.step + 1
+                self._following.end(self._session, complete=error[0] is None, shared=shared)
         finally:
             try:
                 if self._following is not None:

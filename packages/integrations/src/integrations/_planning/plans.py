@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
 from integrations._calls.tensors import gradient_of
 from integrations._common.locking import OwnLock, Users
+from integrations._common.modules import all_modules
 from integrations._common.warn import warn
 from integrations._planning.attempts import Attempts
 from integrations._planning.bounds import Bounds
@@ -271,11 +273,12 @@ class Plans:
 def _elements(model: nn.Module) -> tuple[int, int]:
     """How many elements of parameters are trained, and how many of these have gradients already."""
     trained = standing = 0
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            count = parameter.numel()
-            trained += count
-            standing += count if gradient_of(parameter) is not None else 0
+    values = (module._parameters.values() for module in all_modules(model))
+    parameters = {id(one): one for one in chain.from_iterable(values) if one is not None and one.requires_grad}
+    for parameter in parameters.values():
+        count = parameter.numel()
+        trained += count
+        standing += count if gradient_of(parameter) is not None else 0
     return trained, standing
 
 

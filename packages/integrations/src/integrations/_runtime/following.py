@@ -78,7 +78,7 @@ class Following:
 
     Attributes:
         trial: as given.
-        state: the state before the forward, if the forward may have to run a second time; otherwise ``None``.
+        state: the state before the forward; ``None`` if it was not kept, since the forward never has to run again.
         repeats: whether the forward has to run a second time: it was not the planned one, and tensors were stored too
             coarsely for another path.
     """
@@ -139,11 +139,6 @@ class Following:
         plan, schedule, _ = self._followed
         return not self._compiled and not plan.compressed and plan.error > 0 and bool(schedule.coarse)
 
-    def keep_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keeps what the forward may change, if it may have to run a second time. The forward is about to begin."""
-        if self.is_coarse:
-            self.state = ForwardState(self._model, args, kwargs)
-
     def begin(self, session: Session) -> None:
         """Begins to follow the plan. The session has been entered."""
         if self._compiled:
@@ -196,8 +191,14 @@ class Following:
         kept_so, recomputed = self._keeps or kept(session.level), exactly(session.level)
         return _WithoutStore(kept_so, recomputed, later=False, rounded=self._keeps is not None)
 
-    def end(self, session: Session, complete: bool) -> None:
-        """Ends following the plan. The session is about to be left."""
+    def end(self, session: Session, complete: bool, shared: bool = False) -> None:
+        """Ends following the plan. The session is about to be left.
+
+        Args:
+            session: the session.
+            complete: whether the forward has returned.
+            shared: whether another thread has run the model meanwhile.
+        """
         if self._compiled:
             return
         nodes = get_sequence_nr() - self._nodes
@@ -210,7 +211,7 @@ class Following:
             self._tape.finish()
             if self._tape.mismatch:
                 specs.note_other()  # the tensors of this forward have other values than the plan's
-                self._note_mismatch(self._tape.mismatch, self._tape.next)
+                self._note_mismatch(self._tape.mismatch, self._tape.next, shared)
             elif specs.others == self._others:  # no other thread left its sites meanwhile
                 specs.placed = saved if isinstance(fates, _Taped) and fates.placed else None
                 specs.nodes = nodes
@@ -218,24 +219,27 @@ class Following:
             specs.note_other()
             if self.is_coarse:
                 found = "it saved other tensors for backward" if others else "it ran other operators"
-                self._note_mismatch(found, len(self.schedule.ops))
+                self._note_mismatch(found, len(self.schedule.ops), shared)
         elif isinstance(fates, _Placed) and fates.is_other:
             specs.note_other()
 
-    def _note_mismatch(self, where: str, ran: int) -> None:
+    def _note_mismatch(self, where: str, ran: int, shared: bool) -> None:
         """Notes a forward that differs from the planned one.
 
         Args:
             where: where it differs, in words.
             ran: how many of the planned operators have run before.
+            shared: whether another thread has run the model meanwhile.
 
         Raises:
             RuntimeError: its error may be above the bound, and it cannot run a second time.
         """
         schedule = self.schedule
         stored = self.is_coarse and any(value in schedule.coarse for op in schedule.ops[:ran] for value in op.makes)
-        obstacle = self.state.obstacle() if stored and self.state is not None else ""
-        self.repeats = stored and self.state is not None and not obstacle
+        obstacle = ""
+        if stored and self.state is not None:
+            obstacle = "another thread has run the model meanwhile" if shared else self.state.obstacle()
+            self.repeats = not obstacle
         self._plans.note_mismatch(self._followed, where, self.repeats)
         if obstacle:
             plan = self._followed.plan

@@ -43,15 +43,20 @@ class PutBack(ABC):
 
 
 class Mapping(PutBack):
-    """A dictionary of any class; none of the class's own methods is called. ``before`` is a copy of what it held, in
-    order; ``None``: as it is now."""
+    """A dictionary of any class; none of the class's own methods is called.
+
+    Args:
+        found: the dictionary.
+        whole: see above.
+        before: a copy of an earlier time, to be put back; ``None``: as the dictionary is now.
+    """
 
     def __init__(self, found: dict[Any, Any], whole: bool, before: dict[Any, Any] | None = None) -> None:
         self._found, self._whole = found, whole
-        held = found if before is None else before
-        self._before = _entries(held)
+        self._before = _entries(found) if before is None else before
         self._kind: Any = OrderedDict if isinstance(found, OrderedDict) else dict
-        self._order = list(self._kind.keys(held)) if self._kind is OrderedDict else list(self._before)
+        ordered = before is None and self._kind is OrderedDict
+        self._order = list(self._kind.keys(found)) if ordered else list(self._before)
 
     @property
     def values(self) -> list[Any]:
@@ -91,12 +96,12 @@ def _entries(found: dict[Any, Any]) -> dict[Any, Any]:
 
 
 class Sequence(PutBack):
-    """A list or a deque. ``before`` is a copy of what it held; ``None``: as it is now."""
+    """A list or a deque."""
 
-    def __init__(self, found: Any, whole: bool, before: Any = None) -> None:
+    def __init__(self, found: Any, whole: bool) -> None:
         self._found, self._whole = found, whole
         self._kind: Any = deque if isinstance(found, deque) else list
-        self.values = self._now() if before is None else list(before)
+        self.values = self._now()
 
     def _now(self) -> list[Any]:
         return list(self._kind.copy(self._found))  # at once
@@ -118,11 +123,11 @@ class Sequence(PutBack):
 
 
 class Set(PutBack):
-    """A set. ``before`` is a copy of what it held; ``None``: as it is now."""
+    """A set."""
 
-    def __init__(self, found: set[Any], whole: bool, before: set[Any] | None = None) -> None:
+    def __init__(self, found: set[Any], whole: bool) -> None:
         self._found, self._whole = found, whole
-        self.values = list(set.copy(found if before is None else before))
+        self.values = list(set.copy(found))
 
     def restore(self) -> None:
         before = {id(member): member for member in self.values}

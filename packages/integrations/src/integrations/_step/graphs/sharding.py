@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from integrations._common.modules import all_modules
 from integrations._step.graphs.graph import Graph
 from integrations._torch import collectives_of_groups, tree_map
 
@@ -55,7 +56,8 @@ def is_of_unit(hook: Callable[..., Any] | None) -> bool:
 
 def units_of(model: nn.Module) -> frozenset[str]:
     """The paths of the units inside a model."""
-    if _FSDP not in sys.modules:
+    fsdp = sys.modules.get(_FSDP)
+    if fsdp is None or not any(isinstance(module, fsdp.FSDPModule) for module in all_modules(model)):
         return frozenset()
     return frozenset(name for name, module in model.named_modules() if name and is_unit(module))
 
