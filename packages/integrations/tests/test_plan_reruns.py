@@ -73,7 +73,7 @@ def _plain(model: Net) -> Net:
 def _seed() -> None:
     torch.manual_seed(3)
     random.seed(3)
-    np.random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
 
 
 def _gradient(model: nn.Module, *args: Any) -> Tensor:
@@ -126,7 +126,8 @@ class _Stateful(_Net):
     def forward(self, x: Tensor, cache: _Cache | None = None, log: list[int] | None = None) -> Tensor:
         self.calls += 1
         self.steps += 1
-        self.codes = self.codes + x.detach().mean(0)  # another tensor
+        self.codes += x.detach().mean(0)
+        self.codes = self.codes.clone()  # the next forward changes another tensor
         self.average.data.mul_(0.5).add_(x.detach().mean(0))  # counts no version
         self.outputs.append(float(x.sum()))
         self.nested["seen"]["shapes"].append(x.shape)
@@ -136,7 +137,7 @@ class _Stateful(_Net):
         if log is not None:
             log.append(self.calls)
         x = self.dropout(self.norm(x)) * (1 + torch.rand((), generator=self.generator))
-        chosen = random.random() + float(np.random.rand()) + float(torch.rand(()))
+        chosen = random.random() + float(np.random.rand()) + float(torch.rand(()))  # noqa: NPY002
         return super().forward(x * (1 + self.calls) + int(self.steps) * chosen)
 
 
@@ -151,7 +152,7 @@ def test_each_kind_of_state_is_as_after_one_forward(planned: int) -> None:
     ends, states = [], []
     for one, cache, log in zip((exact, model), caches, logs, strict=True):
         ends.append(_gradient(one, cache, log))
-        states.append((torch.get_rng_state(), random.getstate(), np.random.rand(), one.generator.get_state()))
+        states.append((torch.get_rng_state(), random.getstate(), np.random.rand(), one.generator.get_state()))  # noqa: NPY002
     assert len(runs) == 2
     assert (ends[1] - ends[0]).norm() <= ERROR * ends[0].norm()
     for place in (0, 3):
@@ -281,7 +282,7 @@ def test_graphs_and_other_ranks_raise(patched: str, monkeypatch: pytest.MonkeyPa
     model = _planned(_Net())
     model.exits = True
     monkeypatch.setattr(forward_state, patched, lambda: object())  # no two of which are equal
-    with pytest.raises(RuntimeError, match="a CUDA graph is captured|it communicates with other ranks"):
+    with pytest.raises(RuntimeError, match=r"a CUDA graph is captured|it communicates with other ranks"):
         model(_input())
 
 

@@ -191,7 +191,9 @@ class Plans:
             again = self._note(plan, inputs)
         if again is not None or varies:
             first = _REPEATS if repeats else _what_follows(plan)
-            after = f"; the {'second run' if repeats else 'next forward with such inputs'} is preceded by another capture"
+            after = (
+                f"; the {'second run' if repeats else 'next forward with such inputs'} is preceded by another capture"
+            )
             told = f"{first}{after if again else ''}{_from_now_on(plan) if varies else ''}"
             warn(f"{plan.model}'s forward is not the one that was captured: {where}. {told}")
 

@@ -6,7 +6,7 @@ here, BatchNorm has another name, counters are counted up. A wrong match costs m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 Shape = tuple[int | None, ...]
@@ -14,6 +14,10 @@ Shape = tuple[int | None, ...]
 
 _REACH = 64
 """By how many operators the two may differ in one place."""
+
+
+_DROPOUT = frozenset({"empty_like", "bernoulli", "div", "mul", "ne"})
+"""The operators of dropout in eager code on a CPU, attention's included. A trace has ``native_dropout``."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +52,54 @@ def match(planned: Sequence[Operator], traced: Sequence[Operator]) -> list[tuple
         traced: the trace's operators, without views.
     """
     found: list[tuple[int | None, ...]] = []
+    for ours, theirs, same in _aligned(planned, traced):
+        if same:
+            found.append(_in_order(ours[0].values, len(theirs[0].shapes)))
+        else:
+            found += _by_shape(ours, theirs)
+    return found
+
+
+def is_same_path(planned: Sequence[Operator], traced: Sequence[Operator]) -> bool:
+    """Return whether a trace is certainly of the planned forward: it has the same operators, but for those of dropout
+    and of batch normalization, which are others where torch compiles them.
+
+    Args:
+        planned, traced: as for ``match``.
+    """
+    return all(same or _is_compiled_as(ours, theirs) for ours, theirs, same in _aligned(planned, traced))
+
+
+def _is_compiled_as(planned: Sequence[Operator], traced: Sequence[Operator]) -> bool:
+    """Return whether these operators of a trace are dropouts, batch normalizations and their counters, and as many of
+    these are planned."""
+    ours = [_plain(op.name) for op in planned]
+    theirs = [_plain(op.name) for op in traced if not (_plain(op.name) == "add" and op.shapes == ((),))]
+    norms, normed = ([name for name in names if "batch_norm" in name] for names in (ours, theirs))
+    dropouts = theirs.count("native_dropout")
+    return (
+        len(norms) == len(normed)
+        and ours.count("bernoulli") == ours.count("mul") == dropouts
+        and len(normed) + dropouts == len(theirs)
+        and all(name in _DROPOUT for name in ours if name not in norms)
+    )
+
+
+def _aligned(
+    planned: Sequence[Operator], traced: Sequence[Operator]
+) -> Iterator[tuple[Sequence[Operator], Sequence[Operator], bool]]:
+    """Yield the parts of both lists, in order, and whether they are the same: one operator of each list where they are,
+    otherwise all up to where they are the same again."""
     here = there = 0
     while there < len(traced):
         if here < len(planned) and _same(planned[here], traced[there]):
-            found.append(_in_order(planned[here].values, len(traced[there].shapes)))
-            here, there = here + 1, there + 1
-            continue
-        skip, skipped = _meeting(planned[here:], traced[there:])
-        found += _by_shape(planned[here : here + skip], traced[there : there + skipped])
+            skip, skipped, same = 1, 1, True
+        else:
+            (skip, skipped), same = _meeting(planned[here:], traced[there:]), False
+        yield planned[here : here + skip], traced[there : there + skipped], same
         here, there = here + skip, there + skipped
-    return found
+    if here < len(planned):
+        yield planned[here:], [], False
 
 
 def _meeting(planned: Sequence[Operator], traced: Sequence[Operator]) -> tuple[int, int]:
