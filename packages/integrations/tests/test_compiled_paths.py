@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import integrations
@@ -58,11 +59,16 @@ def test_a_branch_that_depends_on_data_is_within_the_bound() -> None:
         assert max(errors(model, exact, [range(DEPTH)], function)) <= ERROR
 
 
+class _Attention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
+
+
 def test_models_that_do_not_vary_follow_their_plan() -> None:
     """Torch compiles dropout, batch normalization and the mask of attention to other operators."""
     torch.manual_seed(0)
-    layers = (nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Dropout(0.1), nn.Flatten(2), nn.Linear(196, WIDTH))
-    model = nn.Sequential(*layers, nn.TransformerEncoderLayer(WIDTH, 2, 64, 0.1, batch_first=True)).train()
+    layers = (nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.SiLU(), nn.Dropout(0.1), _Attention(), nn.Linear(14, WIDTH))
+    model = nn.Sequential(*layers, nn.GELU(), nn.Linear(WIDTH, WIDTH)).train()
     integrations.compress_model(model, error=0.2, stores=("bits", "slopes"), min_bytes=0)
     function = torch.compile(model, backend="aot_eager")
     with warnings.catch_warnings():
@@ -84,6 +90,7 @@ def test_what_is_the_same_path() -> None:
     assert not is_same_path(ops("mm", "relu"), ops("mm", "gelu"))
     assert not is_same_path(ops("mm", "relu"), ops("mm"))
     assert not is_same_path(ops("mm"), ops("mm", "relu"))
+    assert is_same_path(ops(*dropout, "mul", "ne"), ops("native_dropout", "mul"))
     assert not is_same_path(ops("mm", *dropout), ops("mm"))
     assert not is_same_path(ops("mm"), ops("mm", "native_dropout"))
     assert not is_same_path(ops("mm", "mul"), ops("mm", "native_dropout"))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import integrations
-from integrations._runtime import forward_state
+from integrations._runtime import forward_state, replay
 from integrations._step.capturing.capture import is_capturing
 from integrations.checkpoint import plan_of
 
@@ -141,10 +141,11 @@ class _Stateful(_Net):
         return super().forward(x * (1 + self.calls) + int(self.steps) * chosen)
 
 
-@pytest.mark.parametrize("planned", [1, 3], ids=["taped", "replayed"])
-def test_each_kind_of_state_is_as_after_one_forward(planned: int) -> None:
+@pytest.mark.parametrize("taped", [False, True], ids=["replayed", "taped"])
+def test_each_kind_of_state_is_as_after_one_forward(taped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "FORCED_OFF", taped)
     torch.manual_seed(1)
-    model = _planned(_Stateful(), planned, lambda: (_Cache(), [0]))
+    model = _planned(_Stateful(), 2, lambda: (_Cache(), [0]))
     model.exits = True
     exact = _plain(model)
     count, runs = model.calls, _runs(model)
@@ -314,6 +315,7 @@ def test_errors_leave_the_model_as_it_was(
     with pytest.raises(error):
         model(_input())
     assert model.calls == calls + (where == "second run")  # as after any forward that fails
+    assert model.calls == int(model.steps) == len(model.outputs)
     assert not integrations.compression(model).running
     exact = _plain(model)
     assert _error(model, exact) <= ERROR

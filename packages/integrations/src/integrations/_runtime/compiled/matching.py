@@ -6,7 +6,7 @@ here, BatchNorm has another name, counters are counted up. A wrong match costs m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 Shape = tuple[int | None, ...]
@@ -16,8 +16,8 @@ _REACH = 64
 """By how many operators the two may differ in one place."""
 
 
-_DROPOUT = frozenset({"empty_like", "bernoulli", "div", "mul", "ne"})
-"""The operators of dropout in eager code on a CPU, attention's included. A trace has ``native_dropout``."""
+_DROPOUT = ("empty_like", "bernoulli", "div", "mul")
+"""The operators of dropout in eager code on a CPU. A trace has ``native_dropout``."""
 
 
 @dataclass(frozen=True)
@@ -52,54 +52,47 @@ def match(planned: Sequence[Operator], traced: Sequence[Operator]) -> list[tuple
         traced: the trace's operators, without views.
     """
     found: list[tuple[int | None, ...]] = []
-    for ours, theirs, same in _aligned(planned, traced):
-        if same:
-            found.append(_in_order(ours[0].values, len(theirs[0].shapes)))
-        else:
-            found += _by_shape(ours, theirs)
+    here = there = 0
+    while there < len(traced):
+        if here < len(planned) and _same(planned[here], traced[there]):
+            found.append(_in_order(planned[here].values, len(traced[there].shapes)))
+            here, there = here + 1, there + 1
+            continue
+        skip, skipped = _meeting(planned[here:], traced[there:])
+        found += _by_shape(planned[here : here + skip], traced[there : there + skipped])
+        here, there = here + skip, there + skipped
     return found
 
 
 def is_same_path(planned: Sequence[Operator], traced: Sequence[Operator]) -> bool:
-    """Return whether a trace is certainly of the planned forward: it has the same operators, but for those of dropout
-    and of batch normalization, which are others where torch compiles them.
+    """Return whether a trace is certainly of the planned forward: both have the same operators, apart from those of
+    dropout and of batch normalization.
 
     Args:
         planned, traced: as for ``match``.
     """
-    return all(same or _is_compiled_as(ours, theirs) for ours, theirs, same in _aligned(planned, traced))
+    ours, theirs = _as_compiled(planned), _as_compiled(traced)
+    return len(ours) == len(theirs) and all(map(_same, ours, theirs))
 
 
-def _is_compiled_as(planned: Sequence[Operator], traced: Sequence[Operator]) -> bool:
-    """Return whether these operators of a trace are dropouts, batch normalizations and their counters, and as many of
-    these are planned."""
-    ours = [_plain(op.name) for op in planned]
-    theirs = [_plain(op.name) for op in traced if not (_plain(op.name) == "add" and op.shapes == ((),))]
-    norms, normed = ([name for name in names if "batch_norm" in name] for names in (ours, theirs))
-    dropouts = theirs.count("native_dropout")
-    return (
-        len(norms) == len(normed)
-        and ours.count("bernoulli") == ours.count("mul") == dropouts
-        and len(normed) + dropouts == len(theirs)
-        and all(name in _DROPOUT for name in ours if name not in norms)
-    )
-
-
-def _aligned(
-    planned: Sequence[Operator], traced: Sequence[Operator]
-) -> Iterator[tuple[Sequence[Operator], Sequence[Operator], bool]]:
-    """Yield the parts of both lists, in order, and whether they are the same: one operator of each list where they are,
-    otherwise all up to where they are the same again."""
-    here = there = 0
-    while there < len(traced):
-        if here < len(planned) and _same(planned[here], traced[there]):
-            skip, skipped, same = 1, 1, True
-        else:
-            (skip, skipped), same = _meeting(planned[here:], traced[there:]), False
-        yield planned[here : here + skip], traced[there : there + skipped], same
-        here, there = here + skip, there + skipped
-    if here < len(planned):
-        yield planned[here:], [], False
+def _as_compiled(ops: Sequence[Operator]) -> list[Operator]:
+    """Return operators in the same form for eager code and for a trace: dropout and batch normalization as one operator
+    with its output alone, without counters of batches, and without comparisons, such as of dropout's mask."""
+    names = [_plain(op.name) for op in ops]
+    found, here = list[Operator](), 0
+    while here < len(ops):
+        op, name = ops[here], names[here]
+        if tuple(names[here : here + len(_DROPOUT)]) == _DROPOUT:
+            here += len(_DROPOUT) - 1
+            op, name = ops[here], "native_dropout"
+        here += 1
+        if name == "ne" or (name == "add" and op.shapes == ((),)):
+            continue
+        if name == "native_dropout" or "batch_norm" in name:
+            name = "batch_norm" if "batch_norm" in name else name
+            op = Operator(f"aten.{name}.default", op.shapes[:1], op.values[:1])
+        found.append(op)
+    return found
 
 
 def _meeting(planned: Sequence[Operator], traced: Sequence[Operator]) -> tuple[int, int]:
