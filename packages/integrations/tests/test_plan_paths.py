@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import integrations
 from integrations._planning.plan import Plan
+from integrations._planning.plans import Plans
 from integrations._runtime import replay
 from integrations.checkpoint import plan_of
 
@@ -149,13 +150,18 @@ class _Turns(Net):
 
 
 @pytest.mark.filterwarnings(f"ignore:.*{TOLD}")
-@pytest.mark.parametrize("length", [4, 3], ids=["planned inputs", "others"])
-def test_a_path_that_changes_in_each_run_has_8_bits(length: int) -> None:
-    """A third run, at most, needs no plan of its own path. Without that, forward after forward would run for ever."""
+@pytest.mark.parametrize(("length", "captured"), [(4, True), (3, True), (3, False)])
+def test_a_path_that_changes_in_each_run_has_8_bits(
+    length: int, captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third run, at most, needs no plan of its own path. Without that, the forward would run for ever if no plan can
+    be made for its inputs."""
     _Turns.turns = itertools.count(3)
     model = _Turns(Chain, nn.GELU).train()
     integrations.apply(model, integrations.plan(model, (torch.randn(4, 16, WIDTH),), error=ERROR, stores=("bits",)))
     assert not plan_of(model).choice.fits_any_path
+    if not captured:
+        monkeypatch.setattr(Plans, "_asks_for_capture", lambda *_: False)
     model(torch.randn(length, 16, WIDTH)).square().mean().backward()
     stored = [row.codec for row in integrations.compression(model).report().rows if "bits=" in row.codec]
     assert all("bits=8" in codec for codec in stored)
