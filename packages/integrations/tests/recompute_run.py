@@ -28,14 +28,14 @@ class _Given:
     def __init__(self, plan, keeps):
         self.plan, self.keeps, self.made, self.users = plan, keeps, None, Users()
 
-    def following(self, model, level, args, kwargs, bits=None, compiled=False, double=None):
+    def following(self, model, level, args, kwargs, bits=None, compiled=False, double=None, any_path=False):
         followed = Followed(self.plan, self.plan.schedule, Signature.of(args, kwargs))
         made = Following(model, self, followed, None, compiled, self.keeps)
         if self.made is not None:
             self.made.append(made)
         return made
 
-    def note_mismatch(self, followed, where):
+    def note_mismatch(self, followed, where, repeats=False):
         warn(
             f"{self.plan.model}'s forward is not the one that was captured: {where}. What follows is kept: gradients "
             "are right and memory is not saved"

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import integrations
-from integrations._runtime.following import _Taped
+from integrations._runtime.planned_fates import Taped
 from integrations.checkpoint import Plan
 from integrations.rules.stores import Store
 
@@ -78,7 +78,7 @@ def test_it_is_computed_once_for_both(forward, store, monkeypatch):
     for shares in (True, False):
         with monkeypatch.context() as patch:
             if not shares:
-                patch.setattr(_Taped, "recomputation", lambda *_: None)
+                patch.setattr(Taped, "recomputation", lambda *_: None)
             model, x = planned(forward, store)
             with Calls() as calls:
                 found.append(gradients(model, x))

@@ -145,7 +145,7 @@ def test_a_forward_that_differs(kind: type[Net], error: float) -> None:
 @pytest.mark.parametrize("stores", [("exact", "8 bits"), STORING])
 def test_what_follows_another_forward(tapes: list[Tape], saves: str, stores: tuple[str, ...]) -> None:
     """If the plan uses at least 8 bits, the next forward has a tape, finds where it differs, and is planned for. With
-    fewer bits, the new path is planned for at once, since its error may be above the bound."""
+    fewer bits, the forward runs a second time, and is planned for in front of that."""
     model = _net()
     integrations.apply(model, integrations.plan(model, (_input(),), memory=0.6, stores=stores))
     for number in range(3):
@@ -156,11 +156,11 @@ def test_what_follows_another_forward(tapes: list[Tape], saves: str, stores: tup
     else:
         model[-1].p = 0.0
     _stepped(model, _input())
-    assert len(tapes) == count  # nobody knows yet
     if stores is not STORING:
+        assert len(tapes) == count  # nobody knows yet
         _stepped(model, _input())
         assert tapes[-1].mismatch
-    _stepped(model, _input())
+        _stepped(model, _input())
     assert plan_of(model) is not plan
     assert plan_of(model).choice.fits_any_path
     assert not tapes[-1].mismatch

@@ -6,7 +6,8 @@ features that need them. They have torch's names without the underscore, some me
 
 Private attributes of objects of torch are used where the objects are: ``_version`` and ``_base`` of a tensor,
 ``_cdata`` and ``_weak_ref`` of a storage, ``_schema`` of an operator, ``_sequence_nr``, ``_forward_cls`` and
-``_raw_saved_*`` of a node, ``_orig_mod`` and ``_get_fsdp_state`` of a module.
+``_raw_saved_*`` of a node, ``_get_sequence_number_for_group`` of a process group, ``_orig_mod`` and
+``_get_fsdp_state`` of a module.
 """
 
 from __future__ import annotations
@@ -169,8 +170,18 @@ get_active_ddp_module: Callable[[], Any] = bound(
     "torch.nn.parallel.DistributedDataParallel._get_active_ddp_module", "an adaptive level on several ranks"
 )
 ScriptMethod: Any = bound("torch._C.ScriptMethod", "a checkpoint inside of a model", ())
+_WORLD = later("torch.distributed.distributed_c10d._world", "a plan with few bits on several ranks", None)
 noted("torch.nn.utils.parametrize._cache", _CAPTURE, spared=True)
 noted("torch.nn.modules.module._global_forward_hooks", _CAPTURE, spared=True)
+
+
+def collectives_of_groups() -> list[int] | None:
+    """How many collectives each process group has started; ``None`` if one does not count them."""
+    world = _WORLD()
+    try:
+        return None if world is None else [one._get_sequence_number_for_group() for one in list(world.pg_map)]
+    except (AttributeError, RuntimeError):  # not every backend has numbers
+        return None
 
 
 def kept_for_all_modules() -> list[dict[Any, Any]]:

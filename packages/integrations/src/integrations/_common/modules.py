@@ -49,6 +49,19 @@ class ModulePaths:
         return self._paths.get(module)
 
 
+def all_modules(model: nn.Module) -> list[nn.Module]:
+    """Return a model and all modules in it, each once. ``model.modules()`` builds names, which takes too long for what
+    runs in each forward."""
+    found = [model]
+    seen = {model}
+    for module in found:
+        for child in module._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                found.append(child)
+    return found
+
+
 def _has(model: nn.Module, module: nn.Module) -> bool:
     """Whether a module is part of a model. This does not build the names of all modules, which would take longer than a
     forward may have, for a loss module that is made anew in each."""

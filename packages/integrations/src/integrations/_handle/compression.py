@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +21,12 @@ from integrations._handle.gradient_error import GradientError, measure_error
 from integrations._handle.handle_state import HandleState
 from integrations._handle.handles import key_for
 from integrations._handle.monitor import Monitor
-from integrations._handle.running import RunningSession
+from integrations._handle.running import EarlierRun, RunningSession
 from integrations._handle.saved_state import state_of, take_over
 from integrations._handle.timing import measure_times
 from integrations._handle.unused import await_forward, await_no_longer, awaits_forward
 from integrations._runtime.following import Following, runs_transformed
+from integrations._runtime.forward_state import ForwardStates
 from integrations._runtime.specs import PlannedSpecs
 from integrations._step.capturing.capture import is_capturing
 from integrations._step.graphs.schedule import Schedule
@@ -79,19 +80,28 @@ class Compression(HandleState):
             use.end()
 
     def _run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        session = self.session_of_forward(args, kwargs)
-        if session is None:
-            return forward(*args, **kwargs)
-        try:
-            with session as entered:
-                entered.owners.add_inputs(tensors_in((args, kwargs)))
-                result = forward(*args, **kwargs)
-        except BaseException as error:
-            session.abandon()
-            if isinstance(error, (RuntimeError, MemoryError)):
-                explain(error, self.model)
-            raise
-        if self.recomputing is not None:
+        session, earlier = self.session_of_forward(args, kwargs), list[EarlierRun]()
+        while session is not None:
+            session.keep_state(args, kwargs)
+            try:
+                with session as entered:
+                    entered.owners.add_inputs(tensors_in((args, kwargs)))
+                    result = forward(*args, **kwargs)
+            except BaseException as error:
+                session.abandon()
+                if isinstance(error, (RuntimeError, MemoryError)):
+                    explain(error, self.model)
+                raise
+            if not session.repeats:
+                break
+            del result, entered
+            earlier.append(session.undo())
+            session = self.session_of_forward(args, kwargs, earlier=earlier)
+        else:
+            result = forward(*args, **kwargs)
+        for run in earlier:
+            run.require_gone(self.model)
+        if session is not None and self.recomputing is not None:
             self.recomputing.note_returned()
         return result
 
@@ -100,13 +110,18 @@ class Compression(HandleState):
         self._adapter.blocks = True
 
     def session_of_forward(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], compiled: bool = False
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        compiled: bool = False,
+        earlier: Sequence[EarlierRun] = (),
     ) -> RunningSession | None:
         """The session for a forward that starts now; ``None`` if the forward is not to be compressed, or already is.
 
         Args:
             args, kwargs: its inputs.
             compiled: whether torch compiles it.
+            earlier: its earlier runs, if it runs once more.
         """
         if not self.active or threading.get_ident() in self.sessions:
             return None
@@ -116,22 +131,25 @@ class Compression(HandleState):
             return None
         if self.recomputing is not None:
             following = self.recomputing.following(
-                self.model, self.level, args, dict(kwargs), self.plan, compiled, self.double
+                self.model, self.level, args, dict(kwargs), self.plan, compiled, self.double, len(earlier) > 1
             )
             before, self._plain = self._plain, None if following is None else following.plain
             if self._plain is not None and self._plain is before and not self._looks and self.timed is None:
                 return None  # the forward runs plainly, and the one before has warned of it
-        if self._monitor is not None and not self._trials:
+        if self._monitor is not None and not self._trials and not earlier:
             self._monitor.before_forward(self)
-        return self.session(measured=True, following=following)
+        return self.session(measured=True, following=following, step=earlier[0].step if earlier else None)
 
-    def session(self, measured: bool = False, following: Following | None = None) -> RunningSession:
+    def session(
+        self, measured: bool = False, following: Following | None = None, step: int | None = None
+    ) -> RunningSession:
         """The session for a forward, or for a whole step. With ``measured``, backward comes after it, and an adaptive
-        level may measure it. With ``following`` it follows a plan."""
+        level may measure it. With ``following`` it follows a plan. ``step`` is its number if it has one already."""
         await_no_longer(self)
         meet(self)
-        with _STEPS:  # gives each forward its own number, in whichever thread it starts
-            step, self.step = self.step, self.step + 1
+        if step is None:
+            with _STEPS:  # gives each forward its own number, in whichever thread it starts
+                step, self.step = self.step, self.step + 1
         measured = measured and (not self._trials or self._adapter.adapting)
         plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.plan, None)
         if probe is not None:  # the probe looks at what this forward stores
@@ -351,13 +369,13 @@ class Compression(HandleState):
             "timed": None,
             "waits": awaits_forward(self),
         }
-        del state["paths"], state["specs"], state["double"]
+        del state["paths"], state["states"], state["specs"], state["double"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         waits = state.pop("waits")
         super().__setstate__(state)
-        self.paths = ModulePaths(self.model)
+        self.paths, self.states = ModulePaths(self.model), ForwardStates(self.model)
         self.specs = PlannedSpecs()
         self.key = key_for(self)
         self.double = self._new_double()

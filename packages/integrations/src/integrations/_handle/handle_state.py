@@ -18,6 +18,7 @@ from integrations._common.modules import ModulePaths
 from integrations._common.warn import warn
 from integrations._handle.keeping import with_kept
 from integrations._handle.recomputing import Recomputing
+from integrations._runtime.forward_state import ForwardStates
 from integrations._runtime.session import Session
 from integrations._runtime.specs import PlannedSpecs
 from integrations._runtime.timed import TimedSession
@@ -43,6 +44,7 @@ class HandleState(InModel, ABC):
         records: of the last forward, or the one that runs.
         sessions: by thread, while a forward runs.
         paths: of the model's modules.
+        states: keeps the state before a forward that may have to run a second time.
         paused: while an exact gradient is taken for comparison.
         timed: the forwards of a step whose times are measured, while it runs; else ``None``.
         double: records whether a backward with ``create_graph=True`` reads rounded tensors.
@@ -63,6 +65,7 @@ class HandleState(InModel, ABC):
         self.timed: list[TimedSession] | None = None
         self.sessions: dict[int, Session] = {}
         self.paths = ModulePaths(model)
+        self.states = ForwardStates(model)
         self._trials = 0  # trial runs under way
         self._stores_at: tuple[Level, Level] | None = None
         self._told: set[str] = set()  # subjects that were warned of

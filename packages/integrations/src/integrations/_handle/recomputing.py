@@ -121,6 +121,7 @@ class Recomputing:
         bits: Allotted | None = None,
         compiled: bool = False,
         double: DoubleBackward | None = None,
+        any_path: bool = False,
     ) -> Following | None:
         """Return the ``Following`` for a forward with these inputs. Return ``None`` if there is no backward to plan
         for, or if the model has a plan already and none can be made for these inputs.
@@ -134,6 +135,7 @@ class Recomputing:
             bits: the bits of an adaptive level's tensors, from its last measurement.
             compiled: whether torch compiles the forward.
             double: records backwards with ``create_graph=True``; ``None`` if nothing does.
+            any_path: whether the plan's error has to be within the bound on every path of the forward.
 
         Raises:
             ValueError: the model has no plan yet, and none can be made, or none keeps to the bounds. The message names
@@ -151,7 +153,7 @@ class Recomputing:
         trial = None
         if double is not None and self.may_become_exact:
             plans, trial = self._without_rounding(model, plans, level, None if compiled else double, args, kwargs)
-        followed = plans.plan_for(model, args, kwargs, self.users)
+        followed = plans.plan_for(model, args, kwargs, self.users, any_path)
         if followed is None:
             return None
         alone = level.off or (followed.plan.menus is not None and followed.plan.level is None)

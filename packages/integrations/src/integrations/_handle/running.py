@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from actcore import current_rank
 from integrations._adaptive.finite import Look
@@ -44,6 +48,33 @@ def specs_under(handle: HandleState, plan: Plan | None, way: Way | None = None, 
         fixed = fixed_bits(handle.stores_at)
         policy = fixed if plan is None else PlannedBits(fixed, plan)
     return handle.specs.under(policy, followed)
+
+
+class EarlierRun:
+    """A run of a forward that another run replaces.
+
+    Attributes:
+        step: the forward's number.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.step = session.step
+        self._saved = weakref.ref(session.storages.last)  # each region that autograd holds refers to it
+
+    def require_gone(self, model: nn.Module) -> None:
+        """Requires that nothing holds tensors of this run, which are stored too coarsely.
+
+        Raises:
+            RuntimeError: something does, which the state before the forward does not cover.
+        """
+        if self._saved() is not None and gc.collect() is not None and self._saved() is not None:
+            raise RuntimeError(
+                f"{type(model).__name__}'s forward took another path than the planned one and ran a second time, and "
+                "an object still holds a tensor of the first run with its history, such as an entry of a global list: "
+                "a gradient through it would be above the bound on the error. Later forwards use at least 8 bits. To "
+                "use them from the start, pass stores=('recompute', 'exact', '8 bits', 'host') to compress_model; or "
+                "detach the tensor"
+            )
 
 
 class RunningSession:
@@ -85,9 +116,30 @@ class RunningSession:
         """What the forward follows; ``None`` if it follows no plan."""
         return None if self._following is None else self._following.plan
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the forward, which is over, has to run a second time."""
+        return self._following is not None and self._following.repeats
+
+    def keep_state(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Keeps what the forward may change, if it may have to run a second time."""
+        if self._following is not None and self._following.is_coarse:
+            self._following.state = self._handle.states.before(args, dict(kwargs))
+
+    def undo(self) -> EarlierRun:
+        """Restores the state before the forward, which is over and runs a second time."""
+        timed = self._handle.timed
+        if timed is not None and isinstance(self._session, TimedSession):
+            timed.remove(self._session)
+        self._handle.records = self._before
+        if self._following is not None and self._following.state is not None:
+            self._following.state.restore()
+        return EarlierRun(self._session)
+
     def __enter__(self) -> Session:
         require_no_plan()
         self._before = self._handle.records
+        self._shared = bool(self._handle.sessions)
         self._open = True
         try:
             self._session.__enter__()
@@ -101,10 +153,12 @@ class RunningSession:
         return self._session
 
     def __exit__(self, *error: Any) -> None:
-        self._handle.sessions.pop(threading.get_ident(), None)
+        handle = self._handle
+        handle.sessions.pop(threading.get_ident(), None)
         try:
             if self._following is not None:
-                self._following.end(self._session, complete=error[0] is None)
+                shared = self._shared or bool(handle.sessions) or handle.step != self._session.step + 1
+                self._following.end(self._session, complete=error[0] is None, shared=shared)
         finally:
             try:
                 if self._following is not None:
@@ -117,7 +171,8 @@ class RunningSession:
         elif error[0] is None:
             if self._probe is not None:
                 judge_measurement(self._handle, self._probe, self._session.records)
-            judge(self._handle, self._session)
+            if not self.repeats:
+                judge(self._handle, self._session)
 
     def abandon(self) -> None:
         """Leaves it if it was not left: an interrupt may have come while it was entered or left."""

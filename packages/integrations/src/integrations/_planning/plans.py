@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
 from integrations._calls.tensors import gradient_of
 from integrations._common.locking import OwnLock, Users
+from integrations._common.modules import all_modules
 from integrations._common.warn import warn
 from integrations._planning.attempts import Attempts
 from integrations._planning.bounds import Bounds
@@ -97,13 +99,14 @@ class Plans:
         return not self._first.is_bounded or 2 * standing <= trained or self._first.accumulating.is_bounded
 
     def plan_for(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], users: Users
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], users: Users, any_path: bool = False
     ) -> Followed | None:
         """What a forward with these inputs follows. ``None`` if no plan can be made for it, and it runs plainly.
 
         Args:
             model, args, kwargs: the model, and the forward's inputs.
             users: the model's forwards, of which a capture wants none beside it.
+            any_path: whether the plan's error has to be within the bound on every path of the forward.
 
         Raises:
             ValueError: the inputs have other shapes than planned for, and these are refused.
@@ -132,7 +135,7 @@ class Plans:
                         plan = self._plans[inputs] = made
                         mismatch.due = False
             plan = plan or self.last
-            self.last = plan = self._for_any_path(plan) if self._varies else plan
+            self.last = plan = self._for_any_path(plan) if self._varies or any_path else plan
             self.followed = followed = plan.accumulating if 2 * standing > trained else plan
             if plan.is_bounded and not followed.is_bounded:
                 self._tell_of_excess(followed, " where gradients are there already")
@@ -172,24 +175,27 @@ class Plans:
                 "is made in this process, integrations.checkpoint.plan(model, inputs, loss=...)"
             )
 
-    def note_mismatch(self, followed: Followed, where: str) -> None:
+    def note_mismatch(self, followed: Followed, where: str, repeats: bool = False) -> None:
         """Notes a forward that its plan is not for. That tells nothing of the plan if the plan was made for other
-        inputs."""
+        inputs.
+
+        Args:
+            followed: what the forward followed.
+            where: where it differs, in words.
+            repeats: whether the forward now runs a second time.
+        """
         plan, inputs = followed.plan, followed.inputs
         with self._lock.held:
             varies = not self._varies and self._may_exceed(plan, inputs)
             self._varies = self._varies or varies
             again = self._note(plan, inputs)
         if again is not None or varies:
-            after = "; the next forward with such inputs is preceded by another capture" if again else ""
-            told = f"{_what_follows(plan)}{after}{_what_came_before(plan) if varies else ''}"
+            first = _REPEATS if repeats else _what_follows(plan)
+            after = (
+                f"; the {'second run' if repeats else 'next forward with such inputs'} is preceded by another capture"
+            )
+            told = f"{first}{after if again else ''}{_from_now_on(plan) if varies else ''}"
             warn(f"{plan.model}'s forward is not the one that was captured: {where}. {told}")
-
-    def note_other(self, followed: Followed) -> None:
-        """Record a forward without a tape that saved other tensors than the plan's. If its error may be above the
-        bound, count it as a mismatch. Otherwise the next forward has a tape, which finds where it differs."""
-        if not _fits_any_path(followed.plan):
-            self.note_mismatch(followed, "it saved other tensors for backward")
 
     def _may_exceed(self, plan: Plan, inputs: Signature) -> bool:
         """Return whether a forward that differs from the plan's may have an error above the bound. Return ``False`` for
@@ -269,11 +275,12 @@ class Plans:
 def _elements(model: nn.Module) -> tuple[int, int]:
     """How many elements of parameters are trained, and how many of these have gradients already."""
     trained = standing = 0
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            count = parameter.numel()
-            trained += count
-            standing += count if gradient_of(parameter) is not None else 0
+    values = (module._parameters.values() for module in all_modules(model))
+    parameters = {id(one): one for one in chain.from_iterable(values) if one is not None and one.requires_grad}
+    for parameter in parameters.values():
+        count = parameter.numel()
+        trained += count
+        standing += count if gradient_of(parameter) is not None else 0
     return trained, standing
 
 
@@ -282,13 +289,17 @@ def _fits_any_path(plan: Plan) -> bool:
     return plan.compressed or not plan.error or (plan.choice.fits_any_path and plan.accumulating.choice.fits_any_path)
 
 
-def _what_came_before(plan: Plan) -> str:
-    """Return a sentence on the error of a forward that differs from its plan's, and on the error of later forwards."""
-    bounds = plan.bounds
-    least = "rounds to fewer than 8 bits" if bounds.rounds_unforeseen else "rounds"
+_REPEATS = (
+    "It runs a second time from its start, since it has stored tensors in few bits for the planned path: its Python "
+    "code and the hooks of its submodules run twice in this step"
+)
+
+
+def _from_now_on(plan: Plan) -> str:
+    """Return a sentence on the error of the forwards after one that took another path."""
+    least = "rounds to fewer than 8 bits" if plan.bounds.rounds_unforeseen else "rounds"
     return (
-        ". Tensors saved before this point were rounded for the planned path: the gradient's error may be above "
-        f"error={plan.error:g}. No later step {least}, which keeps the error within this bound on every path. If the "
+        f". From now on no step {least}, which keeps the error within error={plan.error:g} on every path. If the "
         "forward takes the new path from now on, call integrations.restore_model(model) and compress it again"
     )
 

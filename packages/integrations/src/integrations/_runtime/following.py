@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from integrations._common.warn import warn
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Followed, Plans
-from integrations._runtime.fates import Fate
-from integrations._runtime.repeating.keeping import Exactly, Packed
+from integrations._runtime.forward_state import ForwardState
+from integrations._runtime.planned_fates import Placed, Read, Taped, WithoutStore
 from integrations._runtime.repeating.repeating import aside, here, require_no_plan
-from integrations._runtime.repeating.segments import Results
-from integrations._runtime.repeating.tape import UNPLANNED, Tape
+from integrations._runtime.repeating.tape import Tape
 from integrations._step.dispatch.casts import fresh_casts
-from integrations._step.dispatch.memory import Geometry, is_plain
 from integrations._step.dispatch.versions import unseen
 from integrations._step.graphs.schedule import Schedule
 from integrations._step.graphs.sharding import hooks_unseen, units_of
 from integrations._storing.double_backward import Kinds
-from integrations._storing.regions import View
-from integrations._storing.ways import Way, exactly, in_eight_bits, kept, way_of
-from integrations._torch import DisableTorchFunction, in_forward_mode, peek_interpreter_stack
+from integrations._storing.ways import Way, exactly, in_eight_bits, kept
+from integrations._torch import get_sequence_nr, in_forward_mode, peek_interpreter_stack
 from integrations.rules.levels import Level
-from integrations.rules.stores import Store
 
 if TYPE_CHECKING:
     from integrations._runtime.session import Session
-    from integrations._runtime.site import Site
-
-_DECIDED = "a mask was made by it, or an operator would amplify its errors: kept exactly"
 
 
 def runs_transformed(planned: bool = True) -> bool:
@@ -74,6 +66,12 @@ class Following:
         keeps: how a kept value waits that the plan has no store for, where ``level`` is ``None``; ``None``: as it is.
         trial: the kinds of the inputs if the forward rounds nothing because its backward may use
             ``create_graph=True``; otherwise ``None``.
+
+    Attributes:
+        trial: as given.
+        state: the state before the forward; ``None`` if it was not kept, since the forward never has to run again.
+        repeats: whether the forward has to run a second time: it was not the planned one, and tensors were stored too
+            coarsely for another path.
     """
 
     def __init__(
@@ -87,10 +85,12 @@ class Following:
         trial: Kinds | None = None,
     ) -> None:
         self.trial = trial
+        self.state: ForwardState | None = None
+        self.repeats = False
         self._model, self._plans, self._followed, self._level = model, plans, followed, level
         self._compiled, self._keeps = compiled, keeps
         self._tape: Tape | None = None
-        self._others = 0
+        self._others = self._nodes = 0
         self._contexts = ExitStack()
 
     @property
@@ -123,6 +123,13 @@ class Following:
             return exactly(base)
         return in_eight_bits(base) if base.off else None
 
+    @property
+    def is_coarse(self) -> bool:
+        """Whether the error of a forward that differs from the planned one may be above the bound: the plan bounds it,
+        and stores values in fewer than 8 bits or as few-bit derivatives."""
+        plan, schedule, _ = self._followed
+        return not self._compiled and not plan.compressed and plan.error > 0 and bool(schedule.coarse)
+
     def begin(self, session: Session) -> None:
         """Begins to follow the plan. The session has been entered."""
         if self._compiled:
@@ -144,19 +151,20 @@ class Following:
             contexts.callback(setattr, here, "following", False)
             contexts.enter_context(fresh_casts())
             if session.specs.need_no_tape and session.replays and not schedule.needs_tape:
-                session.fates = _Placed(session, schedule, self._without_store(session))
+                session.fates = Placed(session, schedule, self._without_store(session))
             else:
                 contexts.enter_context(self._taped(session, schedule, rounds, bool(units)))
             self._contexts = contexts.pop_all()
+        self._nodes = get_sequence_nr()
 
     @contextmanager
     def _taped(self, session: Session, schedule: Schedule, rounds: bool, cut: bool) -> Iterator[None]:
         """A block in which the tape follows every operator. Where the model's parameters are sharded, the operators of
         the hooks that gather them are left out."""
         others = self._without_store(session)
-        tape = self._tape = Tape(schedule, _Read(session, schedule, others.rounded), self._model)
+        tape = self._tape = Tape(schedule, Read(session, schedule, others.rounded), self._model)
         tape.double, tape.rounded = session.storages.last.double, rounds or self._level is not None
-        found = _Taped(session, schedule, others, tape, rounds)
+        found = Taped(session, schedule, others, tape, rounds)
         session.fates, session.aside = found, unseen
         if session.checkpoints is not None:
             session.checkpoints.around = aside
@@ -166,18 +174,25 @@ class Following:
             here.following = True
             yield
 
-    def _without_store(self, session: Session) -> _WithoutStore:
+    def _without_store(self, session: Session) -> WithoutStore:
         """How values wait that the plan has no store for."""
         if self._level is not None:
-            return _WithoutStore(session.way, session.way, later=True, rounded=True)
+            return WithoutStore(session.way, session.way, later=True, rounded=True)
         # A recomputed value waits as it is. Its signs and the like may have to be stored now.
         kept_so, recomputed = self._keeps or kept(session.level), exactly(session.level)
-        return _WithoutStore(kept_so, recomputed, later=False, rounded=self._keeps is not None)
+        return WithoutStore(kept_so, recomputed, later=False, rounded=self._keeps is not None)
 
-    def end(self, session: Session, complete: bool) -> None:
-        """Ends following the plan. The session is about to be left."""
+    def end(self, session: Session, complete: bool, shared: bool = False) -> None:
+        """Ends following the plan. The session is about to be left.
+
+        Args:
+            session: the session.
+            complete: whether the forward has returned.
+            shared: whether another thread has run the model meanwhile.
+        """
         if self._compiled:
             return
+        nodes = get_sequence_nr() - self._nodes
         self.leave()
         fates, session.fates, session.tracker.recomputation = session.fates, None, None
         if not complete:
@@ -187,173 +202,45 @@ class Following:
             self._tape.finish()
             if self._tape.mismatch:
                 specs.note_other()  # the tensors of this forward have other values than the plan's
-                self._plans.note_mismatch(self._followed, self._tape.mismatch)
+                self._note_mismatch(self._tape.mismatch, self._tape.next, shared)
             elif specs.others == self._others:  # no other thread left its sites meanwhile
-                specs.placed = saved if isinstance(fates, _Taped) and fates.placed else None
-        elif (others := specs.saves_others(saved)) or (isinstance(fates, _Placed) and fates.is_other):
+                specs.placed = saved if isinstance(fates, Taped) and fates.placed else None
+                specs.nodes = nodes
+        elif (others := specs.saves_others(saved)) or (self.is_coarse and nodes != specs.nodes):
             specs.note_other()
-            if others:
-                self._plans.note_other(self._followed)
+            if self.is_coarse:
+                found = "it saved other tensors for backward" if others else "it ran other operators"
+                self._note_mismatch(found, len(self.schedule.ops), shared)
+        elif isinstance(fates, Placed) and fates.is_other:
+            specs.note_other()
+
+    def _note_mismatch(self, where: str, ran: int, shared: bool) -> None:
+        """Notes a forward that differs from the planned one.
+
+        Args:
+            where: where it differs, in words.
+            ran: how many of the planned operators have run before.
+            shared: whether another thread has run the model meanwhile.
+
+        Raises:
+            RuntimeError: its error may be above the bound, and it cannot run a second time.
+        """
+        schedule = self.schedule
+        stored = self.is_coarse and any(value in schedule.coarse for op in schedule.ops[:ran] for value in op.makes)
+        obstacle = ""
+        if stored and self.state is not None:
+            obstacle = "another thread has run the model meanwhile" if shared else self.state.obstacle()
+            self.repeats = not obstacle
+        self._plans.note_mismatch(self._followed, where, self.repeats)
+        if obstacle:
+            plan = self._followed.plan
+            raise RuntimeError(
+                f"{plan.model}'s forward is not the one that was captured: {where}. It has stored tensors in fewer "
+                f"than 8 bits for the planned path, so its error may be above error={plan.error:g}, and it cannot run "
+                f"a second time with more bits, since {obstacle}. Later forwards use at least 8 bits. To use them from "
+                "the start, pass stores=('recompute', 'exact', '8 bits', 'host') to compress_model; or pass error=0"
+            )
 
     def leave(self) -> None:
         """Leaves what ``begin`` has entered, if that was not left: an interrupt may have come before ``end``."""
         self._contexts.close()
-
-
-class _WithoutStore(NamedTuple):
-    """How values wait that a plan has no store for.
-
-    Attributes:
-        kept: how a kept value waits.
-        recomputed: how a recomputed value waits.
-        later: whether a recomputed value is stored once it has been recomputed. Otherwise it waits as it is until
-            backward has read it.
-        rounded: whether a kept value may be rounded.
-    """
-
-    kept: Way
-    recomputed: Way
-    later: bool
-    rounded: bool
-
-
-class _Fates:
-    """What a plan says of the tensors that autograd saves in one forward.
-
-    Args:
-        session: the session that stores them.
-        schedule: what the forward follows.
-        others: how values wait that the schedule has no store for.
-    """
-
-    def __init__(self, session: Session, schedule: Schedule, others: _WithoutStore) -> None:
-        self._session, self._schedule, self._others = session, schedule, others
-        self._unplanned = Fate(session.way)
-        self._fates: dict[tuple[Store | None, bool], Fate] = {}
-
-    def _of(self, value: int) -> Fate:
-        """What becomes of a tensor in a value's memory."""
-        if value == UNPLANNED:
-            return self._unplanned
-        schedule = self._schedule
-        value = schedule.final(value)
-        key = schedule.stores.get(value), value in schedule.recomputed
-        fate = self._fates.get(key)
-        if fate is None:
-            fate = self._fates[key] = self._fate(*key)
-        return fate
-
-    def _fate(self, store: Store | None, recomputed: bool) -> Fate:
-        if store is not None:
-            return Fate(way_of(store, self._session.level))
-        return Fate(self._others.recomputed if recomputed else self._others.kept)
-
-
-class _Placed(_Fates):
-    """The fates by the sites of tensors, for a forward that recomputes nothing. Its sites know the values of all that
-    it saves, so it needs no tape. A forward that turns out to be another goes on as it would without a plan.
-
-    Attributes:
-        is_other: whether the forward has saved a tensor that no forward with a tape has saved.
-    """
-
-    values = placeholder = None
-
-    def __init__(self, session: Session, schedule: Schedule, others: _WithoutStore) -> None:
-        super().__init__(session, schedule, others)
-        self.is_other = False
-
-    def recomputes(self, tensor: Tensor) -> bool:
-        """Return ``False``: nothing is recomputed here."""
-        return False
-
-    def of(self, tensor: Tensor, site: Site | None) -> Fate:
-        """What becomes of a tensor."""
-        if site is None:
-            self.is_other = True
-            return self._unplanned
-        return self._of(UNPLANNED if site.value is None or not is_plain(tensor) else site.value)
-
-
-class _Taped(_Fates):
-    """The fates by a tape that follows the forward.
-
-    Args:
-        session, schedule, others: as for ``_Fates``.
-        tape: the tape.
-        rounds: whether what a repetition reads may be rounded.
-
-    Attributes:
-        values: the plan's values, by the addresses of their storages.
-        placeholder: see ``Fate``.
-        placed: whether each tensor that was asked for had a site.
-    """
-
-    def __init__(self, session: Session, schedule: Schedule, others: _WithoutStore, tape: Tape, rounds: bool) -> None:
-        super().__init__(session, schedule, others)
-        self._tape, self._rounds = tape, rounds
-        self.values, self.placeholder = tape.values, tape.handle
-        self.placed = True
-
-    def recomputes(self, tensor: Tensor) -> bool:
-        """Return whether backward recomputes the tensor."""
-        value = self._tape.value_of(tensor)
-        return value != UNPLANNED and self._schedule.is_recomputed(value)
-
-    def of(self, tensor: Tensor, site: Site | None) -> Fate:
-        """What becomes of a tensor."""
-        self.placed = self.placed and site is not None
-        return self._of(self._tape.value_of(tensor))
-
-    def recomputation(self, read: Sequence[Tensor], made: Sequence[Tensor]) -> Results | None:
-        """How backward recomputes what an operator has just made. ``None`` if it does not; if what the operator read
-        waits for others in another form than it has when recomputed; or if that would stay alive for this alone."""
-        schedule, values = self._schedule, self._schedule.graph.values
-        first = self._tape.value_of(made[0])
-        if first == UNPLANNED or schedule.store_of(first) is not None or values[first].saved < 0:
-            return None
-        for tensor in read:
-            value = self._tape.value_of(tensor)
-            if value == UNPLANNED or value in schedule.becomes:
-                return None
-            if schedule.is_recomputed(value) and schedule.store_of(value) is not None:
-                return None
-        return self._tape.recomputation(made)
-
-    def _fate(self, store: Store | None, recomputed: bool) -> Fate:
-        fate = super()._fate(store, recomputed)
-        if not recomputed:
-            return fate
-        later = store is not None or self._others.later
-        return fate._replace(placeholder=self.placeholder, waits=later, aside=self._rounds)
-
-
-class _Read(Exactly):
-    """Keeps what the repetitions of one forward read, in the same form in which autograd keeps it.
-
-    Args:
-        session, schedule: as for ``_Fates``.
-        rounded: whether a value that the plan keeps without a store may be rounded.
-    """
-
-    def __init__(self, session: Session, schedule: Schedule, rounded: bool) -> None:
-        self._session, self._schedule, self._rounded = session, schedule, rounded
-        self._known: dict[tuple[int, Geometry, bool], Packed] = {}
-
-    def read(self, tensor: Tensor, value: int) -> Packed:
-        """The tensor's stored form."""
-        key = value, Geometry.of(tensor), tensor.requires_grad
-        found = self._known.get(key)
-        if found is None:
-            final, values = self._schedule.final(value), self._schedule.graph.values
-            decided = values[value].exact and self._may_be_rounded(final)
-            with DisableTorchFunction(), torch.no_grad():
-                stored = self._session.pack_held(tensor, _DECIDED if decided else "")
-            found = self._known[key] = stored.beside() if isinstance(stored, View) else stored
-            if values[final].saved < 0:  # autograd alone would not keep it
-                self._session.records[-1].original_bytes = 0
-        return found
-
-    def _may_be_rounded(self, value: int) -> bool:
-        store = self._schedule.stores.get(value)
-        return self._rounded if store is None else not store.exact

@@ -88,6 +88,7 @@ class Specs:
         first: the site of what the last forward saved first; ``None`` before there was one.
         placed: the tensors that the last forward with a tape saved, in order, if the site of each knows its value in
             the plan; else ``None``.
+        nodes: how many autograd nodes the last forward with a tape has made; ``None`` before there was one.
         others: how many forwards were other than the plan's.
         noted: the results that the last forward has noted for its formulas.
         hooks: the level of the last forward, with its saved-tensor hooks; ``None`` before there was one.
@@ -97,6 +98,7 @@ class Specs:
         self.policy = policy
         self.first: Site | None = None
         self.placed: tuple[SavedTensor, ...] | None = None
+        self.nodes: int | None = None
         self.others = 0
         self.noted: Sequence[Noted] = ()
         self.hooks: tuple[Level, tuple[GraphModule, GraphModule]] | None = None

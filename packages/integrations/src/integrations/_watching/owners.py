@@ -12,6 +12,7 @@ from actcore.replay import hold
 from integrations._calls.call import Call
 from integrations._calls.history import has_history, node_of
 from integrations._calls.tensors import storage_of, storages_of
+from integrations._common.modules import all_modules
 from integrations._common.storages import StorageSet
 
 PARAMETER, BUFFER, INPUT = "parameter", "buffer", "input of the model"
@@ -39,11 +40,8 @@ class Owners:
         self._add_model(model)
 
     def _add_model(self, model: nn.Module) -> None:
-        """Adds what is the model's. ``model.parameters()`` is not used, since it builds names and this runs in each
-        forward."""
-        modules, seen = [model], {model}
-        while modules:
-            module = modules.pop()
+        """Adds what is the model's."""
+        for module in all_modules(model):
             for parameter in module._parameters.values():
                 if parameter is not None:
                     self._add(parameter, PARAMETER)
@@ -52,10 +50,6 @@ class Owners:
             for buffer in module._buffers.values():
                 if buffer is not None:
                     self._add(buffer, BUFFER)
-            for child in module._modules.values():
-                if child is not None and child not in seen:
-                    seen.add(child)
-                    modules.append(child)
 
     def _add(self, tensor: Tensor, holder: str) -> None:
         if hold(self.holders, self._held, tensor, holder, holder == PARAMETER):

@@ -16,6 +16,10 @@ _REACH = 64
 """By how many operators the two may differ in one place."""
 
 
+_DROPOUT = ("empty_like", "bernoulli", "div", "mul")
+"""The operators of dropout in eager code on a CPU. A trace has ``native_dropout``."""
+
+
 @dataclass(frozen=True)
 class Operator:
     """An operator of a plan or of a trace.
@@ -57,6 +61,37 @@ def match(planned: Sequence[Operator], traced: Sequence[Operator]) -> list[tuple
         skip, skipped = _meeting(planned[here:], traced[there:])
         found += _by_shape(planned[here : here + skip], traced[there : there + skipped])
         here, there = here + skip, there + skipped
+    return found
+
+
+def is_same_path(planned: Sequence[Operator], traced: Sequence[Operator]) -> bool:
+    """Return whether a trace is certainly of the planned forward: both have the same operators, apart from those of
+    dropout and of batch normalization.
+
+    Args:
+        planned, traced: as for ``match``.
+    """
+    ours, theirs = _as_compiled(planned), _as_compiled(traced)
+    return len(ours) == len(theirs) and all(map(_same, ours, theirs))
+
+
+def _as_compiled(ops: Sequence[Operator]) -> list[Operator]:
+    """Return operators in the same form for eager code and for a trace: dropout and batch normalization as one operator
+    with its output alone, without counters of batches, and without comparisons, such as of dropout's mask."""
+    names = [_plain(op.name) for op in ops]
+    found, here = list[Operator](), 0
+    while here < len(ops):
+        op, name = ops[here], names[here]
+        if tuple(names[here : here + len(_DROPOUT)]) == _DROPOUT:
+            here += len(_DROPOUT) - 1
+            op, name = ops[here], "native_dropout"
+        here += 1
+        if name == "ne" or (name == "add" and op.shapes == ((),)):
+            continue
+        if name == "native_dropout" or "batch_norm" in name:
+            name = "batch_norm" if "batch_norm" in name else name
+            op = Operator(f"aten.{name}.default", op.shapes[:1], op.values[:1])
+        found.append(op)
     return found
 
 

@@ -21,11 +21,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 from actcore import Kept
 from integrations._common.warn import warn
 from integrations._planning.plan import Plan
-from integrations._runtime.compiled.matching import Operator, Shape, match
+from integrations._runtime.compiled.matching import Operator, Shape, is_same_path, match
 from integrations._step.dispatch.memory import tensors_of
 from integrations._step.dispatch.operators import traits_of
 from integrations._torch import FunctionalTensor, OpOverload, TorchDispatchMode
-from integrations.rules.stores import NODE_KEY
+from integrations.rules.stores import NODE_KEY, Store
 
 _RECOMPUTE = CheckpointPolicy.MUST_RECOMPUTE
 
@@ -118,7 +118,8 @@ class Tagging(TorchDispatchMode):
         found = match(planned, traced)
         other_sizes = _share(found, traced) < _ENOUGH
         if other_sizes:
-            found = match([op.of_any_sizes() for op in planned], traced)
+            planned = [op.of_any_sizes() for op in planned]
+            found = match(planned, traced)
         share = _share(found, traced)
         if share < _ENOUGH:
             warn(
@@ -133,6 +134,14 @@ class Tagging(TorchDispatchMode):
                 f"the plan of {self._plan.model} was made for inputs of other shapes ({self._plan.graph.inputs}): "
                 "torch.compile follows it operator by operator, and its bytes are not those of the plan"
             )
+        other_path = self._has_stores and bool(self._plan.schedule.coarse) and not is_same_path(planned, traced)
+        if other_path:
+            stored = "in 8 bits" if self._plan.bounds.rounds_unforeseen else "exactly"
+            warn(
+                f"{self._plan.model}'s forward, as torch.compile traces it, is not the one that was captured: this "
+                f"compiled code stores tensors {stored} where the plan has fewer than 8 bits. That keeps the error "
+                f"within error={self._plan.error:g}, and less memory is saved"
+            )
         saved = {number for number, value in enumerate(self._plan.followed.values) if value.saved >= 0}
         needed, policies = saved | self._read, iter(found)
         for entry in self._traced:
@@ -141,7 +150,7 @@ class Tagging(TorchDispatchMode):
                 continue
             values = next(policies)
             _write(entry, [self._policy(value, needed) for value in values])
-            self._write_stores(entry, values)
+            self._write_stores(entry, values, other_path)
             for node in entry.copies:
                 if node is not None:
                     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
@@ -153,14 +162,22 @@ class Tagging(TorchDispatchMode):
             return _RECOMPUTE
         return CheckpointPolicy.MUST_SAVE if value in needed else None
 
-    def _write_stores(self, entry: _Traced, values: tuple[int | None, ...]) -> None:
-        """Writes to an operator's results how they wait, if the plan has a store for all of its values or for none."""
-        if self._plan.menus is None or self._plan.compressed:
+    @property
+    def _has_stores(self) -> bool:
+        return self._plan.menus is not None and not self._plan.compressed
+
+    def _write_stores(self, entry: _Traced, values: tuple[int | None, ...], other_path: bool) -> None:
+        """Writes to an operator's results how they wait, if the plan has a store for all of its values or for none. On
+        another path than the planned one, they have at least 8 bits."""
+        if not self._has_stores:
             return
         for node, value in zip(entry.results, values, strict=True):
             if node is not None and value is not None:
                 decides = self._plan.followed.values[value].exact and value in self._read
-                node.meta[NODE_KEY] = None if decides else self._plan.store_of(value)
+                store = None if decides else self._plan.store_of(value)
+                if store is not None and not store.fine and other_path:
+                    store = Store(8 if self._plan.bounds.rounds_unforeseen else None, host=store.host)
+                node.meta[NODE_KEY] = store
 
 
 def _read_by_recomputation(plan: Plan) -> set[int]:

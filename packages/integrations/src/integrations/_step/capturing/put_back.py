@@ -43,13 +43,20 @@ class PutBack(ABC):
 
 
 class Mapping(PutBack):
-    """A dictionary of any class; none of the class's own methods is called."""
+    """A dictionary of any class; none of the class's own methods is called.
 
-    def __init__(self, found: dict[Any, Any], whole: bool) -> None:
+    Args:
+        found: the dictionary.
+        whole: see above.
+        before: a copy of an earlier time, to be put back; ``None``: as the dictionary is now.
+    """
+
+    def __init__(self, found: dict[Any, Any], whole: bool, before: dict[Any, Any] | None = None) -> None:
         self._found, self._whole = found, whole
-        self._before = _entries(found)
+        self._before = _entries(found) if before is None else before
         self._kind: Any = OrderedDict if isinstance(found, OrderedDict) else dict
-        self._order = list(self._kind.keys(found)) if self._kind is OrderedDict else list(self._before)
+        ordered = before is None and self._kind is OrderedDict
+        self._order = list(self._kind.keys(found)) if ordered else list(self._before)
 
     @property
     def values(self) -> list[Any]:

@@ -82,6 +82,12 @@ class Schedule:
         recomputed, or what is saved may have other shapes than before."""
         return bool(self.recomputed) or self.any_sizes
 
+    @cached_property
+    def coarse(self) -> frozenset[int]:
+        """The values that wait in a store that is not precise enough for any reader. See ``Store.fine``."""
+        known = range(len(self.graph.values))
+        return frozenset(value for value in known if (store := self.store_of(value)) is not None and not store.fine)
+
     def is_recomputed(self, value: int) -> bool:
         """Whether what the memory of a value holds in the end is recomputed."""
         return self.final(value) in self.recomputed

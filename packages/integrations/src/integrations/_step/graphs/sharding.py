@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from integrations._common.modules import all_modules
 from integrations._step.graphs.graph import Graph
-from integrations._torch import tree_map
+from integrations._torch import collectives_of_groups, tree_map
 
 _FSDP = "torch.distributed.fsdp"
 
@@ -33,6 +34,15 @@ def distributed() -> bool:
     return module.is_available() and module.is_initialized() and module.get_world_size() > 1
 
 
+def collectives_started() -> object:
+    """Return what compares equal to an earlier result if this rank has started no collective since. If a backend does
+    not count collectives, no two results are equal."""
+    if not distributed():
+        return ()
+    counts = collectives_of_groups()
+    return object() if counts is None else tuple(counts)
+
+
 def is_unit(module: nn.Module) -> bool:
     """Whether ``fully_shard`` was given the module."""
     fsdp = sys.modules.get(_FSDP)  # without the module, nothing can be a unit
@@ -46,7 +56,8 @@ def is_of_unit(hook: Callable[..., Any] | None) -> bool:
 
 def units_of(model: nn.Module) -> frozenset[str]:
     """The paths of the units inside a model."""
-    if _FSDP not in sys.modules:
+    fsdp = sys.modules.get(_FSDP)
+    if fsdp is None or not any(isinstance(module, fsdp.FSDPModule) for module in all_modules(model)):
         return frozenset()
     return frozenset(name for name, module in model.named_modules() if name and is_unit(module))
 
