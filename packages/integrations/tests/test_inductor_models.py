@@ -30,9 +30,9 @@ A step's error is a sum over thousands of roundings, and a few tensors have the 
 third at most. The mean of 16 squares scatters by a twelfth, its root by half of that, and the quotient of two roots by
 6 %. The bound is 2.5 of these away from 1.
 
-Below ``EIGHT_BITS`` the quotient says nothing: all that is stored is exact or has 8 bits, and the compiler decides which
-tensors these are. Of the softmax that PyG writes out, it has the quotient exactly and ``exp`` in 8 bits; eager code has
-them the other way round.
+Below ``EIGHT_BITS`` the quotient says nothing: all that is stored is exact or has 8 bits, and the compiler decides
+which tensors these are. Of the softmax that PyG writes out, it has the quotient exactly and ``exp`` in 8 bits; eager
+code has them the other way round.
 """
 
 NAMES = [
