@@ -94,7 +94,7 @@ def test_a_budget_that_cannot_be_is_refused(made, budget, error, message):
 
 def test_the_least_budget_that_is_named_can_be_met(made):
     with pytest.raises(ValueError, match="at least") as raised:
-        made.within(1)
+        made.within("1B")
     least = int(str(raised.value).split("at least ")[1].split()[0])
     assert made.within(least).peak == least
     share = float(str(raised.value).split(", ")[1].split(" of the plain step's")[0])

@@ -107,7 +107,7 @@ class Monitor:
             return
         if self.closure is None:
             found = self._predicted(handle)
-            if handle.plan is None and handle.obstacle:
+            if handle.bit_plan is None and handle.obstacle:
                 handle.warn_once("prediction", f"{handle.name}: {_unpredicted(handle.obstacle)}")
         elif why := _why_not_now(handle):
             handle.warn_once("monitor", f"{handle.name}: the monitor waits for another forward: {why}")
@@ -145,7 +145,7 @@ class Monitor:
     def _predicted(self, handle: Compression) -> GradientError | None:
         """What the plan predicts; ``None`` without a plan, without a new prediction since the last check, or if nothing
         is known."""
-        plan = handle.plan
+        plan = handle.bit_plan
         if plan is None or plan.step == self._judged or not plan.gradient:
             return None
         self._judged = plan.step
