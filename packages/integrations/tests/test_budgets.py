@@ -1,6 +1,7 @@
 """The forms in which a memory budget may be written: bytes, fractions, percentages, "least" and "auto"."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -8,13 +9,14 @@ from torch import nn
 
 import integrations
 from integrations import checkpoint
+from integrations._measuring import together
 from integrations._planning import free
 from integrations._planning.bounds import Bounds
 from integrations._planning.budget import bytes_of, limit_of, require_budget
 from integrations.cli import main
 
 from .fit_llama import config_of
-from .nets import assert_same, gradients
+from .nets import assert_same, gradients, normal
 from .recompute_levels import deep
 
 pytestmark = pytest.mark.usefixtures("following_takes_no_time")
@@ -55,8 +57,9 @@ def test_a_percentage_is_the_fraction():
     assert found.choice == expected.choice
     assert found.accumulating.choice == expected.accumulating.choice
     assert found.memory == "60%"
-    several = integrations.plan(model, [args, (args[0][:4],)], memory="60%")  # of the larger one's peak
-    assert several.peak <= 0.6 * several.plain_peak
+    inputs = [(normal(40, 8, 64),), (normal(10, 10, 64),)]
+    several = integrations.plan(model, inputs, memory="70%")  # of the larger one's peak
+    assert several.memory == several.also[0].memory == int(0.7 * several.plain_peak)
     with pytest.raises(ValueError, match=r"memory .* must be at least .* got '5%'; .* take a larger fraction"):
         integrations.plan(model, args, memory="5%")
 
@@ -181,6 +184,20 @@ def test_auto_that_is_too_little_says_what_was_counted(monkeypatch, tmp_path):
         with pytest.raises(ValueError, match="must be at least") as raised:
             call()
         assert "memory='auto' is 0 bytes here: 1.0 MiB that are free on cpu, less " in raised.value.__notes__[0]
+
+
+def test_ranks_that_plan_together_take_the_least_of_theirs(monkeypatch, tmp_path):
+    machine(monkeypatch, tmp_path, available=64 * MIB)
+    model, args = deep()
+    others = [-1000.0]
+    monkeypatch.setattr(together, "largest", lambda value: max(value, *others) if others[0] < 0 else others[0])
+    asked = Bounds("auto")
+    assert together.with_bytes(asked, model, args, together=True)[0] == Bounds("1000B")
+    alone = together.with_bytes(asked, model, args, together=False)[0]
+    assert bytes_of(alone.memory, 0) == free.free_for(model).nbytes > 1000
+    others[0] = math.nan  # a rank on which nothing is known
+    with pytest.raises(ValueError, match="if a rank's free memory is unknown"):
+        together.with_bytes(asked, model, args, together=True)
 
 
 def test_auto_on_a_device_of_which_nothing_is_known():

@@ -13,6 +13,7 @@ import integrations
 from integrations._measuring import bounded
 from integrations._planning import front
 from integrations._planning.at_peak import largest_at_peak
+from integrations._planning.noted import WITH_ROUNDING
 from integrations.checkpoint import Plan
 
 from .libraries import library_or_skip
@@ -149,6 +150,7 @@ def test_the_error_says_what_there_is_and_what_rounding_allows():
     assert told.count("made by") == 3
     share = float(told.split("the least is ")[1].split(", ")[1].split(" of")[0])
     assert "With error=0.1, which allows rounding" in told
+    assert "larger error" not in told
     assert "an estimate that measures nothing" in told
     rounded = integrations.plan(model, args, memory=share, error=0.1, measure=False)
     assert rounded.peak < least.peak
@@ -184,7 +186,7 @@ def test_plans_that_fit_are_searched_for_once(monkeypatch):
     monkeypatch.setattr(front, "solved", lambda *given, **named: found.append(given) or solved(*given, **named))
     plan = integrations.plan(model, args, memory=0.6)
     assert len(found) == 1
-    assert front.WITH_ROUNDING not in plan.others  # it would keep the captures alive
+    assert WITH_ROUNDING not in plan.others  # it would keep the captures alive
 
 
 def test_what_is_in_memory_at_the_peak():
@@ -260,6 +262,7 @@ def test_fallback_is_one_of_two_words():
     model, _ = deep()
     for asked, message in (
         ({"memory": 0.5, "fallback": "L1"}, "fallback must be 'error' or 'least', got 'L1'"),
+        ({"fallback": "L1"}, "fallback must be 'error' or 'least', got 'L1'"),
         ({"fallback": "least"}, "fallback must be left out without memory="),
     ):
         with pytest.raises(ValueError, match=message):
@@ -326,6 +329,14 @@ def test_what_the_monitor_measures_later_counts():
         closure()
     assert handle.measured.step == 2
     assert handle.measured.relative == handle.last_error.relative
+
+
+def test_a_monitor_of_an_exact_plan_is_refused():
+    """It asked for another level, although a plan is followed."""
+    model, _ = deep()
+    integrations.compress_model(model, memory=0.6)
+    with pytest.raises(ValueError, match=r"got plan\(memory=0\.6, error=0\), whose gradients are exact; .* error=0\.1"):
+        integrations.compression(model).monitor(lambda: None)
 
 
 def test_handles_without_a_budget():

@@ -19,8 +19,9 @@ from integrations._measuring.within_error import within_error
 from integrations._planning.bounds import ONLY_RECOMPUTE, USUAL_ERROR, Bounds
 from integrations._planning.budget import LEAST
 from integrations._planning.errors import Unmet
-from integrations._planning.front import WITH_ROUNDING, planned
+from integrations._planning.front import planned
 from integrations._planning.menus import Menus
+from integrations._planning.noted import WITH_ROUNDING
 from integrations._planning.plan import Plan
 from integrations._planning.search import solved_again
 from integrations._planning.unmet import share_of
@@ -192,15 +193,14 @@ def within(front: Plan, bounds: Bounds) -> Plan:
     Raises:
         Unmet: as ``chosen``.
     """
-    with_rounding = front.others.pop(WITH_ROUNDING, None)  # it holds what the capture saw
-    if bounds.memory is None and bounds.time is None:
-        return front
     try:
-        return front.within(bounds.memory, bounds.time)
+        return front if bounds.memory is None and bounds.time is None else front.within(bounds.memory, bounds.time)
     except Unmet as error:
-        if with_rounding is not None:
-            error.args = (f"{error}{_estimated(with_rounding, front)}",)
+        if WITH_ROUNDING in front.others:
+            error.args = (f"{error}{_estimated(front.others[WITH_ROUNDING], front)}",)
         raise
+    finally:
+        front.others.pop(WITH_ROUNDING, None)  # it holds what the capture saw
 
 
 def _estimated(with_rounding: Callable[[], Plan], exact: Plan) -> str:

@@ -14,6 +14,7 @@ from integrations._common.warn import warn
 from integrations._planning.bounds import USUAL_ERROR, Bounds
 from integrations._planning.chunked import chunking
 from integrations._planning.menus import Menus
+from integrations._planning.noted import WITH_ROUNDING
 from integrations._planning.offered import Weights, menus_of
 from integrations._planning.plan import Plan
 from integrations._planning.savers import Seen
@@ -27,10 +28,6 @@ from integrations._step.graphs.sharding import class_of
 from integrations.rules.levels import Level
 
 _EXACT = Bounds()
-
-WITH_ROUNDING = "with rounding"
-"""The key in ``Plan.others`` of a function without arguments, which makes the plan with rounding of the same
-captures."""
 
 
 def planned(

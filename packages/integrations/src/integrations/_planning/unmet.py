@@ -8,6 +8,7 @@ from integrations._planning.at_peak import largest_at_peak
 from integrations._planning.bounds import ONLY_RECOMPUTE, WAYS, Bounds
 from integrations._planning.budget import LEAST, fraction_of
 from integrations._planning.chunked import CLASSES
+from integrations._planning.noted import WITH_ROUNDING
 from integrations._planning.solution import Solution
 from integrations.report.words import format_bytes
 
@@ -116,5 +117,5 @@ def _occupied(plan: Solution) -> str:
 
 def _rounds_as_allowed(plan: Solution) -> bool:
     """Whether the bound on the error may keep the plan of the least memory from less memory: the plan uses at least
-    half of the allowed variance."""
-    return plan.front[0].variance >= plan.error**2 / 2
+    half of the allowed variance. Return ``False`` if an estimate of what rounding allows is told besides."""
+    return WITH_ROUNDING not in plan.others and plan.front[0].variance >= plan.error**2 / 2
