@@ -308,6 +308,10 @@ def test_the_handle_has_the_measured_error_with_its_step():
     resumed = integrations.compression(integrations.compress_model(deep()[0], error=0.1, stores=("bits",)))
     resumed.load_state_dict(handle.state_dict())
     assert resumed.measured == handle.measured
+    wrong = handle.state_dict()
+    wrong["recomputing"]["measured_in"] = "first"
+    with pytest.raises(ValueError, match="measured_in must be a step from 0, or None, got 'first'"):
+        resumed.load_state_dict(wrong)
     old = handle.state_dict()
     del old["recomputing"]["measured_in"]  # a state of an earlier version
     resumed.load_state_dict(old)

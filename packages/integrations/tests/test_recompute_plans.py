@@ -81,7 +81,7 @@ def test_a_budget_is_kept(deep, made, budget):
         (float("nan"), ValueError, r"in \(0, 1\]"),
         (-1, ValueError, "must not be negative, got -1"),
         ("4 bananas", ValueError, "a number with a unit such as '4GiB'"),
-        ("0.5", ValueError, r"must have a unit as a string, .* got '0.5'; a fraction .* is a float, such as 0.5"),
+        ("0.5", ValueError, r"must have a unit as a string, .* got '0.5'; .* is a float or a percentage, such as 0.5"),
         ("1024", ValueError, r"must have a unit as a string, such as '4GiB', or '1024B' for bytes, got '1024'"),
         (True, TypeError, "budget must be bytes as an int"),
         ([1], TypeError, "budget must be bytes as an int"),

@@ -10,7 +10,6 @@ from torch import nn
 from actcore import Codec, Raw
 from integrations._adaptive.plan import Plan as Allotted
 from integrations._adaptive.ranks import come_together
-from integrations._common.entries import of_type
 from integrations._common.locking import OwnLock, Users
 from integrations._common.warn import warn
 from integrations._handle.asked_plans import OPTIMAL, Asked, planning_for, require_asked, require_at, require_of
@@ -355,6 +354,9 @@ class Recomputing:
         found = Recomputing(model, asked, level, shapes, codec)
         if plan is not None and found.plans is None:
             found.plans = Fronts(plan, level)
+        step = state.get("measured_in")
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+            raise ValueError(f"the state's measured_in must be a step from 0, or None, got {step!r:.40}")
         if found.plans is not None:
-            found._made_in = [(found.plans.last, of_type(int | None, state.get("measured_in"), "measured_in"))]
+            found._made_in = [(found.plans.last, step)]
         return found
