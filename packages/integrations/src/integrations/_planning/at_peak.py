@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from actcore import StepUsage, simulate
 from integrations._planning.choice import Choice
-from integrations._planning.problem import training_step
+from integrations._planning.problem import chosen_entries, training_step
 from integrations._planning.solution import Solution
 from integrations._step.graphs.graph import Graph
 
@@ -51,13 +51,7 @@ def largest_at_peak(plan: Solution, most: int = 3) -> AtPeak:
 
 def _usage(plan: Solution, graph: Graph, choice: Choice) -> StepUsage:
     menus = plan.menus_of(choice)
-    count = len(graph.values)
-    forms = [-1] * count
-    for value, store in choice.stores:
-        forms[value] = next(place for place, one in enumerate(menus.options[value]) if one.store == store)
-    kept = [bool(choice.mask >> value & 1) for value in range(count)]
-    held = None if choice.held is None else [bool(choice.held >> value & 1) for value in range(count)]
-    return simulate(training_step(graph, menus), kept, held, forms)
+    return simulate(training_step(graph, menus), *chosen_entries(choice, menus))
 
 
 def _there(plan: Solution, graph: Graph, choice: Choice, usage: StepUsage) -> Iterable[tuple[int, int]]:
