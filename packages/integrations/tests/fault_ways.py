@@ -43,7 +43,7 @@ WAYS = {
     "lean": compressed(level="lean"),
     "adaptive": compressed(level="L2"),
     "swap": compressed(level="swap"),
-    "memory": compressed(memory=0.5),
+    "memory": compressed(memory=0.5, error=0.1),
     "exact": compressed(memory=0.7, error=0),
     "recomputed": compressed(level="L0", checkpoint="optimal"),
     "recomputed level": compressed(level="L1", checkpoint="optimal"),

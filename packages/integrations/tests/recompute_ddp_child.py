@@ -192,7 +192,7 @@ def failing(rank, failed):
 def refused(rank):
     """What is raised where nothing is within the bounds."""
     model = nn.Sequential(*layers()).train()
-    compress_model(model, memory=1, error=0.0)
+    compress_model(model, memory="1B", error=0.0)
     try:
         DistributedDataParallel(model)(torch.randn(1024, 64))
     except ValueError as error:

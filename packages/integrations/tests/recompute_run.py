@@ -41,6 +41,9 @@ class _Given:
             "are right and memory is not saved"
         )
 
+    def note_step(self, step):
+        pass
+
     def note_returned(self):
         pass
 

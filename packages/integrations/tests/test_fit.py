@@ -132,7 +132,7 @@ def test_command_says_what_is_wrong(capsys, tmp_path):
 
 WRONG = {
     "memory must have a unit": {"memory": "24"},
-    "memory must be bytes as an int or a string such as '24GiB', got 0.5": {"memory": 0.5},
+    "memory must be unambiguous, got 1: write 1.0 for the whole": {"memory": 1},
     "optimizer must be one of sgd.*got 'adamx'.*two like adamw": {"optimizer": "adamx"},
     "optimizer must be a name": {"optimizer": torch.optim.AdamW},
     "dtype must be one of float32.*got 'int8'": {"dtype": "int8"},

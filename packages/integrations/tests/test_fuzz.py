@@ -99,7 +99,7 @@ def step(model):
 @pytest.fixture(scope="module")
 def plan():
     """With rounded values, and with another plan for gradients that are there."""
-    made = integrations.plan(network(), X, memory=0.75)
+    made = integrations.plan(network(), X, memory=0.75, error=0.1)
     assert made.accumulating.choice
     assert made.rounded is not None
     return made
@@ -189,7 +189,7 @@ def adaptive():
 
 def planned():
     model = network()
-    integrations.compress_model(model, memory=0.75)
+    integrations.compress_model(model, memory=0.75, error=0.1)
     return model
 
 

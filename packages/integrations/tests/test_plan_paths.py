@@ -241,7 +241,9 @@ def test_a_budget_is_kept_with_8_bits() -> None:
 def test_the_plans_of_other_inputs_follow() -> None:
     """Plans of the same forward are solved again from their captures."""
     model, _ = net(Chain)
-    integrations.apply(model, integrations.plan(model, [(torch.randn(4, 16, WIDTH),), (torch.randn(2, 40, WIDTH),)]))
+    integrations.apply(
+        model, integrations.plan(model, [(torch.randn(4, 16, WIDTH),), (torch.randn(2, 40, WIDTH),)], error=ERROR)
+    )
     for shape, path in (((2, 40, WIDTH), range(DEPTH)), ((4, 16, WIDTH), range(1)), ((2, 40, WIDTH), range(DEPTH))):
         model.path = path
         model(torch.randn(shape)).square().mean().backward()

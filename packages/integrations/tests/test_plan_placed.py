@@ -67,7 +67,7 @@ def test_what_a_tape_would_find(tapes: list[Tape], monkeypatch: pytest.MonkeyPat
     """In both states of the gradients, each with a plan of its own, which the steps go to and fro between."""
     model = _net()
     anew = copy.deepcopy(model)
-    plan = integrations.plan(model, (_input(),), memory=0.5, stores=STORING)
+    plan = integrations.plan(model, (_input(),), memory=0.5, error=0.1, stores=STORING)
     found = []
     for twin, off, count in ((model, False, 2), (anew, True, 9)):
         del tapes[:]
@@ -147,7 +147,7 @@ def test_what_follows_another_forward(tapes: list[Tape], saves: str, stores: tup
     """If the plan uses at least 8 bits, the next forward has a tape, finds where it differs, and is planned for. With
     fewer bits, the forward runs a second time, and is planned for in front of that."""
     model = _net()
-    integrations.apply(model, integrations.plan(model, (_input(),), memory=0.6, stores=stores))
+    integrations.apply(model, integrations.plan(model, (_input(),), memory=0.6, error=0.1, stores=stores))
     for number in range(3):
         _stepped(model, _input(number))
     count, plan = len(tapes), plan_of(model)

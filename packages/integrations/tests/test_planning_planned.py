@@ -172,7 +172,7 @@ def test_what_is_out_of_reach_is_said_with_what_would_lower_it(plan, exact):
     with pytest.raises(
         ValueError, match=rf"memory with error=0.1 must be at least {plan.front[0].peak} bytes .* larger error"
     ):
-        plan.within(1)
+        plan.within("1B")
     with pytest.raises(ValueError, match=r"time must be at least 1\.\d+, "):
         plan.within(exact.front[0].peak, 1.0)
     with pytest.raises(ValueError, match=r"memory must have a unit as a string"):
@@ -221,7 +221,7 @@ def test_where_logits_take_the_memory_a_loss_in_chunks_is_named(kind, classes, a
     found = planned(kind(classes), BASE, (ids,), {})
     for plan in (found, found.accumulating):
         with pytest.raises(ValueError, match="memory with error=0 must be at least") as refused:
-            plan.within(1)
+            plan.within("1B")
         told = str(refused.value).partition("for its logits, which no plan makes smaller: loss=")[2]
         expected = "" if asked is None else f"{json.dumps(asked)} together with memory computes the loss without them"
         assert told == expected

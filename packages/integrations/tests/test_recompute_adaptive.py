@@ -45,9 +45,10 @@ def test_bits_by_the_measurement_and_the_rest_recomputed(model):
     assert "recomputed" in first
     assert "recomputed" not in measured  # the step that is measured stores everything
     assert "recomputed" in codecs(model)
-    assert handle.plan is not None
+    assert handle.bit_plan is not None
     assert plan_of(model) is not before
-    bits = {handle.plan.bits(identity) for entry in handle.plan.allotments for identity in entry.identities}
+    planned = handle.bit_plan
+    bits = {planned.bits(identity) for entry in planned.allotments for identity in entry.identities}
     assert len(bits) > 1
     stored = {codec for codec in codecs(model) if "bits" in codec}
     assert len(stored) > 1  # and not the level's four alone
@@ -74,7 +75,8 @@ def test_an_adaptation_that_is_asked_for_measures_all(model):
     handle = integrations.compression(model)
     gradients(model, x)
     handle.adapt(lambda: gradients(model, x))
-    gelu = [entry for entry in handle.plan.allotments for identity in entry.identities if identity.operator == "gelu"]
+    allotments = handle.bit_plan.allotments
+    gelu = [entry for entry in allotments for identity in entry.identities if identity.operator == "gelu"]
     assert len(gelu) == 4
     gradients(model, x)
     assert "recomputed" in codecs(model)

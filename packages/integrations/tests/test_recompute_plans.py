@@ -81,7 +81,7 @@ def test_a_budget_is_kept(deep, made, budget):
         (float("nan"), ValueError, r"in \(0, 1\]"),
         (-1, ValueError, "must not be negative, got -1"),
         ("4 bananas", ValueError, "a number with a unit such as '4GiB'"),
-        ("0.5", ValueError, r"must have a unit as a string, .* got '0.5'; a fraction .* is a float, such as 0.5"),
+        ("0.5", ValueError, r"must have a unit as a string, .* got '0.5'; .* is a float or a percentage, such as 0.5"),
         ("1024", ValueError, r"must have a unit as a string, such as '4GiB', or '1024B' for bytes, got '1024'"),
         (True, TypeError, "budget must be bytes as an int"),
         ([1], TypeError, "budget must be bytes as an int"),
@@ -94,7 +94,7 @@ def test_a_budget_that_cannot_be_is_refused(made, budget, error, message):
 
 def test_the_least_budget_that_is_named_can_be_met(made):
     with pytest.raises(ValueError, match="at least") as raised:
-        made.within(1)
+        made.within("1B")
     least = int(str(raised.value).split("at least ")[1].split()[0])
     assert made.within(least).peak == least
     share = float(str(raised.value).split(", ")[1].split(" of the plain step's")[0])

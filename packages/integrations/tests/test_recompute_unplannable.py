@@ -196,7 +196,7 @@ def unseen():
 
 ASKED = [
     {"memory": 0.3},
-    {"memory": "1MiB", "error": 0},
+    {"memory": "1MiB", "error": 0.1},
     {"time": 1.2},
     {"error": 0.1},
     {"checkpoint": "optimal"},
@@ -322,6 +322,6 @@ def test_under_torch_func_there_is_no_first_plan():
 
 
 def test_a_budget_that_cannot_be_met_is_still_refused():
-    model = integrations.compress_model(mlp(), checkpoint=1)
+    model = integrations.compress_model(mlp(), checkpoint="1B")
     with pytest.raises(ValueError, match="checkpoint must be a budget of at least"):
         model(X)

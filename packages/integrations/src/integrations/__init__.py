@@ -2,17 +2,20 @@
 
 import integrations
 
-integrations.compress_model(model, memory="8GiB")  # or a level: level="L1"
+integrations.compress_model(model, memory="8GiB")  # exact; or a level, which rounds: level="L1"
 ...train as before...
 print(integrations.compression(model).report())
 
 ``integrations.pyg`` is the same for PyTorch Geometric models.
 """
 
-from integrations._adaptive.plan import Allotment, Plan
+from integrations import checkpoint
+from integrations._adaptive.plan import Allotment
+from integrations._adaptive.plan import Plan as BitPlan
 from integrations._fits import Fit, explain_oom, fit
 from integrations._handle.compression import Compression
 from integrations._handle.gradient_error import GradientError
+from integrations._planning.plan import Plan
 from integrations._version import __version__
 from integrations.attach import compress, compress_model, compression, restore_model
 from integrations.forecast import forecast
@@ -23,6 +26,7 @@ from integrations.rules.levels import LEVELS, Level
 __all__ = [
     "LEVELS",
     "Allotment",
+    "BitPlan",
     "Compression",
     "Fit",
     "GradientError",
@@ -32,6 +36,7 @@ __all__ = [
     "Row",
     "__version__",
     "apply",
+    "checkpoint",
     "compress",
     "compress_model",
     "compression",

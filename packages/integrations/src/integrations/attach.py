@@ -57,22 +57,25 @@ def compress_model(
     layers: str | QLevel | Mapping[str, Any] | None = None,
     loss: str | Mapping[str, str] | None = None,
     checkpoint: Asked | None = None,
+    fallback: str | None = None,
     strict: bool = False,
     **options: Any,
 ) -> Model:
-    """Makes a model train in less memory, from now on and in place: what autograd saves in its forward waits for
-    backward in other ways than as it is.
+    """Make a model train in less memory, from now on and in place, by compressing the tensors that autograd saves for
+    backward.
 
     ::
 
-        compress_model(model, memory="8GiB")  # the fastest training that fits
-        compress_model(model, memory=0.2, error=0)  # in a fifth of the plain step's, gradients bit for bit
+        compress_model(model, memory="8GiB")  # the fastest exact training that fits
+        compress_model(model, memory="least")  # the least memory with exact gradients
+        compress_model(model, memory=0.2, error=0.1)  # a fifth of the plain step's, gradients within 10 %
         compress_model(model, level="L1")  # everything in 4 bits or as many as it bears, without a plan
 
-    With ``memory``, ``time``, ``error`` or ``stores``, the first training forward is planned for: of each value the
-    plan says whether it is kept, rounded, stored exactly in fewer bits, recomputed, or sent to host memory. Of
-    memory, time and error, what is not bounded is made the least: the time within ``memory``, the memory within
-    ``time``, the error where both are given, the memory where none is.
+    With ``memory``, ``time``, ``error`` or ``stores``, a plan is built during the first training forward. The plan
+    keeps each saved tensor, stores it exactly in fewer bits, recomputes it, offloads it, or, with ``error``, rounds it.
+    Unconstrained quantities are minimized: the time within ``memory``, the memory within ``time``, the memory if
+    neither is given. If ``memory``, ``time`` and ``error`` are all given, the plan has the least error that was found
+    within them.
 
     The training loop stays as it is. Weights, buffers, hooks, dtype, device, ``state_dict`` keys and the class survive;
     ``restore_model`` undoes it. ``eval()``, ``no_grad`` and ``inference_mode`` are not affected.
@@ -82,13 +85,18 @@ def compress_model(
         memory: the most that forward and backward may have allocated at once, beyond what is still allocated after
             them: ``torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()`` right after backward, peak
             statistics reset before the step. Bytes as an int, a string such as ``"8GiB"``, or a fraction of the plain
-            step's as a float in (0, 1].
+            step's, as a float in (0, 1] or a string such as ``"40%"``. ``"least"``: the least that there is.
+            ``"auto"``: what is free on the model's device when the plan is made, less the gradients and optimizer
+            states to come and a margin of 5 % of the device's memory. The optimizer is the one that trains the model
+            by then, or AdamW if there is none.
         time: the most that a step may take, over the plain step's; 1.1 allows a tenth more.
-        error: the largest error of the whole gradient, relative to its norm, in [0, 1); 0 makes gradients bit for bit
-            those of the model. By default 0.1 if one of the others is given.
+        error: the largest error of the whole gradient, relative to its norm, in [0, 1). 0, the default, makes gradients
+            bit for bit those of the model. With an error above 0, such as 0.1, the plan may round, and the first step
+            measures what that does to the gradient.
         stores: what a plan may do with values beside keeping them, of ``"recompute"``, ``"exact"`` (signs, masks and
             the like in few bits), ``"bits"`` (2 to 8, rounded), ``"slopes"`` (an activation's derivative in steps) and
-            ``"host"``; forms such as ``"8 bits"`` by their names. All by default.
+            ``"host"``; forms such as ``"8 bits"`` by their names. All that ``error`` allows by default. ``"bits"``,
+            ``"slopes"`` and forms by name round, and need ``error``.
         level: one of ``integrations.LEVELS``. Without a plan ``"L1"`` by default; with one, all that is not recomputed
             is stored as the level says, whatever the error, and the plan says what is recomputed. ``"L0"`` off,
             ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits; ``"lean"`` 4 to 6 bits of what backward recomputes
@@ -106,11 +114,13 @@ def compress_model(
             transformers; of any other, name the linear layer, as in ``{"head": "lm_head"}``. See
             ``integrations.losses.linear_cross_entropy``.
         checkpoint: without the bounds above, lets backward recompute some of what it needs, whatever the level does to
-            the rest: ``"optimal"`` as much as gives the least peak; a budget of activation peak (bytes, ``"4GiB"``, or
-            a fraction of the plain step's) as little as that takes; a ``Plan`` of ``integrations.checkpoint.plan`` what
+            the rest: ``"optimal"`` as much as gives the least peak; a budget of activation peak, in the forms of
+            ``memory``, as little as that takes; a ``Plan`` of ``integrations.checkpoint.plan`` what
             it says, which may have a ``loss`` of its own. The first training forward is planned for, on tensors without
             elements. What is kept for that is stored in ``checkpoint_bits``, and what is recomputed as the level says,
             until backward reads it.
+        fallback: what happens if no plan keeps to ``memory`` and ``time``: ``"error"``, the default, raises
+            ``ValueError`` in the first training forward; ``"least"`` warns and follows the plan of the least memory.
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons; and
             so an optimizer's step, while no forward was compressed. By default a warning does, once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
@@ -124,12 +134,13 @@ def compress_model(
         TypeError: ``model`` is not a module, or an argument has the wrong type.
         ValueError: the level or an option is unknown, a value is out of range, or the model is compressed or converted
             already, or follows a plan; an option applies to no layer of it; with a plan, if a part of the model is
-            compressed, or the plan is for another level. The model is unchanged then. In the first training forward:
-            no plan keeps to the bounds, and the message names the lowest possible bound; or no plan can be made, and
-            it names the module, the cause and the alternatives. The next training forward plans again.
+            compressed, or the plan is for another level; or ``stores`` names a way that rounds, without ``error``. The
+            model is unchanged then. In the first training forward: no plan keeps to the bounds, and the message names
+            the lowest possible bound, the largest tensors at its peak, and what rounding would allow; or no plan can be
+            made, and it names the module, the cause and the alternatives. The next training forward plans again.
     """
     inner = compiled_module(model)
-    bounds = Bounds.asked(memory, time, error, stores, level, options)
+    bounds = Bounds.asked(memory, time, error, stores, level, options, fallback)
     exchanges = Exchanges.asked(activations, linear, layers, loss)
     level = level_with(level, bounds)
     handle = new_handle(Compression, inner, level, strict, options)
@@ -258,7 +269,7 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
     ``handle.adapt(closure)``, outside of the block, measures at once, and makes a block of each call of the closure.
     """
     model = compiled_module(model)
-    for name in ("checkpoint", "memory", "time", "error", "stores"):
+    for name in ("checkpoint", "memory", "time", "error", "stores", "fallback"):
         if name in options:
             raise ValueError(
                 f"{name} must be left out of a block, whose forward follows no plan of what backward recomputes; "

@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 from torch import nn
 
 from integrations._measuring.bounded import Weights, chosen, front_of, within
-from integrations._planning.bounds import ERROR, WAYS, Bounds
-from integrations._planning.budget import Budget, bytes_of
+from integrations._planning.bounds import Bounds
+from integrations._planning.budget import Budget, bytes_of, fraction_of
+from integrations._planning.errors import Unmet, raising_for_user
+from integrations._planning.free import resolved
 from integrations._planning.obstacles import planning
 from integrations._planning.plan import Plan
 from integrations._planning.planner import plannable
@@ -22,6 +24,7 @@ from integrations.rules.levels import LEVELS
 Model = TypeVar("Model", bound=nn.Module)
 
 
+@raising_for_user
 def plan(
     model: nn.Module,
     args: Any,
@@ -29,15 +32,15 @@ def plan(
     *,
     memory: Budget | None = None,
     time: float | None = None,
-    error: float = ERROR,
-    stores: Iterable[str] = WAYS,
+    error: float | None = None,
+    stores: Iterable[str] | None = None,
     measure: bool = True,
     real: bool = False,
     loss: Loss | None = None,
     holds_outputs: bool | None = None,
 ) -> Plan:
-    """Finds out how each value that backward reads had best wait for it: kept, rounded, stored exactly in fewer bits,
-    recomputed, or sent to host memory.
+    """Choose how to store each tensor that backward reads: keep it, store it exactly in fewer bits, recompute it, send
+    it to host memory, or, with ``error``, round it.
 
     ::
 
@@ -46,9 +49,9 @@ def plan(
         integrations.apply(model, plan)
         ...train as before...
 
-    ``compress_model(model, memory="8GiB")`` does both, in front of the first training forward. Of memory, time and
-    error, what is not bounded is made the least: the time within ``memory``, the memory within ``time``, the error
-    where both are given, the memory where none is.
+    ``compress_model(model, memory="8GiB")`` does both, in front of the first training forward. Unconstrained
+    quantities are minimized: the time within ``memory``, the memory within ``time``, the memory if neither is given. If
+    ``memory``, ``time`` and ``error`` are all given, the plan has the least error that was found within them.
 
     The model's forward runs on fake tensors, which have no elements and take no memory. Where ``measure`` has steps
     taken aside, these are real, on aliases of the parameters. No generator moves, and parameters, gradients and buffers
@@ -65,10 +68,10 @@ def plan(
             step's. (A model whose only argument is a list is given it in a tuple.)
         kwargs: further arguments by name, of every input.
         memory, time, error, stores: as for ``compress_model``.
-        measure: whether it is measured how much each value's rounding changes the gradient, and the plan's error, where
-            the plan rounds anything: in steps aside that take as long as some 20 steps of training, and about a plain
-            step's memory. Otherwise both are estimated by the operators, as they always are for inputs without
-            elements, and where there are several ranks and the model talks to them.
+        measure: whether to measure how much rounding each value changes the gradient, and the plan's error. This takes
+            the time of some 20 training steps and about a plain step's memory. Nothing is measured if the plan rounds
+            nothing, as without ``error``. Otherwise both are estimated by the operators, as they always are for inputs
+            without elements, and where there are several ranks and the model talks to them.
         real, loss, holds_outputs: as for ``integrations.checkpoint.plan``.
 
     Returns:
@@ -82,7 +85,7 @@ def plan(
             bounds, and the message names the lowest possible bound, and ways to lower it.
         Exception: what the model raises with these inputs.
     """
-    bounds = Bounds(memory, time, error, stores)  # type: ignore[arg-type]  # Bounds makes a tuple of it
+    bounds = Bounds.given(memory, time, error, stores)
     model = plannable(model)
     require_loss(loss)
     if isinstance(args, list) and not args:
@@ -94,15 +97,22 @@ def plan(
     fronts = []
     for call, one in zip(calls, weights, strict=True):
         with planning(model, *call, loss):
-            fronts.append(front_of(model, level, bounds, *call, **how, weights=one))
-    if isinstance(memory, float) and len(fronts) > 1:
+            fronts.append(front_of(model, level, bounds, *call, **how, weights=one, estimates=True))
+    if memory is not None and fraction_of(memory) is not None and len(fronts) > 1:
         bounds = replace(bounds, memory=bytes_of(memory, max(front.plain_peak for front in fronts)))
+    memory, free = resolved(bounds.memory, model, calls)
+    bounds = replace(bounds, memory=memory)
     found = []
-    for number in _leading(fronts):
-        if measure:
-            found.append(chosen(fronts[number], bounds, model, *calls[number], weights[number]))
-        else:
-            found.append(within(fronts[number], bounds))
+    try:
+        for number in _leading(fronts):
+            if measure:
+                found.append(chosen(fronts[number], bounds, model, *calls[number], weights[number]))
+            else:
+                found.append(within(fronts[number], bounds))
+    except Unmet as error:
+        if free is not None:
+            error.add_note(f"memory={free}.")
+        raise
     found.sort(key=lambda plan: plan.plain_peak, reverse=True)
     return found[0].with_also(found[1:])
 

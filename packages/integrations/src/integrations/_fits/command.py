@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from integrations._common.whole_files import write_text
-from integrations._fits.optimizers import OPTIMIZERS
 from integrations._fits.run import fit
 from integrations._fits.ways import WAYS
+from integrations._planning.budget import budget_in
+from integrations._planning.optimizers import OPTIMIZERS
 from integrations.forecast.dtypes import NAMES
 
 
@@ -26,7 +27,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--hf", metavar="CONFIG", required=True, help="a model type of transformers, or a config.json: llama"
     )
-    parser.add_argument("--memory", required=True, help="of the device: 24GiB")
+    parser.add_argument("--memory", required=True, help="of the device: 24GiB, 90%%, auto, or least")
     parser.add_argument("--batch", type=int, default=1, help="sequences or images; default: 1")
     parser.add_argument("--tokens", type=int, default=512, help="of a sequence; default: 512")
     parser.add_argument("--optimizer", default="adamw", help=f"one of {', '.join(OPTIMIZERS)}; default: adamw")
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"{options.json} cannot be written: there is no folder {options.json.parent}")
     found = fit(
         options.hf,
-        memory=options.memory,
+        memory=budget_in(options.memory),
         batch=options.batch,
         tokens=options.tokens,
         optimizer=options.optimizer,

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,10 +15,12 @@ from integrations._calls.tensors import gradient_of
 from integrations._common.autocast import autocast_on
 from integrations._common.compiling import compiled_module
 from integrations._common.out_of_memory import add_note, tell_by
-from integrations._fits.found import bytes_of_tensors, kept_like, optimizers_of, states_of
 from integrations._fits.run import fit
 from integrations._fits.trainings import Inputs
-from integrations._planning.budget import Budget, bytes_of
+from integrations._planning.budget import Budget
+from integrations._planning.errors import PlanningError
+from integrations._planning.found_optimizers import bytes_of_tensors, kept_like, optimizers_of, states_of
+from integrations._planning.free import memory_of, room_of
 from integrations._torch import tree_map_only
 from integrations.attach import compression
 from integrations.forecast.dtypes import Precision
@@ -29,7 +30,6 @@ from integrations.report.words import format_bytes
 _WAYS = ("plain", "chunked", "lean", "checkpoint")
 _MODULES = 3  # that are named
 _ASK = "ask integrations.fit(model, sample, memory=...) what would fit"
-_MEMINFO = Path("/proc/meminfo")
 
 
 @contextmanager
@@ -52,14 +52,14 @@ def explain_oom(model: nn.Module, memory: Budget | None = None) -> Iterator[None
 
     Args:
         model: the model that is trained in the block, compressed or not.
-        memory: what the training may take; ``None`` for all of the model's device.
+        memory: what the training may take, in the forms of ``fit``; ``None`` for all of the model's device.
 
     Raises:
         TypeError: ``model`` is no module, or ``memory`` is no number of bytes.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; give the model that is trained")
-    limit = None if memory is None else bytes_of(memory, 0, "memory")
+    limit = None if memory is None else memory_of(memory, _device_of(model))
     last = _Forward()
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -161,13 +161,10 @@ def _device_in_words(device: torch.device) -> str:
 
 def _memory_of(model: nn.Module) -> int | None:
     """Bytes of the model's device; ``None`` if they cannot be told."""
-    device = _device_of(model)
-    if device.type == "cuda":
-        whole: int = torch.cuda.mem_get_info(device)[1]
-        return whole
-    if not _MEMINFO.exists():
+    try:
+        return room_of(_device_of(model)).whole
+    except PlanningError:
         return None
-    return int(_MEMINFO.read_text().split("MemTotal:")[1].split()[0]) << 10
 
 
 def _told_what_fits(model: nn.Module, forward: _Forward, limit: int | None) -> str:

@@ -15,6 +15,7 @@ from integrations._planning.bounds import WAYS, Bounds
 from integrations._planning.choice import Choice
 from integrations._planning.front import planned
 from integrations._planning.plan import Plan
+from integrations._planning.problem import chosen_entries
 from integrations._step.capturing.capture import capture
 from integrations._step.costs.modelled import by
 from integrations._step.costs.rates import constant
@@ -133,12 +134,5 @@ class Profiles:
 
 def profile_of_choice(plan: Plan, choice: Choice) -> Profile:
     """The profile of a step that follows a choice of a plan's front."""
-    graph, menus = plan.graph_of(choice), plan.menus_of(choice)
-    count = len(graph.values)
-    stores = dict(choice.stores)
-    forms = [-1] * count
-    for value, store in stores.items():
-        forms[value] = next(place for place, one in enumerate(menus.options[value]) if one.store == store)
-    kept = [bool(choice.mask >> value & 1) for value in range(count)]
-    held = None if choice.held is None else [bool(choice.held >> value & 1) for value in range(count)]
-    return profile_of(graph, menus, kept, held, forms)
+    menus = plan.menus_of(choice)
+    return profile_of(plan.graph_of(choice), menus, *chosen_entries(choice, menus))

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import nn
 
 from integrations._fits.answer import Fit
 from integrations._fits.growth import largest
 from integrations._fits.layers import blocks_of
-from integrations._fits.optimizers import nbytes, optimizer_of
 from integrations._fits.profile import Profile
 from integrations._fits.profiles import Profiles
 from integrations._fits.standing import Standing, standing_of
 from integrations._fits.trainings import Training, training_of
 from integrations._fits.ways import PLANNED, WAYS, Room, Tried, Tries
-from integrations._planning.bounds import ERROR
-from integrations._planning.budget import Budget, bytes_of, require_error
+from integrations._planning.bounds import USUAL_ERROR
+from integrations._planning.budget import LEAST, Budget, require_error
+from integrations._planning.free import RESERVE, memory_of
+from integrations._planning.optimizers import nbytes, optimizer_of
 from integrations._step.capturing.loss import Loss, require_loss
 from integrations.forecast.dtypes import precision_of
 from integrations.report.words import format_bytes
-
-_RESERVE = 0.05
 
 
 def fit(
@@ -36,10 +40,10 @@ def fit(
     loss: Loss | None = None,
     ranks: int = 1,
     accumulate: bool = False,
-    error: float = ERROR,
+    error: float = USUAL_ERROR,
     ways: Sequence[str] | None = None,
     grow: bool = True,
-    reserve: float = _RESERVE,
+    reserve: float = RESERVE,
     device: str | None = None,
 ) -> Fit:
     """Tells whether a training fits into memory, and what to change so that it does.
@@ -63,7 +67,9 @@ def fit(
             type, or the path of a ``config.json``. One that is compressed is judged as it is without that.
         sample: the inputs of one training step: a mapping by name, a tuple, or the only one; numbers may be on
             ``meta``. A language model's has labels. ``None``: tokens of the size of ``batch`` and ``tokens``.
-        memory: bytes of the device, as an int or a string such as ``"24GiB"``.
+        memory: bytes of the device, as an int or a string such as ``"24GiB"``; or, if the device is here, a fraction of
+            it, such as ``0.9`` or ``"90%"``, or ``"auto"`` for what is free or already allocated by torch. ``"least"``
+            tries all ways and answers with the one of the least memory.
         optimizer: one of ``sgd``, ``momentum``, ``adam``, ``adamw``, ``adamw-fused``, ``adamw-8bit``, ``adafactor``,
             ``lion``, ``muon``.
         dtype: of the weights: ``"float32"``, ``"bfloat16"``, ``"float16"``, or one of the latter with ``-mixed``, which
@@ -93,7 +99,6 @@ def fit(
             memory.
         Exception: what the model raises with these inputs.
     """
-    given = _bytes_of(memory)
     chosen, precision = optimizer_of(optimizer), precision_of(dtype)
     require_loss(loss)
     require_error(error)
@@ -104,20 +109,28 @@ def fit(
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device must be 'cpu', 'cuda' or None, got {device!r}")
     training = training_of(model, sample, batch, tokens, precision, lora, loss, device)
+    least = memory == LEAST
+    given = 0 if least else memory_of(memory, _device_of(model, training.together))
     blocks = blocks_of(training.model)
     standing = standing_of(training.model, chosen, training.together, ranks, blocks)
     available = int(given * (1 - reserve))
-    _require_room(standing, available, given, reserve)
+    if not least:
+        _require_room(standing, available, given, reserve)
     profiles = Profiles(training, blocks)
     if ways is not None and "chunked" in ways and profiles.unchunked:
         raise ValueError(
             f"ways must not name 'chunked' for this {training.name}: {profiles.unchunked}; leave it out, or have the "
             "model compute its loss from a linear layer, which get_output_embeddings() returns"
         )
-    room = Room(available, standing, ranks, not accumulate)
+    room = Room(available, standing, ranks, not accumulate, least)
     inputs = sum(map(nbytes, training.tensors))
     tried = list(Tries(profiles, room, inputs, error).all(ways))
     best = _best(tried)
+    if least:  # from here on, what the best way takes is what there is
+        given = math.ceil(best.way.peak / (1 - reserve))
+        room = replace(room, available=max(best.way.peak, int(given * (1 - reserve))), least=False)
+        tried = [one._replace(way=replace(one.way, fits=0 < one.way.peak <= room.available)) for one in tried]
+        best = _best(tried)
     growing = _growing(tried, best)
     longest = _largest(training, profiles, room, inputs, growing, "tokens") if grow else None
     return Fit(
@@ -178,10 +191,12 @@ def _notes(optimizer: str, ranks: int, scaled: bool, positions: int | None, long
     return tuple(found)
 
 
-def _bytes_of(memory: Budget) -> int:
-    if isinstance(memory, float):
-        raise TypeError(f"memory must be bytes as an int or a string such as '24GiB', got {memory!r}")
-    return bytes_of(memory, 0, "memory")
+def _device_of(model: Any, on_gpu: bool) -> torch.device:
+    """Return the device that the training is for."""
+    found = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    if found is not None and (found.device.type == "cuda") == on_gpu and found.device.type != "meta":
+        return found.device
+    return torch.device("cuda" if on_gpu else "cpu")
 
 
 def _require_counts(**counts: object) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from integrations._fits.layers import Blocks
-from integrations._fits.optimizers import Optimizer, nbytes
+from integrations._planning.optimizers import Optimizer, nbytes
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from integrations._fits.answer import Way
 from integrations._fits.profile import Moment, Profile
 from integrations._fits.profiles import Profiles, profile_of_choice
 from integrations._fits.standing import Standing
+from integrations._planning.budget import LEAST
 from integrations.forecast.checkpoints import code_of
 
 WAYS = ("plain", "chunked", "lean", "recompute", "plan", "checkpoint")
@@ -43,12 +44,14 @@ class Room:
         standing: what is there all the time.
         ranks: how many processes share it.
         fresh: whether each step makes its gradients, instead of adding to them.
+        least: whether plans take the least memory, whatever is available.
     """
 
     available: int
     standing: Standing
     ranks: int
     fresh: bool
+    least: bool = False
 
     def peak(self, profile: Profile, inputs: int) -> tuple[Moment, int, bool]:
         """The highest moment of a training with such steps, all its bytes then, and whether it is in the optimizer's
@@ -133,7 +136,7 @@ class Tries:
         return self._way("lean", code, "lean", chunked, error=None, note=note)
 
     def _recompute(self) -> Tried:
-        return self._planned("recompute", 0.0, ", error=0")
+        return self._planned("recompute", 0.0, "")
 
     def _plan(self) -> Tried:
         return self._planned("plan", self._error, f", error={self._error:g}")
@@ -141,13 +144,13 @@ class Tries:
     def _planned(self, name: str, error: float, words: str) -> Tried:
         standing = self._room.standing
         left = self._room.available - standing.nbytes - standing.gradients - self._inputs
-        if left <= 0:
+        if left <= 0 and not self._room.least:
             return Tried(Way(name, "", error=error, note="weights, gradients and states leave no room"), None)
         chunked = not self._profiles.unchunked
         front = self._profiles.plan(error, chunked)
         if not self._room.fresh:
             front = front.accumulating
-        memory = _in_words(left)
+        memory = LEAST if self._room.least else _in_words(left)
         code = _COMPRESS.format(f'memory="{memory}"{words}{self._loss}')
         try:
             found, note = front.within(memory), ""

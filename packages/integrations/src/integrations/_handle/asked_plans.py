@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from integrations._planning.bounds import Bounds
-from integrations._planning.budget import bytes_of
+from integrations._planning.budget import require_budget
 from integrations._planning.plan import Plan
 from integrations._step.graphs.fingerprint import fingerprint
 from integrations._step.graphs.sharding import class_of
@@ -62,7 +62,7 @@ def require_asked(asked: object) -> None:
             f"string such as '4GiB', or a fraction of the plain step's peak; got {asked!r}"
         )
     try:
-        bytes_of(asked, 1)
+        require_budget(asked)
     except ValueError as error:
         raise ValueError(f"checkpoint must be 'optimal', a Plan or a budget, and as such: {error}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -131,8 +132,9 @@ class Compression(HandleState):
             return None
         if self.recomputing is not None:
             following = self.recomputing.following(
-                self.model, self.level, args, dict(kwargs), self.plan, compiled, self.double, len(earlier) > 1
+                self.model, self.level, args, dict(kwargs), self.bit_plan, compiled, self.double, len(earlier) > 1
             )
+            self.recomputing.note_step(earlier[0].step if earlier else self.step)
             before, self._plain = self._plain, None if following is None else following.plain
             if self._plain is not None and self._plain is before and not self._looks and self.timed is None:
                 return None  # the forward runs plainly, and the one before has warned of it
@@ -151,7 +153,7 @@ class Compression(HandleState):
             with _STEPS:  # gives each forward its own number, in whichever thread it starts
                 step, self.step = self.step, self.step + 1
         measured = measured and (not self._trials or self._adapter.adapting)
-        plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.plan, None)
+        plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.bit_plan, None)
         if probe is not None:  # the probe looks at what this forward stores
             following = None
         look = self._monitor.look(step) if self._monitor is not None and not self._trials else None
@@ -173,9 +175,21 @@ class Compression(HandleState):
         self._adapter.obstacle = why
 
     @property
-    def plan(self) -> Plan | None:
+    def bit_plan(self) -> Plan | None:
         """The plan in force at an adaptive level; ``None`` before the first measurement, and at other levels."""
         return self._adapter.plan(self.level)
+
+    @property
+    def measured(self) -> GradientError | None:
+        """The gradient's error that was measured last, with its step: when the followed plan was made, or by the
+        monitor. ``None`` if nothing was measured, as for exact plans."""
+        found = None if self.recomputing is None else self.recomputing.measured
+        error = None if found is None else GradientError(found[0], measured=True, step=found[1])
+        monitor = self._monitor
+        if monitor is None or monitor.error is None or not monitor.error.measured:
+            return error
+        newest = replace(monitor.error, step=monitor.checked)
+        return newest if error is None or error.step is None or error.step <= monitor.checked else error
 
     def adapt(self, closure: Callable[[], Any], passes: int = 1) -> Plan:
         """Measures how much each tensor's rounding changes the gradient, and gives each its bits.
@@ -253,11 +267,11 @@ class Compression(HandleState):
                 )
             known = followed.measured
             return GradientError(followed.choice.error if known is None else known, measured=known is not None)
-        if self.plan is None:
+        if self.bit_plan is None:
             raise ValueError(
                 "closure must be given while there is no plan to predict from: handle.gradient_error(closure)"
             )
-        return GradientError(self.plan.relative_error, measured=False)
+        return GradientError(self.bit_plan.relative_error, measured=False)
 
     def monitor(
         self,

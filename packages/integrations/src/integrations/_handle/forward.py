@@ -32,6 +32,7 @@ from integrations._handle.compression import Compression
 from integrations._handle.handle_state import HandleState
 from integrations._handle.handles import handle_of
 from integrations._handle.running import RunningSession
+from integrations._planning.errors import PlanningError, for_user
 from integrations._planning.plan import Plan
 from integrations._runtime.compiled.forward import Compiled
 from integrations._torch import constant_when_traced, get_tracing_state
@@ -65,14 +66,18 @@ class CompressedForward(ForwardWrapper):
             if self.handle.active and _breaks_graph(self.handle.key):
                 return _apart(self, args, kwargs)
             return self.forward(*args, **kwargs)
-        if compiles_callees():
-            return _run_compiled(self, sys._getframe(), args, kwargs)
-        if get_tracing_state() is not None:
-            return self.forward(*args, **kwargs)
-        copy = self.copy_of(sys._getframe())
-        if copy is not None:
-            return copy(*args, **kwargs)
-        return self.handle.run(self.forward, args, kwargs)
+        try:
+            if compiles_callees():
+                return _run_compiled(self, sys._getframe(), args, kwargs)
+            if get_tracing_state() is not None:
+                return self.forward(*args, **kwargs)
+            copy = self.copy_of(sys._getframe())
+            if copy is not None:
+                return copy(*args, **kwargs)
+            return self.handle.run(self.forward, args, kwargs)
+        except PlanningError as error:
+            failure = for_user(error)
+        raise failure  # out here, so that it has neither the frames nor the context of the error that it is made of
 
     def copy_of(self, frame: FrameType) -> Callable[..., Any] | None:
         """The plain forward of a shallow copy of the model, if the copy was called in ``frame``. The handle does not

@@ -24,15 +24,18 @@ class GradientError:
     Attributes:
         relative: Euclidean norm of the error over that of the gradient; NaN if nothing predicts it.
         measured: whether it was measured, in one step; otherwise it is what the plan predicts on average.
+        step: the number of the forward that it was measured in or before; ``None`` if that is not known.
     """
 
     relative: float
     measured: bool
+    step: int | None = None
 
     def __str__(self) -> str:
         if math.isnan(self.relative) and not self.measured:
             return "relative error of the gradient: not known, since no parameter got a gradient when it was measured"
-        how = "measured in one step" if self.measured else "predicted by the plan, not measured"
+        how = "measured in one step" if self.step is None else f"measured in step {self.step}"
+        how = how if self.measured else "predicted by the plan, not measured"
         return f"relative error of the gradient: {self.relative:.2g}, {how}"
 
 

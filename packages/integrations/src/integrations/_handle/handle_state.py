@@ -18,6 +18,8 @@ from integrations._common.modules import ModulePaths
 from integrations._common.warn import warn
 from integrations._handle.keeping import with_kept
 from integrations._handle.recomputing import Recomputing
+from integrations._planning.budget import Budget
+from integrations._planning.plan import Plan as FollowedPlan
 from integrations._runtime.forward_state import ForwardStates
 from integrations._runtime.session import Session
 from integrations._runtime.specs import PlannedSpecs
@@ -143,8 +145,26 @@ class HandleState(InModel, ABC):
 
     @property
     @abstractmethod
-    def plan(self) -> Plan | None:
+    def bit_plan(self) -> Plan | None:
         """The plan in force at an adaptive level."""
+
+    @property
+    def plan(self) -> FollowedPlan | Plan | None:
+        """The plan that is followed now: that of the last training forward, or before the first one the plan that was
+        applied. Of a model at an adaptive level without ``memory`` or the like, the bits of its tensors. ``None`` if
+        there is no plan, or none yet."""
+        return self.bit_plan if self.recomputing is None else self.recomputing.plan
+
+    @property
+    def memory(self) -> Budget | None:
+        """The memory budget that was asked for; ``None`` without one."""
+        return None if self.recomputing is None else self.recomputing.memory
+
+    @property
+    def error(self) -> float | None:
+        """The bound on the gradient's error that was asked for, 0 for exact plans; ``None`` without a plan, and where a
+        level says how everything is stored."""
+        return None if self.recomputing is None else self.recomputing.error
 
     @property
     @abstractmethod

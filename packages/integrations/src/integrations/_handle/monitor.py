@@ -88,6 +88,11 @@ class Monitor:
                 raise ValueError("closure must be given for a plan, which predicts no step's error; or give bound=None")
             if raise_bits:
                 raise ValueError("raise_bits must be False for a plan, which has many numbers of bits; lower its error")
+        elif handle.recomputing is not None and level.off:
+            raise ValueError(
+                f"a monitored plan must round, got {handle.recomputing.title()}, whose gradients are exact; give "
+                "compress_model error=0.1 to allow rounding"
+            )
         elif level.bits is None:
             raise ValueError(f"a monitored level must quantise, got {name}, whose gradients are exact; try level='L1'")
         elif closure is None and bound is not None and not level.adaptive:
@@ -107,7 +112,7 @@ class Monitor:
             return
         if self.closure is None:
             found = self._predicted(handle)
-            if handle.plan is None and handle.obstacle:
+            if handle.bit_plan is None and handle.obstacle:
                 handle.warn_once("prediction", f"{handle.name}: {_unpredicted(handle.obstacle)}")
         elif why := _why_not_now(handle):
             handle.warn_once("monitor", f"{handle.name}: the monitor waits for another forward: {why}")
@@ -145,7 +150,7 @@ class Monitor:
     def _predicted(self, handle: Compression) -> GradientError | None:
         """What the plan predicts; ``None`` without a plan, without a new prediction since the last check, or if nothing
         is known."""
-        plan = handle.plan
+        plan = handle.bit_plan
         if plan is None or plan.step == self._judged or not plan.gradient:
             return None
         self._judged = plan.step

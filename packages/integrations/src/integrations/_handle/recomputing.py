@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, get_args
 
 from torch import nn
@@ -14,15 +13,17 @@ from integrations._adaptive.ranks import come_together
 from integrations._common.locking import OwnLock, Users
 from integrations._common.warn import warn
 from integrations._handle.asked_plans import OPTIMAL, Asked, planning_for, require_asked, require_at, require_of
-from integrations._measuring.bounded import Weights, chosen, front_of, with_error_measured
-from integrations._measuring.together import Answer, of_rank_0
+from integrations._handle.fronts import Fronts
+from integrations._measuring.bounded import Weights, chosen, front_of
+from integrations._measuring.together import Answer, of_rank_0, with_bytes
 from integrations._planning.attempts import Attempts
 from integrations._planning.bounds import ONLY_RECOMPUTE, Bounds
+from integrations._planning.budget import Budget
 from integrations._planning.obstacles import planning
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Plans, Shapes
 from integrations._planning.serial import OfOldLevel
-from integrations._planning.unrounded import marked, unrounded
+from integrations._planning.unrounded import unrounded
 from integrations._runtime.compiled.forward import Compiled
 from integrations._runtime.following import Following
 from integrations._step.graphs.fingerprint import fingerprint
@@ -34,7 +35,8 @@ from integrations._storing.ways import through
 from integrations.report.words import format_bytes
 from integrations.rules.levels import Level
 
-_ADDED = {"shapes", "codec"}  # keys that later versions have added to a state
+_ADDED = {"shapes", "codec", "measured_in"}  # keys that later versions have added to a state
+_MOST_NOTED = 16  # plans whose steps are known
 
 
 def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing:
@@ -94,9 +96,10 @@ class Recomputing:
         self.compiled: Compiled | None = None
         self.differentiated = False
         self._exact: tuple[Plans, Plans | None] | None = None  # plans, and their replacement without rounding
+        self._made_in: list[tuple[Plan, int | None]] = []  # plans, each with the step in front of which it was made
         if isinstance(asked, Plan):
             stores = asked.compressed or asked.menus is not None
-            self.plans = _Fronts(asked, level, shapes=shapes) if stores else Plans(asked, shapes)
+            self.plans = Fronts(asked, level, shapes=shapes) if stores else Plans(asked, shapes)
             if level.off and not stores:
                 self.compiled = Compiled(model, asked)
 
@@ -104,6 +107,32 @@ class Recomputing:
     def plan(self) -> Plan | None:
         """The plan that was followed last; ``None`` before the first."""
         return None if self.plans is None else self.plans.followed
+
+    @property
+    def memory(self) -> Budget | None:
+        """The memory budget that was asked for."""
+        return self.asked.memory if isinstance(self.asked, Plan | Bounds) else self.asked
+
+    @property
+    def error(self) -> float | None:
+        """The bound on the gradient's error that was asked for; ``None`` if a level says how everything is stored."""
+        return (self.asked.bounds if isinstance(self.asked, Plan) else self._bounds).error
+
+    @property
+    def measured(self) -> tuple[float, int | None] | None:
+        """The measured error of the plan that was followed last, and the step that it was measured in, as far as it is
+        known; ``None`` if it was not measured."""
+        plan = self.plan
+        if self.plans is None or plan is None or plan.measured is None:
+            return None
+        step = next((step for known, step in self._made_in if known is self.plans.last), None)
+        return plan.measured, step
+
+    def note_step(self, step: int) -> None:
+        """Note that the forward of a step follows a plan."""
+        plan = None if self.plans is None else self.plans.last
+        if plan is not None and all(known is not plan for known, _ in self._made_in):
+            self._made_in = [*self._made_in[-_MOST_NOTED:], (plan, step)]
 
     @property
     def rounds(self) -> bool:
@@ -188,7 +217,7 @@ class Recomputing:
         if self.differentiated:
             with self._lock.held:
                 if plans is self.plans:
-                    self.plans = _Fronts(unrounded(plans.first), level, shapes=self.shapes)
+                    self.plans = Fronts(unrounded(plans.first), level, shapes=self.shapes)
                 return self.plans or plans, None
         kinds = Signature.of(args, kwargs).kinds
         if double is None or double.is_tried(kinds) or not any(kind.endswith(" True") for kind in kinds):
@@ -196,7 +225,7 @@ class Recomputing:
         with self._lock.held:
             if self._exact is None or self._exact[0] is not plans:
                 try:
-                    self._exact = plans, _Fronts(unrounded(plans.first), level, shapes=self.shapes)
+                    self._exact = plans, Fronts(unrounded(plans.first), level, shapes=self.shapes)
                 except ValueError:
                     self._exact = plans, None
             exact = self._exact[1]
@@ -216,7 +245,7 @@ class Recomputing:
 
         def front() -> Plan:
             with planning(model, args, kwargs):
-                return front_of(model, level, bounds, args, kwargs, weights=weights, bits=bits)
+                return front_of(model, level, bounds, args, kwargs, weights=weights, bits=bits, estimates=True)
 
         def made() -> Plan | None:
             plan = self._attempts.plan(model, inputs, front, first=self.plans is None)
@@ -224,7 +253,9 @@ class Recomputing:
 
         asks, self._asks = self._asks and self.plans is None, False
         together = asks and come_together(model, f"{inputs.structure} {inputs} of {bounds} at {level}")
+        free = None
         try:
+            bounds, free = with_bytes(bounds, model, (args, kwargs), together)
             if together:
                 answer = of_rank_0(lambda: Answer(made(), None if weights is None else weights.found))
                 plan = answer.plan
@@ -236,6 +267,8 @@ class Recomputing:
                 plan = made()
         except ValueError as error:
             if self.plans is None:
+                if free is not None:
+                    error.add_note(f"memory={free}.")
                 error.add_note(
                     "The model waits for a plan, and each training forward asks for one again: call "
                     "integrations.restore_model(model) first, then compress_model with other bounds."
@@ -244,7 +277,7 @@ class Recomputing:
             return self.plans  # the level's average was within the bounds, and other bits have the same one
         if weights is not None:
             weights.close()
-        return self.plans if plan is None else _Fronts(plan, level, weights, bits)
+        return self.plans if plan is None else Fronts(plan, level, weights, bits)
 
     @property
     def _bounds(self) -> Bounds:
@@ -285,6 +318,7 @@ class Recomputing:
             "plan": None if plan is None else plan.to_json(),
             "shapes": self.shapes,
             "codec": None if self.codec is None else str(self.codec),
+            "measured_in": next((step for known, step in self._made_in if known is plan), None),
         }
 
     @staticmethod
@@ -321,55 +355,10 @@ class Recomputing:
             )
         found = Recomputing(model, asked, level, shapes, codec)
         if plan is not None and found.plans is None:
-            found.plans = _Fronts(plan, level)
+            found.plans = Fronts(plan, level)
+        step = state.get("measured_in")
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+            raise ValueError(f"the state's measured_in must be a step from 0, or None, got {step!r:.40}")
+        if found.plans is not None:
+            found._made_in = [(found.plans.last, step)]
         return found
-
-
-class _Fronts(Plans):
-    """Makes plans whose values may wait in stores, or are stored as a level says."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        level: Level,
-        weights: Weights | None = None,
-        bits: Allotted | None = None,
-        shapes: Shapes = "replan",
-    ) -> None:
-        super().__init__(plan, shapes)
-        self._level, self._weights, self._bits = level, weights, bits
-
-    def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
-        made = super()._made(model, args, kwargs, real)
-        try:
-            return with_error_measured(made, model, args, kwargs)
-        except ValueError:
-            if not made.is_bounded:
-                raise
-        # The measured error exceeds the predicted one so far that no plan within it keeps to the other bounds.
-        least = with_error_measured(made.within(), model, args, kwargs)
-        self._tell_of_excess(least)
-        return least
-
-    def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
-        first = self._first
-        bounds = replace(self._bounds, memory=None, time=None)
-        if self._weights is None and bounds.error:
-            self._weights = Weights(model, args, kwargs, first.loss)
-        made = front_of(
-            model,
-            self._level,
-            bounds,
-            args,
-            kwargs,
-            real=real,
-            loss=first.loss,
-            holds_outputs=first.graph.holds_outputs,
-            weights=self._weights,
-            bits=self._bits,
-        )
-        return marked(made) if first.graph.double_backward else made
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: all but the measurement, which is of the model itself."""
-        return {**self.__dict__, "_weights": None}

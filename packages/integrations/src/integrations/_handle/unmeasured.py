@@ -27,7 +27,7 @@ def judge_measurement(handle: HandleState, probe: Probe, records: Sequence[Recor
         return
     handle.obstacle = "" if probe.sees else _TOO_LARGE if probe.too_large else _why_not(records)
     rounded = any(map(_is_rounded, records))
-    if handle.obstacle and rounded and handle.plan is None and not handle.in_trial:
+    if handle.obstacle and rounded and handle.bit_plan is None and not handle.in_trial:
         handle.warn_once("plan", f"{handle.name} makes no plan: {handle.obstacle}")
 
 

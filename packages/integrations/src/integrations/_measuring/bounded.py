@@ -12,18 +12,24 @@ from integrations._adaptive.measurement import Measurement
 from integrations._adaptive.plan import Plan as Allotted
 from integrations._adaptive.saves import Save
 from integrations._adaptive.weights import measured_weights, part_of_bound, usual_weights
+from integrations._common.warn import warn
 from integrations._measuring.plan_error import measured_error
 from integrations._measuring.sensitivities import sensitivities
 from integrations._measuring.within_error import within_error
-from integrations._planning.bounds import ONLY_RECOMPUTE, Bounds
+from integrations._planning.bounds import ONLY_RECOMPUTE, USUAL_ERROR, Bounds
+from integrations._planning.budget import LEAST
+from integrations._planning.errors import Unmet
 from integrations._planning.front import planned
 from integrations._planning.menus import Menus
+from integrations._planning.noted import WITH_ROUNDING
 from integrations._planning.plan import Plan
 from integrations._planning.search import solved_again
+from integrations._planning.unmet import share_of
 from integrations._step.capturing.loss import Loss
 from integrations._step.costs.calibrating import calibrated
 from integrations._step.costs.rates import constant
 from integrations._step.graphs.graph import Graph
+from integrations.report.words import format_bytes
 from integrations.rules.levels import Level
 
 
@@ -99,8 +105,9 @@ def front_of(
     holds_outputs: bool | None = None,
     weights: Weights | None = None,
     bits: Allotted | None = None,
+    estimates: bool = False,
 ) -> Plan:
-    """The plan of the least memory for a forward, among those that keep to a bound on the error.
+    """Return the plan of the least memory for a forward, among those that keep to a bound on the error.
 
     Args:
         model: in training mode.
@@ -111,6 +118,7 @@ def front_of(
         real, loss, holds_outputs: as in ``integrations.checkpoint.plan``.
         weights: the weights of values; ``None`` estimates them by the operators.
         bits: the bits that an adaptive level gives its tensors, once it has measured them.
+        estimates: whether an error of ``within`` says what rounding would allow. The captures are kept until then.
     """
     return planned(
         model,
@@ -124,6 +132,7 @@ def front_of(
         weights=usual_weights if weights is None else weights,
         rating=constant if bounds.stores == ONLY_RECOMPUTE else calibrated,
         bits=bits,
+        estimates=estimates,
     )
 
 
@@ -135,38 +144,79 @@ def chosen(
     kwargs: dict[str, Any],
     weights: Weights | None,
 ) -> Plan:
-    """The best plan of a front within bounds. If it rounds, or none is within them, sensitivities are measured, and so
-    is the error of the plan that follows. A plan whose error is too far off is planned for again.
+    """Return the best plan of a front within bounds. If the plan rounds, or no plan is within bounds that allow
+    rounding, measure sensitivities and the error of the plan that follows. Plan again if that error is too far off.
 
     Args:
         front: from ``front_of``.
-        bounds: to keep to.
+        bounds: to keep to. If they cannot be met and fall back, the plan of the least memory is taken, with a warning.
         model, args, kwargs, weights: as for ``front_of``.
 
     Raises:
-        ValueError: no plan keeps to the bounds. The message names the least that there is.
+        Unmet: no plan keeps to the bounds. The message names the least that there is.
     """
+    found = front
     try:
         plan = within(front, bounds)
-    except ValueError:
-        if weights is None or (found := weights.measured(front)) is front:
-            raise
-    else:
-        rounds = weights is not None and (plan.choice.rounds or plan.accumulating.choice.rounds)
-        found = weights.measured(front) if weights is not None and rounds else front
-    plan = plan if found is front else within(found, bounds)
-    return with_error_measured(plan, model, args, kwargs)
+        if weights is not None and (plan.choice.rounds or plan.accumulating.choice.rounds):
+            found = weights.measured(front)
+    except Unmet as error:
+        found = front if weights is None else weights.measured(front)
+        if found is front:
+            plan = _least(front, bounds, error)
+    if found is not front:
+        try:
+            plan = within(found, bounds)
+        except Unmet as error:
+            plan = _least(found, bounds, error)
+    try:
+        return with_error_measured(plan, model, args, kwargs)
+    except Unmet as error:
+        return with_error_measured(_least(plan, bounds, error), model, args, kwargs)
+
+
+def _least(front: Plan, bounds: Bounds, error: Unmet) -> Plan:
+    """Return the plan of the least memory if the bounds fall back to it.
+
+    Raises:
+        Unmet: they do not. It is the error that is given.
+    """
+    if not bounds.falls_back or front.memory == LEAST:
+        raise error
+    warn(f"{error}. The plan of the least memory is followed, as fallback='{LEAST}' asks for")
+    return front.within(LEAST)
 
 
 def within(front: Plan, bounds: Bounds) -> Plan:
-    """The best plan of a front within bounds, by predicted errors.
+    """Return the best plan of a front within bounds, by predicted errors.
 
     Raises:
-        ValueError: as ``chosen``.
+        Unmet: as ``chosen``.
     """
-    if bounds.memory is None and bounds.time is None:
-        return front
-    return front.within(bounds.memory, bounds.time)
+    try:
+        return front if bounds.memory is None and bounds.time is None else front.within(bounds.memory, bounds.time)
+    except Unmet as error:
+        if WITH_ROUNDING in front.others:
+            error.args = (f"{error}{_estimated(front.others[WITH_ROUNDING], front)}",)
+        raise
+    finally:
+        front.others.pop(WITH_ROUNDING, None)  # it holds what the capture saw
+
+
+def _estimated(with_rounding: Callable[[], Plan], exact: Plan) -> str:
+    """Return a sentence on the least memory of plans that round. Return an empty string if they cannot be made."""
+    try:
+        least = with_rounding().front[0].peak
+    except Exception:  # whatever it is, the error about the bounds is to be seen
+        return ""
+    if least >= exact.front[0].peak:
+        return f". By estimate, rounding (error={USUAL_ERROR}) would not lower it"
+    plain = exact.uncompressed_peak
+    share = f", {share_of(least, plain)} of the plain step's" if 0 < least <= plain else ""
+    return (
+        f". With error={USUAL_ERROR}, which allows rounding, the least is {format_bytes(least)}{share}, by an estimate "
+        "that measures nothing"
+    )
 
 
 def with_error_measured(plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:

@@ -1,14 +1,22 @@
-"""``of_rank_0``: what rank 0 finds out while the other ranks wait, with one exchange whatever happens to rank 0."""
+"""``of_rank_0``: what rank 0 finds out while the other ranks wait, with one exchange whatever happens to rank 0.
+``with_bytes``: the budget ``"auto"`` in bytes, the same on all ranks that plan together."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch import nn
 
 from integrations._adaptive.measurement import Measurement
-from integrations._adaptive.ranks import first_of
+from integrations._adaptive.ranks import first_of, largest
+from integrations._planning.bounds import Bounds
+from integrations._planning.budget import AUTO
+from integrations._planning.errors import PlanningError, Unmet
+from integrations._planning.free import Free, free_for
 from integrations._planning.plan import Plan
 
 
@@ -49,7 +57,34 @@ def of_rank_0(make: Callable[[], Answer]) -> Answer:
         told = None if answer.plan is None else answer.plan.to_json(), answer.measurement
         return answer
     except ValueError as error:
-        told = ValueError(str(error))
+        told = Unmet(str(error)) if isinstance(error, PlanningError) else ValueError(str(error))
         raise
     finally:
         first_of(told)
+
+
+def with_bytes(bounds: Bounds, model: nn.Module, inputs: Any, together: bool) -> tuple[Bounds, Free | None]:
+    """Return the bounds with bytes in the place of the budget ``"auto"``, and the memory that this rank has.
+
+    Args:
+        bounds: what was asked for.
+        model, inputs: as for ``free_for``.
+        together: whether all ranks call this at the same time. Then the bytes are the least of theirs.
+
+    Raises:
+        PlanningError: the free memory is unknown, on this rank or another one.
+    """
+    if bounds.memory != AUTO:
+        return bounds, None
+    failure: PlanningError | None = None
+    try:
+        found = free_for(model, inputs)
+    except PlanningError as error:
+        failure = error
+    nbytes = -(math.nan if failure is not None else found.nbytes)
+    least = -largest(nbytes) if together else -nbytes
+    if failure is not None:
+        raise failure
+    if math.isnan(least):
+        raise PlanningError(f"memory must be in bytes or a fraction if a rank's free memory is unknown, got '{AUTO}'")
+    return replace(bounds, memory=f"{int(least)}B"), found

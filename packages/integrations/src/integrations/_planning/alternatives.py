@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from integrations._planning.bounds import Bounds
-from integrations._planning.budget import Budget, bytes_of, require_error, require_ratio
+from integrations._planning.budget import AUTO, Budget, fraction_of, limit_of, require_error, require_ratio
 from integrations._planning.choice import Choice
+from integrations._planning.errors import Unmet
 from integrations._planning.noted import note_accumulating, noted
 from integrations._planning.search import Captures, most_exact, solved
 from integrations._planning.solution import Found, Solution
@@ -34,7 +35,7 @@ def within(plan: Found, memory: Budget | None, time: float | None, error: float 
     found = _within(plan, memory, time, error)
     if not plan.also:
         return found
-    if isinstance(memory, float):  # a fraction of the largest peak, which is this plan's
+    if fraction_of(memory) is not None:  # of the largest peak, which is this plan's
         memory = _bytes_of(plan, memory)
     also: tuple[Any, ...] = plan.also
     return found.with_also(_within(other, memory, time, error) for other in also)
@@ -60,7 +61,7 @@ def accumulating(plan: Found) -> Found:
 def _within(plan: Found, memory: Budget | None, time: float | None, error: float | None) -> Found:
     """The plan within bounds, without the plans beside it."""
     of_error = plan if error is None else _of_error(plan, error)
-    allowed = None if memory is None else _bytes_of(of_error, memory)
+    allowed = _bytes_of(of_error, memory)
     asked = replace(of_error.bounds, memory=memory, time=time)
     found = _chosen(of_error, asked, allowed)
     if allowed is None or time is None or of_error.error == 0 or found.choice.variance == 0:
@@ -72,13 +73,13 @@ def _chosen(plan: Found, asked: Bounds, allowed: int | None) -> Found:
     """The plan of the front for what is asked. ``allowed`` is the memory in bytes."""
     fitting = [choice for choice in plan.front if allowed is None or choice.peak <= allowed]
     if not fitting:
-        raise ValueError(out_of_memory(plan, asked))
+        raise Unmet(out_of_memory(plan, asked))
     if asked.time is None:
         return plan.choosing(fitting[0] if allowed is None else fitting[-1], asked)
     seconds = (asked.time - 1) * plan.plain_seconds
     fitting = [choice for choice in fitting if choice.seconds <= seconds]
     if not fitting:
-        raise ValueError(out_of_time(plan, asked))
+        raise Unmet(out_of_time(plan, asked))
     return plan.choosing(fitting[0], asked)
 
 
@@ -120,6 +121,10 @@ def _unbounded(plan: Solution, error: float) -> Bounds:
     return replace(plan.bounds, memory=None, time=None, error=None if plan.compressed else error)
 
 
-def _bytes_of(plan: Solution, memory: Budget) -> int:
-    """The bytes that a bound on memory allows. Errors name it as the caller of this kind of plan does."""
-    return bytes_of(memory, plan.uncompressed_peak, "budget" if plan.menus is None else "memory")
+def _bytes_of(plan: Solution, memory: Budget | None) -> int | None:
+    """Return the bytes that a bound on memory allows; ``None`` if any will do. Errors name it as the caller of this
+    kind of plan does."""
+    name = "budget" if plan.menus is None else "memory"
+    if memory == AUTO:
+        raise ValueError(f"{name} must be in bytes or a fraction for a plan that is made, got {memory!r}")
+    return limit_of(memory, plan.uncompressed_peak, name)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
-from integrations._planning.budget import Budget, bytes_of, require_error, require_ratio
+from integrations._planning.budget import LEAST, Budget, require_budget, require_error, require_ratio
 from integrations.rules.levels import resolve_level
 from integrations.rules.stores import Store
 
@@ -15,11 +15,18 @@ WAYS = ("recompute", "exact", "bits", "slopes", "host")
 such as signs, masks and shapes; round it to few bits; store an activation's derivative in steps; move it to host
 memory."""
 
+ROUNDING = ("bits", "slopes")
+"""The ways that round, as do forms such as ``"8 bits"``."""
+
 ONLY_RECOMPUTE = ("recompute",)
 """The ways of a plan that only says what is recomputed."""
 
-ERROR = 0.1
-"""The bound on the gradient's error if none is given: training does not notice it beside the noise of its steps."""
+USUAL_ERROR = 0.1
+"""The bound on the gradient's error that messages suggest to users who may let a plan round. Without a bound, plans are
+exact."""
+
+Fallback = Literal["error", "least"]
+"""What happens to a budget that cannot be met: an error, or the plan of the least memory with a warning."""
 
 EIGHT_BITS = 0.01
 """The least bound that 8 bits for everything are taken to keep: their error is 0.009 where the whole gradient is as
@@ -30,16 +37,18 @@ _EIGHT = Store(8)
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a plan has to keep to. What is not bounded is minimised: the time within ``memory``, the memory within
-    ``time``, the error if both are given, and the memory if neither is.
+    """What a plan has to keep to. What is not bounded is minimized: the time within ``memory``, the memory within
+    ``time``, the error if both are given beside an error, and the memory if neither is.
 
     Attributes:
         memory: the most that forward and backward may have allocated at once beyond what is still allocated after them:
-            bytes, a string such as ``"8GiB"``, or a fraction of the plain step's.
+            bytes, a string such as ``"8GiB"``, a fraction of the plain step's, ``"least"`` or ``"auto"``.
         time: the step's time over the plain step's, 1 or more.
         error: the error of the whole gradient, relative to its norm; 0 rounds nothing. ``None``: a level says how
             everything is rounded.
         stores: the ways of ``WAYS`` that are allowed, and names of single stores, such as ``"8 bits"``.
+        fallback: what happens in front of a model's first forward if no plan keeps to the bounds: ``"error"``, or
+            ``"least"``, which takes the plan of the least memory and warns.
 
     Raises:
         TypeError: one has the wrong type.
@@ -48,35 +57,54 @@ class Bounds:
 
     memory: Budget | None = None
     time: float | None = None
-    error: float | None = ERROR
+    error: float | None = 0.0
     stores: tuple[str, ...] = WAYS
+    fallback: Fallback = "error"
 
     def __post_init__(self) -> None:
         if self.memory is not None:
-            bytes_of(self.memory, 1, "memory")
+            require_budget(self.memory, "memory")
         if self.time is not None:
             require_ratio(self.time)
         if self.error is not None:
             require_error(self.error)
+        if self.fallback not in get_args(Fallback):
+            raise ValueError(f"fallback must be 'error' or 'least', got {self.fallback!r}")
         object.__setattr__(self, "stores", _checked(self.stores))
 
     @classmethod
     def asked(
-        cls, memory: Any, time: Any, error: Any, stores: Any, level: str | None, options: Mapping[str, Any]
+        cls,
+        memory: Any,
+        time: Any,
+        error: Any,
+        stores: Any,
+        level: str | None,
+        options: Mapping[str, Any],
+        fallback: Any = None,
     ) -> Self | None:
-        """The bounds in the arguments of ``compress_model``; ``None`` if none is given. If the error is not given, it
-        is ``ERROR``, except beside a level that stores something, given by its name or its options.
+        """Return the bounds in the arguments of ``compress_model``; ``None`` if none is given. Without an error they
+        are exact, except beside a level that stores something, given by its name or its options.
 
         Raises:
-            TypeError, ValueError: as for ``Bounds`` and ``resolve_level``; or the error is bounded beside such a level.
+            TypeError, ValueError: as for ``Bounds``, ``given`` and ``resolve_level``; or the error is bounded beside
+                such a level; or there is a fallback without bounds.
         """
+        if fallback not in (None, "error", LEAST):
+            raise ValueError(f"fallback must be 'error' or 'least', got {fallback!r}")
         if memory is None and time is None and error is None and stores is None:
+            if fallback == LEAST:
+                raise ValueError(
+                    "fallback must be left out without memory=, got 'least'; give it a budget to fall from"
+                )
             return None
-        found = cls(memory, time, ERROR if error is None else error, WAYS if stores is None else stores)
         name = "L0" if level is None else level
         resolved = resolve_level(name, options)
         if resolved.off:
-            return found
+            return cls.given(memory, time, error, stores, fallback=fallback or "error")
+        found = cls(
+            memory, time, 0.0 if error is None else error, WAYS if stores is None else stores, fallback or "error"
+        )
         if error is not None:
             raise ValueError(
                 f"error must be None beside level {resolved.title(name)}, which says how everything is stored, got "
@@ -84,6 +112,23 @@ class Bounds:
                 "it within the error"
             )
         return replace(found, error=None)
+
+    @classmethod
+    def given(cls, memory: Any, time: Any, error: Any, stores: Any, **more: Any) -> Self:
+        """Return the bounds for these arguments of ``integrations.plan``, with ``None`` for those that were left out.
+
+        Raises:
+            TypeError, ValueError: as for ``Bounds``; or ``stores`` names a way that rounds, and there is no error.
+        """
+        found = cls(memory, time, 0.0 if error is None else error, WAYS if stores is None else stores, **more)
+        rounding = [way for way in found.stores if way in ROUNDING or way not in WAYS]
+        if error is None and stores is not None and rounding:
+            named = ", ".join(map(repr, rounding))
+            raise ValueError(
+                f"error must be given where stores names {named}, which round: pass error={USUAL_ERROR} to bound the "
+                f"gradient's error, or leave {named} out for exact gradients"
+            )
+        return found
 
     @property
     def exact(self) -> bool:
@@ -125,18 +170,24 @@ class Bounds:
         ways = [way for way in self.stores if way in ("recompute", "exact", "host")]
         return replace(self, stores=(*ways, str(_EIGHT)) if self.rounds_unforeseen else tuple(ways))
 
+    @property
+    def falls_back(self) -> bool:
+        """Whether bounds that cannot be met are dropped for the least memory."""
+        return self.fallback == LEAST
+
     def content(self) -> dict[str, Any]:
-        """The JSON object of the bounds."""
-        return {"memory": self.memory, "time": self.time, "error": self.error, "stores": list(self.stores)}
+        """Return the JSON object of the bounds."""
+        found = {"memory": self.memory, "time": self.time, "error": self.error, "stores": list(self.stores)}
+        return {**found, "fallback": self.fallback} if self.falls_back else found
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Self:
-        """The bounds of such a JSON object.
+        """Return the bounds of such a JSON object.
 
         Raises:
             TypeError, ValueError: it is not one.
         """
-        if set(content) != {"memory", "time", "error", "stores"}:
+        if set(content) | {"fallback"} != {"memory", "time", "error", "stores", "fallback"}:
             raise ValueError(f"bounds must have memory, time, error and stores, got {sorted(map(str, content))}")
         return cls(**content)
 
@@ -148,6 +199,8 @@ class Bounds:
             found.append(f"error={self.error:g}")
         if self.stores != WAYS:
             found.append(f"stores={self.stores!r}")
+        if self.falls_back:
+            found.append(f"fallback={self.fallback!r}")
         return ", ".join(found)
 
 

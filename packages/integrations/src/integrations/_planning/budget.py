@@ -1,4 +1,4 @@
-"""``bytes_of``: a budget in the forms in which users write one."""
+"""Memory budgets in the forms in which users write them, and bounds on time and error."""
 
 from __future__ import annotations
 
@@ -7,49 +7,106 @@ import re
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _WORDS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k|m|g|ki|mi|gi|)(b?)\s*", re.IGNORECASE)
+_PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 Budget = str | int | float
 
+LEAST = "least"
+"""The budget that asks for the least memory that there is."""
+
+AUTO = "auto"
+"""The budget that asks for the memory that is free when the plan is made; see ``integrations._planning.free``."""
+
 
 def bytes_of(budget: Budget, plain: int, name: str = "budget") -> int:
-    """The bytes of activation peak that a budget allows.
+    """Return the bytes of activation peak that a budget allows.
 
     Args:
-        budget: an int, bytes; a string such as ``"4GiB"``, ``"512 MB"``; or a float in (0, 1], a fraction of ``plain``.
+        budget: an int, bytes; a string such as ``"4GiB"`` or ``"512 MB"``; or a fraction of ``plain``: a float in
+            (0, 1], or a string such as ``"40%"``. The words ``"least"`` and ``"auto"`` have no bytes: see ``limit_of``
+            and ``integrations._planning.free``.
         plain: bytes of the step that keeps everything.
         name: the name of the argument, for errors.
 
     Raises:
-        TypeError: it is none of these.
-        ValueError: it cannot be met.
+        TypeError: the budget is none of these.
+        ValueError: the budget is out of range.
     """
     if isinstance(budget, bool) or not isinstance(budget, (str, int, float)):
         raise TypeError(f"{name} must be bytes as an int, a string such as '4GiB', or a fraction, got {budget!r}")
-    if isinstance(budget, str):
-        found = _WORDS.fullmatch(budget)
-        if found is None:
-            raise ValueError(
-                f"{name} must be a number with a unit such as '4GiB', '512 MiB' or '2GB', and no sign, got {budget!r}; "
-                "a fraction of the plain step's peak is a float, such as 0.5"
-            )
-        if not found[2] and not found[3]:
-            raise ValueError(
-                f"{name} must have a unit as a string, such as '4GiB', or '{found[1]}B' for bytes, got {budget!r}; a "
-                "fraction of the plain step's peak is a float, such as 0.5"
-            )
-        return int(float(found[1]) * _UNITS[found[2].lower()])
-    if isinstance(budget, float):
-        if not 0 < budget <= 1:
-            hint = "; bytes are an int" if math.isfinite(budget) and budget > 1 else ""
+    fraction = fraction_of(budget)
+    if fraction is not None:
+        if not 0 < fraction <= 1:
+            hint = "; bytes are an int" if isinstance(budget, float) and math.isfinite(budget) and budget > 1 else ""
             raise ValueError(f"{name} must be in (0, 1] as a fraction of the plain step's peak, got {budget!r}{hint}")
-        return int(budget * plain)
+        return int(fraction * plain)
+    if isinstance(budget, str):
+        return _bytes_in(budget, name)
+    assert isinstance(budget, int)
+    if budget == 1:
+        raise ValueError(
+            f"{name} must be unambiguous, got 1: write 1.0 for the whole of the plain step's peak, or '1B' for one byte"
+        )
     if budget < 0:
         raise ValueError(f"{name} must not be negative, got {budget}; it is a number of bytes")
     return budget
 
 
+def limit_of(budget: Budget | None, plain: int, name: str = "budget") -> int | None:
+    """Return the bytes that a budget allows; ``None`` if there is no budget, or it asks for the least memory.
+
+    Args:
+        budget, plain, name: as for ``bytes_of``.
+
+    Raises:
+        TypeError, ValueError: as ``bytes_of``.
+    """
+    return None if budget is None or budget == LEAST else bytes_of(budget, plain, name)
+
+
+def require_budget(budget: object, name: str = "budget") -> None:
+    """Check a budget in any form, before the plain step's peak is known.
+
+    Raises:
+        TypeError, ValueError: as ``bytes_of``.
+    """
+    if budget not in (LEAST, AUTO):
+        bytes_of(budget, 1, name)  # type: ignore[arg-type]  # it checks the type
+
+
+def fraction_of(budget: object) -> float | None:
+    """Return the fraction that a budget is of the plain step's peak; ``None`` if it is no fraction."""
+    if isinstance(budget, float):
+        return budget
+    found = _PERCENT.fullmatch(budget) if isinstance(budget, str) else None
+    return None if found is None else float(found[1]) / 100
+
+
+def budget_in(text: str) -> Budget:
+    """Return the budget that a command's argument stands for: numbers are bytes, or a fraction if they have a point."""
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return text  # with a unit, or a word
+
+
+def _bytes_in(text: str, name: str) -> int:
+    """Return the bytes of a text such as ``"4GiB"``."""
+    found = _WORDS.fullmatch(text)
+    if found is None:
+        rule = "be a number with a unit such as '4GiB', '512 MiB' or '2GB', and no sign"
+    elif not found[2] and not found[3]:
+        rule = f"have a unit as a string, such as '4GiB', or '{found[1]}B' for bytes"
+    else:
+        return int(float(found[1]) * _UNITS[found[2].lower()])
+    raise ValueError(
+        f"{name} must {rule}, got {text!r}; a fraction of the plain step's peak is a float or a percentage, such as "
+        f"0.5 or '50%'; '{LEAST}' asks for the least memory, '{AUTO}' for what is free"
+    )
+
+
 def require_ratio(time: object) -> None:
-    """Checks a bound on a step's time.
+    """Check a bound on a step's time.
 
     Raises:
         TypeError: it is no number.
@@ -62,7 +119,7 @@ def require_ratio(time: object) -> None:
 
 
 def require_error(error: object) -> None:
-    """Checks a bound on the gradient's error.
+    """Check a bound on the gradient's error.
 
     Raises:
         TypeError: it is no number.
@@ -71,4 +128,7 @@ def require_error(error: object) -> None:
     if isinstance(error, bool) or not isinstance(error, int | float):
         raise TypeError(f"error must be a bound on the gradient's relative error, such as 0.1, got {error!r}")
     if not 0 <= error < 1:
-        raise ValueError(f"error must be from 0, which rounds nothing, to below 1, got {error!r}; 0.1 is the default")
+        raise ValueError(
+            f"error must be from 0, which rounds nothing and is the default, to below 1, got {error!r}; 0.1 is a usual "
+            "bound"
+        )

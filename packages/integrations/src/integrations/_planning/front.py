@@ -11,9 +11,10 @@ from torch import nn
 from integrations._adaptive.plan import Plan as Allotted
 from integrations._adaptive.weights import usual_weights
 from integrations._common.warn import warn
-from integrations._planning.bounds import Bounds
+from integrations._planning.bounds import USUAL_ERROR, Bounds
 from integrations._planning.chunked import chunking
 from integrations._planning.menus import Menus
+from integrations._planning.noted import WITH_ROUNDING
 from integrations._planning.offered import Weights, menus_of
 from integrations._planning.plan import Plan
 from integrations._planning.savers import Seen
@@ -26,7 +27,7 @@ from integrations._step.graphs.graph import Graph
 from integrations._step.graphs.sharding import class_of
 from integrations.rules.levels import Level
 
-_EXACT = Bounds(error=0.0)
+_EXACT = Bounds()
 
 
 def planned(
@@ -42,8 +43,9 @@ def planned(
     weights: Weights = usual_weights,
     rating: Rating = constant,
     bits: Allotted | None = None,
+    estimates: bool = False,
 ) -> Plan:
-    """The plan of the least peak, and all plans that no other beats in both peak and time.
+    """Return the plan of the least peak, with all plans that no other beats in both peak and time.
 
     A level leaves each value one store, its own. Without one, as at ``"L0"``, a value may be kept, be recomputed, or
     wait in any store that all operators that save it bear. If rounding is allowed, the forward is captured twice: with
@@ -59,6 +61,8 @@ def planned(
         weights: the values' weights for the error.
         rating: the rates of operators and stores.
         bits: the bits that an adaptive level gives its tensors, once it has measured them.
+        estimates: whether an exact plan comes with a function that estimates what rounding would allow, under
+            ``WITH_ROUNDING``. The function holds the captures.
     """
     started = perf_counter()
 
@@ -67,7 +71,7 @@ def planned(
         options: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
         return capture(model, args, kwargs, hooks=seen.hooks, costs=by(rating), **options), seen
 
-    def with_menus(graph: Graph, seen: Seen, rounded: bool) -> tuple[Graph, Menus]:
+    def with_menus(graph: Graph, seen: Seen, rounded: bool, bounds: Bounds) -> tuple[Graph, Menus]:
         graph = graph.as_rounded if rounded else graph
         if (
             rounded and level.off
@@ -77,9 +81,10 @@ def planned(
             graph = graph.keeping_all
         return graph, menus_of(graph, seen, level, rating, weights, bounds.allows, bits)
 
-    bounds = replace(bounds, memory=None, time=None, error=(bounds.error or 0.0) if level.off else None)
+    error = (bounds.error or 0.0) if level.off else None
+    bounds = replace(bounds, memory=None, time=None, error=error, fallback="error")
     if not level.off:
-        graph, menus = with_menus(*captured(level.bits is not None), level.rounds_checkpoints)
+        graph, menus = with_menus(*captured(level.bits is not None), level.rounds_checkpoints, bounds)
         captures = Captures(graph, menus, level=level)
     else:
         found = captured(not bounds.exact)
@@ -89,11 +94,20 @@ def planned(
                 f"{class_of(model).__name__}: the step differentiates its gradients (create_graph=True), so the plan "
                 "rounds nothing"
             )
-        rounded, rounded_menus = (None, None) if bounds.exact else with_menus(*found, True)
+        rounded, rounded_menus = (None, None) if bounds.exact else with_menus(*found, True, bounds)
         if found[1].replaced:  # attention was replaced
             found = captured(False)
-        graph, menus = with_menus(*found, False)
+        graph, menus = with_menus(*found, False, bounds)
         captures = Captures(graph, menus.exact(), rounded, rounded_menus)
     taken = perf_counter() - started
-    made = solved(Plan, class_of(model).__name__, captures, bounds, capture_seconds=taken)
-    return replace(made, loss=loss, chunking=chunking(model, graph))
+    name = class_of(model).__name__
+    made = solved(Plan, name, captures, bounds, capture_seconds=taken)
+    made = replace(made, loss=loss, chunking=chunking(model, graph))
+    if estimates and level.off and bounds.exact and not graph.double_backward:
+        seen, usual = found, replace(bounds, error=USUAL_ERROR)
+
+        def with_rounding() -> Plan:
+            return solved(Plan, name, Captures(graph, captures.menus, *with_menus(*seen, True, usual)), usual)
+
+        made.others[WITH_ROUNDING] = with_rounding
+    return made

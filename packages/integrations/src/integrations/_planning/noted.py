@@ -12,6 +12,10 @@ from integrations._planning.solution import Found, Solution
 
 _NOTED = "noted"
 
+WITH_ROUNDING = "with rounding"
+"""The key in ``Plan.others`` of a function without arguments, which makes the plan with rounding of the same captures.
+It is there until the plan has been asked for bounds, and never pickled."""
+
 
 def note_accumulating(plan: Found, other: Found) -> None:
     """Makes another plan the ``accumulating`` one for a plan's bounds from now on."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from integrations._adaptive.one_step import OneStep, Unmeasured
 from integrations._common.modules import where_raised
 from integrations._common.out_of_memory import is_out_of_memory
+from integrations._planning.errors import PlanningError
 from integrations._step.capturing.errors import NoGradient, NotCaptured
 from integrations._step.capturing.loss import Loss
 from integrations._step.graphs.sharding import class_of
@@ -33,7 +34,7 @@ def planning(
 
     Raises:
         NoGradient: nothing requires a gradient, so there is no backward to plan for.
-        ValueError: no plan can be made. The message says why and what to do instead; the cause is chained.
+        PlanningError: no plan can be made. The message says why and what to do instead; the cause is chained.
         Exception: the model itself raises it with these inputs, or memory has run out.
     """
     try:
@@ -51,7 +52,7 @@ def planning(
         if own is not None:
             own.add_note(_OWN)
             raise own
-        raise ValueError(_no_plan(model, Signature.of(args, kwargs), failure)) from failure
+        raise PlanningError(_no_plan(model, Signature.of(args, kwargs), failure)) from failure
     finally:  # their tracebacks hold this frame, and the tensors of the step
         del failure, own
 

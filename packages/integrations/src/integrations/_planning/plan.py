@@ -62,12 +62,12 @@ class Plan(Solution):
         return accumulating(self)
 
     def within(self, memory: Budget | None = None, time: float | None = None, error: float | None = None) -> Self:
-        """The plan that is best within these bounds: of the least time in the memory; without that, of the least memory
-        in the time; where both are given, of the least error that was found to fit.
+        """Return the best plan within these bounds: of the least time in the memory; without a memory, of the least
+        memory in the time; if both are given, of the least error that was found to fit.
 
         Args:
-            memory: as ``budget`` of ``integrations.checkpoint.plan``; a fraction is one of the peak of a step that
-                neither recomputes nor compresses.
+            memory: as ``budget`` of ``integrations.checkpoint.plan``, except ``"auto"``; a fraction is one of the peak
+                of a step that neither recomputes nor compresses.
             time: of a step over that of the plain one: 1.1 allows a tenth more, by the models of times.
             error: bound on the relative error of the gradient. ``None``: that of this plan.
 

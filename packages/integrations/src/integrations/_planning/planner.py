@@ -13,6 +13,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from integrations._common.compiling import compiled_module
 from integrations._planning.budget import Budget
 from integrations._planning.chunked import chunking
+from integrations._planning.errors import raising_for_user
+from integrations._planning.free import resolved
 from integrations._planning.obstacles import planning
 from integrations._planning.plan import Plan
 from integrations._planning.search import Captures, solved
@@ -23,6 +25,7 @@ from integrations._step.graphs.graph import Graph
 from integrations._step.graphs.sharding import class_of
 
 
+@raising_for_user
 def plan(
     model: nn.Module,
     inputs: Any,
@@ -55,8 +58,9 @@ def plan(
         inputs: the forward's, as in training and as the model's own hooks leave them: a tuple, a mapping by name, or
             the only one.
         budget: of activation peak (bytes during the step beyond those before it, without the parameters' gradients). An
-            int, bytes; a string such as ``"4GiB"``; a float in (0, 1], a fraction of the plain step's. The plan repeats
-            the least within it. ``None``: the least peak that there is.
+            int, bytes; a string such as ``"4GiB"``; a fraction of the plain step's, such as ``0.4`` or ``"40%"``;
+            ``"auto"``, the memory that is free, as for ``compress_model``. The plan recomputes the least within it.
+            ``None`` or ``"least"``: the least peak that there is.
         kwargs: further inputs by name, where ``inputs`` is no mapping.
         objective: ``"peak"``, or ``"paper"``: the sum of what is kept plus the largest segment, as in Feng & Huang,
             "Optimal gradient checkpoint search for arbitrary computation graphs" (CVPR 2021); without a budget.
@@ -97,7 +101,7 @@ def plan(
     captured = perf_counter()
     found = plan_of_graph(class_of(model).__name__, graph, objective, captured - started)
     found = replace(found, loss=loss, chunking=chunking(model, graph))
-    return found if budget is None else found.within(budget)
+    return found if budget is None else found.within(resolved(budget, model, call)[0])
 
 
 def plan_of_graph(name: str, graph: Graph, objective: Objective = "peak", capture_seconds: float = 0.0) -> Plan:

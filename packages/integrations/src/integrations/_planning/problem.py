@@ -1,10 +1,13 @@
-"""``training_step``: a graph in the numbers that actcore's search works on."""
+"""``training_step``: a graph in the numbers that actcore's search works on. ``chosen_entries``: a choice in those
+numbers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from actcore import TrainingStep
+from integrations._planning.choice import Choice
 from integrations._planning.menus import Menus
 from integrations._step.graphs.graph import Graph
 
@@ -39,6 +42,30 @@ def training_step(graph: Graph, menus: Menus | None = None) -> TrainingStep:
         stored_at=[_or_none(event) for event in menus.stored_at],
         formed=[any(option.store is None for option in row) for row in menus.options],
     )
+
+
+class Entries(NamedTuple):
+    """A choice as ``actcore.simulate`` takes it, with an entry for each value; see there."""
+
+    kept: list[bool]
+    held: list[bool] | None
+    forms: list[int]
+
+
+def chosen_entries(choice: Choice, menus: Menus) -> Entries:
+    """Return a choice as ``actcore.simulate`` takes it.
+
+    Args:
+        choice: a choice of a plan.
+        menus: the stores of the values of the choice's graph.
+    """
+    count = len(menus.options)
+    forms = [-1] * count
+    for value, store in choice.stores:
+        forms[value] = next(place for place, one in enumerate(menus.options[value]) if one.store == store)
+    kept = [bool(choice.mask >> value & 1) for value in range(count)]
+    held = None if choice.held is None else [bool(choice.held >> value & 1) for value in range(count)]
+    return Entries(kept, held, forms)
 
 
 def _or_none(number: int) -> int | None:

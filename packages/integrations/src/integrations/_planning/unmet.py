@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 
+from integrations._planning.at_peak import largest_at_peak
 from integrations._planning.bounds import ONLY_RECOMPUTE, WAYS, Bounds
+from integrations._planning.budget import LEAST, fraction_of
 from integrations._planning.chunked import CLASSES
+from integrations._planning.noted import WITH_ROUNDING
 from integrations._planning.solution import Solution
 from integrations.report.words import format_bytes
 
@@ -16,18 +19,17 @@ _SMALLER, _LARGER = "take a smaller batch", "take a larger fraction"
 
 
 def out_of_memory(plan: Solution, asked: Bounds) -> str:
-    """Why no plan has such a peak, in words."""
-    return f"{_too_little_memory(plan, asked)}{_without_logits(plan)}"
+    """Return why no plan has such a peak, in words."""
+    return f"{_too_little_memory(plan, asked)}{_occupied(plan)}{_without_logits(plan)}"
 
 
 def _too_little_memory(plan: Solution, asked: Bounds) -> str:
     budget, least, plain = asked.memory, plan.front[0].peak, plan.uncompressed_peak
-    share = ""
-    if 0 < least <= plain:  # a fraction is rounded up, so that it can be met
-        share = f", {min(1000, 1000 * least // plain + 1) / 1000} of the plain step's {format_bytes(plain)}"
+    relative = fraction_of(budget) is not None
+    share = f", {share_of(least, plain)} of the plain step's {format_bytes(plain)}" if 0 < least <= plain else ""
     found = f"at least {least} bytes ({format_bytes(least)}{share}), the least activation peak of all plans"
     if plan.compressed:
-        smaller = "" if isinstance(budget, float) else f"{_SMALLER}, or "
+        smaller = "" if relative else f"{_SMALLER}, or "
         name, least_of_all = (
             ("checkpoint", ", with checkpoint='optimal',") if plan.stores == ONLY_RECOMPUTE else ("memory", "")
         )
@@ -39,17 +41,16 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
     other = plan.accumulating
     adding = ""
     most = other.front[0].peak
-    if other is not plan and not isinstance(budget, float) and most > least:  # a fraction is of each state's own peak
+    if other is not plan and not relative and most > least:  # a fraction is of each state's own peak
         adding = f", and {most} bytes ({format_bytes(most)}) in steps that add to gradients that are there already"
     proof = "no other is less" if plan.exact else f"none is below {format_bytes(plan.peak_bound)}"
     if plan.menus is None:
-        name, way_out = "budget", f"compress what is kept, or {_LARGER if isinstance(budget, float) else _SMALLER}"
+        name, way_out = "budget", f"pass {LEAST!r}, compress what is kept, or {_LARGER if relative else _SMALLER}"
     else:
         name = f"memory with error={plan.error:g}"
-        way_out = _allow(plan, else_=_LARGER if isinstance(budget, float) else _SMALLER)
-    if isinstance(budget, int) and 0 < budget <= 1:
-        way_out = f"that is a byte: a fraction is a float, such as 0.5 or 1.0; {way_out}"
-    if isinstance(budget, float) and other is not plan and other.peak <= budget * other.uncompressed_peak:
+        way_out = f"pass memory={LEAST!r} for this plan, {_allow(plan, else_=_LARGER if relative else _SMALLER)}"
+    fraction = fraction_of(budget)
+    if fraction is not None and other is not plan and other.peak <= fraction * other.uncompressed_peak:
         way_out = (
             "the gradients, which are not in it, outweigh the activations in a first step, so that there is little "
             "to gain; in steps that add to gradients that are there already, activations go from "
@@ -58,12 +59,18 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
     return f"{name} must be {found} ({proof}){adding}, got {budget!r}; {way_out}"
 
 
+def share_of(least: int, plain: int) -> float:
+    """Return bytes as a fraction of others, rounded up to thousandths, so that the fraction allows them."""
+    return min(1000, 1000 * least // plain + 1) / 1000
+
+
 def out_of_time(plan: Solution, asked: Bounds) -> str:
     """Why no plan within the memory is as fast, in words."""
-    fastest = plan.choosing(plan.front[-1], asked) if asked.memory is None else plan.within(asked.memory)
+    bounded = asked.memory not in (None, LEAST)
+    fastest = plan.within(asked.memory) if bounded else plan.choosing(plan.front[-1], asked)
     ratio = math.ceil(1000 * (1 + fastest.overhead)) / 1000  # rounded up, so that it can be met
-    within = "of all plans" if asked.memory is None else f"of all plans within memory={asked.memory!r}"
-    way_out = _allow(plan, "more memory") if asked.memory is not None else _allow(plan)
+    within = f"of all plans within memory={asked.memory!r}" if bounded else "of all plans"
+    way_out = _allow(plan, "more memory") if bounded else _allow(plan)
     return f"time must be at least {ratio}, the least {within}, got {asked.time!r}; {way_out}"
 
 
@@ -86,12 +93,29 @@ def _without_logits(plan: Solution) -> str:
     if not plan.chunking or largest * _SHARE < plan.front[0].peak:
         return ""
     return (
-        f"; the loss takes {format_bytes(largest)} or more for its logits, which no plan makes smaller: "
+        f". The loss takes {format_bytes(largest)} or more for its logits, which no plan makes smaller: "
         f"{plan.chunking} together with memory computes the loss without them"
+    )
+
+
+def _occupied(plan: Solution) -> str:
+    """Return a sentence on what is in memory at the peak of the plan of the least memory. Return an empty string for a
+    plan for a level, whose stores have no names."""
+    if plan.compressed:
+        return ""
+    found = largest_at_peak(plan.choosing(plan.front[0], plan.bounds))
+    if not found.values:
+        return ""
+    values = ", ".join(f"{format_bytes(nbytes)} made by {maker}" for nbytes, maker in found.values)
+    others = f", {found.others} smaller ones" if found.others else ""
+    return (
+        f". In memory at that peak, in {'backward' if found.backward else 'the forward'}: {values}{others}; and "
+        f"{format_bytes(found.rest)} for gradients of activations and temporaries"
+        + (f", less {format_bytes(found.later)} for gradients of parameters that are made later" if found.later else "")
     )
 
 
 def _rounds_as_allowed(plan: Solution) -> bool:
     """Whether the bound on the error may keep the plan of the least memory from less memory: the plan uses at least
-    half of the allowed variance."""
-    return plan.front[0].variance >= plan.error**2 / 2
+    half of the allowed variance. Return ``False`` if an estimate of what rounding allows is told besides."""
+    return WITH_ROUNDING not in plan.others and plan.front[0].variance >= plan.error**2 / 2

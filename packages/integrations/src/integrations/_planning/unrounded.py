@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from integrations._planning.errors import Unmet
 from integrations._planning.plan import Plan
 
 
@@ -11,12 +12,12 @@ def unrounded(plan: Plan) -> Plan:
     """Return the plan for the same memory and time that rounds nothing, from the same captures.
 
     Raises:
-        ValueError: there is none. The message names the lowest possible bound.
+        Unmet: there is none. The message names the lowest possible bound.
     """
     try:
         found = plan.within(plan.memory, plan.time, 0.0)
     except ValueError as error:
-        raise ValueError(
+        raise Unmet(
             f"the step of this {plan.model} differentiates its gradients (create_graph=True), so its plan must not "
             f"round: {error}"
         ) from None

@@ -79,8 +79,8 @@ def add_to(commands: Any) -> None:
         "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the level: bits=3 min_bytes=4096"
     )
     plan = parser.add_argument_group("a plan in place of a level, as in compress_model")
-    plan.add_argument("--memory", metavar="BYTES", help="that forward and backward may take: 8GiB, or 0.3 of plain")
-    plan.add_argument("--error", type=float, help="that the gradient may have, relative; default: 0.1")
+    plan.add_argument("--memory", metavar="BYTES", help="that forward and backward may take: 8GiB, 40%%, least")
+    plan.add_argument("--error", type=float, help="that the gradient may have, relative; default: 0, exact")
     exchanged = parser.add_argument_group("layers to exchange for others that keep less, as in compress_model")
     exchanged.add_argument(
         "--activations", type=_word_or_number, metavar="BITS", help="few-bit activations: fewbit (3 bits) or 1 to 8"

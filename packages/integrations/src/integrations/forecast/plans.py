@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from integrations import one_plan
-from integrations._planning.bounds import ERROR
-from integrations._planning.budget import Budget
+from integrations._planning.budget import budget_in
 from integrations._planning.plan import Plan
 from integrations.forecast.loss import differentiable
 from integrations.forecast.subject import Subject
@@ -18,7 +17,7 @@ def planned_for(subject: Subject, memory: str, error: float | None, loss: bool) 
     Args:
         subject: the model and its inputs.
         memory: as ``compress_model`` takes it; a fraction of the plain step's as text, such as ``"0.3"``.
-        error: the bound on the gradient's error; ``None`` for the usual one.
+        error: the bound on the gradient's error; ``None`` for exact gradients.
         loss: whether the loop computes a cross-entropy of what the model returns, where that has no loss.
 
     Raises:
@@ -29,15 +28,8 @@ def planned_for(subject: Subject, memory: str, error: float | None, loss: bool) 
         subject.model.train(),
         subject.args,
         subject.kwargs,
-        memory=_budget(memory),
-        error=ERROR if error is None else error,
+        memory=budget_in(memory),
+        error=error,
         loss=starts,
         measure=False,
     )
-
-
-def _budget(text: str) -> Budget:
-    try:
-        return float(text) if "." in text else int(text)
-    except ValueError:
-        return text  # with a unit

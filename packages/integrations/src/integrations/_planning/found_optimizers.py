@@ -1,4 +1,4 @@
-"""The optimizers that train a model, and the bytes of tensors, once memory has run out."""
+"""Find the optimizers that train a model, and count the bytes of their states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from integrations._calls.tensors import storages_of
-from integrations._fits.optimizers import OPTIMIZERS
+from integrations._planning.optimizers import OPTIMIZERS
 
 _BY_NUMBERS = {0: "sgd", 1: "momentum"}
 """By how many numbers an optimizer keeps for a parameter: one that keeps as many. ``"adamw"`` keeps more."""
@@ -52,4 +52,6 @@ def kept_like(optimizers: Sequence[torch.optim.Optimizer]) -> str:
     if name in OPTIMIZERS:
         return name
     weights = bytes_of_tensors(most.state)
-    return _BY_NUMBERS.get(round(bytes_of_tensors(states_of([most])) / max(1, weights)), "adamw")
+    if not weights:
+        return "adamw"  # it has made no step yet, and may keep as much
+    return _BY_NUMBERS.get(round(bytes_of_tensors(states_of([most])) / weights), "adamw")
