@@ -35,7 +35,7 @@ class _Given:
             self.made.append(made)
         return made
 
-    def note_mismatch(self, followed, where, repeats=False):
+    def note_mismatch(self, followed, where, repeats=False, told=True):
         warn(
             f"{self.plan.model}'s forward is not the one that was captured: {where}. What follows is kept: gradients "
             "are right and memory is not saved"

@@ -351,8 +351,96 @@ def test_a_plan_of_8_bits_keeps_no_state(monkeypatch: pytest.MonkeyPatch) -> Non
         model(_input()).square().mean().backward()
 
 
+@pytest.mark.parametrize("form", ["overlapping", "quantized", "resized"])
+def test_buffers_of_every_form_stay_as_they_are(form: str) -> None:
+    model = _Net()
+    if form == "overlapping":
+        model.register_buffer("mask", torch.ones(1).expand(8))
+    else:
+        codes = [torch.quantize_per_tensor(torch.arange(8.0), scale, 0, torch.qint8) for scale in (0.1, 0.5)]
+        for name, code in zip("ab", codes if form == "quantized" else (torch.zeros(4), torch.ones(4)), strict=True):
+            model.register_buffer(name, code)
+    _planned(model)
+    if form == "resized":
+        model.a.data = torch.arange(8.0)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.exits = True
+    with pytest.warns(UserWarning, match="runs a second time"):
+        model(_input()).square().mean().backward()
+    assert all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
+
+
+def test_a_list_from_before_the_modules_own_attributes_is_restored() -> None:
+    class Early(_Net):
+        def __init__(self) -> None:
+            self.log: list[int] = []
+            super().__init__()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.log.append(1)
+            return super().forward(x)
+
+    model = _planned(Early())
+    before = len(model.log)
+    model.exits = True
+    with pytest.warns(UserWarning, match="runs a second time"):
+        model(_input()).square().mean().backward()
+    assert len(model.log) == before + 1
+
+
+def test_tensors_beyond_a_limit_in_all_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward_state, "_MOST_BYTES_IN_ALL", 100)
+
+    class Counts(_Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("counts", torch.zeros(64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.counts += 1
+            return super().forward(x)
+
+    model = _planned(Counts())
+    model.exits = True
+    with pytest.raises(RuntimeError, match=r"it changed a buffer \[64\] in place"):
+        model(_input())
+
+
+def test_a_metric_in_some_steps_leaves_the_plan_as_it_is() -> None:
+    class Logs(_Net):
+        logs = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            if self.logs:
+                self.metric = float(y.abs().mean())
+            return y
+
+    torch.manual_seed(1)
+    model = _planned(Logs(), 2)
+    runs = _runs(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for model.logs in (False, True, False, False):
+            model(_input()).square().mean().backward()
+    assert len(runs) == 5
+    assert not plan_of(model).choice.fits_any_path
+
+
+def test_compiled_parts_run_once_and_are_stored_for_any_path(fresh_compiler: None) -> None:
+    model = _Net()
+    model.rest[2] = torch.compile(model.rest[2], backend="aot_eager")
+    integrations.compress_model(model.train(), error=ERROR, stores=("bits",), min_bytes=0)
+    runs = _runs(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(4):
+            model(_input(seed)).square().mean().backward()
+    assert len(runs) == 4
+    assert plan_of(model).choice.fits_any_path
+
+
 def test_models_that_do_not_vary_run_once() -> None:
-    """Also those whose forwards make nodes that a tape does not see, or cast weights in one block of autocast."""
     torch.manual_seed(1)
     model = _planned(_Stateful(), 1)
     runs = _runs(model)

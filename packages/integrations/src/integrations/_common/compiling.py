@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from types import FunctionType
 from typing import Any, TypeVar
@@ -74,6 +74,14 @@ def compiled_module(model: nn.Module) -> nn.Module:
         return model
     inner = getattr(model, "_orig_mod", None) if isinstance(model, optimized_module()) else None
     return inner if isinstance(inner, nn.Module) else model
+
+
+def has_compiled_parts(modules: Iterable[nn.Module]) -> bool:
+    """Return whether ``torch.compile`` made one of the modules, or compiles its calls."""
+    if DYNAMO not in sys.modules:
+        return False
+    kind = optimized_module()
+    return any(isinstance(module, kind) or module._compiled_call_impl is not None for module in modules)
 
 
 def may_break_graph() -> bool:

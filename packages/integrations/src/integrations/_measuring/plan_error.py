@@ -100,7 +100,7 @@ def _exact(plan: Plan) -> Plan:
 class _Strict(Plans):
     """Plans for a forward that must be as captured."""
 
-    def note_mismatch(self, followed: Followed, where: str, repeats: bool = False) -> None:
+    def note_mismatch(self, followed: Followed, where: str, repeats: bool = False, told: bool = True) -> None:
         raise Unmeasured(f"the forward is not the one that was captured: {where}")
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from torch import nn
 
 from integrations._calls.tensors import gradient_of
+from integrations._common.compiling import has_compiled_parts
 from integrations._common.locking import OwnLock, Users
 from integrations._common.modules import all_modules
 from integrations._common.warn import warn
@@ -84,7 +85,9 @@ class Plans:
         # Inputs and states for which a plan over the budget was warned of.
         self._excess: set[tuple[Signature, str]] = set()
         self._told_of_loss = False
-        self._varies = False  # whether forwards have taken another path than the planned one
+        # Whether forwards have taken another path than the planned one, or may take one without being noticed; ``None``
+        # before the first.
+        self._varies: bool | None = None
         self._told = False  # whether it was warned that some inputs get no plan of their own
         self._lock = OwnLock()
 
@@ -113,6 +116,8 @@ class Plans:
         """
         inputs, (trained, standing) = Signature.of(args, kwargs), _elements(model)
         self._attempts.start()
+        if self._varies is None:  # a tape has compiled parts run as eager code, so nothing tells whether they differ
+            self._varies = has_compiled_parts(all_modules(model)[1:])
         with self._lock.held:
             asks = self._asks_for_capture(inputs)
         with users.alone() if asks else nullcontext(), self._lock.held:
@@ -175,7 +180,7 @@ class Plans:
                 "is made in this process, integrations.checkpoint.plan(model, inputs, loss=...)"
             )
 
-    def note_mismatch(self, followed: Followed, where: str, repeats: bool = False) -> None:
+    def note_mismatch(self, followed: Followed, where: str, repeats: bool = False, told: bool = True) -> None:
         """Notes a forward that its plan is not for. That tells nothing of the plan if the plan was made for other
         inputs.
 
@@ -183,13 +188,14 @@ class Plans:
             followed: what the forward followed.
             where: where it differs, in words.
             repeats: whether the forward now runs a second time.
+            told: whether to warn of it; otherwise the caller raises an error.
         """
         plan, inputs = followed.plan, followed.inputs
         with self._lock.held:
             varies = not self._varies and self._may_exceed(plan, inputs)
-            self._varies = self._varies or varies
+            self._varies = bool(self._varies or varies)
             again = self._note(plan, inputs)
-        if again is not None or varies:
+        if told and (again is not None or varies):
             first = _REPEATS if repeats else _what_follows(plan)
             after = (
                 f"; the {'second run' if repeats else 'next forward with such inputs'} is preceded by another capture"

@@ -1,4 +1,4 @@
-"""``ForwardStates`` and ``ForwardState``: what a forward may change, kept so that the forward can run a second time."""
+"""``ForwardStates`` and ``ForwardState``: the state before a forward, so that the forward can run a second time."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ from integrations._step.graphs.sharding import collectives_started
 _MOST_BYTES = 1 << 18
 """Larger tensors are not copied: they would count in the step's memory. Running statistics are much smaller."""
 
+_MOST_BYTES_IN_ALL = 1 << 22
+"""Tensors beyond so many bytes in all are not copied either."""
+
 _MOST_OBJECTS = 1000  # of the model, and of the inputs
 _MOST_ITEMS = 100  # of a container that is searched for others
 
@@ -41,7 +44,7 @@ class ForwardStates:
     def __init__(self, model: nn.Module) -> None:
         self._model = ModelRef(model)
         self._modules: _Modules | None = None
-        self._buffers = _Buffers([], [])
+        self._buffers = _Buffers([], [], [])
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardState:
         """Return the state before a forward with these inputs."""
@@ -82,8 +85,7 @@ class _Modules(NamedTuple):
         attributes = [vars(module) for module in known[1:]]
         searched = []
         for module in known[1:]:
-            found = vars(module)
-            skipped = len(_OWN) if tuple(islice(found, len(_OWN))) == _OWN else 0
+            found, skipped = vars(module), _skipped(module)
             of_torch = type(module).__module__.startswith("torch.nn.")
             # The layers of torch change no attributes. Hooks may add some.
             if not of_torch or any(map(_is_kept, islice(found.values(), skipped, None))):
@@ -111,23 +113,25 @@ class _Buffers(NamedTuple):
 
     Attributes:
         all: in order.
-        alike: those that are copied, in groups of the same shape, dtype and device.
+        forms: the shape, dtype and device of each.
+        alike: those that are copied, in groups of the same form.
     """
 
     all: list[Tensor]
+    forms: list[tuple[Any, ...]]
     alike: list[list[Tensor]]
 
     @classmethod
     def of(cls, found: list[Tensor]) -> _Buffers:
         """Return these buffers."""
         alike: dict[tuple[Any, ...], list[Tensor]] = {}
-        for buffer in filter(_is_copied, found):
-            alike.setdefault((buffer.shape, buffer.dtype, buffer.device), []).append(buffer)
-        return cls(found, list(alike.values()))
+        for buffer in _copied(found):
+            alike.setdefault(_form(buffer), []).append(buffer)
+        return cls(found, list(map(_form, found)), list(alike.values()))
 
     def are(self, found: list[Tensor]) -> bool:
         """Return whether these are the buffers."""
-        return len(found) == len(self.all) and all(map(is_, found, self.all))
+        return len(found) == len(self.all) and all(map(is_, found, self.all)) and list(map(_form, found)) == self.forms
 
 
 class ForwardState:
@@ -135,8 +139,8 @@ class ForwardState:
     modules; the tensors, generators, lists, dictionaries and sets among these; and the attributes of other objects
     among the inputs, such as a cache.
 
-    Tensors of more than 256 KiB, all parameters and all gradients are not copied: if a forward changes one of these in
-    place, it cannot run a second time. A change through ``tensor.data`` is not seen in them. The attributes of other
+    Tensors of more than 256 KiB, those beyond 4 MiB in all, all parameters and all gradients are not copied: if a
+    forward changes one of these in place, it cannot run a second time. A change through ``tensor.data`` is not seen in them. The attributes of other
     objects that a module holds stay as the forward leaves them, and so does what lies outside of model and inputs.
 
     Args:
@@ -161,7 +165,7 @@ class ForwardState:
         self._gradients = _gradients_of(self._parameters)
         self._found: list[PutBack] = []
         others, inputs = list[Tensor](), list[Tensor]()
-        self._add(others, _attributes_in(((vars(model), len(_OWN)), *modules.searched)), objects=False)
+        self._add(others, _attributes_in(((vars(model), _skipped(model)), *modules.searched)), objects=False)
         self._add(inputs, [args, kwargs], objects=True)
         self._watched = [
             (what, tensors, _versions_of(tensors))
@@ -173,7 +177,7 @@ class ForwardState:
                 ("an input", inputs),
             )
         ]
-        alike = [*buffers.alike, *([one] for one in (*others, *inputs) if _is_copied(one))]
+        alike = [*buffers.alike, *([one] for one in _copied((*others, *inputs)))]
         with torch.no_grad(), drawing:
             self._copies = [(group, torch.stack(group)) for group in alike]
             self._restore_random = random_states()
@@ -209,6 +213,8 @@ class ForwardState:
                 found.restore()
             for group, copies in self._copies:
                 for tensor, copy in zip(group, copies.unbind(), strict=True):
+                    if tensor.shape != copy.shape:
+                        tensor.data = torch.empty_like(copy)
                     # Operators change running statistics and count no version. An earlier forward, whose backward is
                     # still to come, may have saved the tensor at this version.
                     tensor.data.copy_(copy)
@@ -301,9 +307,31 @@ def _gradients_of(parameters: Iterable[Tensor]) -> list[Tensor | None]:
     return [one.grad if one.is_leaf else gradient_of(one) for one in parameters]
 
 
-def _is_copied(tensor: Tensor) -> bool:
-    plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.requires_grad
-    return plain and not tensor.is_inference() and tensor.nbytes <= _MOST_BYTES
+def _skipped(module: nn.Module) -> int:
+    """Return how many of a module's first attributes are those that every module has."""
+    return len(_OWN) if tuple(islice(vars(module), len(_OWN))) == _OWN else 0
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def _copied(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return those of some tensors that are copied."""
+    found, left = [], _MOST_BYTES_IN_ALL
+    for tensor in tensors:
+        if _can_be_copied(tensor) and tensor.nbytes <= min(_MOST_BYTES, left):
+            found.append(tensor)
+            left -= tensor.nbytes
+    return found
+
+
+def _can_be_copied(tensor: Tensor) -> bool:
+    """Return whether a tensor can be copied and restored. No operator changes tensors with overlapping elements."""
+    plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_quantized
+    if not plain or tensor.requires_grad or tensor.is_inference():
+        return False
+    return all(stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _versions_of(tensors: list[Tensor]) -> list[int]:
