@@ -48,7 +48,8 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
         name, way_out = "budget", f"pass {LEAST!r}, compress what is kept, or {_LARGER if relative else _SMALLER}"
     else:
         name = f"memory with error={plan.error:g}"
-        way_out = f"pass memory={LEAST!r} for this plan, {_allow(plan, else_=_LARGER if relative else _SMALLER)}"
+        rest = _allow(plan, else_=_LARGER if relative else _SMALLER)
+        way_out = f"pass memory={LEAST!r} for this plan, {'' if rest.startswith('allow') else 'or '}{rest}"
     fraction = fraction_of(budget)
     if fraction is not None and other is not plan and other.peak <= fraction * other.uncompressed_peak:
         way_out = (
