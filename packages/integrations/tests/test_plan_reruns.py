@@ -406,34 +406,13 @@ def test_tensors_beyond_a_limit_in_all_are_watched(monkeypatch: pytest.MonkeyPat
         model(_input())
 
 
-def test_a_metric_in_some_steps_leaves_the_plan_as_it_is() -> None:
-    class Logs(_Net):
-        logs = False
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = super().forward(x)
-            if self.logs:
-                self.metric = float(y.abs().mean())
-            return y
-
-    torch.manual_seed(1)
-    model = _planned(Logs(), 2)
-    runs = _runs(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for model.logs in (False, True, False, False):
-            model(_input()).square().mean().backward()
-    assert len(runs) == 5
-    assert not plan_of(model).choice.fits_any_path
-
-
 def test_compiled_parts_run_once_and_are_stored_for_any_path(fresh_compiler: None) -> None:
     model = _Net()
     model.rest[2] = torch.compile(model.rest[2], backend="aot_eager")
     integrations.compress_model(model.train(), error=ERROR, stores=("bits",), min_bytes=0)
     runs = _runs(model)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.filterwarnings("error", "_Net's forward")
         for seed in range(4):
             model(_input(seed)).square().mean().backward()
     assert len(runs) == 4

@@ -369,5 +369,5 @@ def test_a_plan_that_rounds_may_be_monitored():
 
 def test_a_plan_that_rounds_nothing_is_not_monitored():
     handle = integrations.compression(integrations.compress_model(blocks(1), error=0))
-    with pytest.raises(ValueError, match="a monitored level must quantise, got L0"):
+    with pytest.raises(ValueError, match=r"a monitored plan must round, got plan\(error=0\)"):
         handle.monitor(lambda: None)

@@ -200,8 +200,8 @@ class Plans:
             after = (
                 f"; the {'second run' if repeats else 'next forward with such inputs'} is preceded by another capture"
             )
-            told = f"{first}{after if again else ''}{_from_now_on(plan) if varies else ''}"
-            warn(f"{plan.model}'s forward is not the one that was captured: {where}. {told}")
+            text = f"{first}{after if again else ''}{_from_now_on(plan) if varies else ''}"
+            warn(f"{plan.model}'s forward is not the one that was captured: {where}. {text}")
 
     def _may_exceed(self, plan: Plan, inputs: Signature) -> bool:
         """Return whether a forward that differs from the plan's may have an error above the bound. Return ``False`` for

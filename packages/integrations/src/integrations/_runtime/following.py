@@ -207,8 +207,8 @@ class Following:
                 specs.placed = saved if isinstance(fates, Taped) and fates.placed else None
                 specs.nodes = nodes
         elif (others := specs.saves_others(saved)) or (self.is_coarse and nodes != specs.nodes):
-            specs.note_other()  # the next run has a tape, which tells whether this path is another one
-            if self.is_coarse and not self._may_repeat(len(self.schedule.ops), shared):
+            specs.note_other()
+            if self.is_coarse:
                 found = "it saved other tensors for backward" if others else "it ran other operators"
                 self._note_mismatch(found, len(self.schedule.ops), shared)
         elif isinstance(fates, Placed) and fates.is_other:
@@ -225,9 +225,13 @@ class Following:
         Raises:
             RuntimeError: its error may be above the bound, and it cannot run a second time.
         """
-        repeats = self._may_repeat(ran, shared)
-        obstacle = "" if repeats or self.state is None or not self._stored_coarsely(ran) else self._obstacle(shared)
-        self._plans.note_mismatch(self._followed, where, repeats, told=not obstacle)
+        schedule = self.schedule
+        stored = self.is_coarse and any(value in schedule.coarse for op in schedule.ops[:ran] for value in op.makes)
+        obstacle = ""
+        if stored and self.state is not None:
+            obstacle = "another thread has run the model meanwhile" if shared else self.state.obstacle()
+            self.repeats = not obstacle
+        self._plans.note_mismatch(self._followed, where, self.repeats, told=not obstacle)
         if obstacle:
             plan = self._followed.plan
             raise RuntimeError(
@@ -236,21 +240,6 @@ class Following:
                 f"a second time with more bits, since {obstacle}. To use at least 8 bits from the start, pass "
                 "stores=('recompute', 'exact', '8 bits', 'host') to compress_model; or pass error=0"
             )
-
-    def _may_repeat(self, ran: int, shared: bool) -> bool:
-        """Return whether the forward has to run a second time, and can. Note it in ``repeats``."""
-        self.repeats = self.state is not None and self._stored_coarsely(ran) and not self._obstacle(shared)
-        return self.repeats
-
-    def _stored_coarsely(self, ran: int) -> bool:
-        """Return whether one of the first operators of the plan has made a value that was stored coarsely."""
-        schedule = self.schedule
-        return self.is_coarse and any(value in schedule.coarse for op in schedule.ops[:ran] for value in op.makes)
-
-    def _obstacle(self, shared: bool) -> str:
-        """Return why the forward cannot run a second time, in words; empty if it can."""
-        assert self.state is not None
-        return "another thread has run the model meanwhile" if shared else self.state.obstacle()
 
     def leave(self) -> None:
         """Leaves what ``begin`` has entered, if that was not left: an interrupt may have come before ``end``."""

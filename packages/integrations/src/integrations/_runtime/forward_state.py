@@ -135,13 +135,14 @@ class _Buffers(NamedTuple):
 
 
 class ForwardState:
-    """What a forward may change, as it is before the forward: random generators; buffers and inputs; the attributes of
-    modules; the tensors, generators, lists, dictionaries and sets among these; and the attributes of other objects
-    among the inputs, such as a cache.
+    """The state before a forward, as far as the forward may change it: random generators; buffers and inputs; the
+    attributes of modules; the tensors, generators, lists, dictionaries and sets among these; and the attributes of other
+    objects among the inputs, such as a cache.
 
     Tensors of more than 256 KiB, those beyond 4 MiB in all, all parameters and all gradients are not copied: if a
-    forward changes one of these in place, it cannot run a second time. A change through ``tensor.data`` is not seen in them. The attributes of other
-    objects that a module holds stay as the forward leaves them, and so does what lies outside of model and inputs.
+    forward changes one of these in place, it cannot run a second time. A change through ``tensor.data`` is not seen in
+    them. The attributes of other objects that a module holds stay as the forward leaves them, and so does all that lies
+    outside of model and inputs.
 
     Args:
         model: the model.

@@ -26,7 +26,7 @@ class _Noisy(nn.Module):
 
     generator: torch.Generator | None
     seed: int | None
-    double_backward: DoubleBackward
+    double_backward: DoubleBackward | None = None  # as in layers that were pickled without it
 
     def _begin_noise(self, generator: torch.Generator | None, seed: int | None) -> None:
         require_one_source(seed, generator)
