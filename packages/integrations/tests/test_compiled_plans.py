@@ -242,3 +242,22 @@ def test_copies_and_undone_models_follow_their_own():
     integrations.restore_model(model)
     assert_same(trained(model, function), expected)
     assert_same(gradients(model, X), gradients(deep(), X))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition"])
+def test_dropout_that_a_plan_recomputes(backend):
+    """Its mask is kept: torch draws nothing again where hooks store what is saved."""
+    torch.manual_seed(0)
+    layers = (nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8))
+    model, found = nn.Sequential(*layers).train(), []
+    plain = copy.deepcopy(model)
+    plan = integrations.plan(model, X, error=0.1, loss=lambda output: output.square().mean())
+    drawn = {value for op in plan.graph.ops if "bernoulli" in op.name for value in op.makes}
+    assert plan.choice.stores
+    assert drawn & set(plan.schedule.recomputed)
+    integrations.apply(model, plan)
+    for one in (plain, model):
+        function = torch.compile(one, backend=backend)
+        torch.manual_seed(1)
+        found.append(trained(one, function))
+    assert whole_error(*found) <= 0.1

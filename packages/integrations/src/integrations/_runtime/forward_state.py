@@ -136,8 +136,8 @@ class _Buffers(NamedTuple):
 
 class ForwardState:
     """The state before a forward, as far as the forward may change it: random generators; buffers and inputs; the
-    attributes of modules; the tensors, generators, lists, dictionaries and sets among these; and the attributes of other
-    objects among the inputs, such as a cache.
+    attributes of modules; the tensors, generators, lists, dictionaries and sets among these; and the attributes of
+    other objects among the inputs, such as a cache.
 
     Tensors of more than 256 KiB, those beyond 4 MiB in all, all parameters and all gradients are not copied: if a
     forward changes one of these in place, it cannot run a second time. A change through ``tensor.data`` is not seen in

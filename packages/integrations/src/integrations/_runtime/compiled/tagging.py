@@ -150,6 +150,8 @@ class Tagging(TorchDispatchMode):
                 continue
             values = next(policies)
             _write(entry, [self._policy(value, needed) for value in values])
+            if self._plan.choice.stores:
+                _keep_drawn(entry)
             self._write_stores(entry, values, other_path)
             for node in entry.copies:
                 if node is not None:
@@ -202,6 +204,28 @@ def _write(entry: _Traced, policies: list[CheckpointPolicy | None]) -> None:
     for node in entry.nodes:
         if isinstance(node.meta.get("val"), (list, tuple)):
             _write_several(node, results)
+
+
+def _keep_drawn(entry: _Traced) -> None:
+    """Write to an operator's nodes that what is drawn at random is kept.
+
+    To draw it again, torch saves the generator's state, and asserts that no hooks for saved tensors are there. Of
+    random numbers that are only compared, such as by dropout, the truth values are kept.
+    """
+    inside = set(entry.nodes)
+    for node in entry.nodes:
+        if isinstance(node.target, OpOverload) and traits_of(node.target).random:
+            parts = [user for user in node.users if user in inside]
+            masks = all(_is_mask(part) for part in parts)
+            for one in parts if parts and masks else [node, *parts]:
+                _write_one(one, CheckpointPolicy.MUST_SAVE)
+            if parts and masks:
+                _write_one(node, None)
+
+
+def _is_mask(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dtype is torch.bool
 
 
 def _write_several(node: fx.Node, results: dict[fx.Node, CheckpointPolicy | None]) -> None:
