@@ -352,3 +352,27 @@ def test_handles_without_a_budget():
     plan = integrations.plan(model, args, memory=0.6)
     applied = integrations.compression(integrations.apply(model, plan))
     assert (applied.plan, applied.memory, applied.error) == (plan, 0.6, 0)
+
+
+def test_bits_beside_a_budget_ask_for_a_level():
+    with pytest.raises(ValueError, match=r"bits must be left out beside memory=.*got 4.*level='L1'.*error=0.1"):
+        integrations.compress_model(nn.Linear(4, 4), memory=0.4, bits=4)
+
+
+@pytest.mark.filterwarnings("ignore:.*create_graph")
+def test_the_least_exact_plan_is_followed_if_gradients_are_differentiated():
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.SiLU())]
+    model = nn.Sequential(*layers).train()
+    x = torch.randn(256, 64)
+    least = integrations.plan(model, x, memory="least").peak
+    integrations.compress_model(model, memory=least - 1, error=0.1, fallback="least")
+
+    def step():
+        (gradient,) = torch.autograd.grad(model(x.requires_grad_()).sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+
+    step()
+    with pytest.warns(UserWarning, match="must not round.*The plan of the least memory is followed"):
+        step()
+    assert integrations.compression(model).plan.error == 0

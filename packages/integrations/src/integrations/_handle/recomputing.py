@@ -217,7 +217,8 @@ class Recomputing:
         if self.differentiated:
             with self._lock.held:
                 if plans is self.plans:
-                    self.plans = Fronts(unrounded(plans.first), level, shapes=self.shapes)
+                    falls_back = isinstance(self.asked, Bounds) and self.asked.falls_back
+                    self.plans = Fronts(unrounded(plans.first, falls_back), level, shapes=self.shapes)
                 return self.plans or plans, None
         kinds = Signature.of(args, kwargs).kinds
         if double is None or double.is_tried(kinds) or not any(kind.endswith(" True") for kind in kinds):

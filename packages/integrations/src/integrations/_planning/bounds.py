@@ -105,6 +105,13 @@ class Bounds:
         found = cls(
             memory, time, 0.0 if error is None else error, WAYS if stores is None else stores, fallback or "error"
         )
+        bits = sorted(option for option in options if option.endswith("bits"))
+        if error is None and level is None and bits:
+            raise ValueError(
+                f"{bits[0]} must be left out beside memory=, time= or stores= without a level, got "
+                f"{options[bits[0]]!r}: such plans are exact, and {bits[0]} rounds. Pass level='L1' for a level's "
+                f"bits, or error={USUAL_ERROR} to let the plan choose bits within this error"
+            )
         if error is not None:
             raise ValueError(
                 f"error must be None beside level {resolved.title(name)}, which says how everything is stored, got "

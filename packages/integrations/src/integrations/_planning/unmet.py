@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 from integrations._planning.at_peak import largest_at_peak
-from integrations._planning.bounds import ONLY_RECOMPUTE, WAYS, Bounds
+from integrations._planning.bounds import ONLY_RECOMPUTE, ROUNDING, WAYS, Bounds
 from integrations._planning.budget import LEAST, fraction_of
 from integrations._planning.chunked import CLASSES
-from integrations._planning.noted import WITH_ROUNDING
 from integrations._planning.solution import Solution
 from integrations.report.words import format_bytes
 
@@ -81,7 +80,8 @@ def _allow(plan: Solution, *first: str, else_: str = _SMALLER) -> str:
     if not plan.compressed and plan.menus is not None:
         if _rounds_as_allowed(plan):
             found.append(f"a larger error than {plan.error:g}")
-        missing = [repr(way) for way in WAYS if way not in plan.stores]
+        ways = [way for way in WAYS if plan.error or way not in ROUNDING]
+        missing = [repr(way) for way in ways if way not in plan.stores]
         found += [f"{', '.join(missing)} among stores"] if missing else []
     return f"allow {' or '.join(found)}, or {else_}" if found else else_
 
@@ -118,5 +118,6 @@ def _occupied(plan: Solution) -> str:
 
 def _rounds_as_allowed(plan: Solution) -> bool:
     """Whether the bound on the error may keep the plan of the least memory from less memory: the plan uses at least
-    half of the allowed variance. Return ``False`` if an estimate of what rounding allows is told besides."""
-    return WITH_ROUNDING not in plan.others and plan.front[0].variance >= plan.error**2 / 2
+    half of the allowed variance. Return ``False`` for exact plans: an estimate of what rounding allows is told besides,
+    or the plan must not round."""
+    return plan.error > 0 and plan.front[0].variance >= plan.error**2 / 2

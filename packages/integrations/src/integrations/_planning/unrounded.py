@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from integrations._common.warn import warn
+from integrations._planning.budget import LEAST
 from integrations._planning.errors import Unmet
 from integrations._planning.plan import Plan
 
 
-def unrounded(plan: Plan) -> Plan:
+def unrounded(plan: Plan, falls_back: bool = False) -> Plan:
     """Return the plan for the same memory and time that rounds nothing, from the same captures.
+
+    Args:
+        plan: a plan that may round.
+        falls_back: whether to return the plan of the least memory if there is none, with a warning.
 
     Raises:
         Unmet: there is none. The message names the lowest possible bound.
@@ -17,10 +23,14 @@ def unrounded(plan: Plan) -> Plan:
     try:
         found = plan.within(plan.memory, plan.time, 0.0)
     except ValueError as error:
-        raise Unmet(
+        told = (
             f"the step of this {plan.model} differentiates its gradients (create_graph=True), so its plan must not "
             f"round: {error}"
-        ) from None
+        )
+        if not falls_back:
+            raise Unmet(told) from None
+        warn(f"{told}. The plan of the least memory is followed, as fallback='{LEAST}' asks for")
+        found = plan.within(LEAST, None, 0.0)
     return marked(found).with_also(map(marked, found.also))
 
 
