@@ -187,7 +187,7 @@ def test_what_fails_is_recorded_and_the_rest_goes_on(tiny, tmp_path, monkeypatch
         assert {PLAIN, LEAST} <= {entry.way for entry in entries if not entry.failure}
     printed = words(capsys.readouterr().out)
     assert "Not measured: peak of tiny, each block, 4 at 16: AttributeError" in printed
-    assert "Not measured: time of tiny, ours, 1 %, 4 at 16: ValueError" in printed
+    assert "Not measured: time of tiny, ours, 1 %, 4 at 16: BudgetError" in printed
 
 
 def test_a_model_that_cannot_be_planned_for(tiny, tmp_path, monkeypatch, capsys):

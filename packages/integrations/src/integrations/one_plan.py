@@ -12,7 +12,7 @@ from torch import nn
 from integrations._measuring.bounded import Weights, chosen, front_of, within
 from integrations._planning.bounds import Bounds
 from integrations._planning.budget import Budget, bytes_of, fraction_of
-from integrations._planning.errors import Unmet, raising_for_user
+from integrations._planning.errors import BudgetError, raising_for_user
 from integrations._planning.free import resolved
 from integrations._planning.obstacles import planning
 from integrations._planning.plan import Plan
@@ -109,7 +109,7 @@ def plan(
                 found.append(chosen(fronts[number], bounds, model, *calls[number], weights[number]))
             else:
                 found.append(within(fronts[number], bounds))
-    except Unmet as error:
+    except BudgetError as error:
         if free is not None:
             error.add_note(f"memory={free}.")
         raise

@@ -18,7 +18,7 @@ from integrations._measuring.sensitivities import sensitivities
 from integrations._measuring.within_error import within_error
 from integrations._planning.bounds import ONLY_RECOMPUTE, USUAL_ERROR, Bounds
 from integrations._planning.budget import LEAST
-from integrations._planning.errors import Unmet
+from integrations._planning.errors import BudgetError
 from integrations._planning.front import planned
 from integrations._planning.menus import Menus
 from integrations._planning.noted import WITH_ROUNDING
@@ -153,33 +153,33 @@ def chosen(
         model, args, kwargs, weights: as for ``front_of``.
 
     Raises:
-        Unmet: no plan keeps to the bounds. The message names the least that there is.
+        BudgetError: no plan keeps to the bounds. The message names the least that there is.
     """
     found = front
     try:
         plan = within(front, bounds)
         if weights is not None and (plan.choice.rounds or plan.accumulating.choice.rounds):
             found = weights.measured(front)
-    except Unmet as error:
+    except BudgetError as error:
         found = front if weights is None else weights.measured(front)
         if found is front:
             plan = _least(front, bounds, error)
     if found is not front:
         try:
             plan = within(found, bounds)
-        except Unmet as error:
+        except BudgetError as error:
             plan = _least(found, bounds, error)
     try:
         return with_error_measured(plan, model, args, kwargs)
-    except Unmet as error:
+    except BudgetError as error:
         return with_error_measured(_least(plan, bounds, error), model, args, kwargs)
 
 
-def _least(front: Plan, bounds: Bounds, error: Unmet) -> Plan:
+def _least(front: Plan, bounds: Bounds, error: BudgetError) -> Plan:
     """Return the plan of the least memory if the bounds fall back to it.
 
     Raises:
-        Unmet: they do not. It is the error that is given.
+        BudgetError: they do not. It is the error that is given.
     """
     if not bounds.falls_back or front.memory == LEAST:
         raise error
@@ -191,11 +191,11 @@ def within(front: Plan, bounds: Bounds) -> Plan:
     """Return the best plan of a front within bounds, by predicted errors.
 
     Raises:
-        Unmet: as ``chosen``.
+        BudgetError: as ``chosen``.
     """
     try:
         return front if bounds.memory is None and bounds.time is None else front.within(bounds.memory, bounds.time)
-    except Unmet as error:
+    except BudgetError as error:
         if WITH_ROUNDING in front.others:
             error.args = (f"{error}{_estimated(front.others[WITH_ROUNDING], front)}",)
         raise

@@ -15,7 +15,7 @@ from integrations._adaptive.measurement import Measurement
 from integrations._adaptive.ranks import first_of, largest
 from integrations._planning.bounds import Bounds
 from integrations._planning.budget import AUTO
-from integrations._planning.errors import PlanningError, Unmet
+from integrations._planning.errors import BudgetError, PlanningError
 from integrations._planning.free import Free, free_for
 from integrations._planning.plan import Plan
 
@@ -57,7 +57,7 @@ def of_rank_0(make: Callable[[], Answer]) -> Answer:
         told = None if answer.plan is None else answer.plan.to_json(), answer.measurement
         return answer
     except ValueError as error:
-        told = Unmet(str(error)) if isinstance(error, PlanningError) else ValueError(str(error))
+        told = BudgetError(str(error)) if isinstance(error, PlanningError) else ValueError(str(error))
         raise
     finally:
         first_of(told)

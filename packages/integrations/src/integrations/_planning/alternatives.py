@@ -12,7 +12,7 @@ from typing import Any
 from integrations._planning.bounds import Bounds
 from integrations._planning.budget import AUTO, Budget, fraction_of, limit_of, require_error, require_ratio
 from integrations._planning.choice import Choice
-from integrations._planning.errors import Unmet
+from integrations._planning.errors import BudgetError
 from integrations._planning.noted import note_accumulating, noted
 from integrations._planning.search import Captures, most_exact, solved
 from integrations._planning.solution import Found, Solution
@@ -73,13 +73,13 @@ def _chosen(plan: Found, asked: Bounds, allowed: int | None) -> Found:
     """The plan of the front for what is asked. ``allowed`` is the memory in bytes."""
     fitting = [choice for choice in plan.front if allowed is None or choice.peak <= allowed]
     if not fitting:
-        raise Unmet(out_of_memory(plan, asked))
+        raise BudgetError(out_of_memory(plan, asked))
     if asked.time is None:
         return plan.choosing(fitting[0] if allowed is None else fitting[-1], asked)
     seconds = (asked.time - 1) * plan.plain_seconds
     fitting = [choice for choice in fitting if choice.seconds <= seconds]
     if not fitting:
-        raise Unmet(out_of_time(plan, asked))
+        raise BudgetError(out_of_time(plan, asked))
     return plan.choosing(fitting[0], asked)
 
 

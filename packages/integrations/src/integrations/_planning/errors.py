@@ -15,10 +15,10 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 class PlanningError(ValueError):
-    """No plan is made of a model: it cannot be captured, or its memory is unknown, or see ``Unmet``."""
+    """No plan is made of a model: it cannot be captured, or its memory is unknown, or see ``BudgetError``."""
 
 
-class Unmet(PlanningError):
+class BudgetError(PlanningError):
     """No plan keeps to the bounds that were asked for."""
 
 

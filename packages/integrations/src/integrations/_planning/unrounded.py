@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from integrations._common.warn import warn
 from integrations._planning.budget import LEAST
-from integrations._planning.errors import Unmet
+from integrations._planning.errors import BudgetError
 from integrations._planning.plan import Plan
 
 
@@ -18,7 +18,7 @@ def unrounded(plan: Plan, falls_back: bool = False) -> Plan:
         falls_back: whether to return the plan of the least memory if there is none, with a warning.
 
     Raises:
-        Unmet: there is none. The message names the lowest possible bound.
+        BudgetError: there is none. The message names the lowest possible bound.
     """
     try:
         found = plan.within(plan.memory, plan.time, 0.0)
@@ -28,7 +28,7 @@ def unrounded(plan: Plan, falls_back: bool = False) -> Plan:
             f"round: {error}"
         )
         if not falls_back:
-            raise Unmet(told) from None
+            raise BudgetError(told) from None
         warn(f"{told}. The plan of the least memory is followed, as fallback='{LEAST}' asks for")
         found = plan.within(LEAST, None, 0.0)
     return marked(found).with_also(map(marked, found.also))
