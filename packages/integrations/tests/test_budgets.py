@@ -12,7 +12,7 @@ from integrations import checkpoint
 from integrations._measuring import together
 from integrations._planning import free
 from integrations._planning.bounds import Bounds
-from integrations._planning.budget import bytes_of, limit_of, require_budget
+from integrations._planning.budget import allowed_bytes, bytes_of, require_budget
 from integrations.cli import main
 
 from .fit_llama import config_of
@@ -28,7 +28,7 @@ MIB = 1 << 20
     [(1000, 1000), ("1KiB", 1024), ("1B", 1), ("2 GB", 2 * 10**9), (0.4, 40), ("40%", 40), ("2.5 %", 2), ("100%", 100)],
 )
 def test_a_budget_in_bytes(budget, expected):
-    assert bytes_of(budget, 100) == limit_of(budget, 100) == expected
+    assert bytes_of(budget, 100) == allowed_bytes(budget, 100) == expected
 
 
 @pytest.mark.parametrize("budget", [1, "140%", "0%", "most", 1.5, "8"])
@@ -115,12 +115,12 @@ def machine(monkeypatch, tmp_path, available, limit=None, used=0, inactive=0):
 
 def test_what_is_free_on_a_cpu(monkeypatch, tmp_path):
     machine(monkeypatch, tmp_path, available=64 * MIB)
-    assert free.room_of(torch.device("cpu")) == (64 * MIB, 100 * MIB)
+    assert free.measure_room(torch.device("cpu")) == (64 * MIB, 100 * MIB)
 
 
 def test_what_a_control_group_leaves(monkeypatch, tmp_path):
     machine(monkeypatch, tmp_path, available=64 * MIB, limit=50 * MIB, used=40 * MIB, inactive=8 * MIB)
-    assert free.room_of(torch.device("cpu")) == (18 * MIB, 50 * MIB)
+    assert free.measure_room(torch.device("cpu")) == (18 * MIB, 50 * MIB)
 
 
 def test_what_is_free_on_a_gpu(monkeypatch):
@@ -134,11 +134,11 @@ def test_what_is_free_on_a_gpu(monkeypatch):
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda *device, value=value: value)
     device = torch.device("cuda")
-    assert free.room_of(device) == (35, 100)
-    assert free.memory_of("auto", device) == 55
-    assert free.memory_of("90%", device) == free.memory_of(0.9, device) == 90
+    assert free.measure_room(device) == (35, 100)
+    assert free.training_memory("auto", device) == 55
+    assert free.training_memory("90%", device) == free.training_memory(0.9, device) == 90
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.4)
-    assert free.room_of(device) == (20, 40)
+    assert free.measure_room(device) == (20, 40)
 
 
 def test_what_training_will_take_is_left_out(monkeypatch, tmp_path):
@@ -202,7 +202,7 @@ def test_ranks_that_plan_together_take_the_least_of_theirs(monkeypatch, tmp_path
 
 def test_auto_on_a_device_of_which_nothing_is_known():
     with pytest.raises(ValueError, match=r"memory must be in bytes here, .*: the memory of meta is unknown"):
-        free.room_of(torch.device("meta"))
+        free.measure_room(torch.device("meta"))
     plan = integrations.plan(*deep(), memory=0.9)
     with pytest.raises(ValueError, match="memory must be in bytes or a fraction for a plan that is made, got 'auto'"):
         plan.within("auto")

@@ -1,4 +1,4 @@
-"""Layers that store for themselves warn if ``create_graph=True`` has backward read what they have rounded."""
+"""Layers that store tensors themselves warn if a backward with ``create_graph=True`` reads rounded tensors."""
 
 import copy
 import pickle

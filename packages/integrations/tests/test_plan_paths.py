@@ -237,6 +237,16 @@ def test_a_budget_is_kept_with_8_bits() -> None:
     assert after.memory == 0.45
 
 
+def test_a_plan_that_is_solved_again_keeps_to_its_memory() -> None:
+    model, _ = net(Attention)
+    plan = integrations.plan(model, torch.randn(4, 16, WIDTH), memory=0.45, error=ERROR)
+    assert not plan.choice.fits_any_path
+    found = Plans(plan, "replan")._for_any_path(plan)
+    assert found.choice.fits_any_path
+    assert found.memory == 0.45
+    assert found.peak <= 0.45 * plan.plain_peak
+
+
 @pytest.mark.filterwarnings(f"ignore:.*{TOLD}")
 def test_the_plans_of_other_inputs_follow() -> None:
     """Plans of the same forward are solved again from their captures."""

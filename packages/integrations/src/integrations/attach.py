@@ -92,7 +92,7 @@ def compress_model(
         time: the most that a step may take, over the plain step's; 1.1 allows a tenth more.
         error: the largest error of the whole gradient, relative to its norm, in [0, 1). 0, the default, makes gradients
             bit for bit those of the model. With an error above 0, such as 0.1, the plan may round, and the first step
-            measures what that does to the gradient.
+            measures the gradient's error.
         stores: what a plan may do with values beside keeping them, of ``"recompute"``, ``"exact"`` (signs, masks and
             the like in few bits), ``"bits"`` (2 to 8, rounded), ``"slopes"`` (an activation's derivative in steps) and
             ``"host"``; forms such as ``"8 bits"`` by their names. All that ``error`` allows by default. ``"bits"``,

@@ -11,7 +11,7 @@ from torch import nn
 
 from integrations._measuring.bounded import Weights, chosen, front_of, within
 from integrations._planning.bounds import Bounds
-from integrations._planning.budget import Budget, bytes_of, fraction_of
+from integrations._planning.budget import Budget, bytes_of, read_fraction
 from integrations._planning.errors import BudgetError, raising_for_user
 from integrations._planning.free import resolved
 from integrations._planning.obstacles import planning
@@ -98,7 +98,7 @@ def plan(
     for call, one in zip(calls, weights, strict=True):
         with planning(model, *call, loss):
             fronts.append(front_of(model, level, bounds, *call, **how, weights=one, estimates=True))
-    if memory is not None and fraction_of(memory) is not None and len(fronts) > 1:
+    if memory is not None and read_fraction(memory) is not None and len(fronts) > 1:
         bounds = replace(bounds, memory=bytes_of(memory, max(front.plain_peak for front in fronts)))
     memory, free = resolved(bounds.memory, model, calls)
     bounds = replace(bounds, memory=memory)

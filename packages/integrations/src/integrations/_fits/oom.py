@@ -20,7 +20,7 @@ from integrations._fits.trainings import Inputs
 from integrations._planning.budget import Budget
 from integrations._planning.errors import PlanningError
 from integrations._planning.found_optimizers import bytes_of_tensors, kept_like, optimizers_of, states_of
-from integrations._planning.free import memory_of, room_of
+from integrations._planning.free import measure_room, training_memory
 from integrations._torch import tree_map_only
 from integrations.attach import compression
 from integrations.forecast.dtypes import Precision
@@ -59,7 +59,7 @@ def explain_oom(model: nn.Module, memory: Budget | None = None) -> Iterator[None
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; give the model that is trained")
-    limit = None if memory is None else memory_of(memory, _device_of(model))
+    limit = None if memory is None else training_memory(memory, _device_of(model))
     last = _Forward()
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -162,7 +162,7 @@ def _device_in_words(device: torch.device) -> str:
 def _memory_of(model: nn.Module) -> int | None:
     """Bytes of the model's device; ``None`` if they cannot be told."""
     try:
-        return room_of(_device_of(model)).whole
+        return measure_room(_device_of(model)).whole
     except PlanningError:
         return None
 

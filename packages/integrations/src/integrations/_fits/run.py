@@ -20,7 +20,7 @@ from integrations._fits.trainings import Training, training_of
 from integrations._fits.ways import PLANNED, WAYS, Room, Tried, Tries
 from integrations._planning.bounds import USUAL_ERROR
 from integrations._planning.budget import LEAST, Budget, require_error
-from integrations._planning.free import RESERVE, memory_of
+from integrations._planning.free import RESERVE, training_memory
 from integrations._planning.optimizers import nbytes, optimizer_of
 from integrations._step.capturing.loss import Loss, require_loss
 from integrations.forecast.dtypes import precision_of
@@ -110,7 +110,7 @@ def fit(
         raise ValueError(f"device must be 'cpu', 'cuda' or None, got {device!r}")
     training = training_of(model, sample, batch, tokens, precision, lora, loss, device)
     least = memory == LEAST
-    given = 0 if least else memory_of(memory, _device_of(model, training.together))
+    given = 0 if least else training_memory(memory, _device_of(model, training.together))
     blocks = blocks_of(training.model)
     standing = standing_of(training.model, chosen, training.together, ranks, blocks)
     available = int(given * (1 - reserve))

@@ -24,7 +24,7 @@ from integrations._planning.menus import Menus
 from integrations._planning.noted import WITH_ROUNDING
 from integrations._planning.plan import Plan
 from integrations._planning.search import solved_again
-from integrations._planning.unmet import share_of
+from integrations._planning.unmet import round_up_share
 from integrations._step.capturing.loss import Loss
 from integrations._step.costs.calibrating import calibrated
 from integrations._step.costs.rates import constant
@@ -212,7 +212,7 @@ def _estimated(with_rounding: Callable[[], Plan], exact: Plan) -> str:
     if least >= exact.front[0].peak:
         return f". By estimate, rounding (error={USUAL_ERROR}) would not lower it"
     plain = exact.uncompressed_peak
-    share = f", {share_of(least, plain)} of the plain step's" if 0 < least <= plain else ""
+    share = f", {round_up_share(least, plain)} of the plain step's" if 0 < least <= plain else ""
     return (
         f". With error={USUAL_ERROR}, which allows rounding, the least is {format_bytes(least)}{share}, by an estimate "
         "that measures nothing"

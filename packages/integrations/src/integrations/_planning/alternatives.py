@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from integrations._planning.bounds import Bounds
-from integrations._planning.budget import AUTO, Budget, fraction_of, limit_of, require_error, require_ratio
+from integrations._planning.budget import AUTO, Budget, allowed_bytes, read_fraction, require_error, require_ratio
 from integrations._planning.choice import Choice
 from integrations._planning.errors import BudgetError
 from integrations._planning.noted import note_accumulating, noted
@@ -35,7 +35,7 @@ def within(plan: Found, memory: Budget | None, time: float | None, error: float 
     found = _within(plan, memory, time, error)
     if not plan.also:
         return found
-    if fraction_of(memory) is not None:  # of the largest peak, which is this plan's
+    if read_fraction(memory) is not None:  # of the largest peak, which is this plan's
         memory = _bytes_of(plan, memory)
     also: tuple[Any, ...] = plan.also
     return found.with_also(_within(other, memory, time, error) for other in also)
@@ -127,4 +127,4 @@ def _bytes_of(plan: Solution, memory: Budget | None) -> int | None:
     name = "budget" if plan.menus is None else "memory"
     if memory == AUTO:
         raise ValueError(f"{name} must be in bytes or a fraction for a plan that is made, got {memory!r}")
-    return limit_of(memory, plan.uncompressed_peak, name)
+    return allowed_bytes(memory, plan.uncompressed_peak, name)

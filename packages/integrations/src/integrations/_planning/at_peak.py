@@ -61,7 +61,7 @@ def _there(plan: Solution, graph: Graph, choice: Choice, usage: StepUsage) -> It
     ends, reads = _forward_ends(graph), _last_reads(graph)
     made: dict[int, int] = {}  # by recomputed value: the event in which backward makes it
     for segment in (*usage.segments, *usage.inner):
-        at = _event_of(graph, segment, plan.schedule.recomputed)
+        at = _first_read(graph, segment, plan.schedule.recomputed)
         for number in segment:
             for made_here in graph.ops[number].makes:
                 made[made_here] = min(at, made.get(made_here, at))
@@ -79,7 +79,7 @@ def _there(plan: Solution, graph: Graph, choice: Choice, usage: StepUsage) -> It
 
 
 def _forward_ends(graph: Graph) -> list[int]:
-    """Return, by value, the last event at which the forward or its caller has it as it is."""
+    """Return for each value the last event at which the forward or its caller holds it uncompressed."""
     ends = [value.producer for value in graph.values]
     for number, op in enumerate(graph.ops):
         for read in op.reads:
@@ -91,7 +91,7 @@ def _forward_ends(graph: Graph) -> list[int]:
 
 
 def _last_reads(graph: Graph) -> list[int]:
-    """Return, by value, the last event at which backward reads it; -1 if it does not."""
+    """Return for each value the last event at which backward reads it; -1 if backward does not read it."""
     reads = [-1] * len(graph.values)
     for number, step in enumerate(graph.steps, len(graph.ops)):
         for value in step.reads:
@@ -99,7 +99,7 @@ def _last_reads(graph: Graph) -> list[int]:
     return reads
 
 
-def _event_of(graph: Graph, segment: Sequence[int], recomputed: frozenset[int]) -> int:
+def _first_read(graph: Graph, segment: Sequence[int], recomputed: frozenset[int]) -> int:
     """Return the event at which backward first reads what a segment makes."""
     makes = {value for number in segment for value in graph.ops[number].makes} & recomputed
     events = (number for number, step in enumerate(graph.steps, len(graph.ops)) if makes.intersection(step.reads))

@@ -83,8 +83,9 @@ class Bounds:
         options: Mapping[str, Any],
         fallback: Any = None,
     ) -> Self | None:
-        """Return the bounds in the arguments of ``compress_model``; ``None`` if none is given. Without an error they
-        are exact, except beside a level that stores something, given by its name or its options.
+        """Return the bounds in the arguments of ``compress_model``; ``None`` if none is given.
+
+        Without ``error`` the plan is exact, unless a level says how tensors are stored.
 
         Raises:
             TypeError, ValueError: as for ``Bounds``, ``given`` and ``resolve_level``; or the error is bounded beside

@@ -23,8 +23,8 @@ def bytes_of(budget: Budget, plain: int, name: str = "budget") -> int:
 
     Args:
         budget: an int, bytes; a string such as ``"4GiB"`` or ``"512 MB"``; or a fraction of ``plain``: a float in
-            (0, 1], or a string such as ``"40%"``. The words ``"least"`` and ``"auto"`` have no bytes: see ``limit_of``
-            and ``integrations._planning.free``.
+            (0, 1], or a string such as ``"40%"``. The words ``"least"`` and ``"auto"`` have no bytes: see
+            ``allowed_bytes`` and ``integrations._planning.free``.
         plain: bytes of the step that keeps everything.
         name: the name of the argument, for errors.
 
@@ -34,7 +34,7 @@ def bytes_of(budget: Budget, plain: int, name: str = "budget") -> int:
     """
     if isinstance(budget, bool) or not isinstance(budget, (str, int, float)):
         raise TypeError(f"{name} must be bytes as an int, a string such as '4GiB', or a fraction, got {budget!r}")
-    fraction = fraction_of(budget)
+    fraction = read_fraction(budget)
     if fraction is not None:
         if not 0 < fraction <= 1:
             hint = "; bytes are an int" if isinstance(budget, float) and math.isfinite(budget) and budget > 1 else ""
@@ -52,7 +52,7 @@ def bytes_of(budget: Budget, plain: int, name: str = "budget") -> int:
     return budget
 
 
-def limit_of(budget: Budget | None, plain: int, name: str = "budget") -> int | None:
+def allowed_bytes(budget: Budget | None, plain: int, name: str = "budget") -> int | None:
     """Return the bytes that a budget allows; ``None`` if there is no budget, or it asks for the least memory.
 
     Args:
@@ -74,7 +74,7 @@ def require_budget(budget: object, name: str = "budget") -> None:
         bytes_of(budget, 1, name)  # type: ignore[arg-type]  # it checks the type
 
 
-def fraction_of(budget: object) -> float | None:
+def read_fraction(budget: object) -> float | None:
     """Return the fraction that a budget is of the plain step's peak; ``None`` if it is no fraction."""
     if isinstance(budget, float):
         return budget

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from integrations._calls.tensors import gradient_of, tensors_in
-from integrations._planning.budget import AUTO, Budget, bytes_of, fraction_of
+from integrations._planning.budget import AUTO, Budget, bytes_of, read_fraction
 from integrations._planning.errors import PlanningError
 from integrations._planning.found_optimizers import kept_like, optimizers_of
 from integrations._planning.optimizers import OPTIMIZERS, nbytes
@@ -86,7 +86,7 @@ def free_for(model: nn.Module, inputs: Any = ()) -> Free:
     """
     trained = [one for one in model.parameters() if one.requires_grad]
     device = next((one.device for one in (*model.parameters(), *tensors_in(inputs))), torch.device("cpu"))
-    room = room_of(device)
+    room = measure_room(device)
     optimizers = optimizers_of(model)
     name = kept_like(optimizers) if optimizers else _ASSUMED
     stateful = {id(weight) for one in optimizers for weight in one.state}
@@ -117,7 +117,7 @@ def resolved(budget: Budget | None, model: nn.Module, inputs: Any = ()) -> tuple
     return f"{found.nbytes}B", found
 
 
-def memory_of(budget: Budget, device: torch.device) -> int:
+def training_memory(budget: Budget, device: torch.device) -> int:
     """Return the bytes of a device that a whole training may take, weights included.
 
     Args:
@@ -128,19 +128,19 @@ def memory_of(budget: Budget, device: torch.device) -> int:
     Raises:
         TypeError, ValueError: the budget is wrong, as ``bytes_of`` says, or the device's memory is unknown.
     """
-    if budget != AUTO and fraction_of(budget) is None:
+    if budget != AUTO and read_fraction(budget) is None:
         return bytes_of(budget, 0, "memory")
-    room = room_of(device)
+    room = measure_room(device)
     if budget != AUTO:
         return bytes_of(budget, room.whole, "memory")
     return room.free + (torch.cuda.memory_allocated(device) if device.type == "cuda" else 0)
 
 
-def room_of(device: torch.device) -> Room:
+def measure_room(device: torch.device) -> Room:
     """Return the memory of a device.
 
-    Of a GPU, blocks that torch's allocator has reserved and not handed out are free. On a CPU, the free memory is what
-    Linux says is available, or what is left of the process's control group.
+    On a GPU, memory that torch's allocator has reserved but does not use counts as free. On a CPU, the free memory is
+    what Linux reports as available, or what is left in the process's control group.
 
     Raises:
         PlanningError: it is unknown.

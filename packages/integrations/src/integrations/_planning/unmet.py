@@ -6,7 +6,7 @@ import math
 
 from integrations._planning.at_peak import largest_at_peak
 from integrations._planning.bounds import ONLY_RECOMPUTE, ROUNDING, WAYS, Bounds
-from integrations._planning.budget import LEAST, fraction_of
+from integrations._planning.budget import LEAST, read_fraction
 from integrations._planning.chunked import CLASSES
 from integrations._planning.solution import Solution
 from integrations.report.words import format_bytes
@@ -24,8 +24,8 @@ def out_of_memory(plan: Solution, asked: Bounds) -> str:
 
 def _too_little_memory(plan: Solution, asked: Bounds) -> str:
     budget, least, plain = asked.memory, plan.front[0].peak, plan.uncompressed_peak
-    relative = fraction_of(budget) is not None
-    share = f", {share_of(least, plain)} of the plain step's {format_bytes(plain)}" if 0 < least <= plain else ""
+    relative = read_fraction(budget) is not None
+    share = f", {round_up_share(least, plain)} of the plain step's {format_bytes(plain)}" if 0 < least <= plain else ""
     found = f"at least {least} bytes ({format_bytes(least)}{share}), the least activation peak of all plans"
     if plan.compressed:
         smaller = "" if relative else f"{_SMALLER}, or "
@@ -49,7 +49,7 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
         name = f"memory with error={plan.error:g}"
         rest = _allow(plan, else_=_LARGER if relative else _SMALLER)
         way_out = f"pass memory={LEAST!r} for this plan, {'' if rest.startswith('allow') else 'or '}{rest}"
-    fraction = fraction_of(budget)
+    fraction = read_fraction(budget)
     if fraction is not None and other is not plan and other.peak <= fraction * other.uncompressed_peak:
         way_out = (
             "the gradients, which are not in it, outweigh the activations in a first step, so that there is little "
@@ -59,7 +59,7 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
     return f"{name} must be {found} ({proof}){adding}, got {budget!r}; {way_out}"
 
 
-def share_of(least: int, plain: int) -> float:
+def round_up_share(least: int, plain: int) -> float:
     """Return bytes as a fraction of others, rounded up to thousandths, so that the fraction allows them."""
     return min(1000, 1000 * least // plain + 1) / 1000
 

@@ -49,11 +49,11 @@ class ForwardStates:
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardState:
         """Return the state before a forward with these inputs."""
         model, modules = self._model(), self._modules
-        if modules is None or not modules.are_of(model):
-            modules = self._modules = _Modules.of(model)
+        if modules is None or not modules.belong_to(model):
+            modules = self._modules = _Modules.collect(model)
         buffers, found = self._buffers, _present(modules.buffers)
         if not buffers.are(found):
-            buffers = self._buffers = _Buffers.of(found)
+            buffers = self._buffers = _Buffers.collect(found)
         return ForwardState(model, modules, buffers, args, kwargs)
 
 
@@ -79,7 +79,7 @@ class _Modules(NamedTuple):
     all: list[nn.Module | None]
 
     @classmethod
-    def of(cls, model: nn.Module) -> _Modules:
+    def collect(cls, model: nn.Module) -> _Modules:
         """Return the modules of a model."""
         known = all_modules(model)
         attributes = [vars(module) for module in known[1:]]
@@ -93,14 +93,14 @@ class _Modules(NamedTuple):
         parameters = [module._parameters for module in known]
         buffers = [module._buffers for module in known]
         children = [module._modules for module in known]
-        made = cls(attributes, searched, parameters, buffers, children, 0, list(_values_of(children)))
+        made = cls(attributes, searched, parameters, buffers, children, 0, list(_all_values(children)))
         return made._replace(entries=made._counted())
 
-    def are_of(self, model: nn.Module) -> bool:
+    def belong_to(self, model: nn.Module) -> bool:
         """Return whether these are still the modules of the model."""
         return (
             self.children[0] is model._modules
-            and list(_values_of(self.children)) == self.all
+            and list(_all_values(self.children)) == self.all
             and self._counted() == self.entries
         )
 
@@ -122,7 +122,7 @@ class _Buffers(NamedTuple):
     alike: list[list[Tensor]]
 
     @classmethod
-    def of(cls, found: list[Tensor]) -> _Buffers:
+    def collect(cls, found: list[Tensor]) -> _Buffers:
         """Return these buffers."""
         alike: dict[tuple[Any, ...], list[Tensor]] = {}
         for buffer in _copied(found):
@@ -163,13 +163,13 @@ class ForwardState:
         self._mappings = [vars(model), *modules.attributes, *own]
         self._before = list(map(dict.copy, self._mappings))
         self._parameters = _present(parameters)
-        self._gradients = _gradients_of(self._parameters)
+        self._gradients = _read_gradients(self._parameters)
         self._found: list[PutBack] = []
         others, inputs = list[Tensor](), list[Tensor]()
         self._add(others, _attributes_in(((vars(model), _skipped(model)), *modules.searched)), objects=False)
         self._add(inputs, [args, kwargs], objects=True)
         self._watched = [
-            (what, tensors, _versions_of(tensors))
+            (what, tensors, _read_versions(tensors))
             for what, tensors in (
                 ("a parameter", self._parameters),
                 ("a gradient", [one for one in self._gradients if one is not None]),
@@ -189,11 +189,11 @@ class ForwardState:
             return "a CUDA graph is captured"
         if self._collectives != collectives_started():
             return "it communicates with other ranks, which would wait for a second run in vain"
-        if not all(map(is_, _gradients_of(self._parameters), self._gradients)):
+        if not all(map(is_, _read_gradients(self._parameters), self._gradients)):
             return "it runs a backward, which changed the gradient of a parameter"
         copied = {id(tensor) for group, _ in self._copies for tensor in group}
         for what, tensors, versions in self._watched:
-            for tensor, before, now in zip(tensors, versions, _versions_of(tensors), strict=True):
+            for tensor, before, now in zip(tensors, versions, _read_versions(tensors), strict=True):
                 if before != now and (id(tensor) not in copied or tensor.requires_grad):
                     return f"it changed {what} {list(tensor.shape)} in place"
         return ""
@@ -222,8 +222,13 @@ class ForwardState:
             self._restore_random()
 
     def _add(self, tensors: list[Tensor], waiting: list[Any], objects: bool) -> None:
-        """Add containers and generators, and what they hold, and tensors to ``tensors``. With ``objects``, add the
-        attributes of other objects."""
+        """Search objects for state: note containers and generators, and append tensors to ``tensors``.
+
+        Args:
+            tensors: receives the tensors that are found.
+            waiting: the objects to search. The list is used up.
+            objects: whether to search the attributes of objects that are no containers, too.
+        """
         seen = set[int]()
         while waiting and len(seen) < _MOST_OBJECTS:
             one = waiting.pop()
@@ -255,11 +260,11 @@ def _kind(one: type) -> Any:
     try:
         return _kinds[one]
     except KeyError:
-        kind = _kinds[one] = _kind_of(one)
+        kind = _kinds[one] = _choose_kind(one)
         return kind
 
 
-def _kind_of(one: type) -> Any:
+def _choose_kind(one: type) -> Any:
     if issubclass(one, _ATOMS) or any("__call__" in vars(base) for base in one.__mro__):
         return None
     for base, kind in _KINDS:
@@ -296,15 +301,15 @@ def _attributes_in(searched: Iterable[tuple[dict[str, Any], int]]) -> list[Any]:
     ]
 
 
-def _values_of(mappings: Iterable[dict[str, Any]]) -> Iterator[Any]:
+def _all_values(mappings: Iterable[dict[str, Any]]) -> Iterator[Any]:
     return chain.from_iterable(map(dict.values, mappings))
 
 
 def _present(mappings: Iterable[dict[str, Any]]) -> list[Any]:
-    return [value for value in _values_of(mappings) if value is not None]
+    return [value for value in _all_values(mappings) if value is not None]
 
 
-def _gradients_of(parameters: Iterable[Tensor]) -> list[Tensor | None]:
+def _read_gradients(parameters: Iterable[Tensor]) -> list[Tensor | None]:
     return [one.grad if one.is_leaf else gradient_of(one) for one in parameters]
 
 
@@ -335,7 +340,7 @@ def _can_be_copied(tensor: Tensor) -> bool:
     return all(stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-def _versions_of(tensors: list[Tensor]) -> list[int]:
+def _read_versions(tensors: list[Tensor]) -> list[int]:
     try:
         return list(map(_version, tensors))
     except RuntimeError:  # an inference tensor has none

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from integrations._step.dispatch.memory import allocated, is_plain, nbytes_of
+from integrations._step.dispatch.memory import allocated, count_bytes, is_plain
 from integrations._torch import OpOverload
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -187,7 +187,7 @@ def _of_flash(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
     gradient, query, key, out = args[0], args[1], args[2], args[4]
     batch, heads, rows, width = query.shape
     padded_rows, padded_width = _up(rows, 128), _up(width, 32 if width <= 128 else 64)
-    copies = [nbytes_of(one) for one in (gradient, out) if not one.transpose(1, 2).is_contiguous()]
+    copies = [count_bytes(one) for one in (gradient, out) if not one.transpose(1, 2).is_contiguous()]
     splits = 1
     if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
         splits = -(-_processors(query.device.index or 0).number // (batch * heads))
@@ -197,7 +197,7 @@ def _of_flash(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
 
 def _of_cudnn(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
     gradient, query, key, value, out = args[:5]
-    copies = [nbytes_of(gradient)] if gradient.stride() != out.stride() else []
+    copies = [count_bytes(gradient)] if gradient.stride() != out.stride() else []
     rows = query.numel() // query.shape[-1]
     workspace = 4 * query.numel() + 4 * rows + sum(_expanded_gradients(query, key, value)) + 512
     return [*copies, workspace]
@@ -206,7 +206,7 @@ def _of_cudnn(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
 def _expanded_gradients(query: Tensor, key: Tensor, value: Tensor) -> list[int]:
     """Return the bytes for gradients of keys and values for each query head, before they are summed over groups."""
     heads, own = query.shape[1], key.shape[1]
-    return [] if own in (heads, 0) else [nbytes_of(one) // own * heads for one in (key, value)]
+    return [] if own in (heads, 0) else [count_bytes(one) // own * heads for one in (key, value)]
 
 
 def _of_efficient(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
@@ -216,7 +216,7 @@ def _of_efficient(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
     gradient, query, key, value, _, out = args[:6]
     batch, heads, rows, width = query.shape
     half = query.dtype in _HALF
-    copies = [nbytes_of(gradient)] if not gradient.transpose(1, 2).is_contiguous() else []
+    copies = [count_bytes(gradient)] if not gradient.transpose(1, 2).is_contiguous() else []
     sums = 4 * batch * heads * rows
     tile = 128 if half or width > 64 else 64
     workspace = 4 * batch * heads * _up(rows, 128 if half else 64) * _up(width, tile if width > 64 else 64)
@@ -261,7 +261,7 @@ def _of_embedding(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
         return []
     width = gradient.shape[-1]
     wide = 4 if gradient.dtype in _HALF else gradient.element_size()
-    copies = [] if gradient.is_contiguous() else [nbytes_of(gradient)]
+    copies = [] if gradient.is_contiguous() else [count_bytes(gradient)]
     return [*copies, *[count * indices.element_size()] * 6, count * width * wide]
 
 

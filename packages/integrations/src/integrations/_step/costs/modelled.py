@@ -19,7 +19,7 @@ from torch import Tensor
 from integrations._step.costs.attention import attention_flops, is_attention
 from integrations._step.costs.rates import MAPPED, Rates, Rating, constant
 from integrations._step.costs.scratch import scratch_of
-from integrations._step.dispatch.memory import nbytes_of, numel_of, tensors_of
+from integrations._step.dispatch.memory import count_bytes, count_elements, tensors_of
 from integrations._torch import OpOverload
 
 if TYPE_CHECKING:
@@ -152,12 +152,12 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
     kind = _kind_of(function)
     made = list(tensors_of(results))
     given = [*tensors_of(args), *tensors_of(kwargs.values())]
-    sizes = [nbytes_of(tensor) for tensor in made]
+    sizes = [count_bytes(tensor) for tensor in made]
     most = max(sizes, default=0)
     moved = sum(sizes)
     name = _name_of(function)
     if name not in _FILLS:
-        moved += sum(min(nbytes_of(tensor), most) if name in _GATHERS else nbytes_of(tensor) for tensor in given)
+        moved += sum(min(count_bytes(tensor), most) if name in _GATHERS else count_bytes(tensor) for tensor in given)
     try:
         flops, grouped = _flops_of_call(function, args, kwargs, results)
     except Exception:
@@ -170,7 +170,7 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
         kind=Kind.GROUPED if grouped else kind,
         dtype=next((tensor.dtype for tensor in (*made, *given)), torch.float32),
         flops=flops,
-        elements=max((numel_of(tensor) for tensor in made), default=0),
+        elements=max((count_elements(tensor) for tensor in made), default=0),
         moved=moved,
         mapped=sum(
             nbytes for tensor, nbytes in zip(made, sizes, strict=True) if nbytes > MAPPED and _is_new(tensor, given)
@@ -196,7 +196,7 @@ def _flops_of_call(
     grouped = name in _GROUPS and args[_GROUPS[name]] > 1
     if grouped and name == "convolution_backward":  # torch's formula ignores groups for the weight's gradient
         gradient, image, weight, transposed, asked = args[0], args[1], args[2], args[7], args[10]
-        return 2 * numel_of(image if transposed else gradient) * numel_of(weight[0]) * sum(asked[:2]), True
+        return 2 * count_elements(image if transposed else gradient) * count_elements(weight[0]) * sum(asked[:2]), True
     return int(formula(*args, **kwargs, out_val=results[0] if len(results) == 1 else results)), grouped
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from integrations._common.chunked_loss import OPERATOR, WEIGHT_ROWS
 from integrations._step.costs.cuda_scratch import kernel_scratch_bytes
-from integrations._step.dispatch.memory import nbytes_of
+from integrations._step.dispatch.memory import count_bytes
 from integrations._torch import OpOverload, get_mkldnn_enabled
 
 _BLOCK = 16  # channels in a block
@@ -45,16 +45,16 @@ def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, 
     last = _last(image) or _last(weight)
     copied = sum(_copied(tensor, last) for tensor in ((image, args[0]) if backward else (image,)))
     if product:
-        return copied + (nbytes_of(image) // max(1, image.shape[0]) if backward else 0)
+        return copied + (count_bytes(image) // max(1, image.shape[0]) if backward else 0)
     if last:
         groups, dilation = (args[9], args[6]) if backward else (args[8], args[5])
         if groups > 1:
             return copied + _in_groups(weight, groups, any(step != 1 for step in dilation), backward)
-        return copied + (2 if backward else 1) * nbytes_of(weight)
+        return copied + (2 if backward else 1) * count_bytes(weight)
     inside, outside = _blocked(image), _blocked(args[0] if backward else results[0])
     if backward:
-        return copied + max(inside + outside + nbytes_of(weight), 2 * inside)
-    return copied + max(inside, outside) + nbytes_of(weight)
+        return copied + max(inside + outside + count_bytes(weight), 2 * inside)
+    return copied + max(inside, outside) + count_bytes(weight)
 
 
 def _of_chunk(args: tuple[Any, ...]) -> int:
@@ -101,7 +101,7 @@ def _last(tensor: Tensor) -> bool:
 def _copied(tensor: Tensor, last: bool) -> int:
     """Bytes of a copy in the order in which a kernel reads the tensor; 0 if it lies so."""
     order = _LAST.get(tensor.dim(), torch.contiguous_format) if last else torch.contiguous_format
-    return 0 if tensor.is_contiguous(memory_format=order) else nbytes_of(tensor)
+    return 0 if tensor.is_contiguous(memory_format=order) else count_bytes(tensor)
 
 
 def _blocked(tensor: Tensor) -> int:
@@ -110,4 +110,4 @@ def _blocked(tensor: Tensor) -> int:
     channels = max(1, tensor.shape[1])
     if channels < 4:
         return 0
-    return nbytes_of(tensor) // channels * -(-channels // _BLOCK) * _BLOCK
+    return count_bytes(tensor) // channels * -(-channels // _BLOCK) * _BLOCK

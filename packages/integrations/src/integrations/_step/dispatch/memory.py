@@ -59,15 +59,15 @@ def allocated_for(tensor: Tensor) -> int:
 
 def allocated_for_elements(tensor: Tensor) -> int:
     """``allocated`` for a tensor's elements, including those that a sparse tensor leaves out."""
-    return allocated(nbytes_of(tensor), tensor.device)
+    return allocated(count_bytes(tensor), tensor.device)
 
 
-def nbytes_of(tensor: Tensor) -> int:
+def count_bytes(tensor: Tensor) -> int:
     """Return the bytes of a tensor's elements."""
-    return numel_of(tensor) * tensor.element_size()
+    return count_elements(tensor) * tensor.element_size()
 
 
-def numel_of(tensor: Tensor) -> int:
+def count_elements(tensor: Tensor) -> int:
     """Return the number of a tensor's elements; 0 for a subclass that does not tell it."""
     try:
         return int(tensor.numel())
