@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import nn
 
-from integrations._measuring.bounded import Weights, chosen, front_of, within
+from integrations._measuring.bounded import chosen, front_of, measured
+from integrations._measuring.error_model import ErrorModel
+from integrations._measuring.gradient_errors import GradientErrors, measured_errors
 from integrations._planning.bounds import Bounds
 from integrations._planning.budget import Budget, bytes_of, read_fraction
 from integrations._planning.errors import BudgetError, raising_for_user
@@ -93,11 +96,11 @@ def plan(
     calls = [_call(one, kwargs) for one in (args if isinstance(args, list) else [args])]
     level = LEVELS["L0"]
     how: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
-    weights = [Weights(model, *call, loss) if measure and bounds.error else None for call in calls]
+    errors = ErrorModel(model, bounds.error) if bounds.error else None
     fronts = []
-    for call, one in zip(calls, weights, strict=True):
+    for call in calls:
         with planning(model, *call, loss):
-            fronts.append(front_of(model, level, bounds, *call, **how, weights=one, estimates=True))
+            fronts.append(front_of(model, level, bounds, *call, **how, errors=errors, estimates=True))
     if memory is not None and read_fraction(memory) is not None and len(fronts) > 1:
         bounds = replace(bounds, memory=bytes_of(memory, max(front.plain_peak for front in fronts)))
     memory, free = resolved(bounds.memory, model, calls)
@@ -105,16 +108,21 @@ def plan(
     found = []
     try:
         for number in _leading(fronts):
-            if measure:
-                found.append(chosen(fronts[number], bounds, model, *calls[number], weights[number]))
-            else:
-                found.append(within(fronts[number], bounds))
+            made = chosen(fronts[number], bounds, errors)
+            if measure and errors is not None:
+                made = measured(made, bounds, errors, partial(_measured, model, calls[number], loss))
+            found.append(made)
     except BudgetError as error:
         if free is not None:
             error.add_note(f"memory={free}.")
         raise
     found.sort(key=lambda plan: plan.plain_peak, reverse=True)
     return found[0].with_also(found[1:])
+
+
+def _measured(model: nn.Module, call: tuple[Any, dict[str, Any]], loss: Loss | None, plan: Plan) -> GradientErrors:
+    """Return the measured errors of a plan."""
+    return measured_errors(model, *call, plan, loss)
 
 
 def _leading(fronts: list[Plan]) -> list[int]:

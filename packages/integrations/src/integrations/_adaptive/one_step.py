@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,12 +46,15 @@ class OneStep:
         loss: a function from the output to what backward starts from, see ``differentiated``. If that is not a single
             number, backward starts from normally distributed gradients, the same each time, so that an error is as
             likely in each part.
+        starts: the gradients of those tensors that the model returns and that require one, in their order, in the
+            place of a loss.
     """
 
     model: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
     loss: Loss | None = None
+    starts: Sequence[Tensor | None] | None = None
 
     def require_elements(self) -> None:
         """Checks that the model and its inputs have elements to compute with.
@@ -96,18 +99,33 @@ class OneStep:
                 with fresh_casts(), nullcontext() if around is None else around(model, (args, kwargs)):
                     # The model's own hooks have already run if this is in front of a forward.
                     outputs = model.forward(*args, **kwargs)
-                tensors, _, held = differentiated(outputs, self.loss)
-                if not tensors:
-                    raise Unmeasured(f"{class_of(model).__name__} returned nothing that requires a gradient")
-                if not held:
-                    del outputs
-                started = [None if is_scalar_loss(tensors) else _drawn(one) for one in tensors]
+                tensors, started = self._begins(outputs)
+                del outputs
                 with _without_autocast():  # in training, autocast ends with the forward, too
                     torch.autograd.backward(tensors, started)
                 return [parameter.grad for parameter in parameters]
 
         with capturing():
             return with_stand_ins(model, stand_ins, objects, step)
+
+    def _begins(self, outputs: Any) -> tuple[Sequence[Tensor], list[Tensor | None]]:
+        """Return what backward is called on, and with what gradients."""
+        if self.starts is None:
+            tensors, _, _ = differentiated(outputs, self.loss)
+            if not tensors:
+                raise Unmeasured(f"{class_of(self.model).__name__} returned nothing that requires a gradient")
+            return tensors, [None if is_scalar_loss(tensors) else _drawn(one) for one in tensors]
+        returned = outputs_of(outputs)
+        known = zip(returned, self.starts, strict=False)
+        if len(returned) != len(self.starts) or any(b is not None and a.shape != b.shape for a, b in known):
+            raise Unmeasured(f"{class_of(self.model).__name__} returned other tensors than in the step before")
+        pairs = [(one, start) for one, start in zip(returned, self.starts, strict=True) if start is not None]
+        return [one for one, _ in pairs], [start for _, start in pairs]
+
+
+def outputs_of(returned: Any) -> list[Tensor]:
+    """Return the tensors that a model returned and that require a gradient, each once."""
+    return list({id(one): one for one in tensors_in(returned) if one.requires_grad}.values())
 
 
 def _alone() -> AbstractContextManager[Any]:
@@ -152,37 +170,3 @@ def _hand_over(parameters: list[nn.Parameter], take: Take) -> None:
                     take(place, gradient)
 
             parameter.register_post_accumulate_grad_hook(arrived)
-
-
-class Difference:
-    """The relative error of gradients that come one by one: the Euclidean norm of their difference from exact ones,
-    over that of the exact ones. One copy of the gradients is alive at a time, and one gradient beside it.
-
-    Args:
-        exact: by parameter. They become the differences.
-    """
-
-    def __init__(self, exact: list[Tensor | None]) -> None:
-        self._left = exact
-        self._whole = _energy(exact)
-
-    def take(self, place: int, found: Tensor) -> None:
-        """Takes a gradient, or a part of one."""
-        left = self._left[place]
-        self._left[place] = found.neg() if left is None else left.sub_(found)
-
-    @property
-    def relative(self) -> float:
-        """The error, once all have come."""
-        error = _energy(self._left)
-        return (error / self._whole) ** 0.5 if self._whole else float(error > 0)
-
-
-def _energy(gradients: list[Tensor | None]) -> float:
-    return sum(_square(gradient) for gradient in gradients if gradient is not None)
-
-
-def _square(tensor: Tensor) -> float:
-    # In parts: converting a whole tensor to doubles would take more than its memory.
-    parts = tensor.reshape(-1).split(1 << 20)
-    return sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts)

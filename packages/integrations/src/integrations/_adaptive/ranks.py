@@ -30,6 +30,12 @@ def come_together(model: nn.Module, inputs: str) -> bool:
         model: the model whose forward it is.
         inputs: what the forward's inputs look like.
     """
+    return ranks_meet(model) and len(set(of_all(inputs))) == 1
+
+
+def ranks_meet(model: nn.Module) -> bool:
+    """Return whether all ranks are in front of the same forward of a model, as far as that can be told without asking
+    them; see ``come_together``."""
     if not distributed():
         return False
     around = get_active_ddp_module()
@@ -37,14 +43,8 @@ def come_together(model: nn.Module, inputs: str) -> bool:
         return False
     if around is not None:
         ranks = torch.distributed.get_world_size(around.process_group)
-        whole = around.module is model and ranks == torch.distributed.get_world_size()
-    else:
-        whole = is_unit(model) and _ranks_of(model) == torch.distributed.get_world_size()
-    if not whole:
-        return False
-    found = [""] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, inputs)
-    return len(set(found)) == 1
+        return around.module is model and ranks == torch.distributed.get_world_size()
+    return is_unit(model) and _ranks_of(model) == torch.distributed.get_world_size()
 
 
 def _joins(around: Any) -> bool:
@@ -93,11 +93,16 @@ def agreed(measurement: Measurement | None) -> Measurement | None:
 
 def first_of(value: Any) -> Any:
     """Rank 0's value. Every rank calls this at the same time."""
+    return of_all(value)[0]
+
+
+def of_all(value: Any) -> list[Any]:
+    """Return all ranks' values. Every rank calls this at the same time."""
     if not distributed():
-        return value
+        return [value]
     found: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(found, value)
-    return found[0]
+    return found
 
 
 def largest(value: float) -> float:

@@ -1,33 +1,36 @@
-"""Weights of a graph's values before anything is measured, by what backward needs of them and how much depends on it.
+"""How noise in a graph's values changes the gradient of each layer, by what backward needs of the values.
 
-The weight of a value is the square of the gradient's relative error for a rounding noise as large as the value itself.
-It has two factors:
+``layer_noise`` has a coefficient for each value and layer: the square of the relative error of the layer's gradient for
+a rounding noise as large as the value itself. It has two factors:
 
 * What noise does to the results of the node that reads the value. A layer's weight has the gradient ``g.T @ x``: noise
   in ``x`` as large as ``x`` makes an error as large as that sum of products, if these are incoherent; if they agree,
   the sum is larger and the error relatively smaller. In a product ``a * b``, noise in ``a`` is noise in the gradient of
   ``b``. For nonlinear operators only a part of the gradient depends on the value, and only that part is wrong: for a
   norm the correction for mean and scale, for an activation what its slope changes.
-* How much of the whole gradient is concerned. Layers are taken to have equal shares of its energy, except the last one,
-  whose share does not shrink with depth. What goes on into the gradients below concerns the shares of all layers whose
-  way to the output passes the node; if a value has several readers, each is taken to contribute as much to its
-  gradient. Parameters whose gradients need no value (a bias, an embedding, a prompt, a layer of the model's input)
-  leave no trace in what is saved, nor do frozen ones. So each operator that reads no value is taken to have as much
-  behind it as a layer has: rather too much than nothing.
+* How much of the layer's gradient is concerned. A layer's input concerns that layer alone. Noise that goes on into the
+  gradients below concerns the layers whose way to the output passes the node; if a value has several readers, each is
+  taken to contribute as much to its gradient.
 
-Both are rough: nets differ, and one net differs from step to step. Once there is a measurement, it is used for every
-value that it knows. The other values keep their weights by the rules, corrected as the known ones were.
+The whole gradient's error is the sum over layers, by their shares of its energy. Before anything is measured, layers
+are taken to have equal shares, except the last one, whose share does not shrink with depth. Parameters whose gradients
+need no value (a bias, an embedding, a prompt, a layer of the model's input) leave no trace in what is saved, nor do
+frozen ones. So each operator that reads no value is taken to be a layer: rather too much than nothing.
+
+Both factors are rough: nets differ, and one net differs from step to step. ``_measuring`` measures errors by layer in
+training, and corrects the coefficients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from integrations._adaptive.measurement import Measurement
-from integrations._adaptive.rounding import WIDTHS
+import torch
+from torch import Tensor
+
 from integrations._adaptive.saves import Save, final_values, readers_of
-from integrations._step.capturing.loss import OF_LOSSES
 from integrations._step.graphs.graph import Graph
 from integrations.rules.rules import Need
 
@@ -53,16 +56,6 @@ _VECTOR = 0.1  # the share of a norm's weight, relative to a layer's
 _LAST = 0.3  # the share of the last layer's weight in the gradient's energy
 
 
-UNKNOWN_LOSS = 0.7
-"""The part of a bound on the error that may be measured where drawn gradients of the output stand for the loss's. A
-loss whose gradient is concentrated in few elements leaves a smaller gradient of the parameters to divide by: the error
-was 1.1 times as large with the cross-entropy of an MLP, and 1.4 times with that of a batch that it had learnt."""
-
-KNOWN_LOSS = 0.9
-"""The part of a bound on the error that may be measured with the loss itself: another step draws other noise and
-dropout. Eight such steps of a BERT had 0.92 to 1.06 of their mean, and a plan that was allowed 0.95 of its bound had
-1.02 of it in training. So steps above the bound are rare, and not impossible."""
-
 _RANGE = 5.6
 Ways = Mapping[tuple[int, int], float]
 
@@ -76,55 +69,109 @@ def noise_of(bits: int) -> float:
     return _RANGE**2 / 6 / float(2**bits - 1) ** 2
 
 
+@dataclass(frozen=True, eq=False)
+class LayerNoise:
+    """How noise in each value of a graph changes the gradient of each layer.
+
+    Attributes:
+        layers: a path of modules for each layer: of the module that runs it, or, in a model of very many layers, of a
+            module around several.
+        shares: the layers' usual shares of the whole gradient's energy.
+        parts: the square of the relative error of a layer's gradient for a noise of 1 in a value, ``Float[values,
+            layers]``.
+        rest: the same of parameters that no layer has, such as a norm's, times their share of the whole.
+    """
+
+    layers: tuple[str, ...]
+    shares: tuple[float, ...]
+    parts: Tensor
+    rest: tuple[float, ...]
+
+    def corrected(self, factors: Mapping[str, float], usual: float) -> LayerNoise:
+        """Return the coefficients multiplied by each layer's factor; by ``usual`` where a layer has none."""
+        each = torch.tensor([factors.get(layer, usual) for layer in self.layers], dtype=torch.float64)
+        return replace(self, parts=self.parts * each, rest=tuple(usual * part for part in self.rest))
+
+    def weights(self, shares: Sequence[float]) -> tuple[float, ...]:
+        """Return the square of the whole gradient's relative error for a noise of 1 in each value.
+
+        Args:
+            shares: the layers' shares of the whole gradient's energy.
+        """
+        found = self.parts @ torch.tensor(shares, dtype=torch.float64)
+        return tuple((found + torch.tensor(self.rest, dtype=torch.float64)).tolist())
+
+    def errors(self, noises: Mapping[int, float]) -> list[float]:
+        """Return the squared relative error of each layer's gradient for these noises of values."""
+        values = list(noises)
+        noise = torch.tensor([noises[value] for value in values], dtype=torch.float64)
+        found: list[float] = (noise @ self.parts[values]).tolist()
+        return found
+
+
 def usual_weights(graph: Graph, saves: Sequence[Save]) -> tuple[float, ...]:
-    """The weights of a graph's values by the rules, from what its capture saw saved."""
+    """Return the weights of a graph's values, see ``LayerNoise.weights``, before anything is measured.
+
+    Args:
+        graph: a captured graph.
+        saves: the tensors that autograd saved in its capture.
+    """
+    found = layer_noise(graph, saves)
+    return found.weights(found.shares)
+
+
+def layer_noise(graph: Graph, saves: Sequence[Save]) -> LayerNoise:
+    """Return how noise in a graph's values changes the gradients of its layers.
+
+    Args:
+        graph: a captured graph.
+        saves: the tensors that autograd saved in its capture.
+    """
     readers, last = readers_of(graph), final_values(graph)
     at = [_saver(save, graph, readers) for save in saves]
     shares = _shares({op for save, op in zip(saves, at, strict=True) if save.of_layer})
-    layers = max(1, len(shares))
+    count = max(1, len(shares))
     sources = [op for op, found in enumerate(graph.ops) if not found.reads and op not in shares]
     # Mostly one of them is the first layer; many are casts of weights, which have the shares of their layers.
     shares |= dict.fromkeys(sources, 1 / max(1, len(shares) + len(sources) - 1))
+    columns, layers = _columns(graph, shares)
+    total = [0.0] * len(layers)
+    for op, share in shares.items():
+        total[columns[op]] += share
+    own = {op: (columns[op], share / total[columns[op]]) for op, share in shares.items()}
     ways = _ways(graph, readers)
-    passing = _passing(graph, readers, ways, shares)
-    weights = [0.0] * len(graph.values)
+    passing = _passing(graph, readers, ways, own, len(layers))
+    parts, rest = torch.zeros(len(graph.values), len(layers), dtype=torch.float64), [0.0] * len(graph.values)
     for save, op in zip(saves, at, strict=True):
         part = _OPERATORS.get(save.identity.operator, _PARTS.get(save.need))
         if part is None:
             continue
-        concerned = shares[op] if save.of_layer else _concerned(save, op, graph, ways, passing)
-        if concerned is None:
-            concerned = _VECTOR / layers
-        weights[last[save.value]] += part * concerned
-    return tuple(weights)
+        value = last[save.value]
+        if save.of_layer:
+            column, share = own[op]
+            parts[value, column] += part * share
+        elif (concerned := _concerned(save, op, graph, ways, passing)) is None:
+            rest[value] += part * _VECTOR / count
+        else:
+            parts[value] += part * concerned
+    return LayerNoise(tuple(layers), tuple(total), parts, tuple(rest))
 
 
-def measured_weights(graph: Graph, saves: Sequence[Save], measurement: Measurement) -> tuple[float, ...]:
-    """The weights from the measurement of one step. For each value the largest error of all widths counts, since errors
-    grow differently from ``noise_of`` where elements are not normally distributed.
-
-    A value whose gradient was zero in that step, as behind an adapter that starts at zero, keeps its weight by the
-    rules: the next step's gradient is not zero. All weights are increased by what keeps the bound in other steps, see
-    ``KNOWN_LOSS``, or with an unknown loss, see ``UNKNOWN_LOSS``.
-    """
-    last, usual = final_values(graph), usual_weights(graph, saves)
-    value_of = {save.identity: last[save.value] for save in saves}
-    weights: dict[int, float] = {}
-    for tensor in measurement.tensors:
-        found = next((value_of[name] for name in tensor.identities if name in value_of), None)
-        if found is not None and tensor.costs and measurement.gradient:
-            costs = zip(WIDTHS[1:], tensor.costs[1:], strict=True)
-            most = max(cost / measurement.gradient / noise_of(bits) for bits, cost in costs)
-            weights[found] = weights.get(found, 0.0) + most
-    expected = sum(usual[value] for value, weight in weights.items() if weight)
-    correction = sum(weights.values()) / expected if expected else 1.0
-    more = part_of_bound(graph) ** -2
-    return tuple(more * (weights.get(value) or correction * weight) for value, weight in enumerate(usual))
+_MOST_LAYERS = 512
+"""More layers than these are merged by the modules around them."""
 
 
-def part_of_bound(graph: Graph) -> float:
-    """The part of a bound on the error that a plan aims at, by what such a step's backward tells."""
-    return KNOWN_LOSS if graph.differentiated in OF_LOSSES else UNKNOWN_LOSS
+def _columns(graph: Graph, shares: Mapping[int, float]) -> tuple[dict[int, int], list[str]]:
+    """Return the column of each operator that is a layer, and each column's module."""
+    paths = {op: graph.ops[op].module for op in shares}
+    while len(set(paths.values())) > _MOST_LAYERS:
+        deepest = max(path.count(".") for path in paths.values())
+        if not deepest:
+            break
+        paths = {op: path.rpartition(".")[0] if path.count(".") == deepest else path for op, path in paths.items()}
+    layers = list(dict.fromkeys(paths[op] for op in sorted(paths)))
+    place = {path: column for column, path in enumerate(layers)}
+    return {op: place[path] for op, path in paths.items()}, layers
 
 
 def _saver(save: Save, graph: Graph, readers: Sequence[Sequence[int]]) -> int:
@@ -160,27 +207,49 @@ def _ways(graph: Graph, readers: Sequence[Sequence[int]]) -> dict[tuple[int, int
     return ways
 
 
-def _passing(graph: Graph, readers: Sequence[Sequence[int]], ways: Ways, shares: Mapping[int, float]) -> list[float]:
-    """By value: the share of the gradient's energy that belongs to layers below and passes it."""
-    passing = [0.0] * len(graph.values)
+def _passing(
+    graph: Graph,
+    readers: Sequence[Sequence[int]],
+    ways: Ways,
+    own: Mapping[int, tuple[int, float]],
+    layers: int,
+) -> list[Tensor]:
+    """Return, by value, the part of each layer's gradient energy that passes it.
+
+    Args:
+        graph, readers, ways: the graph, and what follows from it.
+        own: by operator that is a layer, its column, and its share of that.
+        layers: the number of columns.
+    """
+    nothing = torch.zeros(layers, dtype=torch.float64)
+    passing = [nothing] * len(graph.values)
     for number, op in enumerate(graph.ops):
-        below = shares.get(number, 0.0) + sum(passing[value] * ways[value, number] for value in op.reads)
+        below = [passing[value] * ways[value, number] for value in op.reads if passing[value] is not nothing]
+        if number in own:
+            column, share = own[number]
+            below.append(nothing.clone())
+            below[-1][column] = share
+        if not below:
+            continue
         used = [value for value in op.makes if readers[value]] or list(op.makes[:1])
+        each = sum(below[1:], below[0]) / len(used)
         for value in used:
-            passing[value] = below / len(used)
+            passing[value] = each
     return passing
 
 
-def _concerned(save: Save, op: int, graph: Graph, ways: Ways, passing: Sequence[float]) -> float | None:
-    """The share of the gradient's energy that is wrong if what the operator has saved is. ``None`` for a tensor that
-    only makes the gradient of a parameter by which it is multiplied element by element."""
+def _concerned(save: Save, op: int, graph: Graph, ways: Ways, passing: Sequence[Tensor]) -> Tensor | None:
+    """Return the part of each layer's gradient energy that is wrong if what the operator has saved is. Return ``None``
+    for a tensor that only makes the gradient of a parameter by which it is multiplied element by element."""
     reads = graph.ops[op].reads
     if not reads:
         return passing[save.value]
     if save.need is not Need.PRODUCT or save.value not in reads:
-        return sum(passing[value] * ways[value, op] for value in reads)
+        return torch.stack([passing[value] * ways[value, op] for value in reads]).sum(0)
     # A factor makes the other one's gradient, which is a sum if the other is smaller, and errors average out in it.
     others = [value for value in reads if value != save.value]
+    if not others:
+        return None
     size = max(1, graph.values[save.value].nbytes)
     sizes = ((value, min(1, graph.values[value].nbytes / size)) for value in others)
-    return sum(passing[value] * ways[value, op] * part for value, part in sizes) if others else None
+    return torch.stack([passing[value] * ways[value, op] * part for value, part in sizes]).sum(0)

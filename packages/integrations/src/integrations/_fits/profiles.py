@@ -6,7 +6,6 @@ import copy
 
 from torch import nn
 
-from integrations._adaptive.weights import usual_weights
 from integrations._fits.layers import Blocks, shortened
 from integrations._fits.profile import Profile, profile_of
 from integrations._fits.stored import stored_profile
@@ -91,7 +90,7 @@ class Profiles:
                 dict(self.training.kwargs),
                 Bounds(None, None, error, WAYS),
                 loss=self.training.loss,
-                weights=usual_weights,
+                weigh=ErrorModel(model, error).weigh if error else usual,
                 rating=constant,
             )
 

@@ -102,9 +102,22 @@ class Compression(HandleState):
             result = forward(*args, **kwargs)
         for run in earlier:
             run.require_gone(self.model)
-        if session is not None and self.recomputing is not None:
-            self.recomputing.note_returned()
+        if session is not None:
+            self.note_returned(session.step, args, kwargs, result)
         return result
+
+    def note_returned(self, step: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], returned: Any) -> None:
+        """Note that a compressed forward is over.
+
+        Args:
+            step: its number.
+            args, kwargs: its inputs.
+            returned: what the model has returned.
+        """
+        if self.recomputing is not None:
+            self.recomputing.note_returned()
+            if not self._trials:
+                self.recomputing.note_output(step, args, dict(kwargs), returned)
 
     def take_backward_inside(self) -> None:
         """Makes ``run`` take what it calls for a whole step from now on, whose backward may come in it or after it."""
@@ -132,9 +145,16 @@ class Compression(HandleState):
             return None
         if self.recomputing is not None:
             following = self.recomputing.following(
-                self.model, self.level, args, dict(kwargs), self.bit_plan, compiled, self.double, len(earlier) > 1
+                self.model,
+                self.level,
+                args,
+                dict(kwargs),
+                self.bit_plan,
+                compiled,
+                self.double,
+                len(earlier) > 1,
+                earlier[0].step if earlier else self.step,
             )
-            self.recomputing.note_step(earlier[0].step if earlier else self.step)
             before, self._plain = self._plain, None if following is None else following.plain
             if self._plain is not None and self._plain is before and not self._looks and self.timed is None:
                 return None  # the forward runs plainly, and the one before has warned of it
@@ -357,6 +377,8 @@ class Compression(HandleState):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have, as plain values."""
+        if self.recomputing is not None and not self.running:
+            self.recomputing.settle(self.model, self.step, alone=True)
         return state_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -8,44 +8,58 @@ from typing import Any
 from torch import nn
 
 from integrations._adaptive.plan import Plan as Allotted
-from integrations._measuring.bounded import Weights, front_of, with_error_measured
+from integrations._measuring.bounded import chosen, front_of, weighed_again
+from integrations._measuring.error_model import ErrorModel
+from integrations._planning.bounds import Fallback
+from integrations._planning.errors import BudgetError
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Plans, Shapes
 from integrations._planning.unrounded import marked
+from integrations._step.graphs.signature import Signature
 from integrations.rules.levels import Level
 
 
 class Fronts(Plans):
-    """Makes plans whose values may wait in stores, or are stored as a level says."""
+    """Makes plans whose values may wait in stores, or are stored as a level says.
+
+    Args:
+        plan: the first plan.
+        level: the model's level.
+        errors: predicts the errors of plans; ``None`` if they round nothing, or as a level says.
+        bits: the bits that an adaptive level gives its tensors.
+        shapes: whether inputs of other shapes are planned for, or refused.
+        fallback: what happens if a measured error leaves no plan within the bounds.
+    """
 
     def __init__(
         self,
         plan: Plan,
         level: Level,
-        weights: Weights | None = None,
+        errors: ErrorModel | None = None,
         bits: Allotted | None = None,
         shapes: Shapes = "replan",
+        fallback: Fallback = "error",
     ) -> None:
         super().__init__(plan, shapes)
-        self._level, self._weights, self._bits = level, weights, bits
+        self._level, self._errors, self._bits, self._fallback = level, errors, bits, fallback
+        # By inputs, by which predictions the plan was made.
+        self._versions = {} if errors is None else dict.fromkeys(self._plans, errors.version)
 
     def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         made = super()._made(model, args, kwargs, real)
+        if self._errors is None or not made.choice.rounds:
+            return made
+        self._versions[Signature.of(args, kwargs)] = self._errors.version
         try:
-            return with_error_measured(made, model, args, kwargs)
+            return chosen(made, made.bounds, self._errors)
         except ValueError:
-            if not made.is_bounded:
-                raise
-        # The measured error exceeds the predicted one so far that no plan within it keeps to the other bounds.
-        least = with_error_measured(made.within(), model, args, kwargs)
-        self._tell_of_excess(least)
-        return least
+            least = made.within(error=0.0)
+            self._tell_of_excess(least)
+            return least
 
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         first = self._first
         bounds = replace(self._bounds, memory=None, time=None)
-        if self._weights is None and bounds.error:
-            self._weights = Weights(model, args, kwargs, first.loss)
         made = front_of(
             model,
             self._level,
@@ -55,11 +69,28 @@ class Fronts(Plans):
             real=real,
             loss=first.loss,
             holds_outputs=first.graph.holds_outputs,
-            weights=self._weights,
+            errors=self._errors,
             bits=self._bits,
         )
         return marked(made) if first.graph.double_backward else made
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: all but the measurement, which is of the model itself."""
-        return {**self.__dict__, "_weights": None}
+    def _corrected(self, plan: Plan) -> Plan:
+        """Return the plan for the same inputs by the newest predictions of errors.
+
+        Raises:
+            BudgetError: no plan keeps to the bounds by these.
+        """
+        inputs, errors = plan.graph.inputs, self._errors
+        if errors is None or not plan.error or self._versions.get(inputs) == errors.version:
+            return plan
+        try:
+            found = chosen(weighed_again(plan, errors), replace(plan.bounds, fallback=self._fallback), errors)
+        except BudgetError as error:
+            raise BudgetError(
+                f"the gradient's error of {plan.model} was {errors.last} and has to be at most error={plan.error:g}, "
+                f"which needs more memory than was asked for: {error}. Pass fallback='least' to go on with more memory"
+            ) from None
+        self._versions[inputs] = errors.version
+        found = plan if found.choice == plan.choice else found
+        self._plans[inputs] = found
+        return found

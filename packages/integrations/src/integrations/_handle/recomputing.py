@@ -9,12 +9,14 @@ from torch import nn
 
 from actcore import Codec, Raw
 from integrations._adaptive.plan import Plan as Allotted
-from integrations._adaptive.ranks import come_together
+from integrations._adaptive.ranks import come_together, ranks_meet
 from integrations._common.locking import OwnLock, Users
 from integrations._common.warn import warn
 from integrations._handle.asked_plans import OPTIMAL, Asked, planning_for, require_asked, require_at, require_of
 from integrations._handle.fronts import Fronts
-from integrations._measuring.bounded import Weights, chosen, front_of
+from integrations._handle.remeasuring import EARLY, Remeasuring
+from integrations._measuring.bounded import chosen, front_of
+from integrations._measuring.error_model import ErrorModel
 from integrations._measuring.together import Answer, of_rank_0, with_bytes
 from integrations._planning.attempts import Attempts
 from integrations._planning.bounds import ONLY_RECOMPUTE, Bounds
@@ -35,8 +37,7 @@ from integrations._storing.ways import through
 from integrations.report.words import format_bytes
 from integrations.rules.levels import Level
 
-_ADDED = {"shapes", "codec", "measured_in"}  # keys that later versions have added to a state
-_MOST_NOTED = 16  # plans whose steps are known
+_ADDED = {"shapes", "codec", "measuring", "measured_in"}  # keys that later versions have added to a state
 
 
 def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing:
@@ -54,14 +55,6 @@ def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing
     return Recomputing(model, asked, level)
 
 
-def _error_of(plan: Plan) -> str:
-    """A plan's error beside its bound, in words; empty for one that rounds nothing."""
-    if plan.compressed or not plan.choice.rounds:
-        return ""
-    found = "not measured" if plan.measured is None else f"measured {plan.measured:.2g}"
-    return f", gradient's error {found} (at most {plan.error:g})"
-
-
 class Recomputing:
     """A model's plans of how values wait for backward, as they were asked for.
 
@@ -72,6 +65,7 @@ class Recomputing:
 
     Attributes:
         shapes, codec: as given.
+        measuring: has errors measured while the model learns; ``None`` if plans round nothing, or as a level says.
         compiled: has the model's forward follow the plan where torch compiles it together with code around it; ``None``
             if that takes a session, or there is no plan yet.
         asked: bounds or a plan; or, for a plan beside a level, ``"optimal"`` or a budget.
@@ -96,10 +90,12 @@ class Recomputing:
         self.compiled: Compiled | None = None
         self.differentiated = False
         self._exact: tuple[Plans, Plans | None] | None = None  # plans, and their replacement without rounding
-        self._made_in: list[tuple[Plan, int | None]] = []  # plans, each with the step in front of which it was made
+        self.measuring: Remeasuring | None = None
+        self._together = False  # whether all ranks follow rank 0's plan
         if isinstance(asked, Plan):
             stores = asked.compressed or asked.menus is not None
-            self.plans = Fronts(asked, level, shapes=shapes) if stores else Plans(asked, shapes)
+            self.measuring = Remeasuring(ErrorModel(model, asked.error), EARLY[1]) if asked.error else None
+            self.plans = Fronts(asked, level, self._errors, shapes=shapes) if stores else Plans(asked, shapes)
             if level.off and not stores:
                 self.compiled = Compiled(model, asked)
 
@@ -120,19 +116,36 @@ class Recomputing:
 
     @property
     def measured(self) -> tuple[float, int | None] | None:
-        """The measured error of the plan that was followed last, and the step that it was measured in, as far as it is
-        known; ``None`` if it was not measured."""
+        """The gradient's error that was measured last, and its step; ``None`` if it was not measured."""
+        last = None if self.measuring is None else self.measuring.last
+        if last is not None:
+            return last.relative, last.step
         plan = self.plan
-        if self.plans is None or plan is None or plan.measured is None:
-            return None
-        step = next((step for known, step in self._made_in if known is self.plans.last), None)
-        return plan.measured, step
+        return None if plan is None or plan.measured is None else (plan.measured, None)
 
-    def note_step(self, step: int) -> None:
-        """Note that the forward of a step follows a plan."""
-        plan = None if self.plans is None else self.plans.last
-        if plan is not None and all(known is not plan for known, _ in self._made_in):
-            self._made_in = [*self._made_in[-_MOST_NOTED:], (plan, step)]
+    def note_output(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
+        """Note what the forward of a training step has returned, which is measured before the next one if it is due."""
+        plan = self.plan
+        if plan is not None and self.measuring is not None and self.measuring.records(step) and plan.choice.rounds:
+            self.measuring.record(step, plan, args, kwargs, returned)
+
+    def settle(self, model: nn.Module, step: int, alone: bool = False) -> None:
+        """Measure the error of a step that is over, if it is due, and correct the plans by it.
+
+        Args:
+            model: the model.
+            step: the number of the step that comes next.
+            alone: whether other ranks may not call this at the same time. Nothing is measured if they would have to.
+        """
+        measuring = self.measuring
+        if measuring is None or not measuring.waits(step):
+            return
+        together = self._together and ranks_meet(model)
+        if together and alone:
+            return
+        with self.users.alone(), self._lock.held:
+            if measuring.waits(step):
+                measuring.settle(model, together)
 
     @property
     def rounds(self) -> bool:
@@ -151,6 +164,7 @@ class Recomputing:
         compiled: bool = False,
         double: DoubleBackward | None = None,
         any_path: bool = False,
+        step: int = 0,
     ) -> Following | None:
         """Return the ``Following`` for a forward with these inputs. Return ``None`` if there is no backward to plan
         for, or if the model has a plan already and none can be made for these inputs.
@@ -165,6 +179,7 @@ class Recomputing:
             compiled: whether torch compiles the forward.
             double: records backwards with ``create_graph=True``; ``None`` if nothing does.
             any_path: whether the plan's error has to be within the bound on every path of the forward.
+            step: the forward's number.
 
         Raises:
             ValueError: the model has no plan yet, and none can be made, or none keeps to the bounds. The message names
@@ -179,6 +194,9 @@ class Recomputing:
         plans = self.plans
         if plans is None:
             return None
+        if self.measuring is not None:
+            self.settle(model, step)
+            self.measuring.start(step)
         trial = None
         if double is not None and self.may_become_exact:
             plans, trial = self._without_rounding(model, plans, level, None if compiled else double, args, kwargs)
@@ -242,15 +260,15 @@ class Recomputing:
         """Return the plans from now on; ``None`` if there is no backward to plan for. In front of a model's first
         forward, ranks may come together: then rank 0 plans, and all follow its plan."""
         inputs, bounds = Signature.of(args, kwargs), self._bounds
-        weights = Weights(model, args, kwargs) if bounds.error else None
+        errors = ErrorModel(model, bounds.error) if bounds.error else None
 
         def front() -> Plan:
             with planning(model, args, kwargs):
-                return front_of(model, level, bounds, args, kwargs, weights=weights, bits=bits, estimates=True)
+                return front_of(model, level, bounds, args, kwargs, errors=errors, bits=bits, estimates=True)
 
         def made() -> Plan | None:
             plan = self._attempts.plan(model, inputs, front, first=self.plans is None)
-            return None if plan is None else chosen(plan, bounds, model, args, kwargs, weights)
+            return None if plan is None else chosen(plan, bounds, errors)
 
         asks, self._asks = self._asks and self.plans is None, False
         together = asks and come_together(model, f"{inputs.structure} {inputs} of {bounds} at {level}")
@@ -258,10 +276,8 @@ class Recomputing:
         try:
             bounds, free = with_bytes(bounds, model, (args, kwargs), together)
             if together:
-                answer = of_rank_0(lambda: Answer(made(), None if weights is None else weights.found))
+                answer = of_rank_0(lambda: Answer(made()))
                 plan = answer.plan
-                if weights is not None:
-                    weights.close(answer.measurement)
                 if plan is None or fingerprint(model) != plan.graph.fingerprint:
                     plan = None if answer.ours else made()
             else:
@@ -276,9 +292,10 @@ class Recomputing:
                 )
                 raise
             return self.plans  # the level's average was within the bounds, and other bits have the same one
-        if weights is not None:
-            weights.close()
-        return self.plans if plan is None else Fronts(plan, level, weights, bits)
+        if plan is None:
+            return self.plans
+        self.measuring, self._together = None if errors is None else Remeasuring(errors), together
+        return Fronts(plan, level, errors, bits, fallback=bounds.fallback)
 
     @property
     def _bounds(self) -> Bounds:
@@ -302,9 +319,23 @@ class Recomputing:
         count = len(plan.segments)
         peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
         again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
-        stored = _error_of(plan) if self.codec is None else f", what is kept stored by {self.codec}"
+        stored = self._error_in_words(plan) if self.codec is None else f", what is kept stored by {self.codec}"
         exactly = ", nothing rounded for create_graph=True" if plan.graph.double_backward else ""
         return f"By a plan: {peak}{stored}{exactly}; backward recomputes {again}"
+
+    def _error_in_words(self, plan: Plan) -> str:
+        """A plan's error beside its bound, in words; empty for one that rounds nothing."""
+        if plan.compressed or not plan.choice.rounds:
+            return ""
+        found = "not measured yet" if self.measuring is None else str(self.measuring)
+        if plan.measured is not None and (self.measuring is None or self.measuring.last is None):
+            found = f"measured {plan.measured:.2g}"
+        return f", gradient's error {found} (at most {plan.error:g})"
+
+    @property
+    def _errors(self) -> ErrorModel | None:
+        """What predicts the errors of plans; ``None`` if they round nothing, or as a level says."""
+        return None if self.measuring is None else self.measuring.errors
 
     def title(self) -> str:
         """What was asked for, as a report describes it."""
@@ -319,7 +350,7 @@ class Recomputing:
             "plan": None if plan is None else plan.to_json(),
             "shapes": self.shapes,
             "codec": None if self.codec is None else str(self.codec),
-            "measured_in": next((step for known, step in self._made_in if known is plan), None),
+            "measuring": None if self.measuring is None else self.measuring.state(),
         }
 
     @staticmethod
@@ -355,11 +386,11 @@ class Recomputing:
                 "which no state holds: give integrations.checkpoint.apply the codec, then load the state"
             )
         found = Recomputing(model, asked, level, shapes, codec)
-        if plan is not None and found.plans is None:
-            found.plans = Fronts(plan, level)
-        step = state.get("measured_in")
-        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
-            raise ValueError(f"the state's measured_in must be a step from 0, or None, got {step!r:.40}")
-        if found.plans is not None:
-            found._made_in = [(found.plans.last, step)]
+        if plan is not None and plan.error:
+            found.measuring = Remeasuring(ErrorModel(model, plan.error))
+            if state.get("measuring") is not None:
+                found.measuring.load(state["measuring"])
+        if plan is not None and (found.plans is None or found.measuring is not None):
+            fallback = asked.fallback if isinstance(asked, Bounds) else "error"
+            found.plans = Fronts(plan, level, found._errors, shapes=shapes, fallback=fallback)
         return found

@@ -117,6 +117,11 @@ class RunningSession:
         return None if self._following is None else self._following.plan
 
     @property
+    def step(self) -> int:
+        """The forward's number."""
+        return self._session.step
+
+    @property
     def repeats(self) -> bool:
         """Whether the forward, which is over, has to run a second time."""
         return self._following is not None and self._following.repeats

@@ -2,95 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from integrations._adaptive.measurement import Measurement
+from integrations._adaptive.one_step import Unmeasured
 from integrations._adaptive.plan import Plan as Allotted
-from integrations._adaptive.saves import Save
-from integrations._adaptive.weights import measured_weights, part_of_bound, usual_weights
 from integrations._common.warn import warn
-from integrations._measuring.plan_error import measured_error
-from integrations._measuring.sensitivities import sensitivities
-from integrations._measuring.within_error import within_error
+from integrations._measuring.error_model import ErrorModel
+from integrations._measuring.gradient_errors import GradientErrors
 from integrations._planning.bounds import ONLY_RECOMPUTE, USUAL_ERROR, Bounds
 from integrations._planning.budget import LEAST
 from integrations._planning.errors import BudgetError
 from integrations._planning.front import planned
-from integrations._planning.menus import Menus
 from integrations._planning.noted import WITH_ROUNDING
+from integrations._planning.offered import usual
 from integrations._planning.plan import Plan
 from integrations._planning.search import solved_again
 from integrations._planning.unmet import round_up_share
 from integrations._step.capturing.loss import Loss
 from integrations._step.costs.calibrating import calibrated
 from integrations._step.costs.rates import constant
-from integrations._step.graphs.graph import Graph
 from integrations.report.words import format_bytes
 from integrations.rules.levels import Level
 
-
-class Weights:
-    """How much noise in each value of a model changes its gradient. It is estimated by the operators that read the
-    value, and once a plan rounds something, measured in one extra step.
-
-    Args:
-        model: in training mode.
-        args, kwargs: the forward's.
-        loss: a function from its output to what backward starts from.
-
-    Attributes:
-        found: the measurement, once there is one.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        loss: Loss | None = None,
-    ) -> None:
-        self._step: Callable[[], Measurement | None] | None = partial(sensitivities, model, args, kwargs, loss)
-        self.found: Measurement | None = None
-        self._seen: list[tuple[Graph, Sequence[Save]]] = []  # kept until there is a measurement
-
-    def __call__(self, graph: Graph, saves: Sequence[Save]) -> tuple[float, ...]:
-        """The weights of a graph's values, from what its capture saw saved."""
-        if self._step is not None:
-            self._seen.append((graph, tuple(saves)))
-        return usual_weights(graph, saves) if self.found is None else measured_weights(graph, saves, self.found)
-
-    def close(self, found: Measurement | None = None) -> None:
-        """Ends measuring, and frees the inputs.
-
-        Args:
-            found: what another rank has measured.
-        """
-        self._step, self._seen = None, []
-        self.found = self.found if found is None else found
-
-    def measured(self, front: Plan) -> Plan:
-        """The front with measured weights. Measures if nothing was measured yet. Returns the same front if it cannot be
-        measured, or has these weights already."""
-        if self._step is None:
-            return front
-        step, self._step = self._step, None  # the step holds inputs
-        seen, self._seen = self._seen, []
-        self.found = found = step()
-        if found is None:
-            return front
-
-        def weighted(graph: Graph | None, menus: Menus | None) -> Menus | None:
-            saves = next((saves for known, saves in seen if known is graph), None)
-            if graph is None or menus is None or saves is None:
-                return menus
-            return menus.weighted(measured_weights(graph, saves, found))
-
-        menus = weighted(front.graph, front.menus)
-        return solved_again(front, menus, weighted(front.rounded, front.rounded_menus))
+_MOST_SEARCHES = 4
+"""How often a search is repeated whose plan breaks the bound of a large tensor, before nothing is rounded."""
 
 
 def front_of(
@@ -103,7 +42,7 @@ def front_of(
     real: bool = False,
     loss: Loss | None = None,
     holds_outputs: bool | None = None,
-    weights: Weights | None = None,
+    errors: ErrorModel | None = None,
     bits: Allotted | None = None,
     estimates: bool = False,
 ) -> Plan:
@@ -116,7 +55,7 @@ def front_of(
         bounds: the bounds; those on memory and time are left to ``chosen``.
         args, kwargs: the forward's.
         real, loss, holds_outputs: as in ``integrations.checkpoint.plan``.
-        weights: the weights of values; ``None`` estimates them by the operators.
+        errors: predicts errors; ``None`` estimates them by the operators alone.
         bits: the bits that an adaptive level gives its tensors, once it has measured them.
         estimates: whether an error of ``within`` says what rounding would allow. The captures are kept until then.
     """
@@ -129,62 +68,92 @@ def front_of(
         real=real,
         loss=loss,
         holds_outputs=holds_outputs,
-        weights=usual_weights if weights is None else weights,
+        weigh=usual if errors is None else errors.weigh,
         rating=constant if bounds.stores == ONLY_RECOMPUTE else calibrated,
         bits=bits,
         estimates=estimates,
     )
 
 
-def chosen(
-    front: Plan,
-    bounds: Bounds,
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    weights: Weights | None,
-) -> Plan:
-    """Return the best plan of a front within bounds. If the plan rounds, or no plan is within bounds that allow
-    rounding, measure sensitivities and the error of the plan that follows. Plan again if that error is too far off.
+def chosen(front: Plan, bounds: Bounds, errors: ErrorModel | None) -> Plan:
+    """Return the best plan of a front within bounds, by predicted errors. If it would break the bound of a large
+    parameter tensor, search again with more weight on that.
 
     Args:
         front: from ``front_of``.
         bounds: to keep to. If they cannot be met and fall back, the plan of the least memory is taken, with a warning.
-        model, args, kwargs, weights: as for ``front_of``.
+        errors: predicts errors; ``None`` for plans that round nothing.
 
     Raises:
         BudgetError: no plan keeps to the bounds. The message names the least that there is.
     """
-    found = front
-    try:
-        plan = within(front, bounds)
-        if weights is not None and (plan.choice.rounds or plan.accumulating.choice.rounds):
-            found = weights.measured(front)
-    except BudgetError as error:
-        found = front if weights is None else weights.measured(front)
-        if found is front:
-            plan = _least(front, bounds, error)
-    if found is not front:
-        try:
-            plan = within(found, bounds)
-        except BudgetError as error:
-            plan = _least(found, bounds, error)
-    try:
-        return with_error_measured(plan, model, args, kwargs)
-    except BudgetError as error:
-        return with_error_measured(_least(plan, bounds, error), model, args, kwargs)
+    raised: dict[str, float] = {}
+    for left in range(_MOST_SEARCHES, -1, -1):
+        plan = _within_or_least(front, bounds)
+        if errors is None or not plan.choice.rounds:
+            return plan
+        more = errors.raised(plan, raised)
+        if more is None:
+            return plan
+        if left:
+            raised = more
+            front = weighed_again(front, errors, raised)
+    return _within_or_least(front.within(error=0.0), bounds)
 
 
-def _least(front: Plan, bounds: Bounds, error: BudgetError) -> Plan:
-    """Return the plan of the least memory if the bounds fall back to it.
+def weighed_again(front: Plan, errors: ErrorModel, raised: Mapping[str, float] | None = None) -> Plan:
+    """Return the front with the weights that predict errors now, from the same captures. See ``ErrorModel.weigh``."""
+    if front.rounded is None or front.rounded_menus is None:
+        return front
+    return solved_again(front, front.menus, errors.weigh(front.rounded, front.rounded_menus, raised))
+
+
+def _within_or_least(front: Plan, bounds: Bounds) -> Plan:
+    """Return the best plan of a front within bounds; if there is none and they fall back, that of the least memory,
+    with a warning.
 
     Raises:
-        BudgetError: they do not. It is the error that is given.
+        BudgetError: there is none, and they do not fall back.
     """
-    if not bounds.falls_back or front.memory == LEAST:
-        raise error
-    warn(f"{error}. The plan of the least memory is followed, as fallback='{LEAST}' asks for")
+    try:
+        return within(front, bounds)
+    except BudgetError as error:
+        if not bounds.falls_back or front.memory == LEAST:
+            raise
+        warn(f"{error}. The plan of the least memory is followed, as fallback='{LEAST}' asks for")
     return front.within(LEAST)
+
+
+def measured(
+    plan: Plan, bounds: Bounds, errors: ErrorModel, measure: Callable[[Plan], GradientErrors], most: int = 3
+) -> Plan:
+    """Return the plan with its measured error. If that is above the bound, return another plan for the same bounds
+    whose error is not.
+
+    Args:
+        plan: from ``chosen``.
+        bounds, errors: as for ``chosen``.
+        measure: measures the errors of all gradients under a plan.
+        most: how many plans are measured. The last one rounds nothing if the one before is above the bound.
+
+    Raises:
+        BudgetError: as ``chosen``.
+    """
+    for left in range(most - 1, -1, -1):
+        if not plan.choice.rounds:
+            return plan
+        try:
+            found = measure(plan)
+        except Unmeasured as error:
+            return replace(plan, unmeasured=str(error))
+        except (RuntimeError, MemoryError) as error:  # such as a lack of memory, of which the step itself has enough
+            return replace(plan, unmeasured=f"{type(error).__name__}: {error}")
+        if found.over <= plan.error:
+            return replace(plan, measured=found.relative)
+        if left:
+            errors.tighten(plan, found)
+            plan = chosen(weighed_again(plan, errors), bounds, errors)
+    return _within_or_least(plan.within(error=0.0), bounds)
 
 
 def within(front: Plan, bounds: Bounds) -> Plan:
@@ -216,13 +185,4 @@ def _estimated(with_rounding: Callable[[], Plan], exact: Plan) -> str:
     return (
         f". With error={USUAL_ERROR}, which allows rounding, the least is {format_bytes(least)}{share}, by an estimate "
         "that measures nothing"
-    )
-
-
-def with_error_measured(plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    """The plan with its measured error, or another plan whose error is within the bound. See ``chosen``."""
-    if plan.compressed or plan.error == 0:
-        return plan
-    return within_error(
-        plan, lambda one: measured_error(model, args, kwargs, one, one.loss), part=part_of_bound(plan.graph)
     )

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from integrations._adaptive.measurement import Measurement
 from integrations._adaptive.ranks import first_of, largest
 from integrations._planning.bounds import Bounds
 from integrations._planning.budget import AUTO
@@ -26,12 +25,10 @@ class Answer:
 
     Attributes:
         plan: ``None`` if none was made.
-        measurement: the measurement that the plan was made by, if any.
         ours: whether this rank is rank 0.
     """
 
     plan: Plan | None
-    measurement: Measurement | None = None
     ours: bool = True
 
 
@@ -49,12 +46,11 @@ def of_rank_0(make: Callable[[], Answer]) -> Answer:
             raise told
         if told is None:
             return Answer(None, ours=False)
-        plan, measurement = told
-        return Answer(None if plan is None else Plan.from_json(plan), measurement, ours=False)
+        return Answer(Plan.from_json(told), ours=False)
     told = None
     try:
         answer = make()
-        told = None if answer.plan is None else answer.plan.to_json(), answer.measurement
+        told = None if answer.plan is None else answer.plan.to_json()
         return answer
     except ValueError as error:
         told = BudgetError(str(error)) if isinstance(error, PlanningError) else ValueError(str(error))

@@ -9,13 +9,12 @@ from typing import Any
 from torch import nn
 
 from integrations._adaptive.plan import Plan as Allotted
-from integrations._adaptive.weights import usual_weights
 from integrations._common.warn import warn
 from integrations._planning.bounds import USUAL_ERROR, Bounds
 from integrations._planning.chunked import chunking
 from integrations._planning.menus import Menus
 from integrations._planning.noted import WITH_ROUNDING
-from integrations._planning.offered import Weights, menus_of
+from integrations._planning.offered import Weigh, menus_of, usual
 from integrations._planning.plan import Plan
 from integrations._planning.savers import Seen
 from integrations._planning.search import Captures, solved
@@ -40,7 +39,7 @@ def planned(
     real: bool = False,
     loss: Loss | None = None,
     holds_outputs: bool | None = None,
-    weights: Weights = usual_weights,
+    weigh: Weigh = usual,
     rating: Rating = constant,
     bits: Allotted | None = None,
     estimates: bool = False,
@@ -58,7 +57,7 @@ def planned(
         args, kwargs: of the model's forward.
         bounds: the bounds; those on memory and time are left to ``Plan.within``.
         real, loss, holds_outputs: as in ``capture``.
-        weights: the values' weights for the error.
+        weigh: gives menus the weights of their values.
         rating: the rates of operators and stores.
         bits: the bits that an adaptive level gives its tensors, once it has measured them.
         estimates: whether an exact plan comes with a function that estimates what rounding would allow, under
@@ -79,7 +78,7 @@ def planned(
             graph = graph.with_remade(seen.remade)
         if not bounds.recomputes:
             graph = graph.keeping_all
-        return graph, menus_of(graph, seen, level, rating, weights, bounds.allows, bits)
+        return graph, menus_of(graph, seen, level, rating, weigh, bounds.allows, bits)
 
     error = (bounds.error or 0.0) if level.off else None
     bounds = replace(bounds, memory=None, time=None, error=error, fallback="error")

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from actcore import Form
+from integrations._adaptive.saves import Save
 from integrations._common.entries import entry_of, fields_of, of_type
 from integrations.rules.stores import Store
 
@@ -34,6 +35,9 @@ class Menus:
         weights: the square of the gradient's relative error for a noise of 1 in what backward reads.
         aside: bytes that the forward stores of a value that is recomputed from rounded values: what backward decides
             by, such as signs.
+        limits: the most noise that a store may have, of each value; empty if there are none. Stores with more are not
+            chosen.
+        saves: the tensors that autograd saves, from which the weights follow; empty if they are not known.
         stored_at: the operator after which autograd has saved the value, and it is stored; -1 if it never is.
         repeating: seconds that repeating an operator takes beside the operator's own.
         following: seconds that a tape takes beside a forward's own, if anything is recomputed.
@@ -45,15 +49,17 @@ class Menus:
     stored_at: tuple[int, ...]
     repeating: float = 0.0
     following: float = 0.0
+    limits: tuple[float, ...] = ()
+    saves: tuple[Save, ...] = ()
 
     @classmethod
     def none(cls, values: int) -> Menus:
         """Menus without stores for this number of values: each is kept as it is or recomputed."""
         return cls(((),) * values, (0.0,) * values, (0,) * values, (-1,) * values)
 
-    def weighted(self, weights: tuple[float, ...]) -> Menus:
-        """The menus with other weights."""
-        return replace(self, weights=weights)
+    def weighted(self, weights: tuple[float, ...], limits: tuple[float, ...] = ()) -> Menus:
+        """Return the menus with other weights and limits."""
+        return replace(self, weights=weights, limits=limits)
 
     def exact(self) -> Menus:
         """The menus without stores that round."""
@@ -90,6 +96,8 @@ class Menus:
             "stored_at": list(self.stored_at),
             "repeating": self.repeating,
             "following": self.following,
+            "limits": list(self.limits),
+            "saves": list(self.saves),
         }
 
     @classmethod
@@ -107,6 +115,8 @@ class Menus:
         if any(len(row) > _MOST for row in rows):  # or few bytes might say very many, a row for each value
             raise ValueError(f"each of rows must have at most {_MOST} options")
         found = cls(options=tuple(rows[place] for place in places), **fields_of(cls, given))
+        if len(found.limits) not in (0, values) or any(not 0 <= save.value < values for save in found.saves):
+            raise ValueError(f"limits and saves must be of {values} values")
         if any(len(entries) != values for entries in (found.options, found.weights, found.aside, found.stored_at)):
             raise ValueError(f"menus must have an entry for each of {values} values")
         return found

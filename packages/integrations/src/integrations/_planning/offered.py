@@ -10,7 +10,8 @@ from functools import lru_cache
 from actcore import Offload
 from integrations._adaptive.plan import Plan as Allotted
 from integrations._adaptive.planned import PlannedBits
-from integrations._adaptive.saves import Save, final_values
+from integrations._adaptive.saves import final_values
+from integrations._adaptive.weights import usual_weights
 from integrations._planning.menus import Menus, Option
 from integrations._planning.parts import StoredPart, part_of
 from integrations._planning.savers import Saver, Seen
@@ -32,8 +33,8 @@ many bits. Where other operators save the value, too, their stored form serves a
 _ALIKE = 0.95
 """A store that serves no repetition is considered only if it holds less than this part of one that does."""
 
-Weights = Callable[[Graph, Sequence[Save]], tuple[float, ...]]
-"""A function that returns the weights of a graph's values, from what its capture saw saved."""
+Weigh = Callable[[Graph, Menus], Menus]
+"""A function that gives a graph's menus their weights, by the saved tensors in them."""
 
 Allows = Callable[[Store], bool]
 """A function that says whether a store may be used."""
@@ -44,7 +45,7 @@ def menus_of(
     seen: Seen,
     base: Level,
     rating: Rating,
-    weights: Weights,
+    weigh: Weigh,
     allows: Allows,
     bits: Allotted | None = None,
 ) -> Menus:
@@ -56,7 +57,7 @@ def menus_of(
         seen: what its forward saved.
         base: says of stores what is not in their names. A level that is not off is itself the only store.
         rating: the rates of operators and codecs.
-        weights: returns the weights of values.
+        weigh: gives the menus their weights.
         allows: whether a store may be used.
         bits: the measured bits of an adaptive level's tensors, by the names under which ``seen`` told them apart.
     """
@@ -88,7 +89,13 @@ def menus_of(
     # At a level, the session looks at each call even without a plan.
     following = max((host.follow for host in hosts), default=0.0) * len(graph.ops) if base.off else 0.0
     at = _stored_at(graph)
-    return Menus(tuple(options), weights(graph, seen.saves.found), tuple(aside), at, repeating, following)
+    saves, none = tuple(seen.saves.found), (0.0,) * len(graph.values)
+    return weigh(graph, Menus(tuple(options), none, tuple(aside), at, repeating, following, saves=saves))
+
+
+def usual(graph: Graph, menus: Menus) -> Menus:
+    """Return the menus with the weights that are usual before anything is measured."""
+    return menus.weighted(usual_weights(graph, menus.saves))
 
 
 def _policies(base: Level, seen: Seen, allows: Allows, bits: Allotted | None) -> list[_Ruled]:

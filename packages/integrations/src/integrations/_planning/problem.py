@@ -3,12 +3,13 @@ numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from actcore import TrainingStep
 from integrations._planning.choice import Choice
-from integrations._planning.menus import Menus
+from integrations._planning.menus import Menus, Option
 from integrations._step.graphs.graph import Graph
 
 
@@ -36,12 +37,27 @@ def training_step(graph: Graph, menus: Menus | None = None) -> TrainingStep:
     return replace(
         step,
         seconds=[seconds + menus.repeating for seconds in step.seconds],
-        forms=menus.options,
+        forms=_allowed(menus),
         weights=menus.weights,
         aside=menus.aside,
         stored_at=[_or_none(event) for event in menus.stored_at],
         formed=[any(option.store is None for option in row) for row in menus.options],
     )
+
+
+_EXCLUDED = 1e9
+"""The noise of a store beyond its limit: no bound on the error allows it. The store keeps its place in its row, by
+which a choice names it."""
+
+
+def _allowed(menus: Menus) -> Sequence[Sequence[Option]]:
+    """Return the stores of each value, those beyond the value's limit with more noise than any bound allows."""
+    if not menus.limits:
+        return menus.options
+    return [
+        [replace(one, noise=_EXCLUDED) if one.noise > limit else one for one in row]
+        for row, limit in zip(menus.options, menus.limits, strict=True)
+    ]
 
 
 class Entries(NamedTuple):
