@@ -10,9 +10,11 @@ from integrations._fits.layers import Blocks, shortened
 from integrations._fits.profile import Profile, profile_of
 from integrations._fits.stored import stored_profile
 from integrations._fits.trainings import Training
+from integrations._measuring.error_model import ErrorModel
 from integrations._planning.bounds import WAYS, Bounds
 from integrations._planning.choice import Choice
 from integrations._planning.front import planned
+from integrations._planning.offered import usual
 from integrations._planning.plan import Plan
 from integrations._planning.problem import chosen_entries
 from integrations._step.capturing.capture import capture

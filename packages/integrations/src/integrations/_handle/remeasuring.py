@@ -190,12 +190,7 @@ class Remeasuring:
             return measured_errors(model, recorded.args, recorded.kwargs, recorded.plan, starts=starts)
         except Unmeasured as error:
             self.why = str(error)
-        except (
-            RuntimeError,
-            MemoryError,
-            ValueError,
-            TypeError,
-        ) as error:  # the step itself had none
+        except Exception as error:  # whatever it is, the training step itself had no such error
             self.why = f"{type(error).__name__}: {error}"
         return None
 
