@@ -29,9 +29,9 @@ _SMALL = 0.02
 """The gradients of a model's outputs are kept for a measurement if they take no more than this part of the plan's
 peak. Otherwise drawn ones take their place."""
 
-_TIGHT = 0.95  # the part of the bound from which on a measured error makes plans round less
+_TIGHT = 0.9  # the part of the bound from which on a measured error makes plans round less
 _SETTLED = 50  # the step from which on plans may round more: errors often grow in the first steps
-_MOST_AGAIN = 2  # how many steps in a row are measured because the one before was above the bound
+_MOST_AGAIN = 2  # how many steps in a row are measured because the plans have changed
 _MOST_WAITED = 64  # steps until a measurement that failed is tried again, at most
 
 
@@ -157,21 +157,19 @@ class Remeasuring:
         self._learn(recorded.plan, found, self.last)
 
     def _learn(self, plan: Plan, found: GradientErrors, last: Measured) -> None:
-        """Correct the predictions of errors by a measurement, if plans have to round less or may round more. If the
-        error is above the bound, the next step is measured, too."""
+        """Correct the predictions of errors by a measurement, if plans have to round less or may round more. If they
+        may round more, or the error was above the bound, the next step is measured, too."""
         bound, errors = plan.error, self.errors
+        looser = found.over < ENOUGH * bound and last.step >= _SETTLED and errors.holds_back(plan)
         errors.last = str(last)
         if found.over > _TIGHT * bound:
             errors.tighten(plan, found)
-        elif found.over < ENOUGH * bound and last.step >= _SETTLED and errors.holds_back(plan):
+        elif looser:
             errors.loosen(plan, found)
-        if found.over <= bound:
-            self._again = 0
-            return
-        self._again += 1
-        if self._again <= _MOST_AGAIN:
+        self._again = self._again + 1 if looser or found.over > bound else 0
+        if 0 < self._again <= _MOST_AGAIN:
             self._next = 0
-        if not self._told:
+        if found.over > bound and not self._told:
             self._told = True
             warn(
                 f"the gradient's error of {plan.model} was {last}, above error={bound:g} (a large tensor may have "
