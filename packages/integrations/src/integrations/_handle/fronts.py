@@ -29,6 +29,7 @@ class Fronts(Plans):
         bits: the bits that an adaptive level gives its tensors.
         shapes: whether inputs of other shapes are planned for, or refused.
         fallback: what happens if a measured error leaves no plan within the bounds.
+        version: of the predictions by which the first plan was made; ``None``: the present one.
     """
 
     def __init__(
@@ -39,11 +40,19 @@ class Fronts(Plans):
         bits: Allotted | None = None,
         shapes: Shapes = "replan",
         fallback: Fallback = "error",
+        version: int | None = None,
     ) -> None:
         super().__init__(plan, shapes)
         self._level, self._errors, self._bits, self._fallback = level, errors, bits, fallback
         # By inputs, by which predictions the plan was made.
-        self._versions = {} if errors is None else dict.fromkeys(self._plans, errors.version)
+        if version is None:
+            version = 0 if errors is None else errors.version
+        self._versions = dict.fromkeys(self._plans, version)
+
+    @property
+    def version(self) -> int:
+        """The version of the predictions by which the last plan was made."""
+        return self._versions.get(self.last.graph.inputs, 0)
 
     def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         made = super()._made(model, args, kwargs, real)

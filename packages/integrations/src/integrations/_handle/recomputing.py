@@ -10,6 +10,7 @@ from torch import nn
 from actcore import Codec, Raw
 from integrations._adaptive.plan import Plan as Allotted
 from integrations._adaptive.ranks import come_together, ranks_meet
+from integrations._common.entries import of_type
 from integrations._common.locking import OwnLock, Users
 from integrations._common.warn import warn
 from integrations._handle.asked_plans import OPTIMAL, Asked, planning_for, require_asked, require_at, require_of
@@ -37,7 +38,7 @@ from integrations._storing.ways import through
 from integrations.report.words import format_bytes
 from integrations.rules.levels import Level
 
-_ADDED = {"shapes", "codec", "measuring", "measured_in"}  # keys that later versions have added to a state
+_ADDED = {"shapes", "codec", "measuring", "measured_in", "version"}  # keys that later versions have added to a state
 
 
 def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing:
@@ -351,6 +352,7 @@ class Recomputing:
             "shapes": self.shapes,
             "codec": None if self.codec is None else str(self.codec),
             "measuring": None if self.measuring is None else self.measuring.state(),
+            "version": self.plans.version if isinstance(self.plans, Fronts) else 0,
         }
 
     @staticmethod
@@ -392,5 +394,6 @@ class Recomputing:
                 found.measuring.load(state["measuring"])
         if plan is not None and (found.plans is None or found.measuring is not None):
             fallback = asked.fallback if isinstance(asked, Bounds) else "error"
-            found.plans = Fronts(plan, level, found._errors, shapes=shapes, fallback=fallback)
+            version = of_type(int, state.get("version", 0), "version")
+            found.plans = Fronts(plan, level, found._errors, shapes=shapes, fallback=fallback, version=version)
         return found

@@ -1,0 +1,253 @@
+"""Errors are measured while the model learns, at fixed steps, beside the training."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import integrations
+from integrations import compress_model, compression
+from integrations._handle import remeasuring
+from integrations._handle.remeasuring import EARLY, EVERY, Measured
+from integrations._measuring.error_model import ErrorModel
+from integrations._measuring.gradient_errors import GradientErrors, TensorError, large_of
+from integrations._step.costs.rates import constant
+
+from .nets import normal
+from .rounding_plans import blocks
+
+
+@pytest.fixture(autouse=True)
+def usual_rates(monkeypatch):
+    """Plans are the same on every machine."""
+    monkeypatch.setattr("integrations._measuring.bounded.calibrated", constant)
+
+
+def net():
+    torch.manual_seed(0)
+    inner = [layer for _ in range(3) for layer in (nn.SiLU(), nn.Linear(64, 64))]
+    return nn.Sequential(nn.Linear(32, 64), *inner, nn.Linear(64, 1))
+
+
+def train(model, steps, first=0, learn=True, width=32):
+    """Train, with other data in each step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05 if learn else 0.0)
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        model(normal(512, width, seed=step)).square().mean().backward()
+        optimizer.step()
+    return compression(model)
+
+
+class Measurements:
+    """Takes the place of ``measured_errors``: each call returns the next of some errors, or the last one."""
+
+    def __init__(self, monkeypatch, *errors):
+        self.errors, self.plans, self.starts = list(errors), [], []
+        monkeypatch.setattr(remeasuring, "measured_errors", self)
+
+    def __call__(self, model, args, kwargs, plan, loss=None, starts=None):
+        self.plans.append(plan)
+        self.starts.append(starts)
+        error = self.errors.pop(0) if len(self.errors) > 1 else self.errors[0]
+        if isinstance(error, Exception):
+            raise error
+        names = dict(model.named_parameters())
+        return GradientErrors({name: TensorError(error**2, 1.0) for name in names}, large_of(model))
+
+
+def test_the_first_steps_and_then_every_500th_are_measured(monkeypatch):
+    monkeypatch.setattr(remeasuring, "EARLY", (0, 3, 5))
+    monkeypatch.setattr(remeasuring, "EVERY", 8)
+    model, found, seen = compress_model(net(), memory="least", error=0.1), Measurements(monkeypatch, 0.08), []
+    for step in range(26):
+        handle = train(model, 1, step)
+        seen.append(len(found.plans))
+    # Each is measured before the forward of the next step.
+    measured = [step for step in range(1, 26) if seen[step] > seen[step - 1]]
+    assert measured == [1, 4, 6, 9, 17, 25]
+    assert handle.measured.step == 24
+    assert (EARLY, EVERY) == ((0, 10, 50, 200), 500)
+
+
+def test_backward_of_a_measured_step_starts_from_the_losses_gradients(monkeypatch):
+    model, found = compress_model(net(), memory="least", error=0.1), Measurements(monkeypatch, 0.08)
+    x = normal(512, 32)
+    output = model(x)
+    output.square().mean().backward()
+    model(x).sum().backward()
+    [[start]] = found.starts
+    assert torch.equal(start, (2 * output / output.numel()).detach())
+
+
+def test_a_measured_error_is_that_of_the_gradients():
+    """Two draws of noise, of some ten thousand elements, whose squares have a relative deviation of a hundredth; and
+    sketches, of one of two hundredths. The whole error of 8 steps is within a tenth of their mean."""
+    model = net()
+    plain = copy.deepcopy(model)
+    handle = train(compress_model(model, memory="least", error=0.1), 2, learn=False)
+    x, errors, norms = normal(512, 32, seed=0), 0.0, 0.0
+    plain(x).square().mean().backward()
+    for _ in range(8):
+        model.zero_grad()
+        model(x).square().mean().backward()
+        for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+            errors += (one.grad - other.grad).square().sum().item()
+            norms += other.grad.square().sum().item()
+    assert handle.measured.step == 0
+    assert handle.measured.relative == pytest.approx((errors / norms) ** 0.5, rel=0.15)
+
+
+def test_measuring_changes_nothing_of_the_training(monkeypatch):
+    """Statistics, dropout and counts included."""
+    ours, others = blocks(), blocks()
+    for model in (ours, others):
+        compress_model(model, memory="least", error=0.1)
+    torch.manual_seed(1)
+    train(ours, 3, width=64)
+    monkeypatch.setattr(remeasuring.Remeasuring, "waits", lambda *given: False)
+    torch.manual_seed(1)
+    train(others, 3, width=64)
+    assert compression(ours).measured.step == 0
+    assert compression(others).measured is None
+    assert ours[0].calls == others[0].calls
+    for one, other in zip(ours.state_dict().values(), others.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_step_of_an_accumulation_is_measured_by_its_own_plan(monkeypatch):
+    monkeypatch.setattr(remeasuring, "EARLY", (0, 3))
+    found = Measurements(monkeypatch, 0.08)
+    model = compress_model(net(), memory="least", error=0.1)
+    for step in range(5):
+        model(normal(512, 32, seed=step)).square().mean().backward()
+    assert [bool(plan.graph.standing) for plan in found.plans] == [True, False]  # steps 0 and 3
+
+
+def test_an_error_above_the_bound_makes_the_next_step_round_less_and_says_so_once(monkeypatch):
+    found = Measurements(monkeypatch, 0.2, 0.15, 0.05)
+    model = compress_model(net(), memory="least", error=0.1)
+    train(model, 1)
+    handle = compression(model)
+    before = handle.plan
+    with pytest.warns(UserWarning, match=r"was measured 0\.2 in step 0, .* above error=0\.1") as told:
+        train(model, 1, 1)
+    assert len(told) == 1
+    after = handle.plan
+    assert after.choice != before.choice
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, 8, 2)
+    # The steps after a change are measured, too, until one is within the bound.
+    assert [plan.choice for plan in found.plans[:2]] == [before.choice, after.choice]
+    assert len(found.plans) == 3
+    assert handle.measured.step == 2
+    assert "measured 0.05 in step 2" in handle.report().recomputed
+
+
+def test_an_error_far_below_the_bound_lets_the_plan_round_more_once_it_has_settled(monkeypatch):
+    monkeypatch.setattr(remeasuring, "_SETTLED", 2)
+    monkeypatch.setattr(remeasuring, "EARLY", (0, 3))
+    monkeypatch.setattr(ErrorModel, "holds_back", lambda self, plan: True)
+    found = Measurements(monkeypatch, 1e-4)
+    model = compress_model(net(), memory="least", error=0.1)
+    train(model, 3)
+    errors = compression(model).recomputing.measuring.errors
+    assert (len(found.plans), errors.version) == (1, 0)
+    train(model, 3, 3)
+    # The step after a change is measured, too.
+    assert (len(found.plans), errors.version) == (3, 2)
+    assert compression(model).plan.peak <= found.plans[0].peak
+
+
+def test_an_error_that_no_plan_within_the_memory_keeps_is_raised_in_each_forward(monkeypatch):
+    Measurements(monkeypatch, 0.9)
+    model = net()
+    least = integrations.plan(model, (normal(512, 32),), error=0.1)
+    exact = integrations.plan(model, (normal(512, 32),))
+    assert least.peak < exact.peak
+    compress_model(model, memory=f"{least.peak}B", error=0.1)
+    train(model, 1)
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=r"measured 0\.9 in step 0.*needs more memory than was asked for"
+        ) as raised:
+            train(model, 1, 1)
+        assert "fallback='least'" in str(raised.value)
+
+
+def test_a_fallback_goes_on_with_more_memory(monkeypatch):
+    Measurements(monkeypatch, 0.9, 0.05)
+    model = net()
+    least = integrations.plan(model, (normal(512, 32),), error=0.1)
+    compress_model(model, memory=f"{least.peak}B", error=0.1, fallback="least")
+    train(model, 1)
+    with pytest.warns(UserWarning, match="fallback='least'"):
+        train(model, 1, 1)
+    assert compression(model).plan.peak > least.peak
+
+
+@pytest.mark.parametrize("why", ["raised", "not finite", "no backward"])
+def test_what_was_not_measured_is_tried_again_later(monkeypatch, why):
+    model = compress_model(net(), memory="least", error=0.1)
+    found = Measurements(monkeypatch, *([RuntimeError("no room")] if why == "raised" else []), 0.08)
+    output = model(normal(512, 32))
+    if why != "no backward":
+        (output.sum() * (float("inf") if why == "not finite" else 1.0)).backward()
+    model.zero_grad()
+    handle = train(model, 1, 1)
+    assert handle.measured is None
+    words = {"raised": "RuntimeError: no room", "not finite": "its gradient was not finite"}
+    assert f"not measured yet ({words.get(why, 'its backward did not run')})" in handle.report().recomputed
+    handle = train(model, 3, 2)
+    assert handle.measured.step == 2
+    assert found.plans
+
+
+def test_a_resumed_run_measures_and_rounds_as_the_uninterrupted_one(monkeypatch):
+    """The state is taken when a step is over that is measured before the next one."""
+    monkeypatch.setattr(remeasuring, "EARLY", (0, 2))
+    monkeypatch.setattr(remeasuring, "_TIGHT", 0.0)  # each measurement changes the plan
+
+    def steps(model, first, count):
+        train(model, count, first)
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    whole = compress_model(net(), memory="least", error=0.1)
+    expected = steps(whole, 0, 6)
+    for at in (1, 2, 3, 4):
+        model = compress_model(net(), memory="least", error=0.1)
+        steps(model, 0, at)
+        state = pickle.loads(pickle.dumps((model.state_dict(), compression(model).state_dict())))
+        resumed = net()
+        resumed.load_state_dict(state[0])
+        compress_model(resumed, memory="least", error=0.1)
+        compression(resumed).load_state_dict(state[1])
+        found = steps(resumed, at, 6 - at)
+        assert compression(resumed).measured == compression(whole).measured
+        assert all(map(torch.equal, found, expected)), at
+
+
+def test_under_a_gradient_scaler_and_autocast():
+    model = compress_model(net(), memory="least", error=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(3):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.mse_loss(model(normal(512, 32, seed=step)), torch.zeros(512, 1))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    handle = compression(model)
+    assert handle.measured.step == 0
+    assert 0 < handle.measured.relative <= 0.1
+
+
+def test_measurements_in_words():
+    assert str(Measured(3, 0.0512)) == "measured 0.051 in step 3"
+    assert str(Measured(3, 0.05, 0.2, "0.weight")) == "measured 0.05 in step 3, 0.2 of 0.weight"
