@@ -139,11 +139,14 @@ def bounded(rank, rows, outer=DistributedDataParallel, steps=2, first=None):
             except MemoryError:  # the next forward plans again
                 made = net(x)
             made.square().mean().backward()
-    return compression(model).recomputing.plan
+    return compression(model)
 
 
-def followed(made):
-    return None if made is None else [*map(str, made.choice.stores), made.measured]
+def followed(handle):
+    """What a rank follows, and has measured."""
+    made = handle.plan
+    measured = None if handle.measured is None else handle.measured.relative
+    return None if made is None else [*map(str, made.choice.stores), measured]
 
 
 class Means(nn.Module):
@@ -172,7 +175,8 @@ def talking(rank):
 
     with patch.object(recomputing, "come_together", counted):
         made = bounded(rank, [1024, 1024, 2048 if rank == 0 else 1024, 1024], steps=4, first=means)
-    return [made.measured, made.unmeasured, len(means.seen), len(asked)]
+    measured = None if made.measured is None else made.measured.relative
+    return [measured, str(made.recomputing.measuring), len(means.seen), len(asked)]
 
 
 def failing(rank, failed):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import integrations
-from integrations._measuring import bounded
+from integrations._handle import remeasuring
 from integrations._planning import front
 from integrations._planning.at_peak import largest_at_peak
 from integrations._planning.noted import WITH_ROUNDING
@@ -57,7 +57,7 @@ def test_readme_trains_60_steps_as_the_plain_twin():
 
 def test_nothing_rounds_without_an_error(monkeypatch):
     """And nothing is measured: the first step costs a capture and a search."""
-    monkeypatch.setattr(bounded, "measured_error", None)
+    monkeypatch.setattr(remeasuring, "measured_errors", None)
     model, args = deep()
     plain = gradients(model, *args)
     model.zero_grad()
@@ -302,20 +302,21 @@ def test_the_handle_has_the_measured_error_with_its_step():
         gradients(model, *args)
         model.zero_grad()
     assert handle.error == 0.1
-    assert (handle.measured.relative, handle.measured.step) == (handle.plan.measured, 0)
+    assert handle.measured.step == 0
+    assert 0 < handle.measured.relative <= 0.1
     assert handle.measured.measured
     assert "measured in step 0" in str(handle.measured)
     resumed = integrations.compression(integrations.compress_model(deep()[0], error=0.1, stores=("bits",)))
     resumed.load_state_dict(handle.state_dict())
     assert resumed.measured == handle.measured
     wrong = handle.state_dict()
-    wrong["recomputing"]["measured_in"] = "first"
-    with pytest.raises(ValueError, match="measured_in must be a step from 0, or None, got 'first'"):
+    wrong["recomputing"]["measuring"]["next"] = -1
+    with pytest.raises(ValueError, match="next must be an int from 0, got -1"):
         resumed.load_state_dict(wrong)
     old = handle.state_dict()
-    del old["recomputing"]["measured_in"]  # a state of an earlier version
+    del old["recomputing"]["measuring"], old["recomputing"]["version"]  # a state of an earlier version
     resumed.load_state_dict(old)
-    assert (resumed.measured.relative, resumed.measured.step) == (handle.measured.relative, None)
+    assert resumed.measured is None
 
 
 def test_what_the_monitor_measures_later_counts():

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import integrations
-from integrations._measuring import bounded
+from integrations._measuring.error_model import ErrorModel
 from integrations._planning.bounds import WAYS, Bounds
 from integrations._planning.plans import Plans
 from integrations.rules.stores import Store
@@ -89,15 +89,17 @@ def test_the_stores_that_are_allowed():
         ("8 bits",): [Store(8)],
         ("host",): [Store(host=True)],
         ("bits", "host"): [Store(4), Store(8), Store(host=True), Store(4, host=True)],
-        ("slopes",): [Store(slope_bits=3)],
-        WAYS: [Store(), Store(4), Store(8), Store(host=True), Store(4, host=True), Store(slope_bits=3)],
+        ("slopes",): [Store(slope_bits=6)],
+        ("slopes", "exact, 3-bit derivative"): [Store(slope_bits=6), Store(slope_bits=3)],
+        WAYS: [Store(), Store(4), Store(8), Store(host=True), Store(4, host=True), Store(slope_bits=6)],
     }
+    every = [*allowed[WAYS], Store(slope_bits=3)]
     for ways, wanted in allowed.items():
         bounds = Bounds(error=0.1, stores=ways)
-        assert [store for store in allowed[WAYS] if bounds.allows(store)] == wanted
+        assert [store for store in every if bounds.allows(store)] == wanted
         assert bounds.recomputes == ("recompute" in ways)
         exact = Bounds(error=0, stores=ways)
-        assert [store for store in allowed[WAYS] if exact.allows(store)] == [store for store in wanted if store.exact]
+        assert [store for store in every if exact.allows(store)] == [store for store in wanted if store.exact]
     assert Bounds(stores=["8 bits", "exact", "8 bits", "recompute"]).stores == ("recompute", "exact", "8 bits")
 
 
@@ -166,13 +168,19 @@ def test_the_least_of_both_states_is_named_once():
     assert max(plan.peak, plan.accumulating.peak) <= least
 
 
+def no_rounding(errors, graph, menus, least=None):
+    """Weights by which no rounding is within the bound."""
+    return menus.weighted((1e6,) * len(graph.values))
+
+
 def test_what_cannot_be_met_by_what_is_measured_takes_the_least_memory(monkeypatch):
     """Of inputs that come later; they do not run without a plan."""
     model, (x,) = deep()
-    integrations.compress_model(model, memory=0.2, error=0.1)
+    integrations.compress_model(model, memory=0.25, error=0.1)
     gradients(model, x)
-    monkeypatch.setattr(bounded, "measured_error", lambda *given: 1e6)  # so that no rounding fits
-    with pytest.warns(UserWarning, match=r"fits the budget 0\.2: the least activation peak, .* is taken"):
+    monkeypatch.setattr(ErrorModel, "least_shares", lambda *given, **more: {})
+    monkeypatch.setattr(ErrorModel, "weigh", no_rounding)
+    with pytest.warns(UserWarning, match=r"fits the budget 0\.25: the least activation peak, .* is taken"):
         gradients(model, normal(2 * len(x), x.shape[1]))
     plan = integrations.compression(model).recomputing.plan
     assert plan.graph.inputs.shapes == ((2 * len(x), x.shape[1]),)

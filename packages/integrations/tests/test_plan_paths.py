@@ -190,7 +190,7 @@ def test_it_is_said_once_with_what_to_do() -> None:
 def test_a_bound_that_8_bits_do_not_keep() -> None:
     """With an error below 0.01, the second run and later steps round nothing."""
     model, exact = net(Chain)
-    integrations.compress_model(model, error=0.005, stores=("bits",))
+    integrations.compress_model(model, error=0.009, stores=("bits",))
     assert plan_of_trained(model).choice.rounds
     assert "From now on no step rounds, which keeps" in _forwards(model, [range(1)])[0]
     with warnings.catch_warnings():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import integrations
+from integrations._handle.remeasuring import Remeasuring
 from integrations._runtime import following, replay
 from integrations._runtime.repeating.tape import Tape
 from integrations.checkpoint import plan_of
@@ -37,6 +38,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
             found.append(self)
 
     monkeypatch.setattr(following, "Tape", Counted)
+    monkeypatch.setattr(Remeasuring, "waits", lambda *given: False)  # steps aside have tapes of their own
     monkeypatch.setattr(replay, "FORCED_OFF", False)  # where the environment turns it off, these would all have one
     return found
 
@@ -103,7 +105,7 @@ def _randomized() -> nn.Module:
 @pytest.mark.parametrize(("made", "each"), [(_Checkpointed, 0), (_randomized, 1)])
 def test_who_needs_a_tape_in_each_forward(made: Callable[[], nn.Module], each: int, tapes: list[Tape]) -> None:
     """What a layer announces that it stores has no site. Inputs of a checkpoint have one."""
-    model = _planned(made().train(), _input())
+    model = _planned(made().train(), _input(), memory=0.6)
     assert plan_of(model).choice.rounds
     _stepped(model, _input())
     _stepped(model, _input())  # where gradients are there already

@@ -10,8 +10,7 @@ from torch import nn
 
 import integrations
 from actcore import GroupAffine, SavedTensor
-from integrations._adaptive.weights import usual_weights
-from integrations._planning.offered import WIDTHS, menus_of
+from integrations._planning.offered import WIDTHS, menus_of, usual
 from integrations._planning.savers import Seen
 from integrations._step.capturing.capture import capture
 from integrations._step.costs.rates import constant
@@ -29,7 +28,7 @@ def menus(model, *args, base=BASE, rounded=True):
     """The graph of a model, and its menus."""
     seen = Seen(recomputes=rounded)
     graph = capture(model.train(), args, hooks=seen.hooks)
-    return graph, menus_of(graph, seen, base, constant, usual_weights, lambda store: True)
+    return graph, menus_of(graph, seen, base, constant, usual, lambda store: True)
 
 
 def row_of(forward, place, **options):
@@ -138,10 +137,7 @@ def test_nothing_is_aside_where_nothing_is_rounded():
     model = Net(forward, weight=normal(64, 64))
     seen = Seen(recomputes=False)
     graph = capture(model.train(), (normal(64, 64),), hooks=seen.hooks)
-    asides = [
-        menus_of(one, seen, BASE, constant, usual_weights, lambda store: True).aside
-        for one in (graph, graph.as_rounded)
-    ]
+    asides = [menus_of(one, seen, BASE, constant, usual, lambda store: True).aside for one in (graph, graph.as_rounded)]
     assert [sum(aside) for aside in asides] == [0, SIZE // 8]
 
 

@@ -285,8 +285,7 @@ class Compression(HandleState):
                     "closure must be given where codec stores what a plan keeps, which predicts no error: "
                     "handle.gradient_error(closure)"
                 )
-            known = followed.measured
-            return GradientError(followed.choice.error if known is None else known, measured=known is not None)
+            return self.measured or GradientError(followed.choice.error, measured=False)
         if self.bit_plan is None:
             raise ValueError(
                 "closure must be given while there is no plan to predict from: handle.gradient_error(closure)"

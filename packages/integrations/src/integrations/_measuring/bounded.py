@@ -28,8 +28,8 @@ from integrations._step.costs.rates import constant
 from integrations.report.words import format_bytes
 from integrations.rules.levels import Level
 
-_MOST_SEARCHES = 4
-"""How often a search is repeated whose plan breaks the bound of a large tensor, before nothing is rounded."""
+_MOST_SEARCHES = 3
+"""How often a search is repeated whose plan breaks the bound of a large tensor. The last one rules that out."""
 
 
 def front_of(
@@ -69,9 +69,9 @@ def front_of(
         loss=loss,
         holds_outputs=holds_outputs,
         weigh=usual if errors is None else errors.weigh,
+        estimates=ErrorModel(model, USUAL_ERROR).weigh if estimates else None,
         rating=constant if bounds.stores == ONLY_RECOMPUTE else calibrated,
         bits=bits,
-        estimates=estimates,
     )
 
 
@@ -87,25 +87,23 @@ def chosen(front: Plan, bounds: Bounds, errors: ErrorModel | None) -> Plan:
     Raises:
         BudgetError: no plan keeps to the bounds. The message names the least that there is.
     """
-    raised: dict[str, float] = {}
-    for left in range(_MOST_SEARCHES, -1, -1):
+    least: dict[str, float] = {}
+    for left in range(_MOST_SEARCHES, 0, -1):
         plan = _within_or_least(front, bounds)
         if errors is None or not plan.choice.rounds:
             return plan
-        more = errors.raised(plan, raised)
+        more = errors.least_shares(plan, least, last=left == 1)
         if more is None:
             return plan
-        if left:
-            raised = more
-            front = weighed_again(front, errors, raised)
-    return _within_or_least(front.within(error=0.0), bounds)
+        least, front = more, weighed_again(front, errors, more)
+    return _within_or_least(front, bounds)
 
 
-def weighed_again(front: Plan, errors: ErrorModel, raised: Mapping[str, float] | None = None) -> Plan:
+def weighed_again(front: Plan, errors: ErrorModel, least: Mapping[str, float] | None = None) -> Plan:
     """Return the front with the weights that predict errors now, from the same captures. See ``ErrorModel.weigh``."""
     if front.rounded is None or front.rounded_menus is None:
         return front
-    return solved_again(front, front.menus, errors.weigh(front.rounded, front.rounded_menus, raised))
+    return solved_again(front, front.menus, errors.weigh(front.rounded, front.rounded_menus, least))
 
 
 def _within_or_least(front: Plan, bounds: Bounds) -> Plan:

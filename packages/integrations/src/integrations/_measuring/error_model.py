@@ -57,20 +57,19 @@ class ErrorModel:
         self._rest = 1.0  # the factor of layers that were not measured, and of what belongs to no layer
         self.version, self.last = 0, ""
 
-    def weigh(self, graph: Graph, menus: Menus, raised: Mapping[str, float] | None = None) -> Menus:
+    def weigh(self, graph: Graph, menus: Menus, least: Mapping[str, float] | None = None) -> Menus:
         """Return menus with the weights of a graph's values, and the most noise that each may have.
 
         Args:
             graph: the graph.
             menus: its menus, with the saved tensors.
-            raised: by layer, by how much more its error counts. A search whose plan breaks the bound of a layer is
-                repeated so.
+            least: the least share by which a layer counts in the whole gradient, from ``least_shares``.
         """
         if not menus.saves:  # of a plan that was saved before these were
             return menus.weighted(tuple(self._rest * weight for weight in menus.weights))
         noise = self._noise(graph, menus)
         shares = [
-            max(share, self._shares.get(layer, 0.0)) * (raised or {}).get(layer, 1.0)
+            max(share, self._shares.get(layer, 0.0), (least or {}).get(layer, 0.0))
             for layer, share in zip(noise.layers, noise.shares, strict=True)
         ]
         weights = tuple(weight / TARGET**2 for weight in noise.weights(shares))
@@ -81,20 +80,32 @@ class ErrorModel:
         allowed = _ALONE * (OF_TENSOR * TARGET * self._bound) ** 2
         return menus.weighted(weights, tuple(allowed / part if part else _ANY for part in most))
 
-    def raised(self, plan: Plan, before: Mapping[str, float]) -> dict[str, float] | None:
-        """Return by how much more each layer's error has to count, for the large tensors of which a plan is predicted
-        to break the bound. Return ``None`` if there are none.
+    def least_shares(self, plan: Plan, before: Mapping[str, float], last: bool = False) -> dict[str, float] | None:
+        """Return the least shares by which layers have to count in another search, if a plan is predicted to break the
+        bound of a large tensor; ``None`` if it is not.
+
+        A layer that counts by a share of ``1 / OF_TENSOR ** 2`` keeps to its bound in each plan that keeps to that of
+        the whole gradient.
 
         Args:
             plan: the plan.
-            before: what the plan was searched with.
+            before: the shares of its own search.
+            last: whether all large layers count so much, after which no search is necessary.
         """
-        predicted, large = self._predicted(plan), self._large_layers(self._noise_of(plan))
-        allowed = (OF_TENSOR * TARGET * self._bound) ** 2
+        noise = self._noise_of(plan)
+        if noise is None:
+            return None
+        predicted, large = self._predicted(plan), self._large_layers(noise)
+        allowed = (OF_TENSOR * TARGET * self._bound) ** 2 * (1 + 1e-9)
         over = {layer: square / allowed for layer, square in predicted.items() if layer in large and square > allowed}
         if not over:
             return None
-        return {**before, **{layer: before.get(layer, 1.0) * _ABOVE * ratio for layer, ratio in over.items()}}
+        enough = OF_TENSOR**-2
+        if last:
+            return dict.fromkeys(large, enough)
+        usual = dict(zip(noise.layers, noise.shares, strict=True))
+        now = {layer: max(usual[layer], self._shares.get(layer, 0.0), before.get(layer, 0.0)) for layer in over}
+        return {**before, **{layer: min(enough, _ABOVE * over[layer] * share) for layer, share in now.items()}}
 
     def tighten(self, plan: Plan, found: GradientErrors) -> None:
         """Correct the predictions so that none is below what was measured.

@@ -42,7 +42,7 @@ def planned(
     weigh: Weigh = usual,
     rating: Rating = constant,
     bits: Allotted | None = None,
-    estimates: bool = False,
+    estimates: Weigh | None = None,
 ) -> Plan:
     """Return the plan of the least peak, with all plans that no other beats in both peak and time.
 
@@ -60,8 +60,8 @@ def planned(
         weigh: gives menus the weights of their values.
         rating: the rates of operators and stores.
         bits: the bits that an adaptive level gives its tensors, once it has measured them.
-        estimates: whether an exact plan comes with a function that estimates what rounding would allow, under
-            ``WITH_ROUNDING``. The function holds the captures.
+        estimates: gives menus their weights where rounding is allowed. With it, an exact plan has a function that
+            estimates what rounding would allow, under ``WITH_ROUNDING``. The function holds the captures.
     """
     started = perf_counter()
 
@@ -70,7 +70,9 @@ def planned(
         options: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
         return capture(model, args, kwargs, hooks=seen.hooks, costs=by(rating), **options), seen
 
-    def with_menus(graph: Graph, seen: Seen, rounded: bool, bounds: Bounds) -> tuple[Graph, Menus]:
+    def with_menus(
+        graph: Graph, seen: Seen, rounded: bool, bounds: Bounds, weigh: Weigh = weigh
+    ) -> tuple[Graph, Menus]:
         graph = graph.as_rounded if rounded else graph
         if (
             rounded and level.off
@@ -102,11 +104,12 @@ def planned(
     name = class_of(model).__name__
     made = solved(Plan, name, captures, bounds, capture_seconds=taken)
     made = replace(made, loss=loss, chunking=chunking(model, graph))
-    if estimates and level.off and bounds.exact and not graph.double_backward:
-        seen, usual = found, replace(bounds, error=USUAL_ERROR)
+    if estimates is not None and level.off and bounds.exact and not graph.double_backward:
+        seen, with_error = found, replace(bounds, error=USUAL_ERROR)
 
         def with_rounding() -> Plan:
-            return solved(Plan, name, Captures(graph, captures.menus, *with_menus(*seen, True, usual)), usual)
+            rounded = with_menus(*seen, True, with_error, estimates)
+            return solved(Plan, name, Captures(graph, captures.menus, *rounded), with_error)
 
         made.others[WITH_ROUNDING] = with_rounding
     return made
