@@ -33,6 +33,9 @@ LARGE = 1e-3
 OF_TENSOR = 3.0
 """The bound on the error of a large tensor's gradient, over that of the whole gradient."""
 
+_MOST = 2.0
+"""The largest relative error that two draws of noise are taken to tell."""
+
 _FIRST_DRAW = 1 << 40
 """The number of the first draw of noise, beyond those of training steps."""
 
@@ -164,8 +167,9 @@ def _error(one: Tensor, other: Tensor, exact: bool) -> TensorError:
     error = torch.sum((one - other) ** 2).item()
     if exact:
         return TensorError(error, torch.sum(one**2).item())
-    # The draws' noises are independent, so that the mean of the product has none.
-    return TensorError(error / 2, max(0.0, torch.dot(one, other).item()))
+    # The draws' noises are independent, so that the mean of the product has none. Where noise hides the gradient, the
+    # product may be negative.
+    return TensorError(error / 2, max(error / 2 / _MOST**2, torch.dot(one, other).item()))
 
 
 class _Strict(Plans):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-_BLOCK = 1 << 18
-"""Elements that are summed at once, which bounds the memory that this takes."""
+_LARGEST, _SMALLEST = 1 << 20, 1 << 13
+"""Elements that are summed at once, which bounds the memory that this takes: a multiple of any number of buckets."""
 
 _MOST, _LEAST = 4096, 256
 """Buckets of a sketch. The squared norm that a sketch of n buckets gives has a relative deviation of sqrt(2/n): 0.02 of
@@ -24,7 +24,7 @@ class Sketches:
 
     Args:
         parameters: whose gradients come.
-        nbytes: at most so many bytes are held, if this is enough for the least buckets.
+        nbytes: at most so many bytes are held, and as many taken meanwhile, if this is enough for the least buckets.
 
     Attributes:
         found: by parameter, ``Float[buckets]``; ``None`` before its gradient has come.
@@ -35,6 +35,9 @@ class Sketches:
         self._buckets = _MOST
         while self._buckets > _LEAST and 4 * sum(min(one, self._buckets) for one in trained) > nbytes:
             self._buckets //= 2
+        self._block = _LARGEST
+        while self._block > _SMALLEST and 3 * 8 * self._block > nbytes:  # signs, a part, and both multiplied
+            self._block //= 2
         self.found: list[Tensor | None] = [None] * len(parameters)
         self._signs: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
@@ -56,16 +59,16 @@ class Sketches:
             sketch += flat
             return
         signs = self._signs_for(flat.device, dtype)
-        for part in flat.split(_BLOCK):
+        for part in flat.split(self._block):
             signed = part.to(dtype) * signs[: part.numel()]
             whole = part.numel() // buckets * buckets
             sketch += signed[:whole].view(-1, buckets).sum(0)
             sketch[: part.numel() - whole] += signed[whole:]
 
     def _signs_for(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return random signs, which are the same for each block and each object of this class."""
+        """Return random signs, which are the same for each block, and for each object with blocks of this size."""
         if (device, dtype) not in self._signs:
             generator = torch.Generator().manual_seed(_SEED)
-            signs = torch.randint(0, 2, (_BLOCK,), generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+            signs = torch.randint(0, 2, (self._block,), generator=generator, dtype=torch.int8).mul_(2).sub_(1)
             self._signs[device, dtype] = signs.to(device, dtype)
         return self._signs[device, dtype]
