@@ -102,8 +102,10 @@ class Compression(HandleState):
             result = forward(*args, **kwargs)
         for run in earlier:
             run.require_gone(self.model)
-        if session is not None and self.recomputing is not None:
-            self.recomputing.note_returned()
+        if self.recomputing is not None:
+            if session is not None:
+                self.recomputing.note_returned()
+            self.recomputing.gradients.after_forward(self.model, result)
         return result
 
     def take_backward_inside(self) -> None:

@@ -118,7 +118,7 @@ def _run_compiled(
     try:
         without_dynamo(_open)(session, args, kwargs)
         result = run(function, args, kwargs)
-        without_dynamo(_close)(forward, session)
+        without_dynamo(_close)(forward, session, result)
     except BaseException:
         without_dynamo(_give_up)(session)
         raise
@@ -149,10 +149,11 @@ def _open(session: RunningSession, args: tuple[Any, ...], kwargs: Mapping[str, A
     session.__enter__().owners.add_inputs(tensors_in((args, kwargs)))
 
 
-def _close(forward: CompressedForward, session: RunningSession) -> None:
+def _close(forward: CompressedForward, session: RunningSession, result: Any) -> None:
     session.__exit__(None, None, None)
     if forward.handle.recomputing is not None:
         forward.handle.recomputing.note_returned()
+        forward.handle.recomputing.gradients.after_forward(forward.handle.model, result)
 
 
 def _give_up(session: RunningSession) -> None:

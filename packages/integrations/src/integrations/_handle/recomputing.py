@@ -19,6 +19,7 @@ from integrations._measuring.together import Answer, of_rank_0, with_bytes
 from integrations._planning.attempts import Attempts
 from integrations._planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations._planning.budget import Budget
+from integrations._planning.gradient_states import GradientHistory
 from integrations._planning.obstacles import planning
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Plans, Shapes
@@ -35,7 +36,7 @@ from integrations._storing.ways import through
 from integrations.report.words import format_bytes
 from integrations.rules.levels import Level
 
-_ADDED = {"shapes", "codec", "measured_in"}  # keys that later versions have added to a state
+_ADDED = {"shapes", "codec", "measured_in", "gradients"}  # keys that later versions have added to a state
 _MOST_NOTED = 16  # plans whose steps are known
 
 
@@ -77,6 +78,7 @@ class Recomputing:
         asked: bounds or a plan; or, for a plan beside a level, ``"optimal"`` or a budget.
         plans: ``None`` before the first forward that is planned for.
         users: the model's forwards. A capture exchanges its parameters, and runs alone.
+        gradients: what the backwards of earlier steps found.
         differentiated: whether a backward with ``create_graph=True`` has read tensors that plans round. Plans then
             round nothing from the next forward on.
     """
@@ -94,6 +96,7 @@ class Recomputing:
         self._lock = OwnLock()
         self.users = Users()
         self.compiled: Compiled | None = None
+        self.gradients = GradientHistory()
         self.differentiated = False
         self._exact: tuple[Plans, Plans | None] | None = None  # plans, and their replacement without rounding
         self._made_in: list[tuple[Plan, int | None]] = []  # plans, each with the step in front of which it was made
@@ -182,7 +185,8 @@ class Recomputing:
         trial = None
         if double is not None and self.may_become_exact:
             plans, trial = self._without_rounding(model, plans, level, None if compiled else double, args, kwargs)
-        followed = plans.plan_for(model, args, kwargs, self.users, any_path)
+        state = self.gradients.before_forward(model)
+        followed = plans.plan_for(model, args, kwargs, self.users, state, any_path)
         if followed is None:
             return None
         alone = level.off or (followed.plan.menus is not None and followed.plan.level is None)
@@ -320,6 +324,7 @@ class Recomputing:
             "shapes": self.shapes,
             "codec": None if self.codec is None else str(self.codec),
             "measured_in": next((step for known, step in self._made_in if known is plan), None),
+            "gradients": self.gradients.content(),
         }
 
     @staticmethod
@@ -355,6 +360,7 @@ class Recomputing:
                 "which no state holds: give integrations.checkpoint.apply the codec, then load the state"
             )
         found = Recomputing(model, asked, level, shapes, codec)
+        found.gradients = GradientHistory.of(state.get("gradients"))
         if plan is not None and found.plans is None:
             found.plans = Fronts(plan, level)
         step = state.get("measured_in")

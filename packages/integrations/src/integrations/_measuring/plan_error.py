@@ -107,7 +107,7 @@ class _Strict(Plans):
 @contextmanager
 def following(model: nn.Module, given: Any, plan: Plan) -> Iterator[None]:
     """A block in which a forward of the model follows a plan, in place of any other plan."""
-    followed = Followed(plan, plan.schedule, plan.graph.inputs)
+    followed = Followed(plan, plan.schedule, plan.graph.inputs, plan)
     ahead = Following(model, _Strict(plan, "replan"), followed, plan.level)
     base = LEVELS["L0"] if plan.level is None else plan.level
     way = ahead.way(base)

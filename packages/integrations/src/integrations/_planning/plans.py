@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from integrations._calls.tensors import gradient_of
 from integrations._common.compiling import has_compiled_parts
 from integrations._common.locking import OwnLock, Users
 from integrations._common.modules import all_modules
 from integrations._common.warn import warn
 from integrations._planning.attempts import Attempts
 from integrations._planning.bounds import Bounds
+from integrations._planning.gradient_states import GradientState, has_gradients
 from integrations._planning.plan import Plan
 from integrations._planning.planner import plan_of_graph
 from integrations._planning.search import solved_for_any_path
@@ -41,13 +40,15 @@ class Followed(NamedTuple):
 
     Attributes:
         plan: the plan for these inputs, or for larger ones.
-        schedule: what it means for each operator. If there are gradients already, it is that of ``plan.accumulating``.
+        schedule: what ``of_state`` means for each operator.
         inputs: the forward's.
+        of_state: the same plan for the state of the gradients: ``plan``, its ``accumulating`` or its ``clearing``.
     """
 
     plan: Plan
     schedule: Schedule
     inputs: Signature
+    of_state: Plan
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Plans:
 
     Attributes:
         last: the plan that was followed last.
-        followed: the same, or its ``accumulating`` if there were gradients already.
+        followed: the same, or its ``accumulating`` or ``clearing`` by the state of the gradients.
     """
 
     def __init__(self, plan: Plan, shapes: Shapes) -> None:
@@ -98,23 +99,29 @@ class Plans:
 
     def keeps_bounds(self, model: nn.Module) -> bool:
         """Whether the first plan keeps to its bounds with the gradients that the model has now."""
-        trained, standing = _elements(model)
-        return not self._first.is_bounded or 2 * standing <= trained or self._first.accumulating.is_bounded
+        return not self._first.is_bounded or not has_gradients(model) or self._first.accumulating.is_bounded
 
     def plan_for(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], users: Users, any_path: bool = False
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        users: Users,
+        state: GradientState,
+        any_path: bool = False,
     ) -> Followed | None:
         """What a forward with these inputs follows. ``None`` if no plan can be made for it, and it runs plainly.
 
         Args:
             model, args, kwargs: the model, and the forward's inputs.
             users: the model's forwards, of which a capture wants none beside it.
+            state: what the forward is planned for.
             any_path: whether the plan's error has to be within the bound on every path of the forward.
 
         Raises:
             ValueError: the inputs have other shapes than planned for, and these are refused.
         """
-        inputs, (trained, standing) = Signature.of(args, kwargs), _elements(model)
+        inputs = Signature.of(args, kwargs)
         self._attempts.start()
         if self._varies is None:  # a tape has compiled parts run as eager code, so nothing tells whether they differ
             self._varies = has_compiled_parts(all_modules(model)[1:])
@@ -141,11 +148,11 @@ class Plans:
                         mismatch.due = False
             plan = plan or self.last
             self.last = plan = self._for_any_path(plan) if self._varies or any_path else plan
-            self.followed = followed = plan.accumulating if 2 * standing > trained else plan
+            self.followed = followed = plan if state == "fresh" else getattr(plan, state)
             if plan.is_bounded and not followed.is_bounded:
-                self._tell_of_excess(followed, " where gradients are there already")
+                self._tell_of_excess(followed, _WHERE[state])
             fits = plan.graph.inputs == inputs
-            return Followed(plan, followed.schedule if fits else followed.schedule_of_any_sizes, inputs)
+            return Followed(plan, followed.schedule if fits else followed.schedule_of_any_sizes, inputs, followed)
 
     def _asks_for_capture(self, inputs: Signature) -> bool:
         """Whether a forward with these inputs has no plan, or one that was not its own."""
@@ -278,22 +285,15 @@ class Plans:
         return plan_of_graph(first.model, graph, first.objective)
 
 
-def _elements(model: nn.Module) -> tuple[int, int]:
-    """How many elements of parameters are trained, and how many of these have gradients already."""
-    trained = standing = 0
-    values = (module._parameters.values() for module in all_modules(model))
-    parameters = {id(one): one for one in chain.from_iterable(values) if one is not None and one.requires_grad}
-    for parameter in parameters.values():
-        count = parameter.numel()
-        trained += count
-        standing += count if gradient_of(parameter) is not None else 0
-    return trained, standing
-
-
 def _fits_any_path(plan: Plan) -> bool:
     """Return whether each value is stored precisely enough for any reader, in both states of the gradients."""
     return plan.compressed or not plan.error or (plan.choice.fits_any_path and plan.accumulating.choice.fits_any_path)
 
+
+_WHERE = {
+    "accumulating": " where gradients are there already",
+    "clearing": " where gradients are cleared between forward and backward",
+}
 
 _REPEATS = (
     "It runs a second time from its start, since it has stored tensors in few bits for the planned path: its Python "

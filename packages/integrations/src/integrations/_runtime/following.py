@@ -96,8 +96,7 @@ class Following:
     @property
     def plan(self) -> Plan:
         """The plan that the forward follows, for the state that its gradients are in."""
-        plan, schedule, _ = self._followed
-        return plan if schedule.graph.standing else plan.accumulating
+        return self._followed.of_state
 
     @property
     def schedule(self) -> Schedule:
@@ -118,7 +117,7 @@ class Following:
         the bound on the error allow it, and otherwise in exact forms."""
         if self._level is not None:
             return None
-        plan, schedule, _ = self._followed
+        plan, schedule = self._followed.plan, self._followed.schedule
         if not schedule.graph.rounded or (base.off and not plan.bounds.rounds_unforeseen):
             return exactly(base)
         return in_eight_bits(base) if base.off else None
@@ -127,7 +126,7 @@ class Following:
     def is_coarse(self) -> bool:
         """Whether the error of a forward that differs from the planned one may be above the bound: the plan bounds it,
         and stores values in fewer than 8 bits or as few-bit derivatives."""
-        plan, schedule, _ = self._followed
+        plan, schedule = self._followed.plan, self._followed.schedule
         return not self._compiled and not plan.compressed and plan.error > 0 and bool(schedule.coarse)
 
     def begin(self, session: Session) -> None:
@@ -135,7 +134,7 @@ class Following:
         if self._compiled:
             return
         units = units_of(self._model)
-        plan, schedule, _ = self._followed
+        plan, schedule = self._followed.plan, self._followed.schedule
         if self._level is None:
             rounds = schedule.graph.rounded or self._keeps is not None
         else:
