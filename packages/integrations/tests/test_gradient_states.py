@@ -61,14 +61,12 @@ def state_of(plan: Plan) -> str:
     return "accumulating" if plan.graph.accumulates else "clearing" if plan.graph.clears else "fresh"
 
 
-def train(
-    model: nn.Module, order: Order, steps: int, first: int = 0, x: Tensor = X, none: bool = True
-) -> Iterator[str]:
+def train(model: nn.Module, order: Order, steps: int, first: int = 0, none: bool = True) -> Iterator[str]:
     """Yield the state that each step was planned for. An order clears gradients before the forward, or returns whether
     they are cleared after it."""
     for step in range(first, first + steps):
         clears = order(model, step)
-        out = loss(model(x))
+        out = loss(model(X))
         if clears:
             model.zero_grad(set_to_none=none)
         out.backward()
