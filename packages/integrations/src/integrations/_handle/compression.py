@@ -12,9 +12,7 @@ from torch import nn
 
 from integrations._adaptive.plan import Plan
 from integrations._adaptive.surroundings import meet
-from integrations._calls.tensors import tensors_in
 from integrations._common.modules import ModulePaths
-from integrations._common.out_of_memory import explain
 from integrations._handle.adapt import Adapter
 from integrations._handle.closures import require_closure, require_compressed
 from integrations._handle.exchanges import Exchanges
@@ -23,6 +21,7 @@ from integrations._handle.handle_state import HandleState
 from integrations._handle.handles import key_for
 from integrations._handle.monitor import Monitor
 from integrations._handle.running import EarlierRun, RunningSession
+from integrations._handle.shortage import takes_less
 from integrations._handle.saved_state import state_of, take_over
 from integrations._handle.timing import measure_times
 from integrations._handle.unused import await_forward, await_no_longer, awaits_forward
@@ -85,17 +84,15 @@ class Compression(HandleState):
         while session is not None:
             session.keep_state(args, kwargs)
             try:
-                with session as entered:
-                    entered.owners.add_inputs(tensors_in((args, kwargs)))
-                    result = forward(*args, **kwargs)
+                result = session.run(forward, args, kwargs)
             except BaseException as error:
                 session.abandon()
-                if isinstance(error, (RuntimeError, MemoryError)):
-                    explain(error, self.model)
-                raise
-            if not session.repeats:
-                break
-            del result, entered
+                if not takes_less(self, session, error):
+                    raise
+            else:
+                if not session.repeats:
+                    break
+                del result
             earlier.append(session.undo())
             session = self.session_of_forward(args, kwargs, earlier=earlier)
         else:
@@ -134,11 +131,12 @@ class Compression(HandleState):
             return None
         if self.recomputing is not None:
             following = self.recomputing.following(
-                self.model, self.level, args, dict(kwargs), self.bit_plan, compiled, self.double, len(earlier) > 1
+                self.model, self.level, args, dict(kwargs), self.bit_plan, compiled, self.double, sum(not run.raised for run in earlier) > 1
             )
             self.recomputing.note_step(earlier[0].step if earlier else self.step)
             before, self._plain = self._plain, None if following is None else following.plain
-            if self._plain is not None and self._plain is before and not self._looks and self.timed is None:
+            alike = self._plain is not None and self._plain is before and not self._looks and self.timed is None
+            if following is not None and alike and not self.recomputing.may_take_less(following.plan):
                 return None  # the forward runs plainly, and the one before has warned of it
         if self._monitor is not None and not self._trials and not earlier:
             self._monitor.before_forward(self)

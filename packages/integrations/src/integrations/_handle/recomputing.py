@@ -13,6 +13,7 @@ from integrations._adaptive.ranks import come_together
 from integrations._common.locking import OwnLock, Users
 from integrations._common.warn import warn
 from integrations._handle.asked_plans import OPTIMAL, Asked, planning_for, require_asked, require_at, require_of
+from integrations._handle.first_steps import FirstSteps
 from integrations._handle.fronts import Fronts
 from integrations._measuring.bounded import Weights, chosen, front_of
 from integrations._measuring.together import Answer, of_rank_0, with_bytes
@@ -79,6 +80,7 @@ class Recomputing:
         plans: ``None`` before the first forward that is planned for.
         users: the model's forwards. A capture exchanges its parameters, and runs alone.
         gradients: what the backwards of earlier steps found.
+        took_less: whether the model was planned for less memory after a forward had run out of it.
         differentiated: whether a backward with ``create_graph=True`` has read tensors that plans round. Plans then
             round nothing from the next forward on.
     """
@@ -97,6 +99,8 @@ class Recomputing:
         self.users = Users()
         self.compiled: Compiled | None = None
         self.gradients = GradientHistory()
+        self.first_steps = FirstSteps()
+        self.took_less = False
         self.differentiated = False
         self._exact: tuple[Plans, Plans | None] | None = None  # plans, and their replacement without rounding
         self._made_in: list[tuple[Plan, int | None]] = []  # plans, each with the step in front of which it was made
@@ -189,8 +193,13 @@ class Recomputing:
         followed = plans.plan_for(model, args, kwargs, self.users, state, any_path)
         if followed is None:
             return None
+        self.first_steps.start(followed.of_state)
         alone = level.off or (followed.plan.menus is not None and followed.plan.level is None)
         return Following(model, plans, followed, None if alone else level, compiled, self._keeps, trial)
+
+    def may_take_less(self, plan: Plan) -> bool:
+        """Return whether to plan for less memory if it runs out in a forward that follows this plan."""
+        return not self.took_less and plan.is_bounded and self.first_steps.is_first(plan)
 
     @property
     def may_become_exact(self) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
 from torch import nn
 
-from integrations._calls.tensors import gradient_of, tensors_in
+from integrations._calls.backward_start import at_backward
+from integrations._calls.tensors import gradient_of
 from integrations._common.modules import all_modules
 
 GradientState = Literal["fresh", "accumulating", "clearing"]
@@ -63,10 +65,7 @@ class GradientHistory:
         if not found:
             self.late = False
             return
-        observe = _BackwardStart(self, model)
-        for node in {tensor.grad_fn for tensor in tensors_in(result)}:
-            if node is not None:
-                node.register_prehook(observe)
+        at_backward(result, partial(_observe, weakref.ref(self), weakref.ref(model)))
 
     def note_backward(self, finds_gradients: bool) -> None:
         """Note what the backward of a step finds whose forward was planned with gradients."""
@@ -106,19 +105,11 @@ class GradientHistory:
         return {**self.__dict__, "_resumes": True, "_found": {}}
 
 
-class _BackwardStart:
-    """A hook that tells a history once whether a backward finds gradients. Nodes of autograd hold it, so it keeps
-    neither the history nor the model alive."""
-
-    def __init__(self, history: GradientHistory, model: nn.Module) -> None:
-        self._history, self._model = weakref.ref(history), weakref.ref(model)
-        self._over = False
-
-    def __call__(self, gradients: Any) -> None:
-        history, model = self._history(), self._model()
-        if not self._over and history is not None and model is not None:
-            self._over = True
-            history.note_backward(has_gradients(model))
+def _observe(history: weakref.ref[GradientHistory], model: weakref.ref[nn.Module]) -> None:
+    """Tell a history whether a backward that begins finds gradients."""
+    found, of = history(), model()
+    if found is not None and of is not None:
+        found.note_backward(has_gradients(of))
 
 
 def has_gradients(model: nn.Module) -> bool:

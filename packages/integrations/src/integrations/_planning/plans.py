@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +14,9 @@ from integrations._common.modules import all_modules
 from integrations._common.warn import warn
 from integrations._planning.attempts import Attempts
 from integrations._planning.bounds import Bounds
+from integrations._planning.errors import BudgetError
 from integrations._planning.gradient_states import GradientState, has_gradients
+from integrations._planning.less import within_less
 from integrations._planning.plan import Plan
 from integrations._planning.planner import plan_of_graph
 from integrations._planning.search import solved_for_any_path
@@ -163,6 +165,20 @@ class Plans:
     def note_returned(self) -> None:
         """Notes that the forward has returned for which this thread last called ``plan_for``."""
         self._attempts.returned()
+
+    def take_less(self, followed: Followed) -> None:
+        """Plan for a tenth less memory from now on than a forward's plan takes, from the same captures.
+
+        Raises:
+            BudgetError: no plan for the forward's inputs takes less. Nothing changes.
+        """
+        with self._lock.held:
+            less = within_less(followed.plan, followed.of_state)
+            for inputs, plan in self._plans.items():
+                with suppress(BudgetError):
+                    self._plans[inputs] = plan.within(less.memory, plan.time)
+            self._plans[less.graph.inputs] = less
+            self._first = self._plans[self._first.graph.inputs]
 
     def _tell_of_excess(self, plan: Plan, state: str = "") -> None:
         """Warns of a plan that takes more than was asked for, once for each inputs and state."""
