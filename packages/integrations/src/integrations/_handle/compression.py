@@ -23,6 +23,7 @@ from integrations._handle.monitor import Monitor
 from integrations._handle.running import EarlierRun, RunningSession
 from integrations._handle.shortage import takes_less
 from integrations._handle.saved_state import state_of, take_over
+from integrations._handle.step_peaks import step_peaks
 from integrations._handle.timing import measure_times
 from integrations._handle.unused import await_forward, await_no_longer, awaits_forward
 from integrations._runtime.following import Following, runs_transformed
@@ -31,8 +32,6 @@ from integrations._runtime.specs import PlannedSpecs
 from integrations._step.capturing.capture import is_capturing
 from integrations._step.graphs.schedule import Schedule
 from integrations.report import Report, Row
-from integrations.report.peak import PEAKS, estimated_peaks, gradient_bytes_by_module
-from integrations.report.words import ESTIMATED, PLANNED
 from integrations.rules.levels import Level
 
 _STEPS = threading.Lock()
@@ -102,7 +101,7 @@ class Compression(HandleState):
         if self.recomputing is not None:
             if session is not None:
                 self.recomputing.note_returned()
-            self.recomputing.gradients.after_forward(self.model, result)
+            self.recomputing.observe_backward(self.model, result)
         return result
 
     def take_backward_inside(self) -> None:
@@ -343,17 +342,8 @@ class Compression(HandleState):
             recomputed,
             model,
             exchanged=exchanged,
-            **self._peaks(rows),
+            **step_peaks(self.model, self.recomputing, rows),
         )
-
-    def _peaks(self, rows: list[Row]) -> dict[str, Any]:
-        """Return the step's peaks as fields of a report."""
-        followed = None if self.recomputing is None else self.recomputing.plan
-        if followed is not None:
-            peaks, source = (followed.uncompressed_peak, followed.peak), PLANNED
-        else:
-            peaks, source = estimated_peaks(rows, gradient_bytes_by_module(self.model)), ESTIMATED if rows else ""
-        return dict(zip(PEAKS, (*peaks, source), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have, as plain values."""
@@ -370,7 +360,9 @@ class Compression(HandleState):
         take_over(self, state)
 
     def __repr__(self) -> str:
-        return f"Compression({type(self.model).__name__}, level={self.level_name!r}, step={self.step})"
+        plan = [] if self.recomputing is None else [self.recomputing.title()]
+        level = [] if plan and self.level.off else [f"level={self.level_name!r}"]
+        return f"Compression({', '.join((type(self.model).__name__, *level, *plan))}, step={self.step})"
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without the state of a running forward.

@@ -153,7 +153,7 @@ def _close(forward: CompressedForward, session: RunningSession, result: Any) -> 
     session.__exit__(None, None, None)
     if forward.handle.recomputing is not None:
         forward.handle.recomputing.note_returned()
-        forward.handle.recomputing.gradients.after_forward(forward.handle.model, result)
+        forward.handle.recomputing.observe_backward(forward.handle.model, result)
 
 
 def _give_up(session: RunningSession) -> None:

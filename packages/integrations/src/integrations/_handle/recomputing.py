@@ -193,7 +193,8 @@ class Recomputing:
         followed = plans.plan_for(model, args, kwargs, self.users, state, any_path)
         if followed is None:
             return None
-        self.first_steps.start(followed.of_state)
+        self.first_steps.tell_of_excess()
+        self.first_steps.start(model, followed.of_state)
         alone = level.off or (followed.plan.menus is not None and followed.plan.level is None)
         return Following(model, plans, followed, None if alone else level, compiled, self._keeps, trial)
 
@@ -307,6 +308,13 @@ class Recomputing:
         if self.plans is not None:
             self.plans.note_returned()
 
+    def observe_backward(self, model: nn.Module, result: Any) -> None:
+        """Observe the backward of a forward that has returned ``result`` in this thread."""
+        plans = self.plans
+        as_planned = plans is not None and not plans.left and plans.inputs == plans.last.graph.inputs
+        self.gradients.after_forward(model, result)
+        self.first_steps.after_forward(model, result, as_planned)
+
     def in_words(self) -> str:
         """The plan that was followed last, as a report describes it."""
         plan = self.plan
@@ -317,7 +325,14 @@ class Recomputing:
         again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
         stored = _error_of(plan) if self.codec is None else f", what is kept stored by {self.codec}"
         exactly = ", nothing rounded for create_graph=True" if plan.graph.double_backward else ""
-        return f"By a plan: {peak}{stored}{exactly}; backward recomputes {again}"
+        return f"By a plan{self._condition()}: {peak}{stored}{exactly}; backward recomputes {again}"
+
+    def _condition(self) -> str:
+        """What to know of the plan if the last forward was not the one that was planned, in words."""
+        plans = self.plans
+        if plans is None or (not plans.left and plans.inputs == plans.followed.graph.inputs):
+            return ""
+        return f" that the last forward left ({plans.left})" if plans.left else f" for inputs {plans.followed.graph.inputs}"
 
     def title(self) -> str:
         """What was asked for, as a report describes it."""

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from integrations._runtime.following import Following
 
 
+_COPIED = 0.01
+"""The part of a plan's peak that copies may take which are made in case memory runs out."""
+
+
 def specs_under(handle: HandleState, plan: Plan | None, way: Way | None = None, followed: object = None) -> Specs:
     """The specs for a forward: the handle's, with the bits of a plan if there is one, or with ``way`` if that is given.
 
@@ -127,9 +131,13 @@ class RunningSession:
     def keep_state(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Keeps what the forward may change, if it may have to run a second time."""
         following, recomputing = self._following, self._handle.recomputing
-        if following is not None and recomputing is not None:
-            if following.is_coarse or recomputing.may_take_less(following.plan):
-                following.state = self._handle.states.before(args, dict(kwargs))
+        if following is None or recomputing is None:
+            return
+        if following.is_coarse:
+            following.state = self._handle.states.before(args, dict(kwargs))
+        elif recomputing.may_take_less(following.plan):
+            most = int(_COPIED * following.plan.peak)
+            following.state = self._handle.states.before(args, dict(kwargs), most)
 
     def take_less(self) -> str:
         """Plan for less memory from the next forward on. Return why that is not done, or why the forward, in which
@@ -166,7 +174,10 @@ class RunningSession:
         """Call a forward under the session."""
         with self as entered:
             entered.owners.add_inputs(tensors_in((args, kwargs)))
-            return forward(*args, **kwargs)
+            result = forward(*args, **kwargs)
+        if self._following is not None and not self.repeats:
+            self._following.state = None  # it holds gradients, which may be cleared before backward
+        return result
 
     def __enter__(self) -> Session:
         require_no_plan()

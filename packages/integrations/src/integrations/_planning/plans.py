@@ -77,10 +77,14 @@ class Plans:
     Attributes:
         last: the plan that was followed last.
         followed: the same, or its ``accumulating`` or ``clearing`` by the state of the gradients.
+        inputs: of the forward that followed it.
+        left: where that forward differed from the planned one, in words; empty if it did not.
     """
 
     def __init__(self, plan: Plan, shapes: Shapes) -> None:
         self.last = self.followed = self._first = plan
+        self.inputs = plan.graph.inputs
+        self.left = ""
         self._shapes = shapes
         self._plans = {one.graph.inputs: one for one in (plan, *plan.also)}
         self._mismatches: dict[Signature, _Mismatches] = {}
@@ -153,6 +157,7 @@ class Plans:
             self.followed = followed = plan if state == "fresh" else getattr(plan, state)
             if plan.is_bounded and not followed.is_bounded:
                 self._tell_of_excess(followed, _WHERE[state])
+            self.inputs, self.left = inputs, ""
             fits = plan.graph.inputs == inputs
             return Followed(plan, followed.schedule if fits else followed.schedule_of_any_sizes, inputs, followed)
 
@@ -215,6 +220,7 @@ class Plans:
         """
         plan, inputs = followed.plan, followed.inputs
         with self._lock.held:
+            self.left = where
             varies = not self._varies and self._may_exceed(plan, inputs)
             self._varies = bool(self._varies or varies)
             again = self._note(plan, inputs)

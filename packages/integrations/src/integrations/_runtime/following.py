@@ -218,8 +218,11 @@ class Following:
             if self.is_coarse:
                 found = "it saved other tensors for backward" if others else "it ran other operators"
                 self._note_mismatch(found, len(self.schedule.ops), shared)
+            else:
+                self._plans.left = "it saved other tensors for backward"
         elif isinstance(fates, Placed) and fates.is_other:
             specs.note_other()
+            self._plans.left = "it saved other tensors for backward"
 
     def _note_mismatch(self, where: str, ran: int, shared: bool) -> None:
         """Notes a forward that differs from the planned one.

@@ -33,6 +33,8 @@ class Content:
     original_peak_bytes: int = 0
     peak_bytes: int = 0
     peak_source: str = ""
+    peak_note: str = ""
+    measured_peak_bytes: int = 0
 
     @property
     def original_bytes(self) -> int:
@@ -67,7 +69,13 @@ class Content:
             return saved
         if not self.peak_source:
             return f"{saved}; step peak not known"
-        return f"{saved}; step peak {format_change(self.original_peak_bytes, self.peak_bytes)}, {self.peak_source}"
+        return f"{saved}; step peak {format_change(self.original_peak_bytes, self.peak_bytes)}, {self.peak_words}"
+
+    @property
+    def peak_words(self) -> str:
+        """Where the peaks come from, in words, with the measured one beside the planned one."""
+        measured = f"; {format_bytes(self.measured_peak_bytes)} measured" if self.measured_peak_bytes else ""
+        return f"{self.peak_source}{self.peak_note}{measured}"
 
     @property
     def caption(self) -> str:
