@@ -20,6 +20,7 @@ from integrations._handle.gradient_error import GradientError, measure_error
 from integrations._handle.handle_state import HandleState
 from integrations._handle.handles import key_for
 from integrations._handle.monitor import Monitor
+from integrations._handle.plain_runs import PlainRuns
 from integrations._handle.running import EarlierRun, RunningSession
 from integrations._handle.shortage import takes_less
 from integrations._handle.saved_state import state_of, take_over
@@ -30,7 +31,6 @@ from integrations._runtime.following import Following, runs_transformed
 from integrations._runtime.forward_state import ForwardStates
 from integrations._runtime.specs import PlannedSpecs
 from integrations._step.capturing.capture import is_capturing
-from integrations._step.graphs.schedule import Schedule
 from integrations.report import Report, Row
 from integrations.rules.levels import Level
 
@@ -50,7 +50,7 @@ class Compression(HandleState):
         super().__init__(model, level_name, level, strict)
         self._adapter = Adapter()
         self._monitor: Monitor | None = None
-        self._plain: Schedule | None = None  # the schedule of the forward before, if its plan left everything as it is
+        self._plain = PlainRuns()
         self.key = key_for(self)
 
     @property
@@ -95,11 +95,12 @@ class Compression(HandleState):
             earlier.append(session.undo())
             session = self.session_of_forward(args, kwargs, earlier=earlier)
         else:
-            result = forward(*args, **kwargs)
+            result = self._plain.run(forward, args, kwargs)
         for run in earlier:
             run.require_gone(self.model)
         if self.recomputing is not None:
             if session is not None:
+                self._plain.note_nodes(session.nodes)
                 self.recomputing.note_returned()
             self.recomputing.observe_backward(self.model, result)
         return result
@@ -129,13 +130,15 @@ class Compression(HandleState):
         if self.recomputing is not None and self.level.off and runs_transformed(self.recomputing.plans is not None):
             return None
         if self.recomputing is not None:
+            any_path = sum(not run.raised for run in earlier) > 1
             following = self.recomputing.following(
-                self.model, self.level, args, dict(kwargs), self.bit_plan, compiled, self.double, sum(not run.raised for run in earlier) > 1
+                self.model, self.level, args, dict(kwargs), self.bit_plan, compiled, self.double, any_path
             )
             self.recomputing.note_step(earlier[0].step if earlier else self.step)
-            before, self._plain = self._plain, None if following is None else following.plain
-            alike = self._plain is not None and self._plain is before and not self._looks and self.timed is None
+            alike = self._plain.is_as_before(following) and not self._looks and self.timed is None
             if following is not None and alike and not self.recomputing.may_take_less(following.plan):
+                if not compiled:
+                    self._plain.start(following)
                 return None  # the forward runs plainly, and the one before has warned of it
         if self._monitor is not None and not self._trials and not earlier:
             self._monitor.before_forward(self)
@@ -368,7 +371,7 @@ class Compression(HandleState):
         # A copy starts without the state of a running forward.
         state = {
             **super().__getstate__(),
-            "_plain": None,
+            "_plain": PlainRuns(),
             "records": [],
             "sessions": {},
             "_trials": 0,

@@ -124,6 +124,11 @@ class RunningSession:
         return None if self._following is None else self._following.plan
 
     @property
+    def nodes(self) -> int | None:
+        """How many autograd nodes the planned forward makes, as far as it is known."""
+        return self._session.specs.nodes
+
+    @property
     def repeats(self) -> bool:
         """Whether the forward, which is over, has to run a second time."""
         return self._following is not None and self._following.repeats

@@ -229,7 +229,8 @@ class Plans:
             after = (
                 f"; the {'second run' if repeats else 'next forward with such inputs'} is preceded by another capture"
             )
-            text = f"{first}{after if again else ''}{_from_now_on(plan) if varies else ''}"
+            after = after if again else _without_captures(plan) if again is False else ""
+            text = f"{first}{after}{_from_now_on(plan) if varies else ''}"
             warn(f"{plan.model}'s forward is not the one that was captured: {where}. {text}")
 
     def _may_exceed(self, plan: Plan, inputs: Signature) -> bool:
@@ -329,6 +330,16 @@ def _from_now_on(plan: Plan) -> str:
     return (
         f". From now on no step {least}, which keeps the error within error={plan.error:g} on every path. If the "
         "forward takes the new path from now on, call integrations.restore_model(model) and compress it again"
+    )
+
+
+def _without_captures(plan: Plan) -> str:
+    """Return what it means that no other capture is made for these inputs, and what to do."""
+    budget = "was planned" if plan.memory is None else f"memory={plan.memory!r}"
+    return (
+        f". No other capture is made for these inputs: from now on, steps that take another path than the last captured "
+        f"one may take more than {budget}. Pass what chooses the path as an argument of the forward, such as a number: "
+        "then each path has a plan of its own"
     )
 
 

@@ -215,11 +215,11 @@ class Following:
                 specs.nodes = nodes
         elif (others := specs.saves_others(saved)) or (self.is_coarse and nodes != specs.nodes):
             specs.note_other()
-            if self.is_coarse:
-                found = "it saved other tensors for backward" if others else "it ran other operators"
+            found = "it saved other tensors for backward" if others else "it ran other operators"
+            if self.is_coarse or nodes > (specs.nodes or nodes):
                 self._note_mismatch(found, len(self.schedule.ops), shared)
             else:
-                self._plans.left = "it saved other tensors for backward"
+                self._plans.left = found
         elif isinstance(fates, Placed) and fates.is_other:
             specs.note_other()
             self._plans.left = "it saved other tensors for backward"
@@ -250,6 +250,10 @@ class Following:
                 f"a second time with more bits, since {obstacle}. To use at least 8 bits from the start, pass "
                 "stores=('recompute', 'exact', '8 bits', 'host') to compress_model; or pass error=0"
             )
+
+    def note_larger(self) -> None:
+        """Note that the forward ran without a session and made more autograd nodes than the planned one."""
+        self._note_mismatch("it ran more operators", 0, shared=False)
 
     def leave(self) -> None:
         """Leaves what ``begin`` has entered, if that was not left: an interrupt may have come before ``end``."""
