@@ -25,7 +25,7 @@ WIDTH = 32
 X = normal(64, WIDTH)
 
 
-def deep(depth: int = 12, width: int = WIDTH) -> nn.Sequential:
+def deep(depth: int = 10, width: int = WIDTH) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*(layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.Tanh()))).train()
 

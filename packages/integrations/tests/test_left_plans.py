@@ -51,9 +51,7 @@ def steps(model: nn.Module, depths: Sequence[int], as_argument: bool = False) ->
             yield live.peak - live.now, [str(one.message) for one in told]
 
 
-@pytest.mark.parametrize(
-    "depths", [[8, 2] * 4, [2, 8] * 4, [8, 8, 2, 2] * 3, [8, 2, 2, 2, 8, 8, 8, 2], [2] * 4 + [8, 2] * 4]
-)
+@pytest.mark.parametrize("depths", [[8, 2] * 4, [2, 8] * 4, [8, 2, 2, 2, 8, 8, 8, 2]])
 def test_a_budget_that_a_larger_path_may_exceed_is_warned_of_once(depths: list[int]) -> None:
     """The plan of two blocks keeps everything, so that its forwards run without a tape, and in the end without
     hooks."""
@@ -84,7 +82,7 @@ def test_casts_that_autocast_keeps_are_no_other_path() -> None:
     model = compress_model(Depths(), memory=1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(6):
+        for _ in range(3):
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 out = model(X).sum() + model(X).sum()
             out.backward()
@@ -119,3 +117,28 @@ def test_a_handle_shows_its_bounds() -> None:
     shown = "Compression(Depths, level='L1', checkpoint='optimal', step=0)"
     assert repr(integrations.compression(model)) == shown
     assert repr(integrations.compression(compress_model(Depths()))) == "Compression(Depths, level='L1', step=0)"
+
+
+class Scaled(nn.Module):
+    """Has an operator of its own after a submodule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.scale = Depths(), nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner: Tensor = self.inner(x)
+        return (inner * self.scale).sin()
+
+
+def test_a_report_of_compiled_code_does_not_say_that_nothing_was_saved() -> None:
+    """What the partitioner recomputes has no row, so that the rows are as large before as after."""
+    model = Scaled()
+    model.inner.depth = 2
+    compress_model(model, memory=1.0).compile(backend="aot_eager")
+    model(X).sum().backward()
+    found = report(model)
+    assert "KiB in compiled regions; step peak " in found.title
+    assert "x)" not in found.title
+    assert "Tensors that compiled regions recompute have no rows" in found.caption
+    assert all(not row.module.startswith("[") for row in found.rows)

@@ -22,8 +22,8 @@ from integrations._handle.handles import key_for
 from integrations._handle.monitor import Monitor
 from integrations._handle.plain_runs import PlainRuns
 from integrations._handle.running import EarlierRun, RunningSession
-from integrations._handle.shortage import takes_less
 from integrations._handle.saved_state import state_of, take_over
+from integrations._handle.shortage import takes_less
 from integrations._handle.step_peaks import step_peaks
 from integrations._handle.timing import measure_times
 from integrations._handle.unused import await_forward, await_no_longer, awaits_forward

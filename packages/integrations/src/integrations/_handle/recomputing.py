@@ -332,7 +332,11 @@ class Recomputing:
         plans = self.plans
         if plans is None or (not plans.left and plans.inputs == plans.followed.graph.inputs):
             return ""
-        return f" that the last forward left ({plans.left})" if plans.left else f" for inputs {plans.followed.graph.inputs}"
+        return (
+            f" that the last forward left ({plans.left})"
+            if plans.left
+            else f" for inputs {plans.followed.graph.inputs}"
+        )
 
     def title(self) -> str:
         """What was asked for, as a report describes it."""

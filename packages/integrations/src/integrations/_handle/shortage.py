@@ -21,31 +21,39 @@ def takes_less(handle: HandleState, session: RunningSession, error: BaseExceptio
         session: of the forward, which has been left.
         error: what the forward raised.
     """
-    if not is_out_of_memory(error):
-        return False
     followed = session.plan
-    if followed is not None:
-        before = followed.peak, less_in_words(followed)
-        why = session.take_less()
-        if not why:
-            _tell(followed, *before)
-            return True
-        error.add_note(_note(followed, why))
-    explain(error, handle.model)
+    if is_out_of_memory(error) and followed is not None and not (why := session.take_less()):
+        warn(
+            f"memory ran out in the forward of {followed.model}, whose plan has an activation peak of "
+            f"{format_bytes(followed.peak)}. From now on it is planned for 10 % less, and this forward runs a second "
+            "time from its start: its Python code and the hooks of its submodules run twice in this step. To plan so "
+            f"from the start, pass {less_in_words(followed)}"
+        )
+        return True
+    if is_out_of_memory(error):
+        explain_shortage(handle, session, error, "" if followed is None else why)
     return False
 
 
-def _tell(followed: Plan, peak: int, less: str) -> None:
-    warn(
-        f"memory ran out in the forward of {followed.model}, whose plan has an activation peak of {format_bytes(peak)}. "
-        f"From now on it is planned for 10 % less, and this forward runs a second time from its start: its Python code "
-        f"and the hooks of its submodules run twice in this step. To plan so from the start, pass {less}"
-    )
+def explain_shortage(handle: HandleState, session: RunningSession, error: BaseException, why: str) -> None:
+    """Add notes to an error that memory ran out in a forward: where the bytes were, and what to change.
+
+    Args:
+        handle: the model's.
+        session: of the forward.
+        error: what the forward raised. Other errors are left alone.
+        why: why the forward does not run a second time.
+    """
+    if is_out_of_memory(error) and session.plan is not None:
+        error.add_note(_note(session.plan, why))
+    explain(error, handle.model)
 
 
 def _note(followed: Plan, why: str) -> str:
     less = less_in_words(followed)
-    change = f"Pass {less}, which is 10 % less" if less else "Use a smaller batch: the plan has the least memory already"
+    change = (
+        f"Pass {less}, which is 10 % less" if less else "Use a smaller batch: the plan has the least memory already"
+    )
     rounding = "" if followed.error or followed.compressed else ", or error=0.1 to allow rounding"
     return (
         f"The plan of this {followed.model} has an activation peak of {format_bytes(followed.peak)}, and memory ran out "

@@ -65,6 +65,8 @@ class Content:
     def title(self) -> str:
         """The level, the bytes of saved tensors, and the step's peak, in one line."""
         saved = f"{self.level}: saved {format_change(self.original_bytes, self.stored_bytes)} ({self.ratio:.1f}x)"
+        if self._only_recomputes_in_regions:
+            saved = f"{self.level}: saved {format_bytes(self.stored_bytes)} in compiled regions"
         if not self.rows:
             return saved
         if not self.peak_source:
@@ -97,6 +99,8 @@ class Content:
             lines.append(f"{self.recomputed}{stored}.")
         if regions := self._exact_in_regions():
             lines.append(regions)
+        if self._only_recomputes_in_regions:
+            lines.append("Tensors that compiled regions recompute have no rows: see the step peak.")
         if self.peak_source:
             lines += self._of_peak()
         if listed:
@@ -104,6 +108,13 @@ class Content:
         if self.offload:
             lines.append(self._where())
         return "\n".join(lines)
+
+    @property
+    def _only_recomputes_in_regions(self) -> bool:
+        """Whether a plan does nothing but recompute in compiled regions. What these recompute is in no row."""
+        alone = [row for row in self.rows if not row.owner]
+        compiled = bool(alone) and all(row.role == "compiled" and row.codec == "kept" for row in alone)
+        return bool(self.recomputed) and compiled
 
     def _exact_in_regions(self) -> str:
         """Return a sentence on the tensors that compiled regions keep exactly, with the main reasons; empty if none."""
