@@ -317,26 +317,15 @@ class Recomputing:
 
     def in_words(self) -> str:
         """The plan that was followed last, as a report describes it."""
-        plan = self.plan
-        if plan is None:
+        plans, plan = self.plans, self.plan
+        if plans is None or plan is None:
             return "No plan yet of what backward recomputes"
         count = len(plan.segments)
         peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
         again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
         stored = _error_of(plan) if self.codec is None else f", what is kept stored by {self.codec}"
         exactly = ", nothing rounded for create_graph=True" if plan.graph.double_backward else ""
-        return f"By a plan{self._condition()}: {peak}{stored}{exactly}; backward recomputes {again}"
-
-    def _condition(self) -> str:
-        """What to know of the plan if the last forward was not the one that was planned, in words."""
-        plans = self.plans
-        if plans is None or (not plans.left and plans.inputs == plans.followed.graph.inputs):
-            return ""
-        return (
-            f" that the last forward left ({plans.left})"
-            if plans.left
-            else f" for inputs {plans.followed.graph.inputs}"
-        )
+        return f"By a plan{plans.condition}: {peak}{stored}{exactly}; backward recomputes {again}"
 
     def title(self) -> str:
         """What was asked for, as a report describes it."""

@@ -103,6 +103,14 @@ class Plans:
         """Return the first plan."""
         return self._first
 
+    @property
+    def condition(self) -> str:
+        """Return what to know of ``followed`` if the last forward was not the one that was planned, in words."""
+        if self.left:
+            return f" that the last forward left ({self.left})"
+        planned = self.followed.graph.inputs
+        return "" if self.inputs == planned else f" for inputs {planned}"
+
     def keeps_bounds(self, model: nn.Module) -> bool:
         """Whether the first plan keeps to its bounds with the gradients that the model has now."""
         return not self._first.is_bounded or not has_gradients(model) or self._first.accumulating.is_bounded
@@ -337,9 +345,9 @@ def _without_captures(plan: Plan) -> str:
     """Return what it means that no other capture is made for these inputs, and what to do."""
     budget = "was planned" if plan.memory is None else f"memory={plan.memory!r}"
     return (
-        f". No other capture is made for these inputs: from now on, steps that take another path than the last captured "
-        f"one may take more than {budget}. Pass what chooses the path as an argument of the forward, such as a number: "
-        "then each path has a plan of its own"
+        f". No other capture is made for these inputs: from now on, steps that take another path than the last "
+        f"captured one may take more than {budget}. Pass what chooses the path as an argument of the forward, such as "
+        "a number: then each path has a plan of its own"
     )
 
 
