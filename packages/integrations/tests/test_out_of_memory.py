@@ -163,6 +163,13 @@ def test_a_plan_of_the_least_memory_cannot_take_less() -> None:
     assert "Use a smaller batch" in note
 
 
+def test_a_plan_within_a_time_has_no_memory_to_lower() -> None:
+    model = compress_model(net(), time=1.2)
+    failing(model).left = 1
+    (note, _) = raised(model)
+    assert "its plan has no memory budget that could be lowered. Pass a larger time=" in note
+
+
 def test_a_budget_near_the_least_cannot_be_lowered() -> None:
     model = compress_model(net(), memory="least")
     step(model)

@@ -200,7 +200,7 @@ class Recomputing:
 
     def may_take_less(self, plan: Plan) -> bool:
         """Return whether to plan for less memory if it runs out in a forward that follows this plan."""
-        return not self.took_less and plan.is_bounded and self.first_steps.is_first(plan)
+        return not self.took_less and plan.memory is not None and self.first_steps.is_first(plan)
 
     @property
     def may_become_exact(self) -> bool:

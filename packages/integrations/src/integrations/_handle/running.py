@@ -150,6 +150,8 @@ class RunningSession:
         following, recomputing = self._following, self._handle.recomputing
         if following is None or recomputing is None:
             return "it has no plan"
+        if following.plan.memory is None:
+            return "its plan has no memory budget that could be lowered"
         if recomputing.took_less:
             return "it was planned for less before"
         if following.state is None or not recomputing.may_take_less(following.plan):

@@ -51,11 +51,14 @@ def explain_shortage(handle: HandleState, session: RunningSession, error: BaseEx
 
 def _note(followed: Plan, why: str) -> str:
     less = less_in_words(followed)
-    change = (
-        f"Pass {less}, which is 10 % less" if less else "Use a smaller batch: the plan has the least memory already"
-    )
+    if less:
+        change = f"Pass {less}, which is 10 % less"
+    elif followed.time is not None:
+        change = "Pass a larger time=, which takes less memory"
+    else:
+        change = "Use a smaller batch: no plan takes less memory"
     rounding = "" if followed.error or followed.compressed else ", or error=0.1 to allow rounding"
     return (
-        f"The plan of this {followed.model} has an activation peak of {format_bytes(followed.peak)}, and memory ran out "
-        f"in its forward, which did not run again, since {why}. {change}{rounding}."
+        f"The plan of this {followed.model} has an activation peak of {format_bytes(followed.peak)}, and memory ran "
+        f"out in its forward, which did not run again, since {why}. {change}{rounding}."
     )
