@@ -7,6 +7,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -229,9 +230,13 @@ def test_a_state_of_an_earlier_version_has_no_history() -> None:
     assert GradientHistory.of(None).content() == {"cleared": 0, "late": False}
 
 
-def test_a_compiled_model_is_observed_too() -> None:
+def test_a_compiled_model_is_observed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
     model = compress_model(deep(4), memory="least")
-    model.compile(backend="aot_eager")
+    model.compile(backend="eager")
+    monkeypatch.setattr("integrations._handle.forward._compiled_for", lambda *given: SimpleNamespace(run=run))
     assert list(train(model, late, 4))[-1] == "clearing"
 
 
@@ -244,3 +249,19 @@ def test_the_hook_keeps_nothing_alive(planned: Plan) -> None:
     gc.collect()
     assert reference() is None
     loss(out).backward()
+
+
+def test_a_measurement_says_nothing_about_the_training(planned: Plan) -> None:
+    """A closure clears gradients before its forward, whatever the training does."""
+    model = applied(planned, 0.0)
+    assert list(train(model, late, 4))[-1] == "clearing"
+    handle = integrations.compression(model)
+    before = handle.recomputing.gradients.content()
+
+    def closure() -> None:
+        model.zero_grad()
+        loss(model(X)).backward()
+
+    with handle.trial_run():
+        closure()
+    assert handle.recomputing.gradients.content() == before

@@ -189,7 +189,7 @@ def test_without_a_plan_the_error_is_as_before() -> None:
 
 
 def test_a_plan_that_rounds_says_that_it_was_not_measured() -> None:
-    model = compress_model(net(), memory=0.6, error=0.1)
+    model = compress_model(net(), memory=0.8, error=0.1)
     step(model)
     failing(model).left = 1
     with pytest.warns(UserWarning, match=RUNS_AGAIN):

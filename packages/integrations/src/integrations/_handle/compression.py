@@ -102,7 +102,8 @@ class Compression(HandleState):
             if session is not None:
                 self._plain.note_nodes(session.nodes)
                 self.recomputing.note_returned()
-            self.recomputing.observe_backward(self.model, result)
+            if not self._trials:
+                self.recomputing.observe_backward(self.model, result)
         return result
 
     def take_backward_inside(self) -> None:
