@@ -30,6 +30,8 @@ from integrations._planning.unmet import out_of_memory, out_of_time
 from integrations._step.graphs.graph import Graph
 
 _ACCUMULATING, _CLEARING = "accumulating", "clearing"
+_LITTLE = 0.01
+"""A part of the plain step's time that is not worth a search."""
 
 
 def within(plan: Found, memory: Budget | None, time: float | None, error: float | None) -> Found:
@@ -72,10 +74,14 @@ def clearing(plan: Found) -> Found:
     """See ``Plan.clearing``."""
     if _fits_where_cleared(plan, plan.choice):
         return plan
+    other = plan.accumulating
+    most = plan.seconds + _LITTLE * plan.plain_seconds  # a plan for such steps is hardly faster than this plan
+    if other.seconds <= most and _fits_where_cleared(plan, other.choice):
+        return other
     if _CLEARING not in plan.others:
         rounded = None if plan.rounded is None else plan.rounded.clearing
         plan.others[_CLEARING] = _searched(plan, plan.graph.clearing, rounded, _unbounded(plan, plan.error))
-    found, other = plan.others[_CLEARING], plan.accumulating
+    found: Found = plan.others[_CLEARING]
     if plan.is_bounded:
         with suppress(ValueError):  # if that cannot be had, the plan of the least peak
             found = found.within(plan.memory, plan.time)
