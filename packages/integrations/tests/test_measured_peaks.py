@@ -83,6 +83,25 @@ def test_a_step_is_measured_if_the_counter_rises(live: LiveBytes) -> None:
     assert live.peak > live.now
 
 
+@pytest.mark.filterwarnings("ignore:a step of Sequential took")
+def test_gradients_in_buckets_were_there_before(live: LiveBytes) -> None:
+    """As with DistributedDataParallel's gradient_as_bucket_view=True."""
+    model = compress_model(deep(), memory=1.0)
+    bucket = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
+    sizes = [parameter.numel() for parameter in model.parameters()]
+
+    def into_bucket() -> None:
+        with torch.no_grad():
+            for parameter, part in zip(model.parameters(), bucket.split(sizes), strict=True):
+                parameter.grad = part.view(parameter.shape)
+
+    live.peak = before = live.now
+    out = model(X).sum(dtype=torch.float64)
+    into_bucket()  # before backward, which adds to them
+    out.backward()
+    assert report(model).measured_peak_bytes == live.peak - before
+
+
 def test_only_the_first_steps_are_measured(live: LiveBytes, monkeypatch: pytest.MonkeyPatch) -> None:
     model = compress_model(deep(), memory=0.8)
     for _ in range(3):

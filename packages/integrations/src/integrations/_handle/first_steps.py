@@ -155,8 +155,10 @@ def _finish(start: _Start, model: weakref.ref[nn.Module]) -> None:
 
 
 def _gradient_bytes(model: nn.Module) -> int:
+    """Return the bytes of a model's gradients, without those that are views, as in DistributedDataParallel's buckets,
+    whose memory is there before the step."""
     found: Iterable[Any] = (gradient_of(parameter) for parameter in model.parameters())
-    return sum(bytes_of_gradient(one) for one in found if one is not None)
+    return sum(bytes_of_gradient(one) for one in found if one is not None and one._base is None)
 
 
 def _remedy(plan: Plan, measured: int) -> str:
