@@ -27,9 +27,10 @@ class _Given:
 
     def __init__(self, plan, keeps):
         self.plan, self.keeps, self.made, self.users = plan, keeps, None, Users()
+        self.left = ""
 
     def following(self, model, level, args, kwargs, bits=None, compiled=False, double=None, any_path=False):
-        followed = Followed(self.plan, self.plan.schedule, Signature.of(args, kwargs))
+        followed = Followed(self.plan, self.plan.schedule, Signature.of(args, kwargs), self.plan)
         made = Following(model, self, followed, None, compiled, self.keeps)
         if self.made is not None:
             self.made.append(made)
@@ -41,10 +42,16 @@ class _Given:
             "are right and memory is not saved"
         )
 
+    def may_take_less(self, plan):
+        return False
+
     def note_step(self, step):
         pass
 
     def note_returned(self):
+        pass
+
+    def observe_backward(self, model, result):
         pass
 
     def title(self):

@@ -31,8 +31,9 @@ pytestmark = [
 ]
 
 
-def made(way, steps=3):
-    """A model after some steps: it repeats what these have decided, and follows a plan."""
+def made(way, steps=4):
+    """A model after some steps: it repeats what these have decided, and follows a plan. In a plan's first three
+    forwards, the state before them is kept, too."""
     model = WAYS[way]().train()
     for _ in range(steps):
         step(model)

@@ -28,8 +28,8 @@ def test_there_and_back(report):
 def test_every_field_comes_back():
     row = integrations.Row("a", "b", "c", (2, 3), torch.bfloat16, "d", 12, 4, "e", "f", host=True, seconds=0.5)
     words = {"plan": "g", "monitor": "h", "recomputed": "k", "model": "i", "note": "j", "exchanged": "l", "loss": "m"}
-    words["peak_source"] = "n"
-    numbers = {"gradient_bytes": 8, "original_peak_bytes": 16, "peak_bytes": 10}
+    words |= {"peak_source": "n", "peak_note": "o"}
+    numbers = {"gradient_bytes": 8, "original_peak_bytes": 16, "peak_bytes": 10, "measured_peak_bytes": 11}
     report = Report("L3", [row], off=True, offload=True, **numbers, **words)
     assert Report.from_json(report.to_json()) == report
     defaults = Report("L3", [row])

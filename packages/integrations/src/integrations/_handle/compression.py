@@ -12,9 +12,7 @@ from torch import nn
 
 from integrations._adaptive.plan import Plan
 from integrations._adaptive.surroundings import meet
-from integrations._calls.tensors import tensors_in
 from integrations._common.modules import ModulePaths
-from integrations._common.out_of_memory import explain
 from integrations._handle.adapt import Adapter
 from integrations._handle.closures import require_closure, require_compressed
 from integrations._handle.exchanges import Exchanges
@@ -22,18 +20,18 @@ from integrations._handle.gradient_error import GradientError, measure_error
 from integrations._handle.handle_state import HandleState
 from integrations._handle.handles import key_for
 from integrations._handle.monitor import Monitor
+from integrations._handle.plain_runs import PlainRuns
 from integrations._handle.running import EarlierRun, RunningSession
 from integrations._handle.saved_state import state_of, take_over
+from integrations._handle.shortage import takes_less
+from integrations._handle.step_peaks import step_peaks
 from integrations._handle.timing import measure_times
 from integrations._handle.unused import await_forward, await_no_longer, awaits_forward
 from integrations._runtime.following import Following, runs_transformed
 from integrations._runtime.forward_state import ForwardStates
 from integrations._runtime.specs import PlannedSpecs
 from integrations._step.capturing.capture import is_capturing
-from integrations._step.graphs.schedule import Schedule
 from integrations.report import Report, Row
-from integrations.report.peak import PEAKS, estimated_peaks, gradient_bytes_by_module
-from integrations.report.words import ESTIMATED, PLANNED
 from integrations.rules.levels import Level
 
 _STEPS = threading.Lock()
@@ -52,7 +50,7 @@ class Compression(HandleState):
         super().__init__(model, level_name, level, strict)
         self._adapter = Adapter()
         self._monitor: Monitor | None = None
-        self._plain: Schedule | None = None  # the schedule of the forward before, if its plan left everything as it is
+        self._plain = PlainRuns()
         self.key = key_for(self)
 
     @property
@@ -85,39 +83,44 @@ class Compression(HandleState):
         while session is not None:
             session.keep_state(args, kwargs)
             try:
-                with session as entered:
-                    entered.owners.add_inputs(tensors_in((args, kwargs)))
-                    result = forward(*args, **kwargs)
+                result = session.run(forward, args, kwargs)
             except BaseException as error:
                 session.abandon()
-                if isinstance(error, (RuntimeError, MemoryError)):
-                    explain(error, self.model)
-                raise
-            if not session.repeats:
-                break
-            del result, entered
+                if not takes_less(self, session, error):
+                    raise
+            else:
+                if not session.repeats:
+                    break
+                del result
             earlier.append(session.undo())
             session = self.session_of_forward(args, kwargs, earlier=earlier)
         else:
-            result = forward(*args, **kwargs)
+            result = self._plain.run(forward, args, kwargs)
         for run in earlier:
             run.require_gone(self.model)
         if session is not None:
-            self.note_returned(session.step, args, kwargs, result)
+            self._plain.note_nodes(session.nodes)
+        self.note_returned(session, args, kwargs, result)
         return result
 
-    def note_returned(self, step: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], returned: Any) -> None:
-        """Note that a compressed forward is over.
+    def note_returned(
+        self, session: RunningSession | None, args: tuple[Any, ...], kwargs: Mapping[str, Any], returned: Any
+    ) -> None:
+        """Note that a forward is over.
 
         Args:
-            step: its number.
+            session: its session; ``None`` if it ran plainly.
             args, kwargs: its inputs.
             returned: what the model has returned.
         """
-        if self.recomputing is not None:
+        if self.recomputing is None:
+            return
+        if session is not None:
             self.recomputing.note_returned()
-            if not self._trials:
-                self.recomputing.note_output(step, args, dict(kwargs), returned)
+        if not self._trials:
+            self.recomputing.observe_backward(self.model, returned)
+            if session is not None:
+                self.recomputing.note_output(session.step, args, dict(kwargs), returned)
 
     def take_backward_inside(self) -> None:
         """Makes ``run`` take what it calls for a whole step from now on, whose backward may come in it or after it."""
@@ -144,6 +147,7 @@ class Compression(HandleState):
         if self.recomputing is not None and self.level.off and runs_transformed(self.recomputing.plans is not None):
             return None
         if self.recomputing is not None:
+            any_path = sum(not run.raised for run in earlier) > 1
             following = self.recomputing.following(
                 self.model,
                 self.level,
@@ -152,11 +156,13 @@ class Compression(HandleState):
                 self.bit_plan,
                 compiled,
                 self.double,
-                len(earlier) > 1,
+                any_path,
                 earlier[0].step if earlier else self.step,
             )
-            before, self._plain = self._plain, None if following is None else following.plain
-            if self._plain is not None and self._plain is before and not self._looks and self.timed is None:
+            alike = self._plain.is_as_before(following) and not self._looks and self.timed is None
+            if following is not None and alike and not self.recomputing.may_take_less(following.plan):
+                if not compiled:
+                    self._plain.start(following)
                 return None  # the forward runs plainly, and the one before has warned of it
         if self._monitor is not None and not self._trials and not earlier:
             self._monitor.before_forward(self)
@@ -362,17 +368,8 @@ class Compression(HandleState):
             recomputed,
             model,
             exchanged=exchanged,
-            **self._peaks(rows),
+            **step_peaks(self.model, self.recomputing, rows),
         )
-
-    def _peaks(self, rows: list[Row]) -> dict[str, Any]:
-        """Return the step's peaks as fields of a report."""
-        followed = None if self.recomputing is None else self.recomputing.plan
-        if followed is not None:
-            peaks, source = (followed.uncompressed_peak, followed.peak), PLANNED
-        else:
-            peaks, source = estimated_peaks(rows, gradient_bytes_by_module(self.model)), ESTIMATED if rows else ""
-        return dict(zip(PEAKS, (*peaks, source), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have, as plain values."""
@@ -391,13 +388,15 @@ class Compression(HandleState):
         take_over(self, state)
 
     def __repr__(self) -> str:
-        return f"Compression({type(self.model).__name__}, level={self.level_name!r}, step={self.step})"
+        plan = [] if self.recomputing is None else [self.recomputing.title()]
+        level = [] if plan and self.level.off else [f"level={self.level_name!r}"]
+        return f"Compression({', '.join((type(self.model).__name__, *level, *plan))}, step={self.step})"
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without the state of a running forward.
         state = {
             **super().__getstate__(),
-            "_plain": None,
+            "_plain": PlainRuns(),
             "records": [],
             "sessions": {},
             "_trials": 0,

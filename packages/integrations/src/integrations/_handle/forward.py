@@ -32,6 +32,7 @@ from integrations._handle.compression import Compression
 from integrations._handle.handle_state import HandleState
 from integrations._handle.handles import handle_of
 from integrations._handle.running import RunningSession
+from integrations._handle.shortage import explain_shortage
 from integrations._planning.errors import PlanningError, for_user
 from integrations._planning.plan import Plan
 from integrations._runtime.compiled.forward import Compiled
@@ -119,8 +120,8 @@ def _run_compiled(
         without_dynamo(_open)(session, args, kwargs)
         result = run(function, args, kwargs)
         without_dynamo(_close)(forward, session, args, kwargs, result)
-    except BaseException:
-        without_dynamo(_give_up)(session)
+    except BaseException as error:
+        without_dynamo(_give_up)(forward, session, error)
         raise
     return result
 
@@ -150,14 +151,15 @@ def _open(session: RunningSession, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 def _close(
-    forward: CompressedForward, session: RunningSession, args: tuple[Any, ...], kwargs: Mapping[str, Any], returned: Any
+    forward: CompressedForward, session: RunningSession, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
 ) -> None:
     session.__exit__(None, None, None)
-    forward.handle.note_returned(session.step, args, kwargs, returned)
+    forward.handle.note_returned(session, args, kwargs, result)
 
 
-def _give_up(session: RunningSession) -> None:
+def _give_up(forward: CompressedForward, session: RunningSession, error: BaseException) -> None:
     session.abandon()
+    explain_shortage(forward.handle, session, error, "torch compiles it")
 
 
 @constant_when_traced

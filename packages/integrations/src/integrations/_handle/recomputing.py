@@ -14,6 +14,7 @@ from integrations._common.entries import of_type
 from integrations._common.locking import OwnLock, Users
 from integrations._common.warn import warn
 from integrations._handle.asked_plans import OPTIMAL, Asked, planning_for, require_asked, require_at, require_of
+from integrations._handle.first_steps import FirstSteps
 from integrations._handle.fronts import Fronts
 from integrations._handle.remeasuring import EARLY, Remeasuring
 from integrations._measuring.bounded import chosen, front_of
@@ -22,6 +23,7 @@ from integrations._measuring.together import Answer, of_rank_0, with_bytes
 from integrations._planning.attempts import Attempts
 from integrations._planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations._planning.budget import Budget
+from integrations._planning.gradient_states import GradientHistory
 from integrations._planning.obstacles import planning
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Plans, Shapes
@@ -38,7 +40,8 @@ from integrations._storing.ways import through
 from integrations.report.words import format_bytes
 from integrations.rules.levels import Level
 
-_ADDED = {"shapes", "codec", "measuring", "measured_in", "version"}  # keys that later versions have added to a state
+_ADDED = {"shapes", "codec", "measuring", "measured_in", "version", "gradients"}
+"""Keys that later versions have added to a state."""
 
 
 def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing:
@@ -72,6 +75,8 @@ class Recomputing:
         asked: bounds or a plan; or, for a plan beside a level, ``"optimal"`` or a budget.
         plans: ``None`` before the first forward that is planned for.
         users: the model's forwards. A capture exchanges its parameters, and runs alone.
+        gradients: what the backwards of earlier steps found.
+        took_less: whether the model was planned for less memory after a forward had run out of it.
         differentiated: whether a backward with ``create_graph=True`` has read tensors that plans round. Plans then
             round nothing from the next forward on.
     """
@@ -89,6 +94,9 @@ class Recomputing:
         self._lock = OwnLock()
         self.users = Users()
         self.compiled: Compiled | None = None
+        self.gradients = GradientHistory()
+        self.first_steps = FirstSteps()
+        self.took_less = False
         self.differentiated = False
         self._exact: tuple[Plans, Plans | None] | None = None  # plans, and their replacement without rounding
         self.measuring: Remeasuring | None = None
@@ -126,9 +134,8 @@ class Recomputing:
 
     def note_output(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
         """Note what the forward of a training step has returned, which is measured before the next one if it is due."""
-        plan = self.plan
-        if plan is not None and self.measuring is not None and self.measuring.records(step) and plan.choice.rounds:
-            self.measuring.record(step, plan, args, kwargs, returned)
+        if self.plans is not None and self.measuring is not None and self.measuring.records(step):
+            self.measuring.record(step, self.plans.last, args, kwargs, returned)
 
     def settle(self, model: nn.Module, step: int, alone: bool = False) -> None:
         """Measure the error of a step that is over, if it is due, and correct the plans by it.
@@ -201,11 +208,18 @@ class Recomputing:
         trial = None
         if double is not None and self.may_become_exact:
             plans, trial = self._without_rounding(model, plans, level, None if compiled else double, args, kwargs)
-        followed = plans.plan_for(model, args, kwargs, self.users, any_path)
+        state = self.gradients.before_forward(model)
+        followed = plans.plan_for(model, args, kwargs, self.users, state, any_path)
         if followed is None:
             return None
+        self.first_steps.tell_of_excess()
+        self.first_steps.start(model, followed.of_state)
         alone = level.off or (followed.plan.menus is not None and followed.plan.level is None)
         return Following(model, plans, followed, None if alone else level, compiled, self._keeps, trial)
+
+    def may_take_less(self, plan: Plan) -> bool:
+        """Return whether to plan for less memory if it runs out in a forward that follows this plan."""
+        return not self.took_less and plan.memory is not None and self.first_steps.is_first(plan)
 
     @property
     def may_become_exact(self) -> bool:
@@ -312,17 +326,24 @@ class Recomputing:
         if self.plans is not None:
             self.plans.note_returned()
 
+    def observe_backward(self, model: nn.Module, result: Any) -> None:
+        """Observe the backward of a forward that has returned ``result`` in this thread."""
+        plans = self.plans
+        as_planned = plans is not None and not plans.left and plans.inputs == plans.last.graph.inputs
+        self.gradients.after_forward(model, result)
+        self.first_steps.after_forward(model, result, as_planned)
+
     def in_words(self) -> str:
         """The plan that was followed last, as a report describes it."""
-        plan = self.plan
-        if plan is None:
+        plans, plan = self.plans, self.plan
+        if plans is None or plan is None:
             return "No plan yet of what backward recomputes"
         count = len(plan.segments)
         peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
         again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
         stored = self._error_in_words(plan) if self.codec is None else f", what is kept stored by {self.codec}"
         exactly = ", nothing rounded for create_graph=True" if plan.graph.double_backward else ""
-        return f"By a plan: {peak}{stored}{exactly}; backward recomputes {again}"
+        return f"By a plan{plans.condition}: {peak}{stored}{exactly}; backward recomputes {again}"
 
     def _error_in_words(self, plan: Plan) -> str:
         """A plan's error beside its bound, in words; empty for one that rounds nothing."""
@@ -353,6 +374,7 @@ class Recomputing:
             "codec": None if self.codec is None else str(self.codec),
             "measuring": None if self.measuring is None else self.measuring.state(),
             "version": self.plans.version if isinstance(self.plans, Fronts) else 0,
+            "gradients": self.gradients.content(),
         }
 
     @staticmethod
@@ -388,6 +410,7 @@ class Recomputing:
                 "which no state holds: give integrations.checkpoint.apply the codec, then load the state"
             )
         found = Recomputing(model, asked, level, shapes, codec)
+        found.gradients = GradientHistory.of(state.get("gradients"))
         if plan is not None and plan.error:
             found.measuring = Remeasuring(ErrorModel(model, plan.error))
             if state.get("measuring") is not None:

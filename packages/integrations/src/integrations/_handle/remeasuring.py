@@ -17,6 +17,7 @@ from integrations._common.entries import entry_of, of_type
 from integrations._common.warn import warn
 from integrations._measuring.error_model import ENOUGH, ErrorModel
 from integrations._measuring.gradient_errors import OF_TENSOR, GradientErrors, TensorError, measured_errors
+from integrations._planning.gradient_states import has_gradients
 from integrations._planning.plan import Plan
 from integrations._torch import tree_map_only
 
@@ -62,7 +63,7 @@ class _Recorded:
 
     Attributes:
         step: its number.
-        plan: the plan that it followed.
+        plan: the plan for its inputs, for steps that find no gradients.
         args, kwargs: of its forward.
         starts: the gradients of the tensors that it returned and that require one, as far as backward has come to them;
             ``None`` if they are too large to keep.
@@ -120,7 +121,7 @@ class Remeasuring:
 
         Args:
             step: its number.
-            plan: the plan that it followed.
+            plan: the plan for its inputs, for steps that find no gradients.
             args, kwargs: of its forward.
             returned: by its forward.
         """
@@ -184,8 +185,14 @@ class Remeasuring:
         if starts is not None and not all(start is None or bool(start.isfinite().all()) for start in starts):
             self.why = "its gradient was not finite"
             return None
+        if has_gradients(model):  # the steps aside find them, whatever the measured step did
+            recorded.plan = recorded.plan.accumulating
+        plan = recorded.plan
+        if not plan.choice.rounds:
+            self.why = "the plan for steps that find gradients rounds nothing"
+            return None
         try:
-            return measured_errors(model, recorded.args, recorded.kwargs, recorded.plan, starts=starts)
+            return measured_errors(model, recorded.args, recorded.kwargs, plan, starts=starts)
         except Unmeasured as error:
             self.why = str(error)
         except Exception as error:  # whatever it is, the training step itself had no such error

@@ -6,7 +6,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,11 @@ from integrations._adaptive.finite import Look
 from integrations._adaptive.plan import Plan
 from integrations._adaptive.planned import PlannedBits
 from integrations._adaptive.probe import Probe
+from integrations._calls.tensors import tensors_in
 from integrations._handle.handle_state import HandleState
 from integrations._handle.outcome import judge
 from integrations._handle.unmeasured import judge_measurement
+from integrations._planning.errors import BudgetError
 from integrations._planning.plan import Plan as FollowedPlan
 from integrations._runtime.compiled.hooks import may_be_replayed
 from integrations._runtime.repeating.repeating import require_no_plan
@@ -31,6 +33,10 @@ from integrations.rules.policy import Policy, fixed_bits
 
 if TYPE_CHECKING:
     from integrations._runtime.following import Following
+
+
+_COPIED = 0.01
+"""The part of a plan's peak that copies may take which are made in case memory runs out."""
 
 
 def specs_under(handle: HandleState, plan: Plan | None, way: Way | None = None, followed: object = None) -> Specs:
@@ -55,10 +61,11 @@ class EarlierRun:
 
     Attributes:
         step: the forward's number.
+        raised: whether memory ran out in it.
     """
 
-    def __init__(self, session: Session) -> None:
-        self.step = session.step
+    def __init__(self, session: Session, raised: bool = False) -> None:
+        self.step, self.raised = session.step, raised
         self._saved = weakref.ref(session.storages.last)  # each region that autograd holds refers to it
 
     def require_gone(self, model: nn.Module) -> None:
@@ -67,7 +74,7 @@ class EarlierRun:
         Raises:
             RuntimeError: something does, which the state before the forward does not cover.
         """
-        if self._saved() is not None and gc.collect() is not None and self._saved() is not None:
+        if not self.raised and self._saved() is not None and gc.collect() is not None and self._saved() is not None:
             raise RuntimeError(
                 f"{type(model).__name__}'s forward took another path than the planned one and ran a second time, and "
                 "an object still holds a tensor of the first run with its history, such as an entry of a global list: "
@@ -90,7 +97,7 @@ class RunningSession:
         following: Following | None = None,
     ) -> None:
         self._handle, self._probe, self._following = handle, probe, following
-        self._open = False
+        self._open = self._raised = self._shared = False
         kind = Session if handle.timed is None else TimedSession
         way = None if following is None else following.way(handle.stores_at)
         self._session = kind(
@@ -122,24 +129,67 @@ class RunningSession:
         return self._session.step
 
     @property
+    def nodes(self) -> int | None:
+        """How many autograd nodes the planned forward makes, as far as it is known."""
+        return self._session.specs.nodes
+
+    @property
     def repeats(self) -> bool:
         """Whether the forward, which is over, has to run a second time."""
         return self._following is not None and self._following.repeats
 
     def keep_state(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Keeps what the forward may change, if it may have to run a second time."""
-        if self._following is not None and self._following.is_coarse:
-            self._following.state = self._handle.states.before(args, dict(kwargs))
+        following, recomputing = self._following, self._handle.recomputing
+        if following is None or recomputing is None:
+            return
+        if following.is_coarse:
+            following.state = self._handle.states.before(args, dict(kwargs))
+        elif recomputing.may_take_less(following.plan):
+            most = int(_COPIED * following.plan.peak)
+            following.state = self._handle.states.before(args, dict(kwargs), most)
+
+    def take_less(self) -> str:
+        """Plan for less memory from the next forward on. Return why that is not done, or why the forward, in which
+        memory ran out, cannot run a second time; empty if both are done."""
+        following, recomputing = self._following, self._handle.recomputing
+        if following is None or recomputing is None:
+            return "it has no plan"
+        if following.plan.memory is None:
+            return "its plan has no memory budget that could be lowered"
+        if recomputing.took_less:
+            return "it was planned for less before"
+        if following.state is None or not recomputing.may_take_less(following.plan):
+            return "it is not one of the first steps of its plan"
+        why = "another thread has run the model meanwhile" if self._shared else following.state.obstacle()
+        if not why:
+            try:
+                following.take_less()
+            except BudgetError:
+                return "no plan takes 10 % less"
+            recomputing.took_less = self._raised = True
+        return why
 
     def undo(self) -> EarlierRun:
         """Restores the state before the forward, which is over and runs a second time."""
+        if self._raised:
+            gc.collect()  # what the first run has made may be held by cycles of its frames
         timed = self._handle.timed
         if timed is not None and isinstance(self._session, TimedSession):
             timed.remove(self._session)
         self._handle.records = self._before
         if self._following is not None and self._following.state is not None:
             self._following.state.restore()
-        return EarlierRun(self._session)
+        return EarlierRun(self._session, self._raised)
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call a forward under the session."""
+        with self as entered:
+            entered.owners.add_inputs(tensors_in((args, kwargs)))
+            result = forward(*args, **kwargs)
+        if self._following is not None and not self.repeats:
+            self._following.state = None  # it holds gradients, which may be cleared before backward
+        return result
 
     def __enter__(self) -> Session:
         require_no_plan()
@@ -162,8 +212,8 @@ class RunningSession:
         handle.sessions.pop(threading.get_ident(), None)
         try:
             if self._following is not None:
-                shared = self._shared or bool(handle.sessions) or handle.step != self._session.step + 1
-                self._following.end(self._session, complete=error[0] is None, shared=shared)
+                self._shared = self._shared or bool(handle.sessions) or handle.step != self._session.step + 1
+                self._following.end(self._session, complete=error[0] is None, shared=self._shared)
         finally:
             try:
                 if self._following is not None:

@@ -189,7 +189,7 @@ def following(model: nn.Module, given: Any, plan: Plan, draw: int = 0) -> Iterat
         plan: the plan.
         draw: the number of the rounding noise.
     """
-    followed = Followed(plan, plan.schedule, plan.graph.inputs)
+    followed = Followed(plan, plan.schedule, plan.graph.inputs, plan)
     ahead = Following(model, _Strict(plan, "replan"), followed, plan.level)
     base = LEVELS["L0"] if plan.level is None else plan.level
     way = ahead.way(base)

@@ -1,4 +1,4 @@
-"""The plans beside a plan, from the same captures: within other bounds, and for the other state of the gradients.
+"""The plans beside a plan, from the same captures: within other bounds, and for other states of the gradients.
 
 What further searches find is kept with the plan, in ``Plan.others``, which all plans made of it share.
 """
@@ -9,17 +9,29 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from actcore import simulate
 from integrations._planning.bounds import Bounds
-from integrations._planning.budget import AUTO, Budget, allowed_bytes, read_fraction, require_error, require_ratio
+from integrations._planning.budget import (
+    AUTO,
+    LEAST,
+    Budget,
+    allowed_bytes,
+    read_fraction,
+    require_error,
+    require_ratio,
+)
 from integrations._planning.choice import Choice
 from integrations._planning.errors import BudgetError
 from integrations._planning.noted import note_accumulating, noted
+from integrations._planning.problem import chosen_entries, training_step
 from integrations._planning.search import Captures, most_exact, solved
 from integrations._planning.solution import Found, Solution
 from integrations._planning.unmet import out_of_memory, out_of_time
 from integrations._step.graphs.graph import Graph
 
-_ACCUMULATING = "accumulating"
+_ACCUMULATING, _CLEARING = "accumulating", "clearing"
+_LITTLE = 0.01
+"""A part of the plain step's time that is not worth a search."""
 
 
 def within(plan: Found, memory: Budget | None, time: float | None, error: float | None) -> Found:
@@ -56,6 +68,35 @@ def accumulating(plan: Found) -> Found:
             found = found.within(plan.memory, plan.time)
     note_accumulating(plan, found)  # each forward asks, and what follows a plan knows it by identity
     return found
+
+
+def clearing(plan: Found) -> Found:
+    """See ``Plan.clearing``."""
+    if _fits_where_cleared(plan, plan.choice):
+        return plan
+    other = plan.accumulating
+    most = plan.seconds + _LITTLE * plan.plain_seconds  # a plan for such steps is hardly faster than this plan
+    if other.seconds <= most and _fits_where_cleared(plan, other.choice):
+        return other
+    if _CLEARING not in plan.others:
+        rounded = None if plan.rounded is None else plan.rounded.clearing
+        plan.others[_CLEARING] = _searched(plan, plan.graph.clearing, rounded, _unbounded(plan, plan.error))
+    found: Found = plan.others[_CLEARING]
+    if plan.is_bounded:
+        with suppress(ValueError):  # if that cannot be had, the plan of the least peak
+            found = found.within(plan.memory, plan.time)
+    faster = other.seconds <= found.seconds and _fits_where_cleared(plan, other.choice)
+    return other if faster or found.choice.rounds else found
+
+
+def _fits_where_cleared(plan: Solution, choice: Choice) -> bool:
+    """Return whether a choice keeps to a plan's memory in bytes if the last gradients are there in the forward."""
+    if plan.compressed or plan.memory in (None, LEAST):
+        return False
+    graph, menus = plan.graph_of(choice).clearing, plan.menus_of(choice)
+    plain = simulate(training_step(plan.graph.clearing), [True] * len(plan.graph.values)).peak - graph.gradients
+    peak = simulate(training_step(graph, menus), *chosen_entries(choice, menus)).peak - graph.gradients
+    return peak <= (allowed_bytes(plan.memory, plain) or 0)
 
 
 def _within(plan: Found, memory: Budget | None, time: float | None, error: float | None) -> Found:

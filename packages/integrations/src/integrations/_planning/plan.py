@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
 from integrations._common.whole_files import write_text
-from integrations._planning.alternatives import accumulating, within
+from integrations._planning.alternatives import accumulating, clearing, within
 from integrations._planning.budget import Budget
 from integrations._planning.noted import only_noted
 from integrations._planning.page import write_page
@@ -60,6 +61,16 @@ class Plan(Solution):
         if not self.graph.standing:
             return self
         return accumulating(self)
+
+    @cached_property
+    def clearing(self) -> Self:
+        """The plan for steps that find gradients in the forward and clear them before backward, as ``zero_grad`` does
+        between the two.
+
+        It is this plan if that keeps to its memory in such steps. Otherwise it is searched for, unless it would round:
+        a plan that rounds has to be measured, so ``accumulating`` is followed then, which takes no more memory.
+        """
+        return clearing(self) if self.graph.standing and not self.graph.clears else self
 
     def within(self, memory: Budget | None = None, time: float | None = None, error: float | None = None) -> Self:
         """Return the best plan within these bounds: of the least time in the memory; without a memory, of the least
@@ -140,7 +151,9 @@ class Plan(Solution):
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled with a model: everything except the user's function and what can be searched again."""
-        return {**self.__dict__, "loss": None, "others": only_noted(self)}
+        state = {**self.__dict__, "loss": None, "others": only_noted(self)}
+        state.pop("clearing", None)
+        return state
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """The plan itself: it never changes, and copies of a model share it."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from integrations._calls.tensors import gradient_of
 from integrations._common.compiling import has_compiled_parts
 from integrations._common.locking import OwnLock, Users
 from integrations._common.modules import all_modules
 from integrations._common.warn import warn
 from integrations._planning.attempts import Attempts
 from integrations._planning.bounds import Bounds
+from integrations._planning.errors import BudgetError
+from integrations._planning.gradient_states import GradientState, has_gradients
+from integrations._planning.less import within_less
 from integrations._planning.plan import Plan
 from integrations._planning.planner import plan_of_graph
 from integrations._planning.search import solved_for_any_path
@@ -41,13 +42,15 @@ class Followed(NamedTuple):
 
     Attributes:
         plan: the plan for these inputs, or for larger ones.
-        schedule: what it means for each operator. If there are gradients already, it is that of ``plan.accumulating``.
+        schedule: what ``of_state`` means for each operator.
         inputs: the forward's.
+        of_state: the same plan for the state of the gradients: ``plan``, its ``accumulating`` or its ``clearing``.
     """
 
     plan: Plan
     schedule: Schedule
     inputs: Signature
+    of_state: Plan
 
 
 @dataclass
@@ -73,11 +76,15 @@ class Plans:
 
     Attributes:
         last: the plan that was followed last.
-        followed: the same, or its ``accumulating`` if there were gradients already.
+        followed: the same, or its ``accumulating`` or ``clearing`` by the state of the gradients.
+        inputs: of the forward that followed it.
+        left: where that forward differed from the planned one, in words; empty if it did not.
     """
 
     def __init__(self, plan: Plan, shapes: Shapes) -> None:
         self.last = self.followed = self._first = plan
+        self.inputs = plan.graph.inputs
+        self.left = ""
         self._shapes = shapes
         self._plans = {one.graph.inputs: one for one in (plan, *plan.also)}
         self._mismatches: dict[Signature, _Mismatches] = {}
@@ -96,25 +103,39 @@ class Plans:
         """Return the first plan."""
         return self._first
 
+    @property
+    def condition(self) -> str:
+        """Return what to know of ``followed`` if the last forward was not the one that was planned, in words."""
+        if self.left:
+            return f" that the last forward left ({self.left})"
+        planned = self.followed.graph.inputs
+        return "" if self.inputs == planned else f" for inputs {planned}"
+
     def keeps_bounds(self, model: nn.Module) -> bool:
         """Whether the first plan keeps to its bounds with the gradients that the model has now."""
-        trained, standing = _elements(model)
-        return not self._first.is_bounded or 2 * standing <= trained or self._first.accumulating.is_bounded
+        return not self._first.is_bounded or not has_gradients(model) or self._first.accumulating.is_bounded
 
     def plan_for(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], users: Users, any_path: bool = False
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        users: Users,
+        state: GradientState,
+        any_path: bool = False,
     ) -> Followed | None:
         """What a forward with these inputs follows. ``None`` if no plan can be made for it, and it runs plainly.
 
         Args:
             model, args, kwargs: the model, and the forward's inputs.
             users: the model's forwards, of which a capture wants none beside it.
+            state: what the forward is planned for.
             any_path: whether the plan's error has to be within the bound on every path of the forward.
 
         Raises:
             ValueError: the inputs have other shapes than planned for, and these are refused.
         """
-        inputs, (trained, standing) = Signature.of(args, kwargs), _elements(model)
+        inputs = Signature.of(args, kwargs)
         self._attempts.start()
         if self._varies is None:  # a tape has compiled parts run as eager code, so nothing tells whether they differ
             self._varies = has_compiled_parts(all_modules(model)[1:])
@@ -141,11 +162,12 @@ class Plans:
                         mismatch.due = False
             plan = self._corrected(plan or self.last)
             self.last = plan = self._for_any_path(plan) if self._varies or any_path else plan
-            self.followed = followed = plan.accumulating if 2 * standing > trained else plan
+            self.followed = followed = plan if state == "fresh" else getattr(plan, state)
             if plan.is_bounded and not followed.is_bounded:
-                self._tell_of_excess(followed, " where gradients are there already")
+                self._tell_of_excess(followed, _WHERE[state])
+            self.inputs, self.left = inputs, ""
             fits = plan.graph.inputs == inputs
-            return Followed(plan, followed.schedule if fits else followed.schedule_of_any_sizes, inputs)
+            return Followed(plan, followed.schedule if fits else followed.schedule_of_any_sizes, inputs, followed)
 
     def _corrected(self, plan: Plan) -> Plan:
         """Return the plan for the same inputs by the newest predictions of errors."""
@@ -160,6 +182,20 @@ class Plans:
     def note_returned(self) -> None:
         """Notes that the forward has returned for which this thread last called ``plan_for``."""
         self._attempts.returned()
+
+    def take_less(self, followed: Followed) -> None:
+        """Plan for a tenth less memory from now on than a forward's plan takes, from the same captures.
+
+        Raises:
+            BudgetError: no plan for the forward's inputs takes less. Nothing changes.
+        """
+        with self._lock.held:
+            less = within_less(followed.plan, followed.of_state)
+            for inputs, plan in self._plans.items():
+                with suppress(BudgetError):
+                    self._plans[inputs] = plan.within(less.memory, plan.time)
+            self._plans[less.graph.inputs] = less
+            self._first = self._plans[self._first.graph.inputs]
 
     def _tell_of_excess(self, plan: Plan, state: str = "") -> None:
         """Warns of a plan that takes more than was asked for, once for each inputs and state."""
@@ -196,6 +232,7 @@ class Plans:
         """
         plan, inputs = followed.plan, followed.inputs
         with self._lock.held:
+            self.left = where
             varies = not self._varies and self._may_exceed(plan, inputs)
             self._varies = bool(self._varies or varies)
             again = self._note(plan, inputs)
@@ -204,7 +241,8 @@ class Plans:
             after = (
                 f"; the {'second run' if repeats else 'next forward with such inputs'} is preceded by another capture"
             )
-            text = f"{first}{after if again else ''}{_from_now_on(plan) if varies else ''}"
+            after = after if again else _without_captures(plan) if again is False else ""
+            text = f"{first}{after}{_from_now_on(plan) if varies else ''}"
             warn(f"{plan.model}'s forward is not the one that was captured: {where}. {text}")
 
     def _may_exceed(self, plan: Plan, inputs: Signature) -> bool:
@@ -282,22 +320,15 @@ class Plans:
         return plan_of_graph(first.model, graph, first.objective)
 
 
-def _elements(model: nn.Module) -> tuple[int, int]:
-    """How many elements of parameters are trained, and how many of these have gradients already."""
-    trained = standing = 0
-    values = (module._parameters.values() for module in all_modules(model))
-    parameters = {id(one): one for one in chain.from_iterable(values) if one is not None and one.requires_grad}
-    for parameter in parameters.values():
-        count = parameter.numel()
-        trained += count
-        standing += count if gradient_of(parameter) is not None else 0
-    return trained, standing
-
-
 def _fits_any_path(plan: Plan) -> bool:
     """Return whether each value is stored precisely enough for any reader, in both states of the gradients."""
     return plan.compressed or not plan.error or (plan.choice.fits_any_path and plan.accumulating.choice.fits_any_path)
 
+
+_WHERE = {
+    "accumulating": " where gradients are there already",
+    "clearing": " where gradients are cleared between forward and backward",
+}
 
 _REPEATS = (
     "It runs a second time from its start, since it has stored tensors in few bits for the planned path: its Python "
@@ -311,6 +342,16 @@ def _from_now_on(plan: Plan) -> str:
     return (
         f". From now on no step {least}, which keeps the error within error={plan.error:g} on every path. If the "
         "forward takes the new path from now on, call integrations.restore_model(model) and compress it again"
+    )
+
+
+def _without_captures(plan: Plan) -> str:
+    """Return what it means that no other capture is made for these inputs, and what to do."""
+    budget = "was planned" if plan.memory is None else f"memory={plan.memory!r}"
+    return (
+        f". No other capture is made for these inputs: from now on, steps that take another path than the last "
+        f"captured one may take more than {budget}. Pass what chooses the path as an argument of the forward, such as "
+        "a number: then each path has a plan of its own"
     )
 
 

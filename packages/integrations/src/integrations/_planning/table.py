@@ -52,6 +52,7 @@ def listed(operators: Sequence[str], most: int = 2) -> str:
 
 def _title(plan: Solution) -> str:
     state = ", with gradients there already" if plan.graph.accumulates else ""
+    state = ", with gradients that are cleared before backward" if plan.graph.clears else state
     also = "".join(f", or {other.graph.inputs}" for other in plan.also)
     what = f"{plan.model} for inputs {plan.graph.inputs}{also}{state}: activation peak"
     if not plan.segments and not plan.choice.stores:

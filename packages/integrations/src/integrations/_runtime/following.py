@@ -96,8 +96,15 @@ class Following:
     @property
     def plan(self) -> Plan:
         """The plan that the forward follows, for the state that its gradients are in."""
-        plan, schedule, _ = self._followed
-        return plan if schedule.graph.standing else plan.accumulating
+        return self._followed.of_state
+
+    def take_less(self) -> None:
+        """Plan for a tenth less memory from the next forward on.
+
+        Raises:
+            BudgetError: no plan takes less.
+        """
+        self._plans.take_less(self._followed)
 
     @property
     def schedule(self) -> Schedule:
@@ -118,7 +125,7 @@ class Following:
         the bound on the error allow it, and otherwise in exact forms."""
         if self._level is not None:
             return None
-        plan, schedule, _ = self._followed
+        plan, schedule = self._followed.plan, self._followed.schedule
         if not schedule.graph.rounded or (base.off and not plan.bounds.rounds_unforeseen):
             return exactly(base)
         return in_eight_bits(base) if base.off else None
@@ -127,7 +134,7 @@ class Following:
     def is_coarse(self) -> bool:
         """Whether the error of a forward that differs from the planned one may be above the bound: the plan bounds it,
         and stores values in fewer than 8 bits or as few-bit derivatives."""
-        plan, schedule, _ = self._followed
+        plan, schedule = self._followed.plan, self._followed.schedule
         return not self._compiled and not plan.compressed and plan.error > 0 and bool(schedule.coarse)
 
     def begin(self, session: Session) -> None:
@@ -135,7 +142,7 @@ class Following:
         if self._compiled:
             return
         units = units_of(self._model)
-        plan, schedule, _ = self._followed
+        plan, schedule = self._followed.plan, self._followed.schedule
         if self._level is None:
             rounds = schedule.graph.rounded or self._keeps is not None
         else:
@@ -208,11 +215,14 @@ class Following:
                 specs.nodes = nodes
         elif (others := specs.saves_others(saved)) or (self.is_coarse and nodes != specs.nodes):
             specs.note_other()
-            if self.is_coarse:
-                found = "it saved other tensors for backward" if others else "it ran other operators"
+            found = "it saved other tensors for backward" if others else "it ran other operators"
+            if self.is_coarse or nodes > (specs.nodes or nodes):
                 self._note_mismatch(found, len(self.schedule.ops), shared)
+            else:
+                self._plans.left = found
         elif isinstance(fates, Placed) and fates.is_other:
             specs.note_other()
+            self._plans.left = "it saved other tensors for backward"
 
     def _note_mismatch(self, where: str, ran: int, shared: bool) -> None:
         """Notes a forward that differs from the planned one.
@@ -240,6 +250,10 @@ class Following:
                 f"a second time with more bits, since {obstacle}. To use at least 8 bits from the start, pass "
                 "stores=('recompute', 'exact', '8 bits', 'host') to compress_model; or pass error=0"
             )
+
+    def note_larger(self) -> None:
+        """Note that the forward ran without a session and made more autograd nodes than the planned one."""
+        self._note_mismatch("it ran more operators", 0, shared=False)
 
     def leave(self) -> None:
         """Leaves what ``begin`` has entered, if that was not left: an interrupt may have come before ``end``."""

@@ -46,15 +46,15 @@ class ForwardStates:
         self._modules: _Modules | None = None
         self._buffers = _Buffers([], [], [])
 
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardState:
-        """Return the state before a forward with these inputs."""
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any], most: int | None = None) -> ForwardState:
+        """Return the state before a forward with these inputs. See ``ForwardState`` for ``most``."""
         model, modules = self._model(), self._modules
         if modules is None or not modules.belong_to(model):
             modules = self._modules = _Modules.collect(model)
         buffers, found = self._buffers, _present(modules.buffers)
         if not buffers.are(found):
             buffers = self._buffers = _Buffers.collect(found)
-        return ForwardState(model, modules, buffers, args, kwargs)
+        return ForwardState(model, modules, buffers, args, kwargs, most)
 
 
 class _Modules(NamedTuple):
@@ -149,11 +149,20 @@ class ForwardState:
         modules: its modules.
         buffers: its buffers, in groups.
         args, kwargs: the forward's.
+        most: if given, inputs are not copied either, and if all else is more bytes than this, nothing is: then the
+            forward cannot run a second time.
     """
 
     def __init__(
-        self, model: nn.Module, modules: _Modules, buffers: _Buffers, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        model: nn.Module,
+        modules: _Modules,
+        buffers: _Buffers,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        most: int | None = None,
     ) -> None:
+        self._is_too_large = False
         self._in_cuda_graph = in_cuda_graph()
         self._collectives = collectives_started()
         if self._in_cuda_graph:
@@ -178,7 +187,10 @@ class ForwardState:
                 ("an input", inputs),
             )
         ]
-        alike = [*buffers.alike, *([one] for one in _copied((*others, *inputs)))]
+        alike = [*buffers.alike, *([one] for one in _copied((*others, *(inputs if most is None else ()))))]
+        self._is_too_large = most is not None and sum(one.nbytes for group in alike for one in group) > most
+        if self._is_too_large:
+            alike = []
         with torch.no_grad(), drawing:
             self._copies = [(group, torch.stack(group)) for group in alike]
             self._restore_random = random_states()
@@ -187,6 +199,8 @@ class ForwardState:
         """Return why the forward cannot run a second time, in words; empty if it can."""
         if self._in_cuda_graph:
             return "a CUDA graph is captured"
+        if self._is_too_large:
+            return "a copy of its buffers would take too much of the memory"
         if self._collectives != collectives_started():
             return "it communicates with other ranks, which would wait for a second run in vain"
         if not all(map(is_, _read_gradients(self._parameters), self._gradients)):

@@ -33,6 +33,8 @@ class Content:
     original_peak_bytes: int = 0
     peak_bytes: int = 0
     peak_source: str = ""
+    peak_note: str = ""
+    measured_peak_bytes: int = 0
 
     @property
     def original_bytes(self) -> int:
@@ -63,11 +65,19 @@ class Content:
     def title(self) -> str:
         """The level, the bytes of saved tensors, and the step's peak, in one line."""
         saved = f"{self.level}: saved {format_change(self.original_bytes, self.stored_bytes)} ({self.ratio:.1f}x)"
+        if self._only_recomputes_in_regions:
+            saved = f"{self.level}: saved {format_bytes(self.stored_bytes)} in compiled regions"
         if not self.rows:
             return saved
         if not self.peak_source:
             return f"{saved}; step peak not known"
-        return f"{saved}; step peak {format_change(self.original_peak_bytes, self.peak_bytes)}, {self.peak_source}"
+        return f"{saved}; step peak {format_change(self.original_peak_bytes, self.peak_bytes)}, {self.peak_words}"
+
+    @property
+    def peak_words(self) -> str:
+        """Where the peaks come from, in words, with the measured one beside the planned one."""
+        measured = f"; {format_bytes(self.measured_peak_bytes)} measured" if self.measured_peak_bytes else ""
+        return f"{self.peak_source}{self.peak_note}{measured}"
 
     @property
     def caption(self) -> str:
@@ -89,6 +99,8 @@ class Content:
             lines.append(f"{self.recomputed}{stored}.")
         if regions := self._exact_in_regions():
             lines.append(regions)
+        if self._only_recomputes_in_regions:
+            lines.append("Tensors that compiled regions recompute have no rows: see the step peak.")
         if self.peak_source:
             lines += self._of_peak()
         if listed:
@@ -96,6 +108,13 @@ class Content:
         if self.offload:
             lines.append(self._where())
         return "\n".join(lines)
+
+    @property
+    def _only_recomputes_in_regions(self) -> bool:
+        """Whether a plan does nothing but recompute in compiled regions. What these recompute is in no row."""
+        alone = [row for row in self.rows if not row.owner]
+        compiled = bool(alone) and all(row.role == "compiled" and row.codec == "kept" for row in alone)
+        return bool(self.recomputed) and compiled
 
     def _exact_in_regions(self) -> str:
         """Return a sentence on the tensors that compiled regions keep exactly, with the main reasons; empty if none."""

@@ -89,7 +89,7 @@ def _figures(report: Content) -> Iterator[str]:
     yield figure(f"{report.ratio:.1f}×", "smaller", "main")
     if report.peak_source:
         change = format_change(report.original_peak_bytes, report.peak_bytes).replace("->", "→")
-        yield figure(change, f"step peak, {report.peak_source}")
+        yield figure(change, f"step peak, {report.peak_words}")
     if report.host_bytes:
         yield figure(format_bytes(report.host_bytes), "of that, in host memory")
     yield figure(f"{count:,}", "tensor" if count == 1 else "tensors")

@@ -19,9 +19,6 @@ from integrations._storing.records import IN_CHUNKS
 from integrations.report.row import Row
 from integrations.report.words import KEPT
 
-PEAKS = "original_peak_bytes", "peak_bytes", "peak_source"
-"""The fields of a report for the peaks."""
-
 
 def gradient_bytes_by_module(model: nn.Module) -> dict[str, int]:
     """Return the bytes on this rank of the gradients of each module's own parameters, by the module's path. A shared

@@ -42,6 +42,10 @@ class Report(Content):
             allocated after backward; without compression and with it.
         peak_source: ``"planned"`` if a plan's simulation gave the peaks; ``"estimated"`` if they are estimated from
             saved tensors, usually too low, since temporary memory does not count; empty if they are not known.
+        peak_note: what to know of the peaks, in words: that the forward left its plan, that the plan is for larger
+            inputs, or that the peak was not measured.
+        measured_peak_bytes: the largest peak that one of the plan's first steps was measured to take, on a GPU; 0 if
+            none was measured.
     """
 
     def table(self, depth: int | None = None) -> Table:

@@ -117,6 +117,7 @@ class Graph:
         differentiated: what backward starts from, in words.
         holds_outputs: whether all that the model returns is held during backward.
         accumulates: whether each parameter has a gradient already, to which backward adds.
+        clears: whether each parameter has its last gradient during the forward, and none when backward starts.
         rounded: whether what backward reads may be rounded in the captured forward: its attention keeps query, key and
             value alone and is recomputed from them, and nothing is decided a second time.
         double_backward: whether a backward with ``create_graph=True`` reads saved tensors, which must be exact then.
@@ -136,6 +137,7 @@ class Graph:
     differentiated: str = ""
     holds_outputs: bool = True
     accumulates: bool = False
+    clears: bool = False
     rounded: bool = False
     double_backward: bool = False
 
@@ -148,7 +150,14 @@ class Graph:
     def accumulating(self) -> Graph:
         """The same step where each parameter has a gradient already, to which backward adds."""
         other = tuple(nbytes - standing for nbytes, standing in zip(self.other, self.standing, strict=True))
-        return replace(self, other=other, standing=(), gradients=0, accumulates=True)
+        return replace(self, other=other, standing=(), gradients=0, accumulates=True, clears=False)
+
+    @property
+    def clearing(self) -> Graph:
+        """The same step where each parameter has its last gradient in the forward, and none when backward starts."""
+        last = (self.gradients,) * len(self.ops) + (0,) * len(self.steps)
+        other, standing = (tuple(map(sum, zip(entries, last, strict=True))) for entries in (self.other, self.standing))
+        return replace(self, other=other, standing=standing, clears=True)
 
     def keeping(self, fixed: Collection[int]) -> Graph:
         """The graph without recomputation of these values, nor of what would need them after their memory was taken
