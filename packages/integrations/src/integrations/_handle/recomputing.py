@@ -135,7 +135,9 @@ class Recomputing:
     def note_output(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
         """Note what the forward of a training step has returned, which is measured before the next one if it is due."""
         if self.plans is not None and self.measuring is not None and self.measuring.records(step):
-            self.measuring.record(step, self.plans.last, args, kwargs, returned)
+            graph = self.plans.followed.graph
+            accumulates = graph.accumulates or graph.clears
+            self.measuring.record(step, self.plans.last, accumulates, args, kwargs, returned)
 
     def settle(self, model: nn.Module, step: int, alone: bool = False) -> None:
         """Measure the error of a step that is over, if it is due, and correct the plans by it.
@@ -153,7 +155,7 @@ class Recomputing:
             return
         with self.users.alone(), self._lock.held:
             if measuring.waits(step):
-                measuring.settle(model, together)
+                measuring.settle(model, together, begins=not alone)
 
     @property
     def rounds(self) -> bool:

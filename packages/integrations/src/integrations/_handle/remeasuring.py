@@ -64,6 +64,7 @@ class _Recorded:
     Attributes:
         step: its number.
         plan: the plan for its inputs, for steps that find no gradients.
+        accumulates: whether the step has found gradients.
         args, kwargs: of its forward.
         starts: the gradients of the tensors that it returned and that require one, as far as backward has come to them;
             ``None`` if they are too large to keep.
@@ -71,6 +72,7 @@ class _Recorded:
 
     step: int
     plan: Plan
+    accumulates: bool
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     starts: list[Tensor | None] | None
@@ -116,12 +118,21 @@ class Remeasuring:
         """Return whether a step is to be recorded."""
         return step == self._due
 
-    def record(self, step: int, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
+    def record(
+        self,
+        step: int,
+        plan: Plan,
+        accumulates: bool,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        returned: Any,
+    ) -> None:
         """Keep what measuring a step takes, whose forward has returned.
 
         Args:
             step: its number.
             plan: the plan for its inputs, for steps that find no gradients.
+            accumulates: whether the step has found gradients.
             args, kwargs: of its forward.
             returned: by its forward.
         """
@@ -130,22 +141,24 @@ class Remeasuring:
         plain = all(type(one) is Tensor for one in outputs)
         starts: list[Tensor | None] | None = [None] * len(outputs) if small and plain else None
         args, kwargs = tree_map_only(Tensor, _apart, (args, kwargs))
-        self._recorded = recorded = _Recorded(step, plan, args, kwargs, starts)
+        self._recorded = recorded = _Recorded(step, plan, accumulates, args, kwargs, starts)
         if starts is not None:
             for place, output in enumerate(outputs):
                 output.register_hook(partial(_keep, weakref.ref(recorded), place))
 
-    def settle(self, model: nn.Module, together: bool) -> None:
+    def settle(self, model: nn.Module, together: bool, begins: bool) -> None:
         """Measure the recorded step, and correct the predictions of errors. If that fails, a later step is measured.
 
         Args:
             model: the model.
             together: whether all ranks call this at the same time. Then each error is the largest of theirs.
+            begins: whether another step begins. If it finds gradients, the steps aside do, too. Before, in
+                ``state_dict``, nobody knows whether the gradients that are there will be cleared.
         """
         recorded, due = self._recorded, self._due
         self._recorded = self._due = None
         assert due is not None
-        found = None if recorded is None else self._measure(model, recorded)
+        found = None if recorded is None else self._measure(model, recorded, begins)
         if together:
             found = _largest(of_all(found))
             self.why = self.why or ("" if found is not None else "it could not be measured on another rank")
@@ -177,7 +190,7 @@ class Remeasuring:
                 f"{OF_TENSOR:g} times as much): the plan rounds less from the next step on"
             )
 
-    def _measure(self, model: nn.Module, recorded: _Recorded) -> GradientErrors | None:
+    def _measure(self, model: nn.Module, recorded: _Recorded, begins: bool) -> GradientErrors | None:
         starts = recorded.starts
         if starts is not None and all(start is None for start in starts):
             self.why = "its backward did not run"
@@ -185,7 +198,7 @@ class Remeasuring:
         if starts is not None and not all(start is None or bool(start.isfinite().all()) for start in starts):
             self.why = "its gradient was not finite"
             return None
-        if has_gradients(model):  # the steps aside find them, whatever the measured step did
+        if recorded.accumulates or (begins and has_gradients(model)):
             recorded.plan = recorded.plan.accumulating
         plan = recorded.plan
         if not plan.choice.rounds:
