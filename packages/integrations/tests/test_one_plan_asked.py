@@ -77,8 +77,8 @@ def test_what_does_not_go_together_is_refused():
         integrations.plan(model, [])
     with pytest.raises(ValueError, match="kwargs must be None where args is a mapping"):
         integrations.plan(model, {"x": args[0]}, {})
-    with pytest.raises(TypeError, match=r"plan must be a Plan of integrations\.plan, got str"):
-        integrations.apply(model, "optimal")
+    with pytest.raises(TypeError, match=r"plan must be a Plan of integrations\.plan .*, got float"):
+        integrations.apply(model, 0.5)
 
 
 def test_the_stores_that_are_allowed():
@@ -110,7 +110,7 @@ def test_a_plan_beside_another_level_is_refused_before_anything_changes():
     by_value = integrations.plan(model, args, error=0)
     refused = [
         (
-            lambda: integrations.apply(other, leveled),
+            lambda: integrations.compress_model(other, "L0", checkpoint=leveled),
             r"for this level, got one for L1.*level='L1', and checkpoint=plan",
         ),
         (lambda: integrations.compress_model(other, "L1.1", checkpoint=leveled), "for this level, got one for L1"),

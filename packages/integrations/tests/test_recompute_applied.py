@@ -70,9 +70,9 @@ def test_restored_it_is_as_before():
 def test_what_cannot_be_applied_is_refused():
     model, x = tall(64)
     made = plan(model, x)
-    with pytest.raises(ValueError, match="plan must be of this model: it was made for a Sequential whose modules"):
+    with pytest.raises(ValueError, match="plan must be one of this model: it was made for a Sequential whose modules"):
         apply(mlp(width=16, depth=11).train(), made)
-    with pytest.raises(ValueError, match="plan must be of this model"):
+    with pytest.raises(ValueError, match="plan must be one of this model"):
         apply(mlp(width=8, depth=12).train(), made)
     with pytest.raises(TypeError, match=r"plan must be a Plan of integrations.checkpoint.plan, got dict"):
         apply(model, {})

@@ -12,7 +12,16 @@ from integrations._adaptive.plan import Plan as Allotted
 from integrations._adaptive.ranks import come_together
 from integrations._common.locking import OwnLock, Users
 from integrations._common.warn import warn
-from integrations._handle.asked_plans import OPTIMAL, Asked, planning_for, require_asked, require_at, require_of
+from integrations._handle.asked_plans import (
+    OPTIMAL,
+    Asked,
+    is_of_this_torch,
+    planning_for,
+    require_asked,
+    require_at,
+    require_of,
+    require_this_torch,
+)
 from integrations._handle.fronts import Fronts
 from integrations._measuring.bounded import Weights, chosen, front_of
 from integrations._measuring.together import Answer, of_rank_0, with_bytes
@@ -49,6 +58,7 @@ def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing
     if not isinstance(asked, Bounds):
         require_asked(asked)
     if isinstance(asked, Plan):
+        require_this_torch(asked)
         require_of(asked, model)
         require_at(asked, level)
     return Recomputing(model, asked, level)
@@ -337,7 +347,10 @@ class Recomputing:
         except OfOldLevel as old:  # a new plan is made in front of the next forward
             plan = None
             asked = (old.budget or OPTIMAL) if asked is None else asked
+        if plan is not None and asked is not None and not is_of_this_torch(plan):
+            plan = None  # a new plan is made in front of the next forward
         if plan is not None:
+            require_this_torch(plan)
             require_of(plan, model)
         if isinstance(asked, Mapping):
             asked = Bounds.of(asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
@@ -148,6 +149,8 @@ _OTHERS = (
     "layers",
     "loss",
     "checkpoint",
+    "plan",
+    "fallback",
     "strict",
 )  # not fields of a level
 
@@ -166,8 +169,10 @@ def resolve_level(name: str, options: Mapping[str, Any]) -> Level:
     valid = [field.name for field in fields(Level)]
     for option in options:
         if option not in valid:
+            alike = get_close_matches(option, [*valid, *_OTHERS, "level"], n=1)
+            meant = f" Did you mean {alike[0]}=?" if alike else ""
             raise ValueError(
                 f"options of a level are {', '.join(valid)}, got {option!r}; compress_model takes {', '.join(_OTHERS)} "
-                "besides"
+                f"besides.{meant}"
             )
     return replace(LEVELS[name], **options)

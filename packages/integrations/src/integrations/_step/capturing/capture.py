@@ -161,6 +161,7 @@ def _graph(trial: _Trial, found: _Recorded, note: str, costs: Costs, measure: bo
         differentiated=differentiated.what,
         holds_outputs=differentiated.held,
         double_backward=found.double_backward,
+        torch_version=str(torch.__version__),
     )
     return within_units(graph, units_of(model))
 
