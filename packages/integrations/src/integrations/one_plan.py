@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from integrations._common.progress import shows_planning
 from integrations._handle.asked_plans import Given
 from integrations._measuring.bounded import Weights, chosen, front_of, within
 from integrations._planning.bounds import Bounds
@@ -26,6 +27,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 @raising_for_user
+@shows_planning
 def plan(
     model: nn.Module,
     args: Any,

@@ -11,6 +11,7 @@ from actcore import Codec, Raw
 from integrations._adaptive.plan import Plan as Allotted
 from integrations._adaptive.ranks import come_together
 from integrations._common.locking import OwnLock, Users
+from integrations._common.progress import progress
 from integrations._common.warn import warn
 from integrations._handle.asked_plans import (
     OPTIMAL,
@@ -183,8 +184,8 @@ class Recomputing:
         """
         self._attempts.start()
         if self._is_due(bits):
-            with self.users.alone(), self._lock.held:  # only one thread plans
-                if self._is_due(bits):
+            with self.users.alone(), self._lock.held, progress(f"Planning {class_of(model).__name__}"):
+                if self._is_due(bits):  # only one thread plans
                     self.plans, self._bits = self._planned(model, level, args, kwargs, bits), bits
         plans = self.plans
         if plans is None:

@@ -14,6 +14,7 @@ from actcore import current_rank
 from integrations._adaptive.one_step import Difference, OneStep, Unmeasured
 from integrations._calls.tensors import tensors_in
 from integrations._common.modules import ModulePaths
+from integrations._common.progress import stage
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Followed, Plans
 from integrations._runtime.following import Following
@@ -46,6 +47,7 @@ def measured_error(
         Unmeasured: there are no elements, no gradient, or no room; or the forward is not the plan's.
         Exception: what the model raises.
     """
+    stage("measuring the gradient's error")
     step = OneStep(model, args, kwargs, plan.loss if loss is None else loss)
     step.require_elements()
     around = None if plan.memory is None else partial(following, plan=_exact(plan))

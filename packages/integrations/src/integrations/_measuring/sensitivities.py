@@ -15,6 +15,7 @@ from integrations._adaptive.one_step import OneStep
 from integrations._adaptive.probe import Probe
 from integrations._calls.tensors import tensors_in
 from integrations._common.modules import ModulePaths
+from integrations._common.progress import stage
 from integrations._runtime.session import Session
 from integrations._runtime.specs import Specs
 from integrations._step.capturing.loss import Loss
@@ -44,6 +45,7 @@ def sensitivities(
     Args:
         model, args, kwargs, loss: as for ``measured_error``.
     """
+    stage("measuring how much rounding changes the gradient")
     probe = Probe(_IMITATED, _STORED.seed, 0, hops=_HOPS)
     try:
         OneStep(model, args, kwargs, loss).gradients(_probed(probe), _let_go)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from integrations._common.progress import progress
 from integrations._planning.bounds import Bounds
 from integrations._planning.budget import AUTO, Budget, allowed_bytes, read_fraction, require_error, require_ratio
 from integrations._planning.choice import Choice
@@ -112,7 +113,9 @@ def _of_error(plan: Found, error: float) -> Found:
 def _searched(plan: Found, graph: Graph, rounded: Graph | None, bounds: Bounds) -> Found:
     """A plan of this kind for other graphs of the same values."""
     captures = Captures(graph, plan.menus, rounded, plan.rounded_menus, plan.level)
-    found = solved(type(plan), plan.model, captures, bounds, plan.objective)
+    with progress(f"Planning {plan.model}") as stage:
+        stage("searching")
+        found = solved(type(plan), plan.model, captures, bounds, plan.objective)
     return replace(found, loss=plan.loss, chunking=plan.chunking)
 
 
