@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from integrations._planning.bounds import Bounds
-from integrations._planning.budget import require_budget
+from integrations._planning.budget import python_number, require_budget
 from integrations._planning.plan import Plan
 from integrations._step.graphs.fingerprint import fingerprint
 from integrations._step.graphs.sharding import class_of
@@ -44,6 +44,7 @@ def require_one(bounds: Bounds | None, checkpoint: Asked | None) -> Asked | None
             "checkpoint must be None beside memory, time, error and stores, whose plan has backward recompute what "
             f"is worth it, got {checkpoint!r}; memory takes the same budgets"
         )
+    checkpoint = python_number(checkpoint)
     require_asked(checkpoint)
     return checkpoint
 

@@ -13,7 +13,7 @@ from torch import nn
 from integrations._adaptive.plan import Plan
 from integrations._adaptive.surroundings import meet
 from integrations._calls.tensors import tensors_in
-from integrations._common.modules import ModulePaths
+from integrations._common.modules import NOTHING_TRAINS, ModulePaths, trains
 from integrations._common.out_of_memory import explain
 from integrations._handle.adapt import Adapter
 from integrations._handle.closures import require_closure, require_compressed
@@ -343,6 +343,7 @@ class Compression(HandleState):
             recomputed,
             model,
             exchanged=exchanged,
+            note="" if rows or trains(self.model) else NOTHING_TRAINS,
             **self._peaks(rows),
         )
 
