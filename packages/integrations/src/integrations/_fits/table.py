@@ -29,7 +29,8 @@ def table_of(fit: Fit) -> str:
 def _title(fit: Fit) -> str:
     ranks = f" on each of {fit.ranks} ranks" if fit.ranks > 1 else ""
     return (
-        f"{fit.model}: {format_bytes(fit.memory)}{ranks}, of which {format_bytes(fit.memory - fit.available)} are left to what is not counted; "
+        f"{fit.model}: {format_bytes(fit.memory)}{ranks}, of which {format_bytes(fit.memory - fit.available)} are left "
+        "to what is not counted; "
         f"{fit.optimizer}; {fit.standing.parameters:,} parameters, {fit.standing.trained:,} of them trained"
     )
 
