@@ -15,7 +15,7 @@ from integrations._planning.bounds import Bounds
 from integrations._planning.budget import allowed_bytes, bytes_of, require_budget
 from integrations.cli import main
 
-from .fit_llama import config_of
+from .fit_llama import config_of, llama, sample
 from .nets import assert_same, gradients, normal
 from .recompute_levels import deep
 
@@ -60,7 +60,9 @@ def test_a_percentage_is_the_fraction():
     inputs = [(normal(40, 8, 64),), (normal(10, 10, 64),)]
     several = integrations.plan(model, inputs, memory="70%")  # of the larger one's peak
     assert several.memory == several.also[0].memory == int(0.7 * several.plain_peak)
-    with pytest.raises(ValueError, match=r"memory .* must be at least .* got '5%'; .* take a larger fraction"):
+    with pytest.raises(
+        ValueError, match=r"memory .* must be at least .* got '5%'; pass memory=0\.\d+, or memory='least'"
+    ):
         integrations.plan(model, args, memory="5%")
 
 
@@ -223,6 +225,23 @@ def test_fit_understands_the_same_forms(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="the memory of cuda is unknown"):
         integrations.fit(config_of(), memory="auto", device="cuda")
+
+
+def test_fit_has_the_room_that_auto_has(monkeypatch, tmp_path):
+    """What the training has on the device already is no further taken: weights, gradients, states, inputs."""
+    machine(monkeypatch, tmp_path, available=64 * MIB)
+    model, inputs = llama(), sample()
+    optimizer = torch.optim.AdamW(model.parameters())
+    options = {"memory": "auto", "ways": ["recompute"], "grow": False, "optimizer": "adamw", "device": "cpu"}
+    for _ in range(2):  # before the first step and after it
+        fit = integrations.fit(model, inputs, **options)
+        left = fit.available - fit.weights - fit.states - fit.gradients - fit.inputs
+        counters = 4 * len(optimizer.state)  # AdamW counts each parameter's steps in 4 bytes, which fit leaves out
+        assert left == free.free_for(model).nbytes + counters
+        assert 'memory="auto"' in fit.code
+        assert fit.memory - fit.available == 5 * MIB
+        model(**inputs).loss.backward()
+        optimizer.step()
 
 
 def test_commands_understand_the_same_forms(capsys):

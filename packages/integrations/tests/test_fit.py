@@ -1,12 +1,15 @@
 """What ``fit`` answers, in Python and as a command, and what it refuses."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import integrations
+from integrations._fits.ways import in_words
 from integrations.cli import main
 
 from .fit_llama import VOCABULARY, config_of, llama, sample
@@ -46,7 +49,7 @@ def test_the_cheapest_that_fits_is_the_answer():
 
 def test_plans_are_searched_where_nothing_before_them_fits():
     fit = integrations.fit(config_of(), memory="1GiB", tokens=32, grow=False)
-    assert [way.name for way in fit.ways] == ["plain", "chunked", "lean", "recompute", "plan", "checkpoint"]
+    assert [way.name for way in fit.ways] == ["plain", "chunked", "recompute", "lean", "plan", "checkpoint"]
     assert fit.way("recompute").peak == fit.way("plan").peak == 0
     assert "not searched" in fit.way("plan").note
     narrow = integrations.fit(config_of(), memory=fit.way("chunked").peak, tokens=256, ways=["plan"], grow=False)
@@ -55,6 +58,36 @@ def test_plans_are_searched_where_nothing_before_them_fits():
     assert "the first is measured" in narrow.way("plan").note
     with pytest.raises(KeyError, match="no way 'other'"):
         fit.way("other")
+
+
+def test_an_exact_plan_is_preferred_and_the_answer_says_what_it_does():
+    """To a level, which rounds without a bound. Rounding within an error is estimated beside it."""
+    ways = ["recompute", "lean"]
+    fit = integrations.fit(config_of(), memory="2MiB", tokens=256, optimizer="sgd", reserve=0, grow=False, ways=ways)
+    assert fit.way("lean").fits
+    assert fit.answer is fit.way("recompute")
+    assert "error=" not in fit.code
+    told = " ".join(str(fit).split())
+    assert fit.answer.does.startswith("recomputes ")
+    assert f"With this line, it {fit.answer.does}; gradients are exact. Predicted: " in told
+    assert f" and {fit.answer.time:.2f} of the plain step's time." in told
+    assert re.fullmatch(r"error=0\.1 would allow .*, by estimate", fit.answer.note)
+    rounding = replace(fit, answer=fit.way("lean"))
+    assert "With this line, gradients are rounded, without a bound on their error." in " ".join(str(rounding).split())
+
+
+@pytest.mark.usefixtures("following_takes_no_time")
+@pytest.mark.parametrize("memory", ["2.5MiB", "least"])
+def test_the_line_of_code_does_what_was_said(memory):
+    """With the same rates and the same search as in ``compress_model``."""
+    model, inputs = llama(), sample()
+    way = integrations.fit(model, inputs, memory=memory, ways=["recompute"], grow=False).way("recompute")
+    assert way.fits
+    exec(way.code, {"integrations": integrations, "model": model})
+    model(**inputs).loss.backward()
+    plan = integrations.compression(model).plan
+    assert in_words(plan) == way.does
+    assert plan.error == 0
 
 
 @pytest.mark.parametrize(("way", "axis"), [("chunked", "batch"), ("plain", "tokens")])

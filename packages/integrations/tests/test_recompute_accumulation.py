@@ -53,7 +53,7 @@ def test_a_plan_is_followed_in_the_state_that_the_gradients_show():
     assert checkpoint.plan_of(model) is plan
     assert counted(model, X) == plan.accumulating.peak  # nothing but tensors is counted, and their sizes are exact
     assert checkpoint.plan_of(model).graph.accumulates
-    assert "with gradients there already" in str(checkpoint.plan_of(model))
+    assert "in steps that accumulate gradients" in str(checkpoint.plan_of(model))
     for _ in range(2):
         plain(X).sum(dtype=torch.float64).backward()
     assert_same(*({name: one.grad for name, one in net.named_parameters()} for net in (plain, model)))
@@ -95,7 +95,7 @@ def test_a_budget_that_one_state_cannot_keep_is_told_of_once():
 
 
 def test_a_fraction_out_of_reach_names_the_bytes_of_accumulation():
-    with pytest.raises(ValueError, match=r"steps that add to gradients .*: for those, name bytes"):
+    with pytest.raises(ValueError, match=r"Steps that accumulate gradients .*: for those, pass memory=\d+"):
         checkpoint.plan(deep(), X, budget=0.5)
 
 

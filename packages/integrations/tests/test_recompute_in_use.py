@@ -52,7 +52,7 @@ def test_smaller_inputs_that_go_astray_say_nothing_about_larger_ones(captures):
     def step(rows):
         assert_same(gradients(twin, normal(rows, 16)), gradients(model, normal(rows, 16)))
 
-    with pytest.warns(UserWarning, match="the next forward with such inputs is preceded by another capture"):
+    with pytest.warns(UserWarning, match="The next forward with such inputs is planned for again"):
         step(8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -154,7 +154,7 @@ def test_the_plan_of_a_compressed_model():
     found = plan_of(torch.compile(model))
     assert found is integrations.compression(model).recomputing.plan
     assert found.compressed
-    assert "stores what it keeps in fewer bits" in str(found)
+    assert "stores tensors as the level says" in str(found)
     # It may be given to another model, and is one that was made for a level there, too.
     other = integrations.compress_model(mlp(16, depth=8).train(), "L1", checkpoint=found, min_bytes=0)
     other(x).sum().backward()

@@ -221,6 +221,15 @@ def test_a_checkpoint_that_cannot_hold_an_argument(tmp_path):
         trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
 
 
+def test_a_checkpoint_holds_the_path_of_a_plan(tmp_path):
+    """A path is not plain, and its text is."""
+    batch = {name: torch.stack([row[name] for row in DATA[:8]]) for name in DATA[0]}
+    checkpoint.plan(bert().train(), (), kwargs=batch).save(tmp_path / "plan.json")
+    found = CompressionCallback(plan=tmp_path / "plan.json").state()
+    assert found["args"]["plan"] == str(tmp_path / "plan.json")
+    assert found["attributes"]["left_out"] == []
+
+
 def test_a_checkpoint_of_another_level(tmp_path):
     trained(tmp_path / "whole", CompressionCallback("L1"))
     trainer = trainer_of(tmp_path / "other", CompressionCallback("L1.1", restore=False))
@@ -264,6 +273,8 @@ def test_a_monitor_that_raised_the_bits_is_no_other_level(tmp_path):
         ({"resume": "x"}, TypeError, "resume must be True or False, got 'x'"),
         ({"strict": 1}, TypeError, "strict must be True or False, got 1"),
         ({"checkpoint": "best"}, ValueError, "'best'"),
+        ({"plan": "absent.json"}, FileNotFoundError, "No such file"),
+        ({"plan": "plan.json", "memory": 0.5}, ValueError, r"plan must be given without memory=0\.5"),
         ({"activations": 9}, ValueError, "activations must be 'fewbit' or bits from 1 to 8, got 9"),
         ({"layers": "q", "checkpoint": "optimal"}, ValueError, "checkpoint must be None with Q-layers"),
     ],

@@ -273,6 +273,7 @@ def test_a_checkpoint_of_another_level(tmp_path):
         ({"module": ""}, ValueError, "None is all of it"),
         ({"checkpoint": "optimal"}, ValueError, "checkpoint takes a module, got module=None"),
         ({"memory": 0.5}, ValueError, "memory takes a module, got module=None"),
+        ({"plan": "plan.json"}, ValueError, "plan takes a module, got module=None"),
         ({"memory": 1.5, "module": "net"}, ValueError, r"memory must be in \(0, 1\]"),
         ({"report": "report"}, ValueError, r"ends in \.json or \.html, got 'report'"),
     ],

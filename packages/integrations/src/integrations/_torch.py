@@ -206,6 +206,7 @@ get_eval_frame_callback: Any = bound("torch._C._dynamo.eval_frame.get_eval_frame
 reset_code: Callable[[CodeType], None] | None = bound("torch._C._dynamo.eval_frame.reset_code", _COMPILED, None)
 optimized_module = later("torch._dynamo.OptimizedModule", _COMPILED, ())
 callback_handler = later("torch._dynamo.callback_handler", _COMPILED, None)
+dynamo_counters = later("torch._dynamo.utils.counters", _COMPILED, None)
 instruction_translator = later("torch._dynamo.symbolic_convert.InstructionTranslator", _COMPILED)
 guard_builder = later("torch._dynamo.guards.GuardBuilder", _COMPILED)
 install_guard = later("torch._dynamo.guards.install_guard", _COMPILED)

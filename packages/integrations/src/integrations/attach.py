@@ -18,7 +18,7 @@ from integrations._common.conversion import require_no_part
 from integrations._common.ecosystem import require_one_checkpointing
 from integrations._common.forward_wrapper import ForwardWrapper
 from integrations._handle import blocks, outcome
-from integrations._handle.asked_plans import Asked, level_with, require_one
+from integrations._handle.asked_plans import Asked, Given, level_with, require_one, with_plan
 from integrations._handle.blocks import BlockCompression, entered, in_block
 from integrations._handle.compression import Compression
 from integrations._handle.converted import Converted, is_converted
@@ -57,6 +57,7 @@ def compress_model(
     layers: str | QLevel | Mapping[str, Any] | None = None,
     loss: str | Mapping[str, str] | None = None,
     checkpoint: Asked | None = None,
+    plan: Given | None = None,
     fallback: str | None = None,
     strict: bool = False,
     **options: Any,
@@ -70,6 +71,7 @@ def compress_model(
         compress_model(model, memory="least")  # the least memory with exact gradients
         compress_model(model, memory=0.2, error=0.1)  # a fifth of the plain step's, gradients within 10 %
         compress_model(model, level="L1")  # everything in 4 bits or as many as it bears, without a plan
+        compress_model(model, plan="plan.json")  # a plan that was saved before, without planning and measuring
 
     With ``memory``, ``time``, ``error`` or ``stores``, a plan is built during the first training forward. The plan
     keeps each saved tensor, stores it exactly in fewer bits, recomputes it, offloads it, or, with ``error``, rounds it.
@@ -119,6 +121,11 @@ def compress_model(
             it says, which may have a ``loss`` of its own. The first training forward is planned for, on tensors without
             elements. What is kept for that is stored in ``checkpoint_bits``, and what is recomputed as the level says,
             until backward reads it.
+        plan: a plan to follow as it is: a ``Plan``, or the path of a file that ``Plan.save`` wrote, such as
+            ``integrations.compression(model).plan.save("plan.json")`` after a training step. Nothing is planned or
+            measured for inputs that are no larger than the plan's. Pass the same options (``seed``, ``keep``,
+            ``group_size``, ``min_bytes``) and exchanges as when the plan was made. The level is the plan's. ``plan``
+            goes together with none of ``memory``, ``time``, ``error``, ``stores``, ``checkpoint`` and ``fallback``.
         fallback: what happens if no plan keeps to ``memory`` and ``time``: ``"error"``, the default, raises
             ``ValueError`` in the first training forward; ``"least"`` warns and follows the plan of the least memory.
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons; and
@@ -132,14 +139,19 @@ def compress_model(
 
     Raises:
         TypeError: ``model`` is not a module, or an argument has the wrong type.
+        OSError: the file of the plan cannot be read.
         ValueError: the level or an option is unknown, a value is out of range, or the model is compressed or converted
             already, or follows a plan; an option applies to no layer of it; with a plan, if a part of the model is
-            compressed, or the plan is for another level; or ``stores`` names a way that rounds, without ``error``. The
-            model is unchanged then. In the first training forward: no plan keeps to the bounds, and the message names
-            the lowest possible bound, the largest tensors at its peak, and what rounding would allow; or no plan can be
-            made, and it names the module, the cause and the alternatives. The next training forward plans again.
+            compressed, or the plan is damaged, of another model, of another minor version of torch, or for another
+            level; or ``stores`` names a way that rounds, without ``error``. The model is unchanged then. In the first
+            training forward: no plan keeps to the bounds, and the message names the lowest possible bound, the largest
+            tensors at its peak, and what rounding would allow; or no plan can be made, and it names the module, the
+            cause and the alternatives. The next training forward plans again.
     """
     inner = compiled_module(model)
+    if plan is not None:
+        others = {"memory": memory, "time": time, "error": error, "stores": stores, "checkpoint": checkpoint}
+        checkpoint, level, options = with_plan(plan, level, options, **others, fallback=fallback)
     bounds = Bounds.asked(memory, time, error, stores, level, options, fallback)
     exchanges = Exchanges.asked(activations, linear, layers, loss)
     level = level_with(level, bounds)
@@ -148,11 +160,12 @@ def compress_model(
     asked = require_one(bounds, checkpoint)
     if asked is not None:
         exchanges.require_repeatable()
-        require_one_checkpointing(inner, "memory" if asked is bounds else "checkpoint")
+        require_one_checkpointing(inner, "memory" if asked is bounds else "checkpoint" if plan is None else "plan")
         ForwardWrapper.require_none(inner, "give it to the whole model's compress_model")
-        handle.recomputing = recomputing_for(inner, handle.level, asked)
     try:
         with exchanges.applied(inner, handle.level):
+            if asked is not None:  # a plan is of the model with its exchanged layers
+                handle.recomputing = recomputing_for(inner, handle.level, asked)
             attach(handle)
     except BaseException:
         _detach(handle)  # an interrupt may come while the block is left
@@ -269,7 +282,7 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
     ``handle.adapt(closure)``, outside of the block, measures at once, and makes a block of each call of the closure.
     """
     model = compiled_module(model)
-    for name in ("checkpoint", "memory", "time", "error", "stores", "fallback"):
+    for name in ("checkpoint", "memory", "time", "error", "stores", "plan", "fallback"):
         if name in options:
             raise ValueError(
                 f"{name} must be left out of a block, whose forward follows no plan of what backward recomputes; "

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from integrations._common.progress import shows_planning
+from integrations._handle.asked_plans import Given
 from integrations._measuring.bounded import chosen, front_of, measured
 from integrations._measuring.error_model import ErrorModel
 from integrations._measuring.gradient_errors import GradientErrors, measured_errors
@@ -28,6 +30,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 @raising_for_user
+@shows_planning
 def plan(
     model: nn.Module,
     args: Any,
@@ -61,7 +64,7 @@ def plan(
     are as before afterwards.
 
     Ranks that call this get plans of their own, by the rates of their machine and by what they measured. For one plan
-    on all, plan on one, ``plan.save(path)``, and ``apply`` what ``Plan.load(path)`` returns on each;
+    on all, plan on one, ``plan.save(path)``, and ``compress_model(model, plan=path)`` on each;
     ``compress_model(model, memory=...)`` under DistributedDataParallel does as much by itself.
 
     Args:
@@ -139,27 +142,20 @@ def _leading(fronts: list[Plan]) -> list[int]:
     ]
 
 
-def apply(model: Model, plan: Plan) -> Model:
-    """Has a model's training forward follow a plan, in place; ``restore_model`` undoes it.
-
-    Other inputs than the plan's follow it if they are no larger, and are planned for within its bounds otherwise. What
-    ``compress_model`` says of the model holds here, too; ``integrations.compression(model)`` is its handle.
+def apply(model: Model, plan: Given) -> Model:
+    """Have a model's training forward follow a plan, in place, as ``compress_model(model, plan=plan)`` does.
 
     Args:
         model: the one that the plan was made for, or another of the same modules and shapes.
-        plan: of ``integrations.plan`` or ``integrations.checkpoint.plan``, or loaded.
+        plan: of ``integrations.plan``, ``integrations.checkpoint.plan`` or ``handle.plan``, or the path of its file.
 
     Returns:
         The same object.
 
     Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: the plan is of another model, or for a level, which ``compress_model`` takes with it; or the
-            model is compressed, or follows a plan.
+        TypeError, OSError, ValueError: as ``compress_model`` does for ``plan``.
     """
-    if not isinstance(plan, Plan):
-        raise TypeError(f"plan must be a Plan of integrations.plan, got {type(plan).__name__}")
-    return compress_model(model, "L0", checkpoint=plan)
+    return compress_model(model, plan=plan)
 
 
 def _call(args: Any, kwargs: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any]]:

@@ -107,6 +107,17 @@ def public_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def trains(model: nn.Module) -> bool:
+    """Return whether some parameter requires a gradient."""
+    return any(parameter.requires_grad for parameter in model.parameters())
+
+
+NOTHING_TRAINS = (
+    "no parameter of the model requires a gradient: call requires_grad_(True) on the parameters that are to train"
+)
+"""Why there is nothing to compress in a model whose parameters are all frozen, and what to do, in words."""
+
+
 def where_raised(error: BaseException, model: nn.Module) -> str:
     """Return the path of the innermost submodule whose forward raised an error; empty for the model itself, and if no
     submodule raised it."""

@@ -25,6 +25,7 @@ class Way:
         fits: whether ``peak`` is within the memory.
         time: of a step over that of the same without what costs time, by a model of times; ``None`` if not known.
         error: relative error of the gradient: 0, or the bound of a plan; ``None`` if it rounds and nothing bounds it.
+        does: what the line of code has backward and the host do, in words; empty if nothing.
         note: what is to be said of it.
     """
 
@@ -39,6 +40,7 @@ class Way:
     fits: bool = False
     time: float | None = None
     error: float | None = 0.0
+    does: str = ""
     note: str = ""
 
 
@@ -49,7 +51,8 @@ class Fit:
     Attributes:
         model: what is trained, in words.
         memory: bytes that were asked for.
-        reserve: the part of them that is left to what is not counted.
+        available: bytes that the training may take: the memory without what is left to what is not counted.
+        reserve: the part of the memory that is left to that; for ``memory="auto"``, of the device's memory.
         optimizer: its name.
         ranks: how many processes share weights, gradients and states.
         standing: bytes of weights, gradients and optimizer states.
@@ -66,6 +69,7 @@ class Fit:
 
     model: str
     memory: int
+    available: int
     reserve: float
     optimizer: str
     ranks: int
@@ -79,11 +83,6 @@ class Fit:
     longest: int | None = None
     grown: str = ""
     notes: tuple[str, ...] = field(default=())
-
-    @property
-    def available(self) -> int:
-        """Bytes that the training may take: the memory without the reserve."""
-        return int(self.memory * (1 - self.reserve))
 
     @property
     def fits(self) -> bool:
@@ -133,8 +132,8 @@ class Fit:
         raise KeyError(f"no way {name!r} among {', '.join(way.name for way in self.ways)}")
 
     def to_json(self) -> str:
-        """All of it as JSON, in bytes, with ``fits``, ``code``, ``available`` and ``total``."""
-        beside = {"fits": self.fits, "code": self.code, "available": self.available, "total": self.total}
+        """All of it as JSON, in bytes, with ``fits``, ``code`` and ``total``."""
+        beside = {"fits": self.fits, "code": self.code, "total": self.total}
         return json.dumps({**asdict(self), **beside})
 
     def __str__(self) -> str:

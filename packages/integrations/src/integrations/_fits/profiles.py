@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import torch
 from torch import nn
 
 from integrations._fits.layers import Blocks, shortened
@@ -11,15 +12,16 @@ from integrations._fits.profile import Profile, profile_of
 from integrations._fits.stored import stored_profile
 from integrations._fits.trainings import Training
 from integrations._measuring.error_model import ErrorModel
-from integrations._planning.bounds import WAYS, Bounds
+from integrations._planning.bounds import USUAL_ERROR, WAYS, Bounds
 from integrations._planning.choice import Choice
 from integrations._planning.front import planned
 from integrations._planning.offered import usual
 from integrations._planning.plan import Plan
 from integrations._planning.problem import chosen_entries
 from integrations._step.capturing.capture import capture
+from integrations._step.costs.calibrating import calibrated
 from integrations._step.costs.modelled import by
-from integrations._step.costs.rates import constant
+from integrations._step.costs.rates import Rates, constant
 from integrations.forecast.checkpoints import checkpoint, checkpoints
 from integrations.losses.head import chunk_logits, head_of, why_unchunked
 from integrations.rules.levels import LEVELS
@@ -34,14 +36,16 @@ class Profiles:
     Args:
         training: what is trained.
         blocks: the layers that are alike; ``None`` has each capture run the whole model.
+        device: the type of device that the model is on here, whose rates plans are made by, as ``compress_model`` makes
+            them; ``None`` if it is on none.
 
     Attributes:
         blocks: as given; ``None`` once the layers have turned out not to take alike.
         unchunked: why the loss cannot be computed in chunks; empty if it can.
     """
 
-    def __init__(self, training: Training, blocks: Blocks | None) -> None:
-        self.training, self.blocks = training, blocks
+    def __init__(self, training: Training, blocks: Blocks | None, device: str | None = None) -> None:
+        self.training, self.blocks, self._device = training, blocks, device
         self.unchunked = self._why_unchunked()
         self._short: dict[int, nn.Module] = {}
         self._known: dict[tuple[str, bool, int | None, int | None], Profile] = {}
@@ -93,8 +97,13 @@ class Profiles:
                 Bounds(None, None, error, WAYS),
                 loss=self.training.loss,
                 weigh=ErrorModel(model, error).weigh if error else usual,
-                rating=constant,
+                rating=self._rates,
+                estimates=ErrorModel(model, USUAL_ERROR).weigh,
             )
+
+    def _rates(self, device: str, dtype: torch.dtype) -> Rates:
+        """Return the rates of the device that the model is on; its tensors here are on ``meta``."""
+        return constant(device, dtype) if self._device is None else calibrated(self._device, dtype)
 
     def _with_layers(self, count: int, way: str, chunked: bool, training: Training) -> Profile:
         assert self.blocks is not None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from integrations._common.progress import shows_planning
 from integrations._fits.answer import Fit
 from integrations._fits.growth import largest
 from integrations._fits.layers import blocks_of
@@ -19,14 +20,15 @@ from integrations._fits.standing import Standing, standing_of
 from integrations._fits.trainings import Training, training_of
 from integrations._fits.ways import PLANNED, WAYS, Room, Tried, Tries
 from integrations._planning.bounds import USUAL_ERROR
-from integrations._planning.budget import LEAST, Budget, require_error
-from integrations._planning.free import RESERVE, training_memory
+from integrations._planning.budget import AUTO, LEAST, Budget, require_error
+from integrations._planning.free import RESERVE, auto_memory, training_memory
 from integrations._planning.optimizers import nbytes, optimizer_of
 from integrations._step.capturing.loss import Loss, require_loss
 from integrations.forecast.dtypes import precision_of
 from integrations.report.words import format_bytes
 
 
+@shows_planning
 def fit(
     model: Any,
     sample: Any = None,
@@ -68,8 +70,8 @@ def fit(
         sample: the inputs of one training step: a mapping by name, a tuple, or the only one; numbers may be on
             ``meta``. A language model's has labels. ``None``: tokens of the size of ``batch`` and ``tokens``.
         memory: bytes of the device, as an int or a string such as ``"24GiB"``; or, if the device is here, a fraction of
-            it, such as ``0.9`` or ``"90%"``, or ``"auto"`` for what is free or already allocated by torch. ``"least"``
-            tries all ways and answers with the one of the least memory.
+            it, such as ``0.9`` or ``"90%"``, or ``"auto"`` for what is free and what the model has allocated there
+            already, as for ``compress_model``. ``"least"`` tries all ways and answers with the one of the least memory.
         optimizer: one of ``sgd``, ``momentum``, ``adam``, ``adamw``, ``adamw-fused``, ``adamw-8bit``, ``adafactor``,
             ``lion``, ``muon``.
         dtype: of the weights: ``"float32"``, ``"bfloat16"``, ``"float16"``, or one of the latter with ``-mixed``, which
@@ -81,10 +83,11 @@ def fit(
         ranks: processes that share weights, gradients and states by FSDP2, of whose units two are whole at once.
         accumulate: whether steps add to gradients that are there, instead of making them.
         error: bound on the gradient's relative error in the way ``"plan"``.
-        ways: those to try, of ``plain``, ``chunked``, ``lean``, ``recompute``, ``plan``, ``checkpoint``. ``None``: all,
+        ways: those to try, of ``plain``, ``chunked``, ``recompute``, ``lean``, ``plan``, ``checkpoint``. ``None``: all,
             but for plans if something before them fits.
         grow: whether the largest batch and the longest sequences that fit are looked for, which takes as long again.
-        reserve: the part of the memory that is left to what is not counted, from 0 to below 1.
+        reserve: the part of the memory that is left to what is not counted, from 0 to below 1; for ``"auto"``, of the
+            device's memory. ``compress_model(memory="auto")`` leaves 0.05.
         device: ``"cuda"`` or ``"cpu"``: how the optimizer's step updates parameters, all at once or one by one.
             ``None``: the model's device, and ``"cuda"`` for one on ``meta`` or a configuration.
 
@@ -110,19 +113,19 @@ def fit(
         raise ValueError(f"device must be 'cpu', 'cuda' or None, got {device!r}")
     training = training_of(model, sample, batch, tokens, precision, lora, loss, device)
     least = memory == LEAST
-    given = 0 if least else training_memory(memory, _device_of(model, training.together))
+    given, available = (0, 0) if least else _memory_of(memory, model, sample, training, reserve)
     blocks = blocks_of(training.model)
     standing = standing_of(training.model, chosen, training.together, ranks, blocks)
-    available = int(given * (1 - reserve))
     if not least:
         _require_room(standing, available, given, reserve)
-    profiles = Profiles(training, blocks)
+    here = isinstance(model, nn.Module) and any(one.device.type != "meta" for one in model.parameters())
+    profiles = Profiles(training, blocks, _device_of(model, training.together).type if here else None)
     if ways is not None and "chunked" in ways and profiles.unchunked:
         raise ValueError(
             f"ways must not name 'chunked' for this {training.name}: {profiles.unchunked}; leave it out, or have the "
             "model compute its loss from a linear layer, which get_output_embeddings() returns"
         )
-    room = Room(available, standing, ranks, not accumulate, least)
+    room = Room(available, standing, ranks, not accumulate, least, memory == AUTO)
     inputs = sum(map(nbytes, training.tensors))
     tried = list(Tries(profiles, room, inputs, error).all(ways))
     best = _best(tried)
@@ -136,6 +139,7 @@ def fit(
     return Fit(
         model=training.name,
         memory=given,
+        available=room.available,
         reserve=reserve,
         optimizer=optimizer.lower(),
         ranks=ranks,
@@ -189,6 +193,16 @@ def _notes(optimizer: str, ranks: int, scaled: bool, positions: int | None, long
     if positions is not None and longest is not None and longest > positions:
         found.append(f"The model has positions for {positions:,} tokens.")
     return tuple(found)
+
+
+def _memory_of(memory: Budget, model: Any, sample: Any, training: Training, reserve: float) -> tuple[int, int]:
+    """Return the bytes of the device that the training is for, and those that it may take."""
+    device = _device_of(model, training.together)
+    if memory == AUTO:
+        available, given = auto_memory(model if isinstance(model, nn.Module) else None, sample, device, reserve)
+        return given, available
+    given = training_memory(memory, device)
+    return given, int(given * (1 - reserve))
 
 
 def _device_of(model: Any, on_gpu: bool) -> torch.device:

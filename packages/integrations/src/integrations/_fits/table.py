@@ -29,7 +29,8 @@ def table_of(fit: Fit) -> str:
 def _title(fit: Fit) -> str:
     ranks = f" on each of {fit.ranks} ranks" if fit.ranks > 1 else ""
     return (
-        f"{fit.model}: {format_bytes(fit.memory)}{ranks}, of which {fit.reserve:.0%} are left to what is not counted; "
+        f"{fit.model}: {format_bytes(fit.memory)}{ranks}, of which {format_bytes(fit.memory - fit.available)} are left "
+        "to what is not counted; "
         f"{fit.optimizer}; {fit.standing.parameters:,} parameters, {fit.standing.trained:,} of them trained"
     )
 
@@ -94,7 +95,7 @@ def _ways(fit: Fit) -> Table:
             ("yes" if way.fits else "no") if way.peak else "",
             "" if way.time is None else f"{way.time:.2f}",
             "rounds" if way.error is None else f"{way.error:g}",
-            Text("; ".join(filter(None, (way.code, way.note)))),
+            Text("; ".join(filter(None, (way.code, way.does, way.note)))),
         )
     return table
 
@@ -104,6 +105,7 @@ def _sentences(fit: Fit) -> Iterator[str]:
         yield "It fits as it is."
     elif fit.answer is not None:
         yield f"It does not fit as it is. It fits with: {fit.code}" if fit.total else f"It fits with: {fit.code}"
+        yield _told(fit, fit.answer)
     else:
         over = fit.best.peak - fit.available
         yield (
@@ -116,6 +118,18 @@ def _sentences(fit: Fit) -> Iterator[str]:
     if fit.longest is not None:
         yield f"The longest sequences that fit with {fit.grown} have {fit.longest:,} tokens."
     yield from fit.notes
+
+
+def _told(fit: Fit, way: Way) -> str:
+    """Return what the line of code of a way will do, in words."""
+    if way.error is None:
+        gradients = "gradients are rounded, without a bound on their error"
+    else:
+        gradients = f"gradients are within an error of {way.error:g}" if way.error else "gradients are exact"
+    does = f"it {way.does}; " if way.does else ""
+    time = "" if way.time is None else f" and {way.time:.2f} of the plain step's time"
+    room = f"of the {format_bytes(fit.available)} that it may take"
+    return f"With this line, {does}{gradients}. Predicted: {format_bytes(way.peak)} {room}{time}."
 
 
 def _drawn(table: Table, width: int) -> str:

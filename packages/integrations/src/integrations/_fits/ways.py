@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -10,11 +10,16 @@ from integrations._fits.answer import Way
 from integrations._fits.profile import Moment, Profile
 from integrations._fits.profiles import Profiles, profile_of_choice
 from integrations._fits.standing import Standing
-from integrations._planning.budget import LEAST
+from integrations._planning.bounds import USUAL_ERROR
+from integrations._planning.budget import AUTO, LEAST
+from integrations._planning.noted import WITH_ROUNDING
+from integrations._planning.plan import Plan
 from integrations.forecast.checkpoints import code_of
+from integrations.report.words import format_bytes
 
-WAYS = ("plain", "chunked", "lean", "recompute", "plan", "checkpoint")
-"""The ways, the cheapest in time first. The last but one before ``"checkpoint"`` take a search each."""
+WAYS = ("plain", "chunked", "recompute", "lean", "plan", "checkpoint")
+"""The ways in the order in which they are preferred: exact ones first, but for checkpoints of whole blocks, which take
+the most time. ``"recompute"`` and ``"plan"`` take a search each."""
 
 PLANNED = "planned"
 """The kind of a way that follows a plan."""
@@ -45,6 +50,7 @@ class Room:
         ranks: how many processes share it.
         fresh: whether each step makes its gradients, instead of adding to them.
         least: whether plans take the least memory, whatever is available.
+        auto: whether what is available is the free memory, which ``compress_model(memory="auto")`` finds by itself.
     """
 
     available: int
@@ -52,6 +58,7 @@ class Room:
     ranks: int
     fresh: bool
     least: bool = False
+    auto: bool = False
 
     def peak(self, profile: Profile, inputs: int) -> tuple[Moment, int, bool]:
         """The highest moment of a training with such steps, all its bytes then, and whether it is in the optimizer's
@@ -148,19 +155,39 @@ class Tries:
             return Tried(Way(name, "", error=error, note="weights, gradients and states leave no room"), None)
         chunked = not self._profiles.unchunked
         front = self._profiles.plan(error, chunked)
+        rounding = front.others.pop(WITH_ROUNDING, None)
         if not self._room.fresh:
             front = front.accumulating
         memory = LEAST if self._room.least else _in_words(left)
-        code = _COMPRESS.format(f'memory="{memory}"{words}{self._loss}')
+        asked = AUTO if self._room.auto else memory
+        code = _COMPRESS.format(f'memory="{asked}"{words}{self._loss}')
         try:
             found, note = front.within(memory), ""
         except ValueError:
             found, note, code = front, "the least memory that a plan was found for", ""
-        more = {"time": 1 + found.overhead, "error": error if found.choice.rounds else 0.0, "note": note}
+        if code and rounding is not None:
+            note = self._with_rounding(rounding, memory, found)
+        does = in_words(found) if code else ""
+        more = {"time": 1 + found.overhead, "error": error if found.choice.rounds else 0.0, "does": does, "note": note}
         tried = self._judged(name, code, profile_of_choice(found, found.choice), PLANNED, chunked, **more)
         if not found.choice.rounds or self._room.fits(self._profiles.of("kept", chunked), self._inputs):
             return tried
         return tried._replace(way=replace(tried.way, fits=False, note="; ".join(filter(None, (note, _MEASURED)))))
+
+    def _with_rounding(self, make: Callable[[], Plan], memory: str, exact: Plan) -> str:
+        """Return what a plan that may round would take, in words."""
+        front = make()
+        front = front if self._room.fresh else front.accumulating
+        try:
+            found = front.within(memory)
+        except ValueError:
+            found = exact
+        gains = []
+        if found.overhead < exact.overhead or memory == LEAST:
+            gains.append(f"{1 + found.overhead:.2f} of the time")
+        if found.peak < exact.peak:
+            gains.append(f"{format_bytes(exact.peak - found.peak)} less memory")
+        return f"error={USUAL_ERROR} would allow {' and '.join(gains) or 'no less time'}, by estimate"
 
     def _checkpoint(self) -> Tried | None:
         if not self._profiles.checkpoints:
@@ -172,6 +199,20 @@ class Tries:
         kept = self._profiles.of("kept", chunked)
         assert tried.profile is not None
         return tried._replace(way=replace(tried.way, time=tried.profile.seconds / max(kept.seconds, 1e-12)))
+
+
+def in_words(plan: Plan) -> str:
+    """Return what a plan does with the tensors that a forward saves, in words."""
+    values, stores = plan.followed.values, dict(plan.choice.stores)
+    recomputed = plan.schedule.recomputed
+    done = {
+        "recomputes": [value for value in recomputed if value not in stores],
+        "offloads": [value for value, store in stores.items() if store.host],
+        "stores exactly in fewer bits": [value for value, store in stores.items() if store.exact and not store.host],
+        "rounds": [value for value, store in stores.items() if not store.exact and not store.host],
+    }
+    found = ((what, sum(values[value].nbytes for value in chosen)) for what, chosen in done.items())
+    return ", ".join(f"{what} {format_bytes(count)}" for what, count in found if count) or "keeps everything"
 
 
 def _in_words(nbytes: int) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 
 from integrations._adaptive.plan import Plan
 from integrations._adaptive.surroundings import meet
-from integrations._common.modules import ModulePaths
+from integrations._common.modules import NOTHING_TRAINS, ModulePaths, trains
 from integrations._handle.adapt import Adapter
 from integrations._handle.closures import require_closure, require_compressed
 from integrations._handle.exchanges import Exchanges
@@ -368,6 +368,7 @@ class Compression(HandleState):
             recomputed,
             model,
             exchanged=exchanged,
+            note="" if rows or trains(self.model) else NOTHING_TRAINS,
             **step_peaks(self.model, self.recomputing, rows),
         )
 

@@ -10,6 +10,7 @@ from weakref import WeakSet
 from torch import nn
 
 from integrations._calls.hook_stack import offloader_around
+from integrations._common.modules import NOTHING_TRAINS, trains
 from integrations._handle.exchanges import Exchanges
 from integrations._handle.handle_state import HandleState
 from integrations._runtime.compiled.regions import ROLE
@@ -50,6 +51,8 @@ def judge(handle: HandleState, session: Session) -> None:
     # Logits that were never made are in no record.
     without_logits = handle.level.off and exchanges is not None and exchanges.loss is not None
     why = "" if compiled or without_logits else why_not_smaller(records)
+    if why and not records and not trains(handle.model):
+        why = NOTHING_TRAINS
     if handle.level.off and handle.recomputing is not None:
         return  # a plan with room may keep everything
     if not why:

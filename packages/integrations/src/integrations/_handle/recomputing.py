@@ -12,8 +12,18 @@ from integrations._adaptive.plan import Plan as Allotted
 from integrations._adaptive.ranks import come_together, ranks_meet
 from integrations._common.entries import of_type
 from integrations._common.locking import OwnLock, Users
+from integrations._common.progress import progress
 from integrations._common.warn import warn
-from integrations._handle.asked_plans import OPTIMAL, Asked, planning_for, require_asked, require_at, require_of
+from integrations._handle.asked_plans import (
+    OPTIMAL,
+    Asked,
+    is_of_this_torch,
+    planning_for,
+    require_asked,
+    require_at,
+    require_of,
+    require_this_torch,
+)
 from integrations._handle.first_steps import FirstSteps
 from integrations._handle.fronts import Fronts
 from integrations._handle.remeasuring import EARLY, Remeasuring
@@ -54,6 +64,7 @@ def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing
     if not isinstance(asked, Bounds):
         require_asked(asked)
     if isinstance(asked, Plan):
+        require_this_torch(asked)
         require_of(asked, model)
         require_at(asked, level)
     return Recomputing(model, asked, level)
@@ -153,7 +164,7 @@ class Recomputing:
         together = self._together and ranks_meet(model)
         if together and alone:
             return
-        with self.users.alone(), self._lock.held:
+        with self.users.alone(), self._lock.held, progress(f"Measuring {class_of(model).__name__}"):
             if measuring.waits(step):
                 measuring.settle(model, together, begins=not alone)
 
@@ -198,8 +209,8 @@ class Recomputing:
         """
         self._attempts.start()
         if self._is_due(bits):
-            with self.users.alone(), self._lock.held:  # only one thread plans
-                if self._is_due(bits):
+            with self.users.alone(), self._lock.held, progress(f"Planning {class_of(model).__name__}"):
+                if self._is_due(bits):  # only one thread plans
                     self.plans, self._bits = self._planned(model, level, args, kwargs, bits), bits
         plans = self.plans
         if plans is None:
@@ -394,7 +405,10 @@ class Recomputing:
         except OfOldLevel as old:  # a new plan is made in front of the next forward
             plan = None
             asked = (old.budget or OPTIMAL) if asked is None else asked
+        if plan is not None and asked is not None and not is_of_this_torch(plan):
+            plan = None  # a new plan is made in front of the next forward
         if plan is not None:
+            require_this_torch(plan)
             require_of(plan, model)
         if isinstance(asked, Mapping):
             asked = Bounds.of(asked)

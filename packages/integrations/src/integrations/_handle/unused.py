@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from integrations._common.modules import NOTHING_TRAINS, trains
 from integrations.report.words import IT_TAKES
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def why_unused(model: nn.Module) -> str:
-    """Why no forward was compressed, and what to do, in words."""
+    """Return why no forward was compressed, and what to do, in words."""
+    if not trains(model):
+        return NOTHING_TRAINS
     return IT_TAKES if model.training else _IN_EVAL
 
 

@@ -16,6 +16,7 @@ from actcore import current_rank
 from integrations._adaptive.one_step import OneStep, Unmeasured
 from integrations._calls.tensors import tensors_in
 from integrations._common.modules import ModulePaths
+from integrations._common.progress import stage
 from integrations._measuring.sketch import Sketches
 from integrations._planning.budget import allowed_bytes
 from integrations._planning.plan import Plan
@@ -122,6 +123,7 @@ def measured_errors(
         Unmeasured: there are no elements, no gradient, or no finite one; or the forward is not the plan's.
         Exception: what the model raises.
     """
+    stage("measuring the gradient's error")
     step = OneStep(model, args, kwargs, plan.loss if loss is None else loss, starts)
     step.require_elements()
     named = list(model.named_parameters(remove_duplicate=True))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from actcore import simulate
+from integrations._common.progress import progress
 from integrations._planning.bounds import Bounds
 from integrations._planning.budget import (
     AUTO,
@@ -153,7 +154,9 @@ def _of_error(plan: Found, error: float) -> Found:
 def _searched(plan: Found, graph: Graph, rounded: Graph | None, bounds: Bounds) -> Found:
     """A plan of this kind for other graphs of the same values."""
     captures = Captures(graph, plan.menus, rounded, plan.rounded_menus, plan.level)
-    found = solved(type(plan), plan.model, captures, bounds, plan.objective)
+    with progress(f"Planning {plan.model}") as stage:
+        stage("searching")
+        found = solved(type(plan), plan.model, captures, bounds, plan.objective)
     return replace(found, loss=plan.loss, chunking=plan.chunking)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from integrations._common.out_of_memory import is_out_of_memory
+from integrations._common.progress import progress
 from integrations._common.warn import warn
 from integrations._planning.plan import Plan
 from integrations._step.capturing.errors import NoGradient
@@ -93,7 +94,8 @@ class Attempts:
         if failures.rule_out(inputs, first):
             return None
         try:
-            return make()
+            with progress(f"Planning {class_of(model).__name__}"):
+                return make()
         except NoGradient:
             failures.without_gradient.add(inputs)
         except Exception as error:

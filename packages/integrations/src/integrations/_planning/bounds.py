@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, get_args
 
-from integrations._planning.budget import LEAST, Budget, require_budget, require_error, require_ratio
+from integrations._planning.budget import LEAST, Budget, python_number, require_budget, require_error, require_ratio
 from integrations.rules.levels import resolve_level
 from integrations.rules.stores import Store
 
@@ -67,6 +67,8 @@ class Bounds:
     fallback: Fallback = "error"
 
     def __post_init__(self) -> None:
+        for name in ("memory", "time", "error"):
+            object.__setattr__(self, name, python_number(getattr(self, name)))
         if self.memory is not None:
             require_budget(self.memory, "memory")
         if self.time is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from numbers import Integral, Real
+from typing import Any
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _WORDS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k|m|g|ki|mi|gi|)(b?)\s*", re.IGNORECASE)
@@ -16,6 +18,13 @@ LEAST = "least"
 
 AUTO = "auto"
 """The budget that asks for the memory that is free when the plan is made; see ``integrations._planning.free``."""
+
+
+def python_number(value: Any) -> Any:
+    """Return a number of another type, such as NumPy's, as an int or a float. Return everything else unchanged."""
+    if isinstance(value, bool | int) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def bytes_of(budget: Budget, plain: int, name: str = "budget") -> int:
@@ -32,12 +41,15 @@ def bytes_of(budget: Budget, plain: int, name: str = "budget") -> int:
         TypeError: the budget is none of these.
         ValueError: the budget is out of range.
     """
+    budget = python_number(budget)
     if isinstance(budget, bool) or not isinstance(budget, (str, int, float)):
         raise TypeError(f"{name} must be bytes as an int, a string such as '4GiB', or a fraction, got {budget!r}")
     fraction = read_fraction(budget)
     if fraction is not None:
         if not 0 < fraction <= 1:
             hint = "; bytes are an int" if isinstance(budget, float) and math.isfinite(budget) and budget > 1 else ""
+            if fraction <= 0:
+                hint = f"; pass {name}={LEAST!r} for the least memory"
             raise ValueError(f"{name} must be in (0, 1] as a fraction of the plain step's peak, got {budget!r}{hint}")
         return int(fraction * plain)
     if isinstance(budget, str):
@@ -47,8 +59,8 @@ def bytes_of(budget: Budget, plain: int, name: str = "budget") -> int:
         raise ValueError(
             f"{name} must be unambiguous, got 1: write 1.0 for the whole of the plain step's peak, or '1B' for one byte"
         )
-    if budget < 0:
-        raise ValueError(f"{name} must not be negative, got {budget}; it is a number of bytes")
+    if budget <= 0:
+        raise ValueError(f"{name} must be above 0, got {budget}; pass {name}={LEAST!r} for the least memory")
     return budget
 
 
@@ -76,6 +88,7 @@ def require_budget(budget: object, name: str = "budget") -> None:
 
 def read_fraction(budget: object) -> float | None:
     """Return the fraction that a budget is of the plain step's peak; ``None`` if it is no fraction."""
+    budget = python_number(budget)
     if isinstance(budget, float):
         return budget
     found = _PERCENT.fullmatch(budget) if isinstance(budget, str) else None
@@ -112,6 +125,7 @@ def require_ratio(time: object) -> None:
         TypeError: it is no number.
         ValueError: it is below 1.
     """
+    time = python_number(time)
     if isinstance(time, bool) or not isinstance(time, int | float):
         raise TypeError(f"time must be a step's time in those of the plain step, such as 1.1, got {time!r}")
     if not 1 <= time < math.inf:
@@ -125,6 +139,7 @@ def require_error(error: object) -> None:
         TypeError: it is no number.
         ValueError: it is out of range.
     """
+    error = python_number(error)
     if isinstance(error, bool) or not isinstance(error, int | float):
         raise TypeError(f"error must be a bound on the gradient's relative error, such as 0.1, got {error!r}")
     if not 0 <= error < 1:

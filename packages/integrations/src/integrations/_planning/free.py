@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from integrations._calls.tensors import gradient_of, tensors_in
 from integrations._planning.budget import AUTO, Budget, bytes_of, read_fraction
 from integrations._planning.errors import PlanningError
-from integrations._planning.found_optimizers import kept_like, optimizers_of
+from integrations._planning.found_optimizers import bytes_of_tensors, kept_like, optimizers_of, states_of
 from integrations._planning.optimizers import OPTIMIZERS, nbytes
 from integrations.report.words import format_bytes
 
@@ -134,6 +134,34 @@ def training_memory(budget: Budget, device: torch.device) -> int:
     if budget != AUTO:
         return bytes_of(budget, room.whole, "memory")
     return room.free + (torch.cuda.memory_allocated(device) if device.type == "cuda" else 0)
+
+
+def auto_memory(model: nn.Module | None, inputs: Any, device: torch.device, reserve: float) -> Room:
+    """Return the bytes of a device that a whole training may take for ``"auto"``, weights included, with the bytes
+    that are left to what is not counted taken off, and without.
+
+    What the training has on the device already, weights, gradients, optimizer states and inputs, counts as free. So the
+    memory that is left beside these is that of ``free_for``.
+
+    Args:
+        model: the model, on any device; ``None`` if there is none yet.
+        inputs: of its forward.
+        device: the device, which has to be here.
+        reserve: the part of its memory that is left to what is not counted.
+
+    Raises:
+        PlanningError: the free memory of the device is unknown.
+    """
+    room = measure_room(device)
+    tensors: list[Any] = []
+    if model is not None:
+        parameters = list(model.parameters())
+        gradients = [gradient for one in parameters if (gradient := gradient_of(one)) is not None]
+        tensors = [*parameters, *model.buffers(), *gradients, *states_of(optimizers_of(model))]
+    there = [one for one in tensors if isinstance(one, Tensor) and one.device.type == device.type]
+    given = [one.nbytes for one in tensors_in(inputs) if one.device.type == device.type]  # as ``fit`` counts them
+    whole = room.free + bytes_of_tensors(there) + sum(given)
+    return Room(max(0, whole - int(reserve * room.whole)), whole)
 
 
 def measure_room(device: torch.device) -> Room:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from integrations._adaptive.plan import Plan as Allotted
+from integrations._common.progress import stage
 from integrations._common.warn import warn
 from integrations._planning.bounds import USUAL_ERROR, Bounds
 from integrations._planning.chunked import chunking
@@ -66,6 +67,7 @@ def planned(
     started = perf_counter()
 
     def captured(recomputes: bool) -> tuple[Graph, Seen]:
+        stage("capturing the step")
         seen = Seen(recomputes, named=bits is not None)
         options: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
         return capture(model, args, kwargs, hooks=seen.hooks, costs=by(rating), **options), seen
@@ -100,6 +102,7 @@ def planned(
             found = captured(False)
         graph, menus = with_menus(*found, False, bounds)
         captures = Captures(graph, menus.exact(), rounded, rounded_menus)
+    stage("searching")
     taken = perf_counter() - started
     name = class_of(model).__name__
     made = solved(Plan, name, captures, bounds, capture_seconds=taken)

@@ -11,7 +11,7 @@ from typing import Any, Self
 from integrations._common.whole_files import write_text
 from integrations._planning.alternatives import accumulating, clearing, within
 from integrations._planning.budget import Budget
-from integrations._planning.noted import only_noted
+from integrations._planning.noted import fresh, only_noted
 from integrations._planning.page import write_page
 from integrations._planning.plot import plot_front
 from integrations._planning.serial import of_json, to_json
@@ -106,8 +106,14 @@ class Plan(Solution):
         return of_json(cls, text)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the plan to a file, for another process or day."""
-        write_text(path, self.to_json())
+        """Write the plan to a file, for ``compress_model(model, plan=path)`` in another process or on another day.
+
+        The file of an ``accumulating`` plan has the plan that it belongs to as well, so that a model follows both.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        write_text(path, fresh(self).to_json())
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:

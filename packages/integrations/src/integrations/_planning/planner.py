@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from integrations._common.compiling import compiled_module
+from integrations._common.progress import shows_planning, stage
 from integrations._planning.budget import Budget
 from integrations._planning.chunked import chunking
 from integrations._planning.errors import raising_for_user
@@ -26,6 +27,7 @@ from integrations._step.graphs.sharding import class_of
 
 
 @raising_for_user
+@shows_planning
 def plan(
     model: nn.Module,
     inputs: Any,
@@ -96,9 +98,11 @@ def plan(
         inputs, kwargs = (), inputs
     started = perf_counter()
     call = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    stage("capturing the step")
     with planning(model, call, kwargs or {}, loss):
         graph = capture(model, call, kwargs, real=real, measure=measure, loss=loss, holds_outputs=holds_outputs)
     captured = perf_counter()
+    stage("searching")
     found = plan_of_graph(class_of(model).__name__, graph, objective, captured - started)
     found = replace(found, loss=loss, chunking=chunking(model, graph))
     return found if budget is None else found.within(resolved(budget, model, call)[0])

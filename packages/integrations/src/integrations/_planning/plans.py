@@ -238,12 +238,10 @@ class Plans:
             again = self._note(plan, inputs)
         if told and (again is not None or varies):
             first = _REPEATS if repeats else _what_follows(plan)
-            after = (
-                f"; the {'second run' if repeats else 'next forward with such inputs'} is preceded by another capture"
-            )
+            after = f". The {'second run' if repeats else 'next forward with such inputs'} is planned for again"
             after = after if again else _without_captures(plan) if again is False else ""
             text = f"{first}{after}{_from_now_on(plan) if varies else ''}"
-            warn(f"{plan.model}'s forward is not the one that was captured: {where}. {text}")
+            warn(f"{plan.model}'s forward is not the one that was captured. {text}. The difference: {where}")
 
     def _may_exceed(self, plan: Plan, inputs: Signature) -> bool:
         """Return whether a forward that differs from the plan's may have an error above the bound. Return ``False`` for
@@ -358,7 +356,7 @@ def _without_captures(plan: Plan) -> str:
 def _what_follows(plan: Plan) -> str:
     """What becomes of the rest of a forward that is not its plan's, in words."""
     if plan.compressed:
-        return "What follows is stored as the level says, and nothing of it is recomputed: less memory is saved"
+        return "Its rest is stored as the level says and not recomputed, so less memory is saved"
     if plan.followed.rounded and plan.bounds.rounds_unforeseen:
-        return "What follows is stored in 8 bits, and nothing of it is recomputed: less memory is saved"
-    return "What follows is kept: gradients are right and memory is not saved"
+        return "Its rest is stored in 8 bits and not recomputed, so less memory is saved"
+    return "Its rest is kept, so gradients are right and less memory is saved"

@@ -51,8 +51,8 @@ def listed(operators: Sequence[str], most: int = 2) -> str:
 
 
 def _title(plan: Solution) -> str:
-    state = ", with gradients there already" if plan.graph.accumulates else ""
-    state = ", with gradients that are cleared before backward" if plan.graph.clears else state
+    state = " in steps that accumulate gradients" if plan.graph.accumulates else ""
+    state = " in steps that clear gradients between forward and backward" if plan.graph.clears else state
     also = "".join(f", or {other.graph.inputs}" for other in plan.also)
     what = f"{plan.model} for inputs {plan.graph.inputs}{also}{state}: activation peak"
     if not plan.segments and not plan.choice.stores:
@@ -74,17 +74,18 @@ def caption_of(plan: Solution) -> str:
     """The remaining lines of a plan's text."""
     front = plan.front
     if len(front) == 1:
-        lines = ["Nothing is worth recomputing: there is no other plan."]
+        lines = ["No other plan takes less memory or less time."]
     else:
         reach = f"{format_bytes(front[0].peak)} to {format_bytes(front[-1].peak)}"
         lines = [
-            f"One of {len(front)} plans, from {reach}; " + ("none is missing." if plan.exact else _bounds(plan)),
+            f"Chosen from the best {len(front)} plans, of {reach} (plan.front). "
+            + ("The search tried all plans." if plan.exact else _bounds(plan)),
         ]
     if plan.segments:
         count = len(plan.segments)
         lines.append(
-            f"Backward recomputes what {count} segment{'' if count == 1 else 's'} of the forward made, "
-            f"{format_bytes(sum(segment.nbytes for segment in plan.segments))}: plan.segments."
+            f"Backward recomputes {format_bytes(sum(segment.nbytes for segment in plan.segments))} in {count} "
+            f"segment{'' if count == 1 else 's'} of the forward (plan.segments)."
         )
     more = plan.followed.seconds - plan.graph.seconds
     if more > 0 and plan.plain_seconds:
@@ -95,16 +96,15 @@ def caption_of(plan: Solution) -> str:
     if plan.unmeasured:
         lines.append(f"The error was not measured: {plan.unmeasured}.")
     if plan.compressed:
-        lines.append("Peaks are those of a step that stores what it keeps in fewer bits.")
+        lines.append("Peaks are those of a step that stores tensors as the level says.")
     if plan.graph.differentiated:
-        outputs = "all outputs are held meanwhile" if plan.graph.holds_outputs else "no other output is held meanwhile"
-        lines.append(f"Backward starts from {plan.graph.differentiated}; {outputs}.")
+        outputs = "all outputs stay" if plan.graph.holds_outputs else "no other output stays"
+        lines.append(f"Backward starts from {plan.graph.differentiated}, while {outputs} in memory.")
     other = plan.accumulating
     if other is not plan:
         lines.append(
-            f"In steps that find gradients there and add to them (accumulation), the peak is "
-            f"{format_bytes(other.plain_peak)} -> {format_bytes(other.peak)}, time {other.overhead:+.1%}: "
-            "plan.accumulating."
+            f"Steps that accumulate gradients have an activation peak of {format_bytes(other.plain_peak)} -> "
+            f"{format_bytes(other.peak)}, time {other.overhead:+.1%} (plan.accumulating)."
         )
     if plan.graph.double_backward:
         lines.append("Nothing is rounded, because the step differentiates its gradients (create_graph=True).")
@@ -117,6 +117,6 @@ def caption_of(plan: Solution) -> str:
 def _bounds(plan: Solution) -> str:
     bound = plan.choice.seconds_bound / plan.plain_seconds if plan.plain_seconds else 0.0
     return (
-        f"no plan has a peak below {format_bytes(plan.peak_bound)}, and none of this one's adds less time than "
-        f"{bound:+.1%}."
+        f"The search did not try all plans: none takes less than {format_bytes(plan.peak_bound)}, and none of this "
+        f"peak adds less time than {bound:+.1%}."
     )

@@ -7,26 +7,30 @@ import math
 from integrations._planning.at_peak import largest_at_peak
 from integrations._planning.bounds import ONLY_RECOMPUTE, ROUNDING, WAYS, Bounds
 from integrations._planning.budget import LEAST, read_fraction
+from integrations._planning.choice import Choice
 from integrations._planning.chunked import CLASSES
 from integrations._planning.solution import Solution
 from integrations.report.words import format_bytes
 
 _SHARE = 10
 """Logits of a tenth of the least peak and more are worth a loss in chunks."""
-# A smaller batch lowers the plain step's peak, too, and with it the bytes that a fraction of it allows.
-_SMALLER, _LARGER = "take a smaller batch", "take a larger fraction"
+_SMALLER = "take a smaller batch"  # no way for a fraction: the plain step's peak is less then, too
 
 
 def out_of_memory(plan: Solution, asked: Bounds) -> str:
     """Return why no plan has such a peak, in words."""
-    return f"{_too_little_memory(plan, asked)}{_occupied(plan)}{_without_logits(plan)}"
+    # Bytes hold for steps that accumulate gradients, too; a fraction is of each kind of step's own peak.
+    other = plan if plan.compressed or read_fraction(asked.memory) is not None else plan.accumulating
+    most = max(plan, other, key=lambda one: one.front[0].peak)
+    return f"{_too_little_memory(plan, asked, most)}{_occupied(most)}{_without_logits(plan)}"
 
 
-def _too_little_memory(plan: Solution, asked: Bounds) -> str:
-    budget, least, plain = asked.memory, plan.front[0].peak, plan.uncompressed_peak
+def _too_little_memory(plan: Solution, asked: Bounds, most: Solution) -> str:
+    budget, least, plain = asked.memory, most.front[0].peak, most.uncompressed_peak
     relative = read_fraction(budget) is not None
-    share = f", {round_up_share(least, plain)} of the plain step's {format_bytes(plain)}" if 0 < least <= plain else ""
-    found = f"at least {least} bytes ({format_bytes(least)}{share}), the least activation peak of all plans"
+    share = round_up_share(least, plain) if 0 < least <= plain else None
+    of_plain = "" if share is None else f", {share} of the plain step's {format_bytes(plain)}"
+    found = f"at least {least} bytes ({format_bytes(least)}{of_plain})"
     if plan.compressed:
         smaller = "" if relative else f"{_SMALLER}, or "
         name, least_of_all = (
@@ -37,26 +41,26 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
             f"integrations.restore_model(model) and compress_model with such a budget{least_of_all} or at a level of "
             "fewer bits"
         )
-    other = plan.accumulating
-    adding = ""
-    most = other.front[0].peak
-    if other is not plan and not relative and most > least:  # a fraction is of each state's own peak
-        adding = f", and {most} bytes ({format_bytes(most)}) in steps that add to gradients that are there already"
-    proof = "no other is less" if plan.exact else f"none is below {format_bytes(plan.peak_bound)}"
-    if plan.menus is None:
-        name, way_out = "budget", f"pass {LEAST!r}, compress what is kept, or {_LARGER if relative else _SMALLER}"
-    else:
-        name = f"memory with error={plan.error:g}"
-        rest = _allow(plan, else_=_LARGER if relative else _SMALLER)
-        way_out = f"pass memory={LEAST!r} for this plan, {'' if rest.startswith('allow') else 'or '}{rest}"
-    fraction = read_fraction(budget)
-    if fraction is not None and other is not plan and other.peak <= fraction * other.uncompressed_peak:
-        way_out = (
-            "the gradients, which are not in it, outweigh the activations in a first step, so that there is little "
-            "to gain; in steps that add to gradients that are there already, activations go from "
-            f"{format_bytes(other.plain_peak)} to {format_bytes(other.peak)}: for those, name bytes"
-        )
-    return f"{name} must be {found} ({proof}){adding}, got {budget!r}; {way_out}"
+    name = "budget" if plan.menus is None else "memory"
+    title = name if plan.menus is None else f"memory with error={plan.error:g}"
+    states = "" if most is plan else " for steps that accumulate gradients, which take more than others"
+    number = least if not relative else share
+    ways = [f"pass {name}={LEAST!r}" if number is None else f"pass {name}={number!r}, or {name}={LEAST!r}"]
+    ways += [f"allow {one}" for one in _allowing(plan)]
+    ways += [] if relative else [_SMALLER]
+    return f"{title} must be {found}{states}, got {budget!r}; {_gradients_outweigh(plan, asked)}{', or '.join(ways)}"
+
+
+def _gradients_outweigh(plan: Solution, asked: Bounds) -> str:
+    """Return a sentence on a fraction that only steps that accumulate gradients can keep to; empty for others."""
+    fraction, other = read_fraction(asked.memory), plan.accumulating
+    if fraction is None or other is plan or other.peak > fraction * other.uncompressed_peak:
+        return ""
+    return (
+        "a first step makes its gradients, and these take most of its peak. Steps that accumulate gradients go from "
+        f"{format_bytes(other.plain_peak)} to {format_bytes(other.peak)}: for those, pass memory={other.peak}. "
+        "Otherwise "
+    )
 
 
 def round_up_share(least: int, plain: int) -> float:
@@ -65,25 +69,41 @@ def round_up_share(least: int, plain: int) -> float:
 
 
 def out_of_time(plan: Solution, asked: Bounds) -> str:
-    """Why no plan within the memory is as fast, in words."""
+    """Return why no plan within the memory is as fast, and what memory such a time takes, in words."""
     bounded = asked.memory not in (None, LEAST)
     fastest = plan.within(asked.memory) if bounded else plan.choosing(plan.front[-1], asked)
-    ratio = math.ceil(1000 * (1 + fastest.overhead)) / 1000  # rounded up, so that it can be met
-    within = f"of all plans within memory={asked.memory!r}" if bounded else "of all plans"
-    way_out = _allow(plan, "more memory") if bounded else _allow(plan)
-    return f"time must be at least {ratio}, the least {within}, got {asked.time!r}; {way_out}"
+    found = f"time must be at least {_time_of(plan, fastest.choice)}, the least "
+    ways = [*(f"allow {one}" for one in _allowing(plan)), _SMALLER]
+    if not bounded:
+        memory = format_bytes(fastest.peak)
+        return f"{found}of all plans, which takes {memory}, got {asked.time!r}; {', or '.join(ways)}"
+    seconds = ((asked.time or 1.0) - 1) * plan.plain_seconds
+    fitting = next((choice for choice in plan.front if choice.seconds <= seconds), None)
+    if fitting is None:
+        least = plan.front[-1]
+        needs = f"the least time in any memory is {_time_of(plan, least)}, which takes {format_bytes(least.peak)}"
+    else:
+        peak, plain = fitting.peak, plan.uncompressed_peak
+        number = round_up_share(peak, plain) if read_fraction(asked.memory) is not None and peak <= plain else peak
+        ways = [f"pass memory={number!r}", *ways]
+        needs = f"time={asked.time!r} takes at least {peak} bytes ({format_bytes(peak)})"
+    return f"{found}within memory={asked.memory!r}, got {asked.time!r}; {needs}: {', or '.join(ways)}"
 
 
-def _allow(plan: Solution, *first: str, else_: str = _SMALLER) -> str:
-    """What would lower the least that there is, in words, and what else there is to do."""
-    found = list(first)
-    if not plan.compressed and plan.menus is not None:
-        if _rounds_as_allowed(plan):
-            found.append(f"a larger error than {plan.error:g}")
-        ways = [way for way in WAYS if plan.error or way not in ROUNDING]
-        missing = [repr(way) for way in ways if way not in plan.stores]
-        found += [f"{', '.join(missing)} among stores"] if missing else []
-    return f"allow {' or '.join(found)}, or {else_}" if found else else_
+def _time_of(plan: Solution, choice: Choice) -> float:
+    """Return the time of a choice over the plain step's, rounded up, so that it can be met."""
+    overhead = choice.seconds / plan.plain_seconds if plan.plain_seconds else 0.0
+    return math.ceil(1000 * (1 + overhead)) / 1000
+
+
+def _allowing(plan: Solution) -> list[str]:
+    """Return what may be allowed to lower the least that there is, in words."""
+    if plan.compressed or plan.menus is None:
+        return []
+    found = [f"a larger error than {plan.error:g}"] if _rounds_as_allowed(plan) else []
+    ways = [way for way in WAYS if plan.error or way not in ROUNDING]
+    missing = [repr(way) for way in ways if way not in plan.stores]
+    return found + ([f"{', '.join(missing)} among stores"] if missing else [])
 
 
 def _without_logits(plan: Solution) -> str:
@@ -104,15 +124,15 @@ def _occupied(plan: Solution) -> str:
     plan for a level, whose stores have no names."""
     if plan.compressed:
         return ""
-    found = largest_at_peak(plan.choosing(plan.front[0], plan.bounds))
+    least = plan.choosing(plan.front[0], plan.bounds)
+    found = largest_at_peak(least)
     if not found.values:
         return ""
     values = ", ".join(f"{format_bytes(nbytes)} made by {maker}" for nbytes, maker in found.values)
-    others = f", {found.others} smaller ones" if found.others else ""
+    others = max(0, least.peak - sum(nbytes for nbytes, _ in found.values))
     return (
-        f". In memory at that peak, in {'backward' if found.backward else 'the forward'}: {values}{others}; and "
-        f"{format_bytes(found.rest)} for gradients of activations and temporaries"
-        + (f", less {format_bytes(found.later)} for gradients of parameters that are made later" if found.later else "")
+        f". At that peak, in {'backward' if found.backward else 'the forward'}, memory holds {values}, and "
+        f"{format_bytes(others)} of others, such as gradients of activations"
     )
 
 

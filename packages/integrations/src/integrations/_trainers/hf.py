@@ -57,8 +57,10 @@ class CompressionCallback(transformers.TrainerCallback, transformers.trainer_cal
         **arguments: Any,
     ) -> None:
         self._training = CompressedTraining(level, report, restore, resume, arguments)
-        plain_report = fspath(report) if isinstance(report, PathLike) else report
-        self._made_with = {"level": level, "report": plain_report, "restore": restore, "resume": resume, **arguments}
+        made_with = {"level": level, "report": report, "restore": restore, "resume": resume, **arguments}
+        self._made_with = {
+            name: fspath(value) if isinstance(value, PathLike) else value for name, value in made_with.items()
+        }
         # Set on a callback that the Trainer has made from a checkpoint (restore_callback_states_from_checkpoint).
         self.compression: dict[str, Any] | None = None
         self.left_out: list[str] = []

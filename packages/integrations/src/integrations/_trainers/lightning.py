@@ -46,8 +46,8 @@ class CompressionCallback(lightning.Callback):
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: the level or an option is unknown, or a value is out of range; or what asks for a plan (``memory``,
-            ``time``, ``error``, ``stores``, ``checkpoint``) comes without ``module``. When fitting begins: there is no
-            such submodule, it is compressed with other arguments, or the checkpoint is of another level.
+            ``time``, ``error``, ``stores``, ``plan``, ``checkpoint``) comes without ``module``. When fitting begins:
+            there is no such submodule, it is compressed with other arguments, or the checkpoint is of another level.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class CompressionCallback(lightning.Callback):
             raise TypeError(f"module must be the path of a submodule, such as 'net', or None, got {module!r}")
         if module == "":
             raise ValueError("module must be the path of a submodule, such as 'net', got ''; None is all of it")
-        for name in ("checkpoint", "memory", "time", "error", "stores"):
+        for name in ("checkpoint", "memory", "time", "error", "stores", "plan"):
             if module is None and arguments.get(name) is not None:
                 raise ValueError(
                     f"{name} takes a module, got module=None: a plan is made for the call of a module, and not for "

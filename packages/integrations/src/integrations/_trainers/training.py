@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from integrations._common.whole_files import write_text
-from integrations._handle.asked_plans import Asked, level_with, planning_for, require_one
+from integrations._handle.asked_plans import Asked, level_with, planning_for, require_one, with_plan
 from integrations._handle.compression import Compression
 from integrations._handle.exchanges import Exchanges
 from integrations._planning.bounds import Bounds
@@ -57,8 +57,14 @@ class CompressedTraining:
                 raise TypeError(f"{name} must be True or False, got {value!r}")
         memory, time, error, stores = (arguments.get(name) for name in ("memory", "time", "error", "stores"))
         options = {name: arguments[name] for name in arguments if name not in _KEYWORDS}
-        bounds = Bounds.asked(memory, time, error, stores, level, options, arguments.get("fallback"))
-        self.asked = require_one(bounds, arguments.get("checkpoint"))
+        checkpoint, fallback = arguments.get("checkpoint"), arguments.get("fallback")
+        self.arguments = {**arguments, "level": level}
+        if arguments.get("plan") is not None:
+            others = {"memory": memory, "time": time, "error": error, "stores": stores, "checkpoint": checkpoint}
+            checkpoint, level, options = with_plan(arguments["plan"], level, options, **others, fallback=fallback)
+            self.arguments["plan"] = checkpoint  # the file is read once
+        bounds = Bounds.asked(memory, time, error, stores, level, options, fallback)
+        self.asked = require_one(bounds, checkpoint)
         self.level_name = level_with(level, bounds)
         self.level = resolve_level(self.level_name, options)
         self.exchanges = Exchanges.asked(*(arguments.get(name) for name in ("activations", "linear", "layers", "loss")))
@@ -67,7 +73,6 @@ class CompressedTraining:
         self.prints = report is True
         self.path = _checked_path(report)
         self.restore, self.resume = restore, resume
-        self.arguments = dict(arguments)
         self.handle: Compression | None = None
         self._ours = False  # whether this compressed the model, and so may restore it
 
@@ -86,7 +91,7 @@ class CompressedTraining:
             handle = compression(model)
         found = handle is not None
         if handle is None:
-            handle, self._ours = compression(compress_model(model, self.level_name, **self.arguments)), True
+            handle, self._ours = compression(compress_model(model, **self.arguments)), True
         elif handle is not self.handle:
             self._require_like(handle)
             self._ours = False

@@ -10,12 +10,12 @@ from actcore import Codec
 from integrations import attach
 from integrations._common.compiling import compiled_module
 from integrations._common.forward_wrapper import ForwardWrapper
+from integrations._handle.asked_plans import require_of, require_this_torch
 from integrations._handle.compression import Compression
 from integrations._handle.forward import CompressedForward
 from integrations._handle.recomputing import Recomputing
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Shapes
-from integrations._step.graphs.fingerprint import fingerprint
 from integrations._step.graphs.sharding import class_of
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -120,10 +120,6 @@ def _require(model: nn.Module, plan: Plan) -> nn.Module:
     model = _module(model)
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a Plan of integrations.checkpoint.plan, got {type(plan).__name__}")
-    found = fingerprint(model)
-    if found != plan.graph.fingerprint:
-        raise ValueError(
-            f"plan must be of this model: it was made for a {plan.model} whose modules or parameters' shapes differ "
-            f"from those of this {class_of(model).__name__}; make one with integrations.checkpoint.plan(model, inputs)"
-        )
+    require_this_torch(plan)
+    require_of(plan, model)
     return model

@@ -85,7 +85,7 @@ class Content:
         if self.off and not self.exchanged:
             return f"Level {self.level} is off: nothing is compressed."
         if not self.rows:
-            return f"No forward has been compressed yet: {IT_TAKES}."
+            return f"No forward has been compressed yet: {self.note or IT_TAKES}."
         owners: dict[str, int] = {}
         for row in self.rows:
             if row.owner:

@@ -34,7 +34,8 @@ class Report(Content):
         monitor: what the monitor found, in words; empty without one.
         recomputed: by which plan backward recomputes tensors, in words; empty without one.
         model: the model's class, for titles.
-        note: how the report came about, where no step of a training made it; empty otherwise.
+        note: how the report came about, where no step of a training made it, or why it is empty, where more is known
+            than that no forward was compressed; empty otherwise.
         exchanged: which layers were exchanged for others that keep less, in words; empty if none.
         loss: whose loss was counted, in words; empty if none is known.
         gradient_bytes: bytes of the gradient of what the model returns, which the loss's backward makes; 0 if unknown.

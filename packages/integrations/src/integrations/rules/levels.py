@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from numbers import Real
+from os import PathLike
 from types import MappingProxyType
 from typing import Any
 
@@ -148,8 +151,22 @@ _OTHERS = (
     "layers",
     "loss",
     "checkpoint",
+    "plan",
+    "fallback",
     "strict",
 )  # not fields of a level
+
+
+def _meant(name: object) -> str:
+    """Return a hint for a budget or a file that was given in the place of a level; empty for anything else."""
+    text = name.strip() if isinstance(name, str) else ""
+    if text.endswith(".json") or isinstance(name, PathLike):
+        return f"; a saved plan is passed by name: plan={name!r}"
+    is_number = isinstance(name, Real) and not isinstance(name, bool)
+    if is_number or text[:1].isdigit() or text in ("least", "auto"):
+        return f"; a memory budget is passed by name: memory={name!r}"
+    alike = get_close_matches(text, LEVELS, n=1)
+    return f"; did you mean {alike[0]!r}?" if alike else ""
 
 
 def resolve_level(name: str, options: Mapping[str, Any]) -> Level:
@@ -160,14 +177,16 @@ def resolve_level(name: str, options: Mapping[str, Any]) -> Level:
         ValueError: the name or an option is unknown, or a value is out of range. The message lists the valid ones.
     """
     if not isinstance(name, str):
-        raise TypeError(f"level must be a string, one of {', '.join(LEVELS)}, got {name!r}")
+        raise TypeError(f"level must be a string, one of {', '.join(LEVELS)}, got {name!r}{_meant(name)}")
     if name not in LEVELS:
-        raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {name!r}")
+        raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {name!r}{_meant(name)}")
     valid = [field.name for field in fields(Level)]
     for option in options:
         if option not in valid:
+            alike = get_close_matches(option, [*valid, *_OTHERS, "level"], n=1)
+            meant = f" Did you mean {alike[0]}=?" if alike else ""
             raise ValueError(
                 f"options of a level are {', '.join(valid)}, got {option!r}; compress_model takes {', '.join(_OTHERS)} "
-                "besides"
+                f"besides.{meant}"
             )
     return replace(LEVELS[name], **options)

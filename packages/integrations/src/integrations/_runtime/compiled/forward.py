@@ -24,7 +24,7 @@ from integrations._common.compiling import left_to_python, own_frame, without_dy
 from integrations._common.in_model import ModelRef
 from integrations._common.warn import warn
 from integrations._planning.plan import Plan
-from integrations._torch import WRAP, TorchDispatchMode, constant_when_traced
+from integrations._torch import WRAP, TorchDispatchMode, constant_when_traced, dynamo_counters
 
 
 class Compiled:
@@ -48,6 +48,7 @@ class Compiled:
         # The hash tells torch's cache on disk which plan the code was compiled for.
         self._contexts.cache_hash = _hash_of(plan)  # type: ignore[attr-defined]
         self.warned = False
+        self._breaks: dict[str, int] = {}  # dynamo's graph breaks before the model's forward was traced
 
     @left_to_python
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -58,6 +59,8 @@ class Compiled:
             args, kwargs: what it is called with.
         """
         run, _ = without_dynamo(_frames_of)(self)
+        if not self.warned:
+            self._breaks = without_dynamo(_graph_breaks)()
         return run(self.trace, (forward, args, kwargs), {})
 
     @left_to_python
@@ -80,6 +83,14 @@ class Compiled:
             return forward(*args, **kwargs)
 
         return checkpoint(region, use_reentrant=False, context_fn=self._contexts)
+
+    def why_not_one_graph(self) -> str:
+        """Return why dynamo did not make one graph of the forward, as far as it says."""
+        found = [reason for reason, count in _graph_breaks().items() if count > self._breaks.get(reason, 0)]
+        if not found:
+            return "torch names no graph break, and may have compiled it too often (TORCH_LOGS=recompiles shows that)"
+        lines = [line.strip().removeprefix("Explanation: ").rstrip(".") for line in found[0].splitlines()[:2]]
+        return f"the forward has a graph break, {': '.join(lines)} (TORCH_LOGS=graph_breaks shows where)"
 
     def is_training(self) -> bool:
         """Whether this is a training forward, which follows the plan."""
@@ -104,10 +115,15 @@ def _warn_of_breaks(compiled: Compiled) -> None:
         compiled.warned = True
         warn(
             f"the plan of {compiled.plan.model} is not followed under torch.compile, which decides what is kept: "
-            "dynamo does not make one graph of its forward, or has given up compiling it again, or it changes Python "
-            "objects (TORCH_LOGS=graph_breaks,recompiles says which); torch.compiler.disable(model) has it follow the "
-            "plan in eager code"
+            f"{compiled.why_not_one_graph()}. A plan needs the forward in one graph: change that, or have the model "
+            "follow the plan in eager code with torch.compiler.disable(model)"
         )
+
+
+def _graph_breaks() -> dict[str, int]:
+    """Return the reasons of all graph breaks so far, with how often dynamo met each."""
+    counters = dynamo_counters()
+    return {} if counters is None else dict(counters["graph_break"])
 
 
 def _hash_of(plan: Plan) -> str:

@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
 from integrations._calls.tensors import tensors_in
-from integrations._common.modules import ModulePaths
+from integrations._common.modules import NOTHING_TRAINS, ModulePaths, trains
 from integrations._common.plain import PLAIN
 from integrations._step.capturing.apart import bytes_of_gradient
 from integrations._step.capturing.errors import NoGradient, NotCaptured
@@ -161,6 +161,7 @@ def _graph(trial: _Trial, found: _Recorded, note: str, costs: Costs, measure: bo
         differentiated=differentiated.what,
         holds_outputs=differentiated.held,
         double_backward=found.double_backward,
+        torch_version=str(torch.__version__),
     )
     return within_units(graph, units_of(model))
 
@@ -252,10 +253,10 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
                     "the tensor in plan = integrations.plan(model, args, loss=lambda output: output.loss), and call "
                     "integrations.apply(model, plan)"
                 )
+            why = "check that no_grad is not in its forward" if trains(model) else NOTHING_TRAINS
             raise NoGradient(
-                f"model must return a tensor that requires a gradient, and {class_of(model).__name__} returned none: "
-                "there is no backward to plan for; check requires_grad of its parameters, and that no_grad is not in "
-                "its forward"
+                f"model must return a tensor that requires a gradient, and {class_of(model).__name__} returned none; "
+                f"there is no backward to plan for: {why}"
             )
         found = found if holds is None else found._replace(held=holds)
         if not found.held:

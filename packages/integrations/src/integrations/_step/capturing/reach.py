@@ -76,8 +76,7 @@ class Reach:
 
     def __init__(self, model: nn.Module, given: Iterable[Any] = ()) -> None:
         self.modules: list[nn.Module] = []
-        # The one that keeps progress bars fresh touches nothing of anybody's.
-        self._alone = all(type(one).__module__.startswith("tqdm") for one in threading.enumerate() if one != _this())
+        self._alone = all(_only_shows(one) for one in threading.enumerate() if one != _this())
         self._own = set(map(id, model.modules()))
         self._found: list[tuple[bool, PutBack]] = []  # whether it is near
         self._names: set[tuple[int, str]] = set()
@@ -299,6 +298,11 @@ def _package(module: Any) -> str:
 def _holds_anything(module: Any) -> bool:
     """Whether instances of a class of that Python module are searched: not of a library, but for what holds tensors."""
     return not _is_library(module) or _package(module) in _HOLDERS or module.startswith("torch.distributions.")
+
+
+def _only_shows(thread: threading.Thread) -> bool:
+    """Return whether a thread keeps a progress bar or line fresh. Such threads touch nothing of a model's."""
+    return type(thread).__module__.startswith(("tqdm.", "rich.", "integrations."))
 
 
 def _is_library(module: Any) -> bool:

@@ -121,6 +121,7 @@ class Graph:
         rounded: whether what backward reads may be rounded in the captured forward: its attention keeps query, key and
             value alone and is recomputed from them, and nothing is decided a second time.
         double_backward: whether a backward with ``create_graph=True`` reads saved tensors, which must be exact then.
+        torch_version: the version of torch that ran the forward; empty if not known.
     """
 
     ops: tuple[Op, ...]
@@ -140,6 +141,7 @@ class Graph:
     clears: bool = False
     rounded: bool = False
     double_backward: bool = False
+    torch_version: str = ""
 
     @property
     def seconds(self) -> float:
