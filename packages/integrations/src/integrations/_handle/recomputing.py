@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 from torch import nn
 
 from actcore import Codec, Raw
 from integrations._adaptive.plan import Plan as Allotted
 from integrations._adaptive.ranks import come_together, ranks_meet
-from integrations._common.entries import of_type
 from integrations._common.locking import OwnLock, Users
 from integrations._common.progress import progress
-from integrations._common.warn import warn
 from integrations._handle.asked_plans import (
     OPTIMAL,
     Asked,
-    is_of_this_torch,
     planning_for,
     require_asked,
     require_at,
@@ -37,7 +33,6 @@ from integrations._planning.gradient_states import GradientHistory
 from integrations._planning.obstacles import planning
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Plans, Shapes
-from integrations._planning.serial import OfOldLevel
 from integrations._planning.unrounded import unrounded
 from integrations._runtime.compiled.forward import Compiled
 from integrations._runtime.following import Following
@@ -49,9 +44,6 @@ from integrations._storing.regions import inner
 from integrations._storing.ways import through
 from integrations.report.words import format_bytes
 from integrations.rules.levels import Level
-
-_ADDED = {"shapes", "codec", "measuring", "measured_in", "version", "gradients"}
-"""Keys that later versions have added to a state."""
 
 
 def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing:
@@ -375,64 +367,3 @@ class Recomputing:
     def title(self) -> str:
         """What was asked for, as a report describes it."""
         return planning_for(self.asked)
-
-    def state(self) -> dict[str, Any]:
-        """The state as plain values."""
-        asked: Any = None if isinstance(self.asked, Plan) else self.asked
-        plan = None if self.plans is None else self.plans.last
-        return {
-            "asked": asked.content() if isinstance(asked, Bounds) else asked,
-            "plan": None if plan is None else plan.to_json(),
-            "shapes": self.shapes,
-            "codec": None if self.codec is None else str(self.codec),
-            "measuring": None if self.measuring is None else self.measuring.state(),
-            "version": self.plans.version if isinstance(self.plans, Fronts) else 0,
-            "gradients": self.gradients.content(),
-        }
-
-    @staticmethod
-    def of(state: Mapping[str, Any], model: nn.Module, level: Level, before: Recomputing | None = None) -> Recomputing:
-        """The ``Recomputing`` of a ``state``. A state holds no codec, so the codec of ``before`` stays.
-
-        Raises:
-            ValueError: the state has another form, or a plan of another model.
-        """
-        if not isinstance(state, Mapping) or set(state) | _ADDED != {"asked", "plan"} | _ADDED:
-            raise ValueError(f"the state's checkpoint must be what state_dict returned, got {state!r:.80}")
-        asked: Any = state["asked"]
-        try:
-            plan = None if state["plan"] is None else Plan.from_json(state["plan"])
-        except OfOldLevel as old:  # a new plan is made in front of the next forward
-            plan = None
-            asked = (old.budget or OPTIMAL) if asked is None else asked
-        if plan is not None and asked is not None and not is_of_this_torch(plan):
-            plan = None  # a new plan is made in front of the next forward
-        if plan is not None:
-            require_this_torch(plan)
-            require_of(plan, model)
-        if isinstance(asked, Mapping):
-            asked = Bounds.of(asked)
-        else:
-            asked = plan if asked is None else asked
-            if not isinstance(asked, Bounds):
-                require_asked(asked)
-        shapes: Any = state.get("shapes", "replan")
-        if shapes not in get_args(Shapes):
-            raise ValueError(f"the state's shapes must be 'replan' or 'refuse', got {shapes!r}")
-        codec = None if before is None or not level.off else before.codec
-        if state.get("codec") is not None and codec is None:
-            warn(
-                f"the state is of a {class_of(model).__name__} that stored what its plan keeps by {state['codec']}, "
-                "which no state holds: give integrations.checkpoint.apply the codec, then load the state"
-            )
-        found = Recomputing(model, asked, level, shapes, codec)
-        found.gradients = GradientHistory.of(state.get("gradients"))
-        if plan is not None and plan.error:
-            found.measuring = Remeasuring(ErrorModel(model, plan.error))
-            if state.get("measuring") is not None:
-                found.measuring.load(state["measuring"])
-        if plan is not None and (found.plans is None or found.measuring is not None):
-            fallback = asked.fallback if isinstance(asked, Bounds) else "error"
-            version = of_type(int, state.get("version", 0), "version")
-            found.plans = Fronts(plan, level, found._errors, shapes=shapes, fallback=fallback, version=version)
-        return found

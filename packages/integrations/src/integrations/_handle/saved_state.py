@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from integrations._common.entries import require_plain
 from integrations._handle.adapt import adapts
 from integrations._handle.monitor import Monitor
+from integrations._handle.plan_state import plans_of_state, state_of_plans
 from integrations._handle.recomputing import Recomputing
 from integrations.rules.levels import Level, resolve_level
 
@@ -29,7 +30,7 @@ def state_of(handle: Compression) -> dict[str, Any]:
         "step": handle.step,
         "adaptive": handle._adapter.state(handle.level, handle.model),
         "monitor": None if handle._monitor is None else handle._monitor.state(),
-        "recomputing": None if handle.recomputing is None else handle.recomputing.state(),
+        "recomputing": None if handle.recomputing is None else state_of_plans(handle.recomputing),
     }
 
 
@@ -57,7 +58,7 @@ def take_over(handle: Compression, state: Mapping[str, Any]) -> None:
 def _recomputing_of(handle: Compression, level: Level, state: Mapping[str, Any]) -> Recomputing | None:
     """The ``Recomputing`` of a state."""
     content = state.get("recomputing")
-    return None if content is None else Recomputing.of(content, handle.model, level, handle.recomputing)
+    return None if content is None else plans_of_state(content, handle.model, level, handle.recomputing)
 
 
 def _monitor_of(handle: Compression, state: Mapping[str, Any] | None) -> Monitor | None:
