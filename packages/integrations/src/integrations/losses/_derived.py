@@ -112,6 +112,7 @@ class Derived:
         dtype: the dtype that the outputs have now.
         scale, cap: the values now are ``scale * outputs``, or ``cap * tanh(scale / cap * outputs)`` if ``cap`` is not
             0.
+        normalized: whether ``log_softmax`` over the classes was applied to these values.
         before: what it was derived from in one step; ``None`` for the outputs themselves.
         step: what is applied to the values of ``before``.
         differentiable: whether it was derived with gradients on.
@@ -122,6 +123,7 @@ class Derived:
     dtype: torch.dtype
     scale: float = 1.0
     cap: float = 0.0
+    normalized: bool = False
     before: Derived | None = None
     step: Callable[[Tensor], Tensor] | None = None
     differentiable: bool = True

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actcore.stored import Absent
@@ -102,14 +103,39 @@ def linear_cross_entropy(
     return differentiated(summed, total, (flat, weight, bias), logits, rows)
 
 
+def linear_logsumexp(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, *, scale: float, softcap: float | None, rows: int
+) -> Tensor:
+    """Return the ``logsumexp`` over the classes of each row's logits, (rows,), in float32, or float64 for such tensors.
+
+    Args:
+        hidden: (rows, features).
+        weight, bias, scale, softcap, rows: as for ``linear_cross_entropy``.
+    """
+    numbers = 0, 0.0, float(scale), float(softcap or 0)
+    return _losses((hidden, weight, bias), None, None, numbers, rows)
+
+
+def linear_chosen(hidden: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> Tensor:
+    """Return one output of a linear layer for each row, (rows,), in the dtype of the layer's outputs.
+
+    Args:
+        hidden: (rows, features).
+        weight, bias: the layer's.
+        classes: (rows,), int64: the output of each row.
+    """
+    chosen = torch.bmm(hidden.unsqueeze(1), F.embedding(classes, weight).unsqueeze(2)).flatten()
+    return chosen if bias is None else chosen + bias[classes].to(chosen.dtype)
+
+
 def _losses(
     tensors: tuple[Tensor, Tensor, Tensor | None],
-    labels: Tensor,
+    labels: Tensor | None,
     class_weight: Tensor | None,
     numbers: tuple[int, float, float, float],
     rows: int,
 ) -> Tensor:
-    """The loss of each row. Backward computes their gradients."""
+    """Return the loss of each row, or ``logsumexp`` without labels. Backward computes their gradients."""
     losses: Tensor
     wanted = [False] * len(tensors)
     losses, *_ = _operator.linear_cross_entropy(

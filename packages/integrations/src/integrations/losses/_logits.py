@@ -74,6 +74,8 @@ class Logits(Tensor):
                 done = deriving.derived(function, first.derived, args, kwargs)
                 if isinstance(done, Derived):
                     return first if done is first.derived else Logits.of(done)
+                if isinstance(done, tuple):
+                    return tuple(map(Logits.of, done))
                 if done is not NotImplemented:
                     return done
             # A hook, and the gradient that it got, belong to the tensor on which it was registered.

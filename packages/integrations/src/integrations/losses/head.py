@@ -34,7 +34,7 @@ class ChunkedHead(ForwardWrapper):
     def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool) -> None:
         super().__init__(model, forward, replaced)
         self.rows: int | None = None
-        """Rows of a chunk for the last forward's loss; ``None`` if no loss was computed without logits."""
+        """The most rows of a chunk for the last forward's loss; ``None`` if no loss was computed without logits."""
         self.made_for: str | None = None
         """The function for which the last forward's logits were computed, if they were."""
 
@@ -120,7 +120,7 @@ class ChunkedHead(ForwardWrapper):
             self.made_for = function
 
     def _note_rows(self, rows: int) -> None:
-        self.rows = rows
+        self.rows = max(rows, self.rows or 0)
 
 
 def _parameters(module: nn.Module) -> tuple[Tensor, ...]:
