@@ -12,6 +12,7 @@ from integrations._measuring.bounded import Weights, front_of, with_error_measur
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Plans, Shapes
 from integrations._planning.unrounded import marked
+from integrations.losses.head import loss_of
 from integrations.rules.levels import Level
 
 
@@ -31,13 +32,14 @@ class Fronts(Plans):
 
     def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         made = super()._made(model, args, kwargs, real)
-        try:
-            return with_error_measured(made, model, args, kwargs)
-        except ValueError:
-            if not made.is_bounded:
-                raise
-        # The measured error exceeds the predicted one so far that no plan within it keeps to the other bounds.
-        least = with_error_measured(made.within(), model, args, kwargs)
+        with loss_of(model, made.head):
+            try:
+                return with_error_measured(made, model, args, kwargs)
+            except ValueError:
+                if not made.is_bounded:
+                    raise
+            # The measured error exceeds the predicted one so far that no plan within it keeps to the other bounds.
+            least = with_error_measured(made.within(), model, args, kwargs)
         self._tell_of_excess(least)
         return least
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, get_args
 
 from torch import nn
@@ -12,12 +13,22 @@ from integrations._adaptive.plan import Plan as Allotted
 from integrations._adaptive.ranks import come_together
 from integrations._common.locking import OwnLock, Users
 from integrations._common.warn import warn
-from integrations._handle.asked_plans import OPTIMAL, Asked, planning_for, require_asked, require_at, require_of
+from integrations._handle.asked_plans import (
+    OPTIMAL,
+    Asked,
+    planning_for,
+    require_asked,
+    require_at,
+    require_loss,
+    require_of,
+)
+from integrations._handle.exchanges import Exchanges
 from integrations._handle.fronts import Fronts
 from integrations._measuring.bounded import Weights, chosen, front_of
 from integrations._measuring.together import Answer, of_rank_0, with_bytes
 from integrations._planning.attempts import Attempts
-from integrations._planning.bounds import ONLY_RECOMPUTE, Bounds
+from integrations._planning.better_loss import with_better_loss
+from integrations._planning.bounds import FULL, ONLY_RECOMPUTE, Bounds
 from integrations._planning.budget import Budget
 from integrations._planning.obstacles import planning
 from integrations._planning.plan import Plan
@@ -32,6 +43,7 @@ from integrations._step.graphs.signature import Signature
 from integrations._storing.double_backward import DoubleBackward, Kinds
 from integrations._storing.regions import inner
 from integrations._storing.ways import through
+from integrations.losses.head import loss_of
 from integrations.report.words import format_bytes
 from integrations.rules.levels import Level
 
@@ -175,7 +187,7 @@ class Recomputing:
         if self._is_due(bits):
             with self.users.alone(), self._lock.held:  # only one thread plans
                 if self._is_due(bits):
-                    self.plans, self._bits = self._planned(model, level, args, kwargs, bits), bits
+                    self.plans, self._bits = self._planned(model, level, args, kwargs, bits, compiled), bits
         plans = self.plans
         if plans is None:
             return None
@@ -185,6 +197,7 @@ class Recomputing:
         followed = plans.plan_for(model, args, kwargs, self.users, any_path)
         if followed is None:
             return None
+        Exchanges.follow(model, followed.plan.chunked)
         alone = level.off or (followed.plan.menus is not None and followed.plan.level is None)
         return Following(model, plans, followed, None if alone else level, compiled, self._keeps, trial)
 
@@ -237,20 +250,34 @@ class Recomputing:
         return self.plans is None or (bits is not self._bits and not isinstance(self.asked, Plan))
 
     def _planned(
-        self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any], bits: Allotted | None
+        self,
+        model: nn.Module,
+        level: Level,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        bits: Allotted | None,
+        compiled: bool,
     ) -> Plans | None:
         """Return the plans from now on; ``None`` if there is no backward to plan for. In front of a model's first
         forward, ranks may come together: then rank 0 plans, and all follow its plan."""
         inputs, bounds = Signature.of(args, kwargs), self._bounds
+        if compiled:  # code of torch.compile makes the logits
+            bounds = replace(bounds, loss=FULL)
         weights = Weights(model, args, kwargs) if bounds.error else None
 
         def front() -> Plan:
             with planning(model, args, kwargs):
                 return front_of(model, level, bounds, args, kwargs, weights=weights, bits=bits, estimates=True)
 
+        def better() -> Plan:
+            return with_better_loss(model, front, bounds)
+
         def made() -> Plan | None:
-            plan = self._attempts.plan(model, inputs, front, first=self.plans is None)
-            return None if plan is None else chosen(plan, bounds, model, args, kwargs, weights)
+            plan = self._attempts.plan(model, inputs, better, first=self.plans is None)
+            if plan is None:
+                return None
+            with loss_of(model, plan.head):
+                return chosen(plan, bounds, model, args, kwargs, weights)
 
         asks, self._asks = self._asks and self.plans is None, False
         together = asks and come_together(model, f"{inputs.structure} {inputs} of {bounds} at {level}")
@@ -304,7 +331,8 @@ class Recomputing:
         again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
         stored = _error_of(plan) if self.codec is None else f", what is kept stored by {self.codec}"
         exactly = ", nothing rounded for create_graph=True" if plan.graph.double_backward else ""
-        return f"By a plan: {peak}{stored}{exactly}; backward recomputes {again}"
+        chunks = ", the loss in chunks" if plan.chunked is not None else ""
+        return f"By a plan: {peak}{stored}{exactly}{chunks}; backward recomputes {again}"
 
     def title(self) -> str:
         """What was asked for, as a report describes it."""
@@ -339,6 +367,8 @@ class Recomputing:
             asked = (old.budget or OPTIMAL) if asked is None else asked
         if plan is not None:
             require_of(plan, model)
+            if before is not None and isinstance(before.asked, Bounds):
+                require_loss(plan, before.asked.loss)
         if isinstance(asked, Mapping):
             asked = Bounds.of(asked)
         else:

@@ -76,7 +76,7 @@ def _chosen(plan: Found, asked: Bounds, allowed: int | None) -> Found:
         raise BudgetError(out_of_memory(plan, asked))
     if asked.time is None:
         return plan.choosing(fitting[0] if allowed is None else fitting[-1], asked)
-    seconds = (asked.time - 1) * plan.plain_seconds
+    seconds = plan.seconds_within(asked.time)
     fitting = [choice for choice in fitting if choice.seconds <= seconds]
     if not fitting:
         raise BudgetError(out_of_time(plan, asked))
@@ -89,7 +89,7 @@ def _most_exact(plan: Solution, allowed: int, time: float) -> Choice:
         exact = _of_error(plan, 0.0)
         return _chosen(exact, replace(exact.bounds, time=time), allowed).choice
     except ValueError:
-        seconds = (time - 1) * plan.plain_seconds
+        seconds = plan.seconds_within(time)
     fitting = [choice for choice in plan.front if choice.peak <= allowed and choice.seconds <= seconds]
     best = most_exact(plan, allowed, seconds)
     return min([*fitting, *([] if best is None else [best])], key=lambda choice: choice.variance)
@@ -113,7 +113,7 @@ def _searched(plan: Found, graph: Graph, rounded: Graph | None, bounds: Bounds) 
     """A plan of this kind for other graphs of the same values."""
     captures = Captures(graph, plan.menus, rounded, plan.rounded_menus, plan.level)
     found = solved(type(plan), plan.model, captures, bounds, plan.objective)
-    return replace(found, loss=plan.loss, chunking=plan.chunking)
+    return replace(found, loss=plan.loss, chunking=plan.chunking, chunked=plan.chunked)
 
 
 def _unbounded(plan: Solution, error: float) -> Bounds:

@@ -1,35 +1,72 @@
-"""``chunking``: find the ``loss=`` argument that computes a model's loss without its logits, for error messages."""
+"""``ChunkedLoss``: the loss in chunks of a plan. ``chunking`` and ``head_in``: the layer whose logits need not be
+made."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from torch import nn
 
 from integrations._step.graphs.graph import Graph, Op
-from integrations.losses.head import ChunkedHead, why_unchunked
+from integrations.losses.head import ChunkedHead, path_of_head, why_unchunked
 
 CLASSES = "log_softmax"
 """Part of the names of operators that compute a cross-entropy from logits."""
+
+SHARE = 10
+"""Logits of a tenth of the least peak and more are worth a loss in chunks."""
 
 _PRODUCTS = ("aten.addmm.", "aten.mm.", "aten.linear.", "aten.bmm.")
 _MOST = 16  # operators between a product and its loss: casts, scales, caps
 
 
+@dataclass(frozen=True)
+class ChunkedLoss:
+    """The loss in chunks of a plan, and what the step takes that computes it from whole logits.
+
+    Attributes:
+        head: path of the layer that makes the logits.
+        peak: bytes of the activation peak of the plain step with whole logits.
+        accumulating_peak: the same where each parameter has a gradient already.
+        seconds: modelled seconds of the plain step with whole logits.
+    """
+
+    head: str
+    peak: int
+    accumulating_peak: int
+    seconds: float
+
+
 def chunking(model: nn.Module, graph: Graph) -> str:
     """Return the argument that makes ``compress_model`` compute the cross-entropy without logits, such as
     ``loss="chunked"``. Return an empty string if the step has no cross-entropy, or no linear layer makes the logits."""
+    path = head_in(model, graph)
+    if path is None:
+        return ""
+    return f'loss={{"head": "{path}"}}' if why_unchunked(model) else 'loss="chunked"'
+
+
+def head_in(model: nn.Module, graph: Graph) -> str | None:
+    """Return the path of the linear layer that makes the logits of a step's cross-entropy; ``None`` as above."""
     paths = [_made_by(graph, op) for op in graph.ops if CLASSES in op.name]
     if not paths:
-        return ""
+        return None
     if not why_unchunked(model):
-        return 'loss="chunked"'
+        return path_of_head(model)
     for path in filter(None, paths):
         try:
             layer = model.get_submodule(path)
         except AttributeError:
             continue
         if not ChunkedHead.refuses(layer):
-            return f'loss={{"head": "{path}"}}'
-    return ""
+            return path
+    return None
+
+
+def logits_bytes(graph: Graph) -> int:
+    """Return the bytes of the largest tensor that a cross-entropy makes from logits; 0 without one."""
+    values = [value for op in graph.ops if CLASSES in op.name for value in op.makes]
+    return max((graph.values[value].nbytes for value in values), default=0)
 
 
 def _made_by(graph: Graph, op: Op) -> str:

@@ -54,7 +54,7 @@ def _title(plan: Solution) -> str:
     state = ", with gradients there already" if plan.graph.accumulates else ""
     also = "".join(f", or {other.graph.inputs}" for other in plan.also)
     what = f"{plan.model} for inputs {plan.graph.inputs}{also}{state}: activation peak"
-    if not plan.segments and not plan.choice.stores:
+    if not plan.segments and not plan.choice.stores and plan.chunked is None:
         return f"{what} {format_bytes(plan.peak)}; everything is kept, and nothing is recomputed."
     error = f", gradient's error {error_of(plan)}" if plan.choice.rounds else ""
     return (
@@ -85,6 +85,8 @@ def caption_of(plan: Solution) -> str:
             f"Backward recomputes what {count} segment{'' if count == 1 else 's'} of the forward made, "
             f"{format_bytes(sum(segment.nbytes for segment in plan.segments))}: plan.segments."
         )
+    if plan.chunked is not None:
+        lines.append(f"The loss is computed in chunks: the logits, which {plan.chunked.head} makes, are never whole.")
     more = plan.followed.seconds - plan.graph.seconds
     if more > 0 and plan.plain_seconds:
         lines.append(

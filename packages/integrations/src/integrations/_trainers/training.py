@@ -57,7 +57,8 @@ class CompressedTraining:
                 raise TypeError(f"{name} must be True or False, got {value!r}")
         memory, time, error, stores = (arguments.get(name) for name in ("memory", "time", "error", "stores"))
         options = {name: arguments[name] for name in arguments if name not in _KEYWORDS}
-        bounds = Bounds.asked(memory, time, error, stores, level, options, arguments.get("fallback"))
+        loss = arguments.get("loss")
+        bounds = Bounds.asked(memory, time, error, stores, level, options, arguments.get("fallback"), loss)
         self.asked = require_one(bounds, arguments.get("checkpoint"))
         self.level_name = level_with(level, bounds)
         self.level = resolve_level(self.level_name, options)

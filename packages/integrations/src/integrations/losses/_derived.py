@@ -90,15 +90,15 @@ class Source:
         if any(one.untyped_storage().nbytes() < one.nbytes for one in tensors if one.device.type != "meta"):
             raise RuntimeError(
                 "the loss of chunked logits must be computed in the forward of the model, whose weights FSDP has taken "
-                "back: give the model its labels, fully_shard it with reshard_after_forward=False, or leave "
-                "loss='chunked' out"
+                "back: give the model its labels, fully_shard it with reshard_after_forward=False, or pass "
+                "loss='full'"
             )
         now = self.parameters()
         same = len(now) == len(self._given) and all(one is other for one, other in zip(now, self._given, strict=True))
         if not same or [tensor._version for tensor in tensors] != self._versions:
             raise RuntimeError(
                 "chunked logits must be read before the layer that makes them, or its input, is changed, as "
-                "optimizer.step() does: read them before, or leave loss='chunked' out"
+                "optimizer.step() does: read them before, or pass loss='full' to compress_model"
             )
 
 

@@ -90,7 +90,7 @@ class Logits(Tensor):
         if not is_of_unit(args[1] if len(args) > 1 else None):
             warn(
                 f"{function.__name__}() of chunked logits comes after their loss, which gives them no gradient: ask "
-                "before the loss is computed, which has the logits made, or leave loss='chunked' out"
+                "before the loss is computed, which has the logits made, or pass loss='full'"
             )
         return function(*args, **kwargs)
 

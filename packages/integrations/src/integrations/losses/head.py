@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import MethodType
 from typing import Any, ClassVar
@@ -37,6 +38,10 @@ class ChunkedHead(ForwardWrapper):
         """The most rows of a chunk for the last forward's loss; ``None`` if no loss was computed without logits."""
         self.made_for: str | None = None
         """The function for which the last forward's logits were computed, if they were."""
+        self.by_plan = False
+        """Whether plans say if the loss is computed without logits, and nobody asked for it."""
+        self.chunks = True
+        """Whether forwards leave the logits to their loss."""
 
     @classmethod
     def refuses(cls, model: nn.Module) -> str:
@@ -51,7 +56,7 @@ class ChunkedHead(ForwardWrapper):
         copy = None if torch.compiler.is_compiling() else self.shallow_copy(sys._getframe())
         if copy is not None:  # with parameters of its own, of which this object knows nothing
             return type(copy).forward(copy, *args, **kwargs)
-        if not self._defers(module, args, kwargs):
+        if not self.chunks or not self._defers(module, args, kwargs):
             return self.forward(*args, **kwargs)
         self.rows = self.made_for = None
         (hidden,) = args
@@ -167,12 +172,70 @@ def why_unchunked(model: nn.Module) -> str:
         return "the model does not say what makes its logits"
 
 
-def chunk_logits(head: nn.Module) -> None:
-    """Makes a linear layer leave its outputs to their loss, from now on.
+def path_of_head(model: nn.Module) -> str:
+    """Return the path of the layer that makes a model's logits, if the model names it.
+
+    Raises:
+        ValueError: the model does not name it.
+    """
+    head = head_of(model)
+    path: str
+    for path, module in model.named_modules():
+        if module is head:
+            return path
+    raise ValueError(f"get_output_embeddings() must return a module of the {type(model).__name__}")
+
+
+def chunk_logits(head: nn.Module, by_plan: bool = False) -> ChunkedHead:
+    """Make a linear layer leave its outputs to their loss, from now on.
+
+    Args:
+        head: the layer.
+        by_plan: whether a plan has chosen this.
 
     Raises:
         ValueError: the layer cannot.
     """
     if why := ChunkedHead.refuses(head):
         raise ValueError(f"loss must name a linear layer, as in loss={{'head': 'lm_head'}}, or be None: {why}")
-    ChunkedHead(head, head.forward, "forward" in head.__dict__).put()
+    wrapper = ChunkedHead(head, head.forward, "forward" in head.__dict__)
+    wrapper.by_plan = by_plan
+    wrapper.put()
+    return wrapper
+
+
+def asked_head(model: nn.Module) -> str | None:
+    """Return the path of the layer whose logits are never made because ``loss=`` asked for it; ``None`` if there is
+    none."""
+    path: str
+    for path, module in model.named_modules():
+        if (found := ChunkedHead.of(module)) is not None and not found.by_plan:
+            return path
+    return None
+
+
+@contextmanager
+def loss_of(model: nn.Module, path: str | None) -> Iterator[None]:
+    """A block in which a model's forwards compute the loss in chunks, or from whole logits. A head that ``loss=`` asked
+    for stays.
+
+    Args:
+        model: the model.
+        path: the path of the layer that makes the logits, for chunks; ``None`` for whole logits.
+    """
+    if asked_head(model) is not None:
+        yield
+        return
+    head = None if path is None else model.get_submodule(path)
+    found = [wrapper for module in model.modules() if (wrapper := ChunkedHead.of(module)) is not None]
+    before = [wrapper.chunks for wrapper in found]
+    made = chunk_logits(head, by_plan=True) if head is not None and ChunkedHead.of(head) is None else None
+    try:
+        for wrapper in found:
+            wrapper.chunks = wrapper.model is head
+        yield
+    finally:
+        if made is not None:
+            made.take_out()
+        for wrapper, chunks in zip(found, before, strict=True):
+            wrapper.chunks = chunks
