@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 from torch import nn
 
 from actcore import simulate
+from integrations._common.chunked_loss import OPERATOR
 from integrations._planning.bounds import Bounds
 from integrations._planning.budget import LEAST
-from integrations._planning.chunked import SHARE, ChunkedLoss, head_in, logits_bytes
+from integrations._planning.chunked import SHARE, ChunkedLoss, head_in, largest_product, logits_bytes
 from integrations._planning.errors import BudgetError
 from integrations._planning.plan import Plan
 from integrations._planning.problem import training_step
@@ -34,7 +36,7 @@ def with_better_loss(model: nn.Module, make: Callable[[], Plan], bounds: Bounds,
     asked = asked_head(model)
     if asked is not None:
         found = make() if first is None else first
-        return found if logits_bytes(found.graph) else _in_chunks(found, asked, found)
+        return _in_chunks(found, asked, found) if _has_chunks(found) else found
     with loss_of(model, None):
         full = make() if first is None else first
     path = head_in(model, full.graph) if bounds.chooses_loss else None
@@ -42,9 +44,17 @@ def with_better_loss(model: nn.Module, make: Callable[[], Plan], bounds: Bounds,
         return full
     with loss_of(model, path):
         found = make()
-    if logits_bytes(found.graph) >= logits_bytes(full.graph):  # something asks for the logits themselves
-        return full
+    classes = cast(int, model.get_submodule(path).out_features)
+    full = replace(full, chunking="")  # so that no error names the loss in chunks
+    if largest_product(found.graph, classes) >= largest_product(full.graph, classes):
+        return full  # something asks for the logits themselves
     return min((full, _in_chunks(found, path, full)), key=lambda plan: _rank(plan, bounds))
+
+
+def _has_chunks(plan: Plan) -> bool:
+    """Return whether the step has a loss that one operator computes in chunks."""
+    name = OPERATOR.replace("::", ".")
+    return any(op.name.startswith(name) for op in plan.graph.ops)
 
 
 def _is_worth_trying(full: Plan, bounds: Bounds) -> bool:

@@ -3,6 +3,7 @@ made."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import nn
@@ -67,6 +68,14 @@ def logits_bytes(graph: Graph) -> int:
     """Return the bytes of the largest tensor that a cross-entropy makes from logits; 0 without one."""
     values = [value for op in graph.ops if CLASSES in op.name for value in op.makes]
     return max((graph.values[value].nbytes for value in values), default=0)
+
+
+def largest_product(graph: Graph, classes: int) -> int:
+    """Return the elements of the largest result of a matrix product with so many columns, as whole logits are; 0
+    without one."""
+    products = [op for op in graph.ops if op.name.startswith(_PRODUCTS)]
+    shapes = [shape for op in products for shape in op.shapes if shape and shape[-1] == classes]
+    return max(map(math.prod, shapes), default=0)
 
 
 def _made_by(graph: Graph, op: Op) -> str:

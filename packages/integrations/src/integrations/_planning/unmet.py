@@ -88,7 +88,7 @@ def _without_logits(plan: Solution) -> str:
     """Return a hint that no plan makes a loss's logits smaller. Return an empty string if the logits are small, or the
     model cannot compute the loss without them."""
     largest = logits_bytes(plan.graph)
-    if not plan.chunking or largest * SHARE < plan.front[0].peak:
+    if not plan.chunking or plan.chunked is not None or largest * SHARE < plan.front[0].peak:
         return ""
     way_out = (
         "leave out loss='full', which forbids to compute the loss without them"

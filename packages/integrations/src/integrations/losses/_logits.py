@@ -48,6 +48,11 @@ class Logits(Tensor):
         """Whether nobody needed the elements yet, so that there is no memory of them."""
         return not self.derived.source.made
 
+    @property
+    def answered(self) -> bool:
+        """Whether a loss was computed without these logits, and nobody needed them yet."""
+        return self.waits and self.derived.source.answered
+
     def whole(self, function: object) -> Tensor:
         """The logits themselves, with their history.
 
