@@ -9,10 +9,13 @@ import torch
 from torch import nn
 
 import integrations
+from actcore import simulate
 from integrations import Plan
 from integrations._planning.better_loss import with_better_loss
 from integrations._planning.bounds import Bounds
+from integrations._planning.chunked import chunk_op
 from integrations._planning.front import planned
+from integrations._planning.problem import chosen_entries, training_step
 from integrations.losses.head import ChunkedHead
 from integrations.rules.levels import LEVELS
 
@@ -65,7 +68,8 @@ def test_where_they_do_not_fit_the_loss_is_computed_in_chunks(memory):
     assert plan.accumulating.uncompressed_peak == plain.accumulating.uncompressed_peak
     assert plan.plain_seconds == plain.graph.seconds
     assert plan.peak <= (0.3 if memory == 0.3 else 1) * plain.uncompressed_peak
-    assert exchanged(found) == "Exchanged: a loss in chunks of 128 rows, without logits, as the plan has chosen."
+    rows = plan.chunked.rows
+    assert exchanged(found) == f"Exchanged: a loss in chunks of {rows} rows, without logits, as the plan has chosen."
     assert "the loss in chunks" in integrations.compression(found).report().recomputed
     assert "the logits, which head makes, are never whole" in str(plan)
 
@@ -243,6 +247,38 @@ def test_several_inputs_and_a_fraction_of_the_largest():
     assert plan.chunked is not None
     assert plan.also[0].chunked is not None
     assert plan.also[0].peak <= 0.3 * plan.uncompressed_peak
+
+
+def peak_with(plan, rows):
+    """The peak of a plan's choice with chunks of so many rows, each of which has its logits in float32."""
+    number, graph = chunk_op(plan.followed), plan.followed
+    op = replace(graph.ops[number], scratch=rows * CLASSES * 4)
+    graph = replace(graph, ops=(*graph.ops[:number], op, *graph.ops[number + 1 :]))
+    menus = plan.menus_of(plan.choice)
+    return simulate(training_step(graph, menus), *chosen_entries(plan.choice, menus)).peak - graph.gradients
+
+
+def test_chunks_are_as_large_as_the_memory_allows():
+    model = decoder()
+    plans = [integrations.plan(model, (IDS,), memory=memory) for memory in ("least", 0.3, 0.5, 0.7)]
+    rows = [plan.chunked.rows for plan in plans]
+    assert rows[0] == 128  # the least on a CPU
+    assert rows == sorted(rows)
+    assert rows[-1] > 200
+    for plan, memory in zip(plans[1:], (0.3, 0.5, 0.7), strict=True):
+        assert plan.peak <= memory * plan.uncompressed_peak
+        assert peak_with(plan, plan.chunked.rows) <= plan.peak
+        count = IDS[:, 1:].numel()
+        fewer = -(-count // (-(-count // plan.chunked.rows) - 1))  # the rows of one chunk fewer
+        assert peak_with(plan, fewer) > memory * plan.uncompressed_peak or fewer > plan.chunked.most_rows
+        assert plan.within("least").chunked.rows == 128
+        again = Plan.from_json(plan.to_json())
+        assert again.chunked == plan.chunked
+        assert again.accumulating.chunked.rows == plan.accumulating.chunked.rows
+    found = integrations.apply(copy.deepcopy(model), plans[-1])
+    _, gradients = step(found)
+    assert relative_error(step(model)[1], gradients) <= SUMS
+    assert f"chunks of {rows[-1]} rows" in exchanged(found)
 
 
 def test_at_a_level():

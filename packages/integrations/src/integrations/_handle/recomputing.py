@@ -197,7 +197,7 @@ class Recomputing:
         followed = plans.plan_for(model, args, kwargs, self.users, any_path)
         if followed is None:
             return None
-        Exchanges.follow(model, followed.plan.chunked)
+        Exchanges.follow(model, plans.followed.chunked)
         alone = level.off or (followed.plan.menus is not None and followed.plan.level is None)
         return Following(model, plans, followed, None if alone else level, compiled, self._keeps, trial)
 

@@ -12,6 +12,7 @@ from typing import Any
 from integrations._planning.bounds import Bounds
 from integrations._planning.budget import AUTO, Budget, allowed_bytes, read_fraction, require_error, require_ratio
 from integrations._planning.choice import Choice
+from integrations._planning.chunk_rows import with_larger_chunks
 from integrations._planning.errors import BudgetError
 from integrations._planning.noted import note_accumulating, noted
 from integrations._planning.search import Captures, most_exact, solved
@@ -63,10 +64,12 @@ def _within(plan: Found, memory: Budget | None, time: float | None, error: float
     of_error = plan if error is None else _of_error(plan, error)
     allowed = _bytes_of(of_error, memory)
     asked = replace(of_error.bounds, memory=memory, time=time)
+    if of_error.chunked is not None:  # choices of the front are those of the captured chunks
+        of_error = of_error.in_chunks(replace(of_error.chunked, rows=of_error.chunked.least_rows))
     found = _chosen(of_error, asked, allowed)
     if allowed is None or time is None or of_error.error == 0 or found.choice.variance == 0:
-        return found
-    return of_error.choosing(_most_exact(of_error, allowed, time), asked)
+        return with_larger_chunks(found, allowed)
+    return with_larger_chunks(of_error.choosing(_most_exact(of_error, allowed, time), asked), allowed)
 
 
 def _chosen(plan: Found, asked: Bounds, allowed: int | None) -> Found:

@@ -9,15 +9,15 @@ from typing import cast
 from torch import nn
 
 from actcore import simulate
-from integrations._common.chunked_loss import OPERATOR
 from integrations._planning.bounds import Bounds
 from integrations._planning.budget import LEAST
-from integrations._planning.chunked import SHARE, ChunkedLoss, head_in, largest_product, logits_bytes
+from integrations._planning.chunked import SHARE, ChunkedLoss, chunk_op, head_in, largest_product, logits_bytes
 from integrations._planning.errors import BudgetError
 from integrations._planning.plan import Plan
 from integrations._planning.problem import training_step
 from integrations._step.graphs.graph import Graph
-from integrations.losses.head import asked_head, loss_of
+from integrations.losses._chunks import most_rows_of_chunk
+from integrations.losses.head import ChunkedHead, asked_head, loss_of
 
 
 def with_better_loss(model: nn.Module, make: Callable[[], Plan], bounds: Bounds, first: Plan | None = None) -> Plan:
@@ -36,25 +36,19 @@ def with_better_loss(model: nn.Module, make: Callable[[], Plan], bounds: Bounds,
     asked = asked_head(model)
     if asked is not None:
         found = make() if first is None else first
-        return _in_chunks(found, asked, found) if _has_chunks(found) else found
+        return _in_chunks(found, asked, found, model) if chunk_op(found.graph) is not None else found
     with loss_of(model, None):
         full = make() if first is None else first
     path = head_in(model, full.graph) if bounds.chooses_loss else None
     if path is None or not _is_worth_trying(full, bounds):
         return full
     with loss_of(model, path):
-        found = make()
+        found = _in_chunks(make(), path, full, model)
     classes = cast(int, model.get_submodule(path).out_features)
     full = replace(full, chunking="")  # so that no error names the loss in chunks
     if largest_product(found.graph, classes) >= largest_product(full.graph, classes):
         return full  # something asks for the logits themselves
-    return min((full, _in_chunks(found, path, full)), key=lambda plan: _rank(plan, bounds))
-
-
-def _has_chunks(plan: Plan) -> bool:
-    """Return whether the step has a loss that one operator computes in chunks."""
-    name = OPERATOR.replace("::", ".")
-    return any(op.name.startswith(name) for op in plan.graph.ops)
+    return min((full, found), key=lambda plan: _rank(plan, bounds))
 
 
 def _is_worth_trying(full: Plan, bounds: Bounds) -> bool:
@@ -67,11 +61,22 @@ def _is_worth_trying(full: Plan, bounds: Bounds) -> bool:
         return True
 
 
-def _in_chunks(plan: Plan, path: str, full: Plan) -> Plan:
+def _in_chunks(plan: Plan, path: str, full: Plan, model: nn.Module) -> Plan:
     """Return a plan with its loss in chunks, which is measured by the plain step with whole logits."""
-    graph = full.graph
-    accumulating = _peak(graph.accumulating if graph.standing else graph)
-    return replace(plan, chunked=ChunkedLoss(path, _peak(graph), accumulating, graph.seconds))
+    graph, layer = full.graph, model.get_submodule(path)
+    head = ChunkedHead.of(layer)
+    rows = 1 if head is None or head.rows is None else head.rows  # of the capture
+    device = next((tensor.device.type for tensor in layer.parameters()), "cpu")
+    chunked = ChunkedLoss(
+        path,
+        peak=_peak(graph),
+        accumulating_peak=_peak(graph.accumulating if graph.standing else graph),
+        seconds=graph.seconds,
+        rows=rows,
+        least_rows=rows,
+        most_rows=most_rows_of_chunk(device),
+    )
+    return replace(plan, chunked=chunked)
 
 
 def _peak(graph: Graph) -> int:

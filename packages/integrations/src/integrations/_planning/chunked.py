@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from integrations._common.chunked_loss import OPERATOR
 from integrations._step.graphs.graph import Graph, Op
 from integrations.losses.head import ChunkedHead, path_of_head, why_unchunked
 
@@ -30,12 +31,18 @@ class ChunkedLoss:
         peak: bytes of the activation peak of the plain step with whole logits.
         accumulating_peak: the same where each parameter has a gradient already.
         seconds: modelled seconds of the plain step with whole logits.
+        rows: rows of a chunk, as many as the memory allows.
+        least_rows: rows of a chunk in the captured step.
+        most_rows: rows beyond which more make nothing faster.
     """
 
     head: str
     peak: int
     accumulating_peak: int
     seconds: float
+    rows: int
+    least_rows: int
+    most_rows: int
 
 
 def chunking(model: nn.Module, graph: Graph) -> str:
@@ -76,6 +83,17 @@ def largest_product(graph: Graph, classes: int) -> int:
     products = [op for op in graph.ops if op.name.startswith(_PRODUCTS)]
     shapes = [shape for op in products for shape in op.shapes if shape and shape[-1] == classes]
     return max(map(math.prod, shapes), default=0)
+
+
+def chunk_op(graph: Graph) -> int | None:
+    """Return the number of the operator that computes a loss in chunks with its gradients; ``None`` if there is none,
+    or there are several."""
+    name = OPERATOR.replace("::", ".")
+    found = [number for number, op in enumerate(graph.ops) if op.name.startswith(name)]
+    if len(found) != 1:
+        return None
+    _, *gradients = graph.ops[found[0]].shapes
+    return found[0] if any(math.prod(shape) for shape in gradients) else None
 
 
 def _made_by(graph: Graph, op: Op) -> str:

@@ -193,12 +193,17 @@ class Solution(ABC):
     def choosing(self, choice: Choice, bounds: Bounds) -> Self:
         """The plan with another choice, made for these bounds, with the same front and the same plans for other states
         of the gradients."""
-        measured = (self.measured, self.unmeasured) if choice == self.choice else (None, "")
+        same = replace(choice, peak=self.choice.peak) == self.choice  # larger chunks of the loss change the peak alone
+        measured = (self.measured, self.unmeasured) if same else (None, "")
         return self._sharing(choice=choice, bounds=bounds, measured=measured[0], unmeasured=measured[1])
 
     def with_also(self, also: Iterable[Self]) -> Self:
         """The plan with these plans for other inputs."""
         return self._sharing(also=tuple(also))
+
+    def in_chunks(self, chunked: ChunkedLoss) -> Self:
+        """The plan with its loss in such chunks."""
+        return self._sharing(chunked=chunked)
 
     def _sharing(self, **changes: Any) -> Self:
         """The fields to pass on to a plan of the same graphs, so that it shares what else was planned of them."""

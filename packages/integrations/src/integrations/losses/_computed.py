@@ -67,7 +67,7 @@ def _loss(
         **of_all,
         "scale": logits.scale,
         "softcap": logits.cap or None,
-        "rows": rows_of_chunk(hidden, source.classes),
+        "rows": _rows(logits),
     }
     with _computing(logits):
         if source.linear is not None:
@@ -80,13 +80,22 @@ def _loss(
     return loss.to(logits.dtype) if autocast_on(hidden.device) is None else loss
 
 
+def _rows(logits: Derived) -> int:
+    """Return the rows of a chunk: as many as a plan says, where one operator computes them; or the default."""
+    source, flat = logits.source, logits.hidden.reshape(-1, logits.hidden.shape[-1])
+    if source.linear is not None and source.rows:
+        return max(1, min(source.rows, len(flat)))
+    whole = source.classes * flat.shape[-1]
+    return rows_of_chunk(flat, source.classes, any(one.numel() >= whole for one in source.wanting))
+
+
 @contextmanager
 def _computing(logits: Derived) -> Iterator[None]:
     """A block that computes numbers of logits without the logits."""
     source = logits.source
     with source.computing(), torch.set_grad_enabled(logits.differentiable and torch.is_grad_enabled()):
         yield
-    source.in_chunks(rows_of_chunk(logits.hidden.reshape(-1, logits.hidden.shape[-1]), source.classes))
+    source.in_chunks(_rows(logits))
     source.answered = True
 
 
@@ -98,7 +107,7 @@ def _rows_of_layer(logits: Derived, row: Callable[[Tensor, Tensor], Tensor], cla
     def of_outputs(outputs: Tensor, chosen: Tensor) -> Tensor:
         return row(_bent(outputs.to(dtype), logits), chosen)
 
-    return rows_of_layer(hidden, source.layer, of_outputs, classes, rows_of_chunk(hidden, source.classes))
+    return rows_of_layer(hidden, source.layer, of_outputs, classes, _rows(logits))
 
 
 def _bent(outputs: Tensor, logits: Derived) -> Tensor:
@@ -163,7 +172,7 @@ def logsumexp(logits: Derived, dim: Any, keepdim: bool = False) -> Any:
     with _computing(rows):
         if source.linear is not None:
             options: dict[str, Any] = {"scale": rows.scale, "softcap": rows.cap or None}
-            options["rows"] = rows_of_chunk(rows.hidden, source.classes)
+            options["rows"] = _rows(rows)
             found = linear_logsumexp(rows.hidden, *source.linear, **options)
         else:
             nothing = torch.zeros(len(rows.hidden), dtype=torch.int64, device=rows.hidden.device)
@@ -196,7 +205,5 @@ def argmax(logits: Derived, dim: int | None = None) -> Any:
         return NotImplemented
     flat = logits.hidden.reshape(-1, logits.hidden.shape[-1])
     with logits.source.computing(), torch.no_grad():
-        parts = [
-            logits.source.layer(part).argmax(-1) for part in flat.split(rows_of_chunk(flat, logits.source.classes))
-        ]
+        parts = [logits.source.layer(part).argmax(-1) for part in flat.split(_rows(logits))]
     return torch.cat(parts).view(logits.shape[:-1])

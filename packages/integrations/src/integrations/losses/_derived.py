@@ -26,6 +26,7 @@ class Source:
         linear: weight and bias of a layer that has nothing else; else ``None``.
         made_whole: called with each function that needs the logits themselves.
         in_chunks: called with the rows of a chunk for a loss without logits.
+        rows: the rows of a chunk by a plan; ``None`` for the default.
     """
 
     hidden: Tensor
@@ -35,6 +36,7 @@ class Source:
     linear: tuple[Tensor, Tensor | None] | None
     made_whole: Callable[[str], None]
     in_chunks: Callable[[int], None]
+    rows: int | None = None
     answered: bool = field(default=False, init=False)
     """Whether a loss was computed without the logits, which then get no gradient."""
     derived: list[weakref.ref[Derived]] = field(default_factory=list, init=False, repr=False)

@@ -59,8 +59,9 @@ def linear_cross_entropy(
         label_smoothing: from 0 to 1, as in ``F.cross_entropy``.
         scale: the factor by which logits are multiplied first.
         softcap: the bound to which they are squashed then, ``softcap * tanh(logits / softcap)``, as in Gemma 2.
-        rows: how many rows' logits are computed at a time; by default as many as take about the memory of ``hidden``,
-            and at least 128 on a CPU and 512 on a GPU.
+        rows: how many rows' logits are computed at a time. By default, they take about the memory of ``hidden``; or up
+            to half the memory of the weight's gradient, if it is wanted, and a quarter of all logits. There are at
+            least 128 on a CPU and 512 on a GPU.
 
     Returns:
         A scalar, or the losses in the shape of ``labels``; float32, or float64 for such tensors.
@@ -83,7 +84,7 @@ def linear_cross_entropy(
     wide = _operator.wide(hidden.dtype)
     classes = None if class_weight is None else class_weight.detach().to(wide)
     numbers = ignore_index, float(label_smoothing), float(scale), float(softcap or 0)
-    rows = rows or rows_of_chunk(flat, len(weight))
+    rows = rows or rows_of_chunk(flat, len(weight), torch.is_grad_enabled() and weight.requires_grad)
     if reduction == "none" or torch.compiler.is_compiling():
         losses = _losses((flat, weight, bias), targets, classes, numbers, rows)
         if reduction == "none":

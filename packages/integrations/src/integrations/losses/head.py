@@ -42,6 +42,8 @@ class ChunkedHead(ForwardWrapper):
         """Whether plans say if the loss is computed without logits, and nobody asked for it."""
         self.chunks = True
         """Whether forwards leave the logits to their loss."""
+        self.planned_rows: int | None = None
+        """Rows of a chunk by the plan that is followed; ``None`` for the default."""
 
     @classmethod
     def refuses(cls, model: nn.Module) -> str:
@@ -72,6 +74,7 @@ class ChunkedHead(ForwardWrapper):
             linear,
             self._note_made,
             self._note_rows,
+            self.planned_rows,
         )
         return Logits.of(Derived(source, hidden, dtype_of_product(hidden)))
 
@@ -216,26 +219,24 @@ def asked_head(model: nn.Module) -> str | None:
 
 @contextmanager
 def loss_of(model: nn.Module, path: str | None) -> Iterator[None]:
-    """A block in which a model's forwards compute the loss in chunks, or from whole logits. A head that ``loss=`` asked
-    for stays.
+    """A block in which a model's forwards compute the loss in chunks of the default size, or from whole logits. A head
+    that ``loss=`` asked for stays.
 
     Args:
         model: the model.
         path: the path of the layer that makes the logits, for chunks; ``None`` for whole logits.
     """
-    if asked_head(model) is not None:
-        yield
-        return
-    head = None if path is None else model.get_submodule(path)
     found = [wrapper for module in model.modules() if (wrapper := ChunkedHead.of(module)) is not None]
-    before = [wrapper.chunks for wrapper in found]
+    asked = any(not wrapper.by_plan for wrapper in found)
+    head = None if path is None or asked else model.get_submodule(path)
+    before = [(wrapper.chunks, wrapper.planned_rows) for wrapper in found]
     made = chunk_logits(head, by_plan=True) if head is not None and ChunkedHead.of(head) is None else None
     try:
         for wrapper in found:
-            wrapper.chunks = wrapper.model is head
+            wrapper.chunks, wrapper.planned_rows = asked or wrapper.model is head, None
         yield
     finally:
         if made is not None:
             made.take_out()
-        for wrapper, chunks in zip(found, before, strict=True):
-            wrapper.chunks = chunks
+        for wrapper, (chunks, rows) in zip(found, before, strict=True):
+            wrapper.chunks, wrapper.planned_rows = chunks, rows
