@@ -136,9 +136,12 @@ class Exchanges:
 
     def heads(self, model: nn.Module) -> list[ChunkedHead]:
         """The replaced layers that make logits: one, with copies that PEFT may have made; none if it is gone."""
-        if self.loss is None and self.planned is None:
-            return []
-        return list(filter(None, map(ChunkedHead.of, model.modules())))
+        return list(filter(None, map(ChunkedHead.of, model.modules()))) if self.has_heads else []
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether layers that make logits may be replaced."""
+        return self.loss is not None or self.planned is not None
 
     @staticmethod
     def follow(model: nn.Module, chunked: ChunkedLoss | None) -> None:

@@ -35,7 +35,8 @@ def with_better_loss(model: nn.Module, make: Callable[[], Plan], bounds: Bounds,
     """
     asked = asked_head(model)
     if asked is not None:
-        found = make() if first is None else first
+        with loss_of(model, None):  # which stays in chunks, of the default size
+            found = make() if first is None else first
         return _in_chunks(found, asked, found, model) if chunk_op(found.graph) is not None else found
     with loss_of(model, None):
         full = make() if first is None else first

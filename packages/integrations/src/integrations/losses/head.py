@@ -32,18 +32,19 @@ class ChunkedHead(ForwardWrapper):
     what: ClassVar[str] = "chunked"
     undo: ClassVar[str] = "integrations.restore_model(model)"
 
+    by_plan: bool = False
+    """Whether plans say if the loss is computed without logits, and nobody asked for it."""
+    chunks: bool = True
+    """Whether forwards leave the logits to their loss."""
+    planned_rows: int | None = None
+    """Rows of a chunk by the plan that is followed; ``None`` for the default."""
+
     def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool) -> None:
         super().__init__(model, forward, replaced)
         self.rows: int | None = None
         """The most rows of a chunk for the last forward's loss; ``None`` if no loss was computed without logits."""
         self.made_for: str | None = None
         """The function for which the last forward's logits were computed, if they were."""
-        self.by_plan = False
-        """Whether plans say if the loss is computed without logits, and nobody asked for it."""
-        self.chunks = True
-        """Whether forwards leave the logits to their loss."""
-        self.planned_rows: int | None = None
-        """Rows of a chunk by the plan that is followed; ``None`` for the default."""
 
     @classmethod
     def refuses(cls, model: nn.Module) -> str:
