@@ -21,6 +21,7 @@ from integrations.rules.levels import LEVELS
 
 from .decoder import CLASSES, IDS, SUMS, Decoder, shifted, step
 from .largest import Largest
+from .libraries import library_or_skip
 from .nets import assert_same, relative_error
 
 WHOLE = IDS.shape[0] * (IDS.shape[1] - 1) * CLASSES
@@ -288,6 +289,63 @@ def test_at_a_level():
         step(found)
     assert largest.elements < WHOLE
     assert plan_of(found).chunked is not None
+
+
+def test_with_a_bound_on_the_time_and_with_rounding():
+    """Both are of the plain step with whole logits, and the error is that of the loss in chunks."""
+    model = decoder()
+    plan = integrations.plan(model, (IDS,), memory=0.3, time=3.0)
+    assert plan.chunked is not None
+    assert plan.overhead <= 2.0
+    found = compressed(model, memory="least", error=0.1, stores=("8 bits",))
+    _, gradients = step(found)
+    _, expected = step(model)
+    plan = plan_of(found)
+    assert plan.chunked is not None
+    assert plan.choice.rounds
+    assert SUMS < relative_error(expected, gradients) <= 0.3  # of single parameters, where the whole has 0.1
+    assert plan.measured is not None
+    assert plan.measured <= 0.1
+
+
+def test_in_steps_that_add_to_gradients():
+    model = decoder()
+    found = compressed(model, memory=0.4)
+    step(found)
+    for _ in range(2):
+        found(IDS).backward()
+    plan = plan_of(found)
+    assert plan.graph.accumulates
+    assert plan.chunked is not None
+    assert plan.peak <= 0.4 * plan.uncompressed_peak
+    _, expected = step(model)
+    gradients = {name: one.grad / 3 for name, one in found.named_parameters()}
+    assert relative_error(expected, gradients) <= 2 * SUMS  # two sums more
+
+
+@pytest.mark.parametrize("way", ["tied", "tuple", "adapter", "adapter on the head"])
+def test_models_of_transformers(way):
+    transformers, hf = library_or_skip("transformers"), library_or_skip("integrations.hf")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=CLASSES, use_cache=False, tie_word_embeddings=way == "tied", **sizes)
+    model = transformers.LlamaForCausalLM(config).train()
+    if way.startswith("adapter"):
+        peft = library_or_skip("peft")
+        targets = ["q_proj", "lm_head"] if "head" in way else ["q_proj"]
+        model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False))
+    given = {"input_ids": IDS, "labels": IDS, "return_dict": way != "tuple"}
+    found = hf.compress_model(copy.deepcopy(model), memory=0.6)
+    results = []
+    for one in (found, model):
+        output = one(**given)
+        loss = output[0] if way == "tuple" else output.loss
+        loss.backward()
+        results.append((loss.detach(), {name: x.grad for name, x in one.named_parameters() if x.grad is not None}))
+    (loss, gradients), (wanted, expected) = results
+    assert plan_of(found).chunked.head.endswith("lm_head")
+    assert abs(loss - wanted) <= 1e-6 * wanted
+    assert relative_error(expected, gradients) <= SUMS
 
 
 class Unnamed(nn.Module):
