@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from integrations._common.autocast import autocast_on, dtype_of_product
 from integrations._common.forward_wrapper import ForwardWrapper
 from integrations._common.plain import PLAIN
+from integrations._common.warn import warn
+from integrations._step.capturing.capture import is_capturing
 from integrations._step.graphs.sharding import is_unit
 from integrations._torch import in_forward_mode, peek_interpreter_stack
 from integrations.losses._derived import Derived, Source
@@ -38,6 +40,8 @@ class ChunkedHead(ForwardWrapper):
     """Whether forwards leave the logits to their loss."""
     planned_rows: int | None = None
     """Rows of a chunk by the plan that is followed; ``None`` for the default."""
+    told: bool = False
+    """Whether it was warned of logits that were made though a plan has chosen the loss in chunks."""
 
     def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool) -> None:
         super().__init__(model, forward, replaced)
@@ -125,8 +129,15 @@ class ChunkedHead(ForwardWrapper):
 
     def _note_made(self, function: str) -> None:
         # A session asks for the memory of a tensor before the function that writes to it runs.
-        if self.made_for in (None, Tensor.untyped_storage.__name__):
+        storage = Tensor.untyped_storage.__name__
+        if self.made_for in (None, storage):
             self.made_for = function
+        if self.by_plan and not self.told and function != storage and not is_capturing():
+            self.told = True
+            warn(
+                f"the plan computes the loss in chunks, and {function}() needs whole logits, which are made now and "
+                "which the plan's memory does not count: pass loss='full' to compress_model, or leave the call out"
+            )
 
     def _note_rows(self, rows: int) -> None:
         self.rows = max(rows, self.rows or 0)
