@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import integrations
 from actcore import simulate
@@ -348,6 +349,23 @@ def test_models_of_transformers(way):
     assert plan_of(found).chunked.head.endswith("lm_head")
     assert abs(loss - wanted) <= 1e-6 * wanted
     assert relative_error(expected, gradients) <= SUMS
+
+
+class Checkpointed(Decoder):
+    """A head and its loss in a checkpoint, whose recomputation in backward ends before the loss."""
+
+    def forward(self, ids):
+        hidden = torch.tanh(self.layer(self.embedding(ids)))
+        return checkpoint(lambda hidden: shifted(self.head(hidden), ids), hidden, use_reentrant=False)
+
+
+def test_a_loss_in_a_checkpoint_has_chunks_of_the_default_size():
+    """The rows of its chunks are not known from a capture. They became 1."""
+    model = Checkpointed(shifted).train()
+    found = compressed(model, memory="least")
+    assert relative_error(step(model)[1], step(found)[1]) <= SUMS
+    assert plan_of(found).chunked.rows == 0
+    assert ChunkedHead.of(found.head).planned_rows is None
 
 
 class Unnamed(nn.Module):

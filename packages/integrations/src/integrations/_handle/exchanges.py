@@ -157,7 +157,7 @@ class Exchanges:
         found = Exchanges.of(model)
         if found is not None and found.loss is not None:
             if (head := ChunkedHead.of(head_of(model, **found.loss))) is not None:
-                head.planned_rows = None if chunked is None else chunked.rows
+                head.planned_rows = None if chunked is None else chunked.rows or None
             return
         known = None if found is None else found.planned
         if known is not None and (chunked is None or chunked.head != known):
@@ -172,7 +172,7 @@ class Exchanges:
             head = chunk_logits(layer, by_plan=True)
             model.__dict__[RECORD] = replace(found or Exchanges(), planned=chunked.head)
         if head is not None:
-            head.chunks, head.planned_rows = True, chunked.rows
+            head.chunks, head.planned_rows = True, chunked.rows or None
 
     def _take_out_heads(self, model: nn.Module) -> None:
         for head in self.heads(model):

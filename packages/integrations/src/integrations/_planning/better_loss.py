@@ -66,7 +66,7 @@ def _in_chunks(plan: Plan, path: str, full: Plan, model: nn.Module) -> Plan:
     """Return a plan with its loss in chunks, which is measured by the plain step with whole logits."""
     graph, layer = full.graph, model.get_submodule(path)
     head = ChunkedHead.of(layer)
-    rows = 1 if head is None or head.rows is None else head.rows  # of the capture
+    rows = 0 if head is None or head.rows is None else head.rows  # of the capture
     device = next((tensor.device.type for tensor in layer.parameters()), "cpu")
     chunked = ChunkedLoss(
         path,

@@ -23,7 +23,9 @@ def with_larger_chunks(plan: Found, allowed: int | None) -> Found:
     """
     chunked, graph = plan.chunked, plan.followed
     number = chunk_op(graph)
-    if chunked is None or number is None or plan.compressed or plan.choice.held is not None:
+    if chunked is None or number is None or not chunked.least_rows:
+        return plan
+    if plan.compressed or plan.choice.held is not None:
         return plan
     count = graph.ops[number].shapes[0][0]
     limit, least = max(plan.peak, allowed or 0), min(count, chunked.least_rows)

@@ -31,8 +31,8 @@ class ChunkedLoss:
         peak: bytes of the activation peak of the plain step with whole logits.
         accumulating_peak: the same where each parameter has a gradient already.
         seconds: modelled seconds of the plain step with whole logits.
-        rows: rows of a chunk, as many as the memory allows.
-        least_rows: rows of a chunk in the captured step.
+        rows: rows of a chunk, as many as the memory allows; 0 for the default.
+        least_rows: rows of a chunk in the captured step; 0 if they are unknown, as for a loss in a checkpoint.
         most_rows: rows beyond which more make nothing faster.
     """
 
