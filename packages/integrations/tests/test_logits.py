@@ -48,8 +48,49 @@ def moved(logits, ids):
     return shifted(logits.to(device=None, dtype=None).to("cpu:0").to(ids.device, torch.float32), ids)
 
 
+def unlikely(logits, ids):
+    """Log-probabilities as DPO code computes them."""
+    chosen = torch.gather(logits[:, :-1].log_softmax(-1), dim=2, index=ids[:, 1:].unsqueeze(2)).squeeze(2)
+    return -F.logsigmoid(0.1 * (chosen * (ids[:, 1:] % 3 > 0)).sum(-1)).mean()
+
+
+def clipped(logits, ids):
+    """GRPO's loss at a temperature: log-probabilities in ``selective_log_softmax``'s form for wide dtypes."""
+    logits, ids = logits[:, :-1][:, -70:] / 0.7, ids[:, -70:]
+    selected = torch.gather(logits, dim=-1, index=ids.unsqueeze(-1)).squeeze(-1)
+    chosen = selected - torch.stack([torch.logsumexp(row, dim=-1) for row in logits])
+    ratio, advantages = torch.exp(chosen - chosen.detach() - 0.1), torch.tensor([1.0, -0.5, 2.0, 0.3])[:, None]
+    return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+
+
+def by_rows(logits, ids):
+    """``selective_log_softmax``'s form for narrow dtypes."""
+    pairs = zip(logits, ids.unsqueeze(-1), strict=True)
+    return -torch.stack([F.log_softmax(row, dim=-1).gather(dim=-1, index=of) for row, of in pairs]).square().mean()
+
+
+def capped_and_chosen(logits, ids):
+    logits = torch.tanh(logits / 5.0) * 5.0
+    return (logits.gather(-1, ids[..., None]) - logits.logsumexp(-1, keepdim=True)).square().mean()
+
+
+def picked(logits, ids):
+    rows, places = torch.arange(BATCH)[:, None], torch.arange(-LENGTH, 0)
+    log_probabilities = F.log_softmax(logits, dim=2, dtype=torch.float64)
+    return log_probabilities[rows, places, ids - CLASSES].float().square().mean()
+
+
+def negative_likelihood(logits, ids):
+    first, second = nn.LogSoftmax(-1)(logits).flatten(0, 1).split(400)
+    return (
+        F.nll_loss(first, ids.flatten()[:400], ignore_index=3)
+        - second.chunk(2)[0].gather(1, ids.flatten()[400:500, None]).mean()
+    )
+
+
 IN_CHUNKS = {call.__name__: call for call in (shifted, capped, scaled, masked, last, each, accuracy, moved)}
-IN_CHUNKS |= {"accuracy_without_gradients": accuracy_without_gradients}
+IN_CHUNKS |= {call.__name__: call for call in (unlikely, clipped, by_rows, capped_and_chosen, picked)}
+IN_CHUNKS |= {call.__name__: call for call in (accuracy_without_gradients, negative_likelihood)}
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -158,7 +199,7 @@ def written_under_an_earlier_view(logits, ids):
 def cut_without_a_gradient(logits, ids):
     with torch.no_grad():
         cut = logits[:, :-1]
-    return F.cross_entropy(cut.reshape(-1, CLASSES), ids[:, 1:].reshape(-1)) + logits.logsumexp(-1).square().mean()
+    return F.cross_entropy(cut.reshape(-1, CLASSES), ids[:, 1:].reshape(-1)) + logits.exp().mean(-1).square().mean()
 
 
 def in_a_checkpoint(logits, ids):
@@ -174,7 +215,7 @@ def added(logits, ids):
 
 
 def beside_the_loss(logits, ids):
-    return shifted(logits, ids) + logits.logsumexp(-1).square().mean()
+    return shifted(logits, ids) + logits.exp().mean(-1).square().mean()
 
 
 class Sum(torch.autograd.Function):
@@ -194,7 +235,33 @@ def functions(logits, ids):
     return Sum.apply(logits.float())
 
 
+def chosen_of_wrong_shape(logits, ids):
+    return logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).square().mean()
+
+
+def several_chosen(logits, ids):
+    return logits.log_softmax(-1).gather(-1, torch.stack([ids, ids.flip(0)], -1)).square().mean()
+
+
+def distilled(logits, ids):
+    teacher = torch.linspace(-1, 1, CLASSES).expand(logits.shape)
+    return F.kl_div(logits.log_softmax(-1), teacher.log_softmax(-1), log_target=True, reduction="batchmean")
+
+
+def normalized_over_the_rows(logits, ids):
+    return logits.log_softmax(1).gather(-1, ids[..., None]).square().mean()
+
+
+def scaled_log_probabilities(logits, ids):
+    return (logits.log_softmax(-1) * 2).gather(-1, ids[..., None]).square().mean()
+
+
 WHOLE = [
+    ("gather", chosen_of_wrong_shape),
+    ("gather", several_chosen),
+    ("kl_div", distilled),
+    ("log_softmax", normalized_over_the_rows),
+    ("mul", scaled_log_probabilities),
     ("__getitem__", padded),
     ("data", written_as_data),
     ("relu", rectified),
@@ -203,7 +270,7 @@ WHOLE = [
     ("__getitem__", ended_in_an_ellipsis),
     ("mul_", copied_before_it_is_written),
     ("clamp_", written_under_an_earlier_view),
-    ("logsumexp", cut_without_a_gradient),
+    ("exp", cut_without_a_gradient),
     ("detach.default", in_a_checkpoint),
     ("to", rounded),
     ("softmax", softmax),
@@ -216,7 +283,7 @@ WHOLE = [
     ("tanh", squashed_twice),
     ("mul", turned),
     ("add", added),
-    ("logsumexp", beside_the_loss),
+    ("exp", beside_the_loss),
     ("square", functions),
     ("view", as_other_numbers),
 ]

@@ -18,7 +18,7 @@ from integrations._common.conversion import require_no_part
 from integrations._common.ecosystem import require_one_checkpointing
 from integrations._common.forward_wrapper import ForwardWrapper
 from integrations._handle import blocks, outcome
-from integrations._handle.asked_plans import Asked, Given, level_with, require_one, with_plan
+from integrations._handle.asked_plans import Asked, Given, level_with, require_loss, require_one, with_plan
 from integrations._handle.blocks import BlockCompression, entered, in_block
 from integrations._handle.compression import Compression
 from integrations._handle.converted import Converted, is_converted
@@ -30,6 +30,7 @@ from integrations._handle.running import within
 from integrations._handle.unused import await_forward, await_no_longer
 from integrations._planning.bounds import Bounds
 from integrations._planning.budget import Budget
+from integrations._planning.plan import Plan
 from integrations._runtime.first_forward import listen_no_longer
 from integrations.qmodules import QLevel
 from integrations.rules.levels import resolve_level
@@ -111,10 +112,12 @@ def compress_model(
             of it, a ratio in (0, 1], or ``fewbit.RandomizedLinear``'s arguments.
         layers: exchanges the layers that are left for Q-layers, which store their inputs themselves: ``"q"`` for 2 bits
             on average, or ``QModule``'s arguments, such as ``{"level": "L2"}``: ActNN's level, not this function's.
-        loss: ``"chunked"`` has the cross-entropy of a language model's logits computed from what makes them, some rows
-            at a time, so that they never exist as a whole; exactly, but for the order of sums. For models of
-            transformers; of any other, name the linear layer, as in ``{"head": "lm_head"}``. See
-            ``integrations.losses.linear_cross_entropy``.
+        loss: ``"chunked"`` computes a language model's cross-entropy, or the log-probabilities of chosen tokens, some
+            rows of logits at a time, so that the logits never exist as a whole. Results differ from the plain ones only
+            by the order in which sums are rounded. For models of transformers; for any other, name the linear layer,
+            as in ``{"head": "lm_head"}``. ``"full"`` computes the loss from whole logits, bit for bit as the model
+            does. By default, a plan for ``memory`` chooses the loss in chunks if the model returns its loss, and whole
+            logits do not fit, or only in more time; otherwise the loss is full. See ``integrations.losses``.
         checkpoint: without the bounds above, lets backward recompute some of what it needs, whatever the level does to
             the rest: ``"optimal"`` as much as gives the least peak; a budget of activation peak, in the forms of
             ``memory``, as little as that takes; a ``Plan`` of ``integrations.checkpoint.plan`` what
@@ -152,7 +155,7 @@ def compress_model(
     if plan is not None:
         others = {"memory": memory, "time": time, "error": error, "stores": stores, "checkpoint": checkpoint}
         checkpoint, level, options = with_plan(plan, level, options, **others, fallback=fallback)
-    bounds = Bounds.asked(memory, time, error, stores, level, options, fallback)
+    bounds = Bounds.asked(memory, time, error, stores, level, options, fallback, loss)
     exchanges = Exchanges.asked(activations, linear, layers, loss)
     level = level_with(level, bounds)
     handle = new_handle(Compression, inner, level, strict, options)
@@ -162,6 +165,8 @@ def compress_model(
         exchanges.require_repeatable()
         require_one_checkpointing(inner, "memory" if asked is bounds else "checkpoint" if plan is None else "plan")
         ForwardWrapper.require_none(inner, "give it to the whole model's compress_model")
+        if isinstance(asked, Plan):
+            require_loss(asked, loss)
     try:
         with exchanges.applied(inner, handle.level):
             if asked is not None:  # a plan is of the model with its exchanged layers

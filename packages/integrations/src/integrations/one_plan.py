@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 
@@ -15,7 +15,8 @@ from integrations._handle.asked_plans import Given
 from integrations._measuring.bounded import chosen, front_of, measured
 from integrations._measuring.error_model import ErrorModel
 from integrations._measuring.gradient_errors import GradientErrors, measured_errors
-from integrations._planning.bounds import Bounds
+from integrations._planning.better_loss import with_better_loss
+from integrations._planning.bounds import FULL, Bounds
 from integrations._planning.budget import Budget, bytes_of, read_fraction
 from integrations._planning.errors import BudgetError, raising_for_user
 from integrations._planning.free import resolved
@@ -24,6 +25,7 @@ from integrations._planning.plan import Plan
 from integrations._planning.planner import plannable
 from integrations._step.capturing.loss import Loss, require_loss
 from integrations.attach import compress_model
+from integrations.losses.head import loss_of
 from integrations.rules.levels import LEVELS
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -42,7 +44,7 @@ def plan(
     stores: Iterable[str] | None = None,
     measure: bool = True,
     real: bool = False,
-    loss: Loss | None = None,
+    loss: Loss | Literal["full"] | None = None,
     holds_outputs: bool | None = None,
 ) -> Plan:
     """Choose how to store each tensor that backward reads: keep it, store it exactly in fewer bits, recompute it, send
@@ -78,7 +80,10 @@ def plan(
             the time of some 20 training steps and about a plain step's memory. Nothing is measured if the plan rounds
             nothing, as without ``error``. Otherwise both are estimated by the operators, as they always are for inputs
             without elements, and where there are several ranks and the model talks to them.
-        real, loss, holds_outputs: as for ``integrations.checkpoint.plan``.
+        real, holds_outputs: as for ``integrations.checkpoint.plan``.
+        loss: a function, as for ``integrations.checkpoint.plan``; or ``"full"`` for a plan that computes the model's
+            loss from whole logits. By default, a plan within ``memory`` may compute it in chunks, see
+            ``compress_model``; ``plan.chunked`` says so. A plan for a function never does.
 
     Returns:
         The plan: of several inputs, that of the one whose plain step takes the most memory, with the others' as
@@ -91,19 +96,25 @@ def plan(
             bounds, and the message names the lowest possible bound, and ways to lower it.
         Exception: what the model raises with these inputs.
     """
-    bounds = Bounds.given(memory, time, error, stores)
+    bounds = Bounds.given(memory, time, error, stores, loss=None if loss is None else FULL)
     model = plannable(model)
-    require_loss(loss)
+    of_output = None if isinstance(loss, str) and loss == FULL else loss
+    if isinstance(of_output, str):
+        raise ValueError(f"loss must be 'full', a function of the model's output, or None, got {loss!r}")
+    require_loss(of_output)
     if isinstance(args, list) and not args:
         raise ValueError("args must be one input, or several in a list, got an empty list")
     calls = [_call(one, kwargs) for one in (args if isinstance(args, list) else [args])]
     level = LEVELS["L0"]
-    how: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
+    how: dict[str, Any] = {"real": real, "loss": of_output, "holds_outputs": holds_outputs}
     errors = ErrorModel(model, bounds.error) if bounds.error else None
-    fronts = []
-    for call in calls:
-        with planning(model, *call, loss):
-            fronts.append(front_of(model, level, bounds, *call, **how, errors=errors, estimates=True))
+
+    def front(number: int) -> Plan:
+        with planning(model, *calls[number], of_output):
+            return front_of(model, level, bounds, *calls[number], **how, errors=errors, estimates=True)
+
+    with loss_of(model, None):
+        fronts = [front(number) for number in range(len(calls))]
     if memory is not None and read_fraction(memory) is not None and len(fronts) > 1:
         bounds = replace(bounds, memory=bytes_of(memory, max(front.plain_peak for front in fronts)))
     memory, free = resolved(bounds.memory, model, calls)
@@ -111,9 +122,11 @@ def plan(
     found = []
     try:
         for number in _leading(fronts):
-            made = chosen(fronts[number], bounds, errors)
-            if measure and errors is not None:
-                made = measured(made, bounds, errors, partial(_measured, model, calls[number], loss))
+            better = with_better_loss(model, partial(front, number), bounds, fronts[number])
+            with loss_of(model, better.head):
+                made = chosen(better, bounds, errors)
+                if measure and errors is not None:
+                    made = measured(made, bounds, errors, partial(_measured, model, calls[number], of_output))
             found.append(made)
     except BudgetError as error:
         if free is not None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from integrations import fewbit, qmodules
 from integrations._common.warn import warn
+from integrations._planning.bounds import FULL
 from integrations.qmodules.levels import resolve_level
 
 FEWBIT, RANDOMIZED, Q, CHUNKED = "fewbit", "randomized", "q", "chunked"
@@ -92,18 +93,19 @@ def layers_of(given: Any) -> Mapping[str, Any] | None:
 
 
 def loss_of(given: Any) -> Mapping[str, Any] | None:
-    """The arguments of ``head_of`` for ``loss``."""
+    """The arguments of ``head_of`` for ``loss``; ``None`` for ``"full"``, too, which only plans are told of."""
     if given is None:
         return None
+    wanted = "loss must be 'chunked', 'full', or {'head': the path of a linear layer}"
     if isinstance(given, Mapping):
         if given.keys() != {"head"} or not isinstance(given["head"], str):
-            raise ValueError(f"loss must be 'chunked', or {{'head': the path of a linear layer}}, got {dict(given)!r}")
+            raise ValueError(f"{wanted}, got {dict(given)!r}")
         return dict(given)
     if not isinstance(given, str):
-        raise TypeError(f"loss must be 'chunked', or {{'head': the path of a linear layer}}, got {given!r}")
-    if given != CHUNKED:
-        raise ValueError(f"loss must be 'chunked', or {{'head': the path of a linear layer}}, got {given!r}")
-    return {}
+        raise TypeError(f"{wanted}, got {given!r}")
+    if given not in (CHUNKED, FULL):
+        raise ValueError(f"{wanted}, got {given!r}")
+    return {} if given == CHUNKED else None
 
 
 def q_level_of(layers: Mapping[str, Any]) -> qmodules.QLevel:

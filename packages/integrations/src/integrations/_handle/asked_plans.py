@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from integrations._planning.bounds import Bounds
+from integrations._planning.bounds import FULL, Bounds
 from integrations._planning.budget import python_number, require_budget
 from integrations._planning.plan import Plan
 from integrations._step.graphs.fingerprint import fingerprint
@@ -201,4 +201,17 @@ def require_at(plan: Plan, level: Level) -> None:
         raise ValueError(
             "checkpoint must be a plan of integrations.checkpoint.plan beside a level, which says how everything is "
             "stored, got one that has a store for each value; leave out the level: integrations.apply(model, plan)"
+        )
+
+
+def require_loss(plan: Plan, loss: object) -> None:
+    """Check that a plan does not compute the loss in chunks where ``loss="full"`` forbids it.
+
+    Raises:
+        ValueError: it does.
+    """
+    if plan.chunked is not None and loss == FULL:
+        raise ValueError(
+            f"loss must not be 'full' with this plan of {plan.model}, which computes the loss in chunks, without whole "
+            "logits: leave loss='full' out, or make a plan with it"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -12,6 +12,7 @@ from torch import nn
 from integrations import fewbit, qmodules
 from integrations._handle.asked_exchanges import activations_of, layers_of, linear_of, loss_of, q_level_of
 from integrations._handle.keeping import kept_modules
+from integrations._planning.chunked import ChunkedLoss
 from integrations.fewbit.linear_kinds import is_linear
 from integrations.losses.head import ChunkedHead, chunk_logits, head_of
 from integrations.rules.levels import Level
@@ -28,12 +29,15 @@ class Exchanges:
         linear: ``RandomizedLinear``'s arguments; ``None`` leaves linear layers.
         layers: ``QModule``'s arguments; ``None`` leaves layers.
         loss: ``chunk_logits``'s arguments; ``None`` leaves the layer that makes the logits.
+        planned: the path of the layer whose logits plans have chosen not to make; ``None`` if none has. It is not
+            asked for.
     """
 
     activations: Mapping[str, Any] | None = field(default=None, hash=False)
     linear: Mapping[str, Any] | None = field(default=None, hash=False)
     layers: Mapping[str, Any] | None = field(default=None, hash=False)
     loss: Mapping[str, Any] | None = field(default=None, hash=False)
+    planned: str | None = field(default=None, compare=False)
 
     @classmethod
     def asked(cls, activations: Any, linear: Any, layers: Any, loss: Any = None) -> Exchanges:
@@ -62,7 +66,7 @@ class Exchanges:
             )
 
     def __bool__(self) -> bool:
-        return any(given is not None for given in (self.activations, self.linear, self.layers, self.loss))
+        return any(given is not None for given in vars(self).values())
 
     @contextmanager
     def applied(self, model: nn.Module, level: Level) -> Iterator[None]:
@@ -132,7 +136,43 @@ class Exchanges:
 
     def heads(self, model: nn.Module) -> list[ChunkedHead]:
         """The replaced layers that make logits: one, with copies that PEFT may have made; none if it is gone."""
-        return [] if self.loss is None else list(filter(None, map(ChunkedHead.of, model.modules())))
+        return list(filter(None, map(ChunkedHead.of, model.modules()))) if self.has_heads else []
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether layers that make logits may be replaced."""
+        return self.loss is not None or self.planned is not None
+
+    @staticmethod
+    def follow(model: nn.Module, chunked: ChunkedLoss | None) -> None:
+        """Have a model's forwards compute the loss as a plan says, from now on. What ``loss=`` asked for stays.
+
+        Args:
+            model: the model.
+            chunked: the plan's.
+
+        Raises:
+            ValueError: the model has no such layer.
+        """
+        found = Exchanges.of(model)
+        if found is not None and found.loss is not None:
+            if (head := ChunkedHead.of(head_of(model, **found.loss))) is not None:
+                head.planned_rows = None if chunked is None else chunked.rows or None
+            return
+        known = None if found is None else found.planned
+        if known is not None and (chunked is None or chunked.head != known):
+            before = ChunkedHead.of(model.get_submodule(known))
+            if before is not None:
+                before.chunks = False
+        if chunked is None:
+            return
+        layer = head_of(model, chunked.head)
+        head = ChunkedHead.of(layer)
+        if head is None and chunked.head != known:  # otherwise something has wrapped it since
+            head = chunk_logits(layer, by_plan=True)
+            model.__dict__[RECORD] = replace(found or Exchanges(), planned=chunked.head)
+        if head is not None:
+            head.chunks, head.planned_rows = True, chunked.rows or None
 
     def _take_out_heads(self, model: nn.Module) -> None:
         for head in self.heads(model):
@@ -157,6 +197,7 @@ class Exchanges:
         return {
             name: None if given is None else sorted(f"{key}={value!r}" for key, value in given.items() if _plain(value))
             for name, given in vars(self).items()
+            if name != "planned"
         }
 
     @classmethod
@@ -186,9 +227,12 @@ class Exchanges:
             parts.append("layers for Q-layers, until somebody put them back")
         elif self.layers is not None:
             parts.append(_count(len(qmodules.summary(model).converted), "Q-layer"))
+        heads = self.heads(model)
         if self.loss is not None:
-            parts.append(ChunkedHead.in_words(self.heads(model)))
-        return f"Exchanged: {', '.join(parts)}."
+            parts.append(ChunkedHead.in_words(heads))
+        elif any(head.chunks for head in heads):
+            parts.append(f"{ChunkedHead.in_words(heads)}, as the plan has chosen")
+        return f"Exchanged: {', '.join(parts)}." if parts else ""
 
     @property
     def _converts(self) -> bool:

@@ -49,7 +49,7 @@ def judge(handle: HandleState, session: Session) -> None:
     # In compiled code, the records do not tell what exchanged layers keep less.
     compiled = exchanges is not None and any(record.saved.role == ROLE for record in records)
     # Logits that were never made are in no record.
-    without_logits = handle.level.off and exchanges is not None and exchanges.loss is not None
+    without_logits = handle.level.off and exchanges is not None and exchanges.has_heads
     why = "" if compiled or without_logits else why_not_smaller(records)
     if why and not records and not trains(handle.model):
         why = NOTHING_TRAINS

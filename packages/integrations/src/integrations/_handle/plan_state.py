@@ -9,7 +9,14 @@ from torch import nn
 
 from integrations._common.entries import of_type
 from integrations._common.warn import warn
-from integrations._handle.asked_plans import OPTIMAL, is_of_this_torch, require_asked, require_of, require_this_torch
+from integrations._handle.asked_plans import (
+    OPTIMAL,
+    is_of_this_torch,
+    require_asked,
+    require_loss,
+    require_of,
+    require_this_torch,
+)
 from integrations._handle.fronts import Fronts
 from integrations._handle.recomputing import Recomputing
 from integrations._handle.remeasuring import Remeasuring
@@ -62,6 +69,8 @@ def plans_of_state(
     if plan is not None:
         require_this_torch(plan)
         require_of(plan, model)
+        if before is not None and isinstance(before.asked, Bounds):
+            require_loss(plan, before.asked.loss)
     if isinstance(asked, Mapping):
         asked = Bounds.of(asked)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -20,6 +21,7 @@ from integrations._handle.asked_plans import (
     require_of,
     require_this_torch,
 )
+from integrations._handle.exchanges import Exchanges
 from integrations._handle.first_steps import FirstSteps
 from integrations._handle.fronts import Fronts
 from integrations._handle.remeasuring import EARLY, Remeasuring
@@ -27,7 +29,8 @@ from integrations._measuring.bounded import chosen, front_of
 from integrations._measuring.error_model import ErrorModel
 from integrations._measuring.together import Answer, of_rank_0, with_bytes
 from integrations._planning.attempts import Attempts
-from integrations._planning.bounds import ONLY_RECOMPUTE, Bounds
+from integrations._planning.better_loss import with_better_loss
+from integrations._planning.bounds import FULL, ONLY_RECOMPUTE, Bounds
 from integrations._planning.budget import Budget
 from integrations._planning.gradient_states import GradientHistory
 from integrations._planning.obstacles import planning
@@ -203,7 +206,7 @@ class Recomputing:
         if self._is_due(bits):
             with self.users.alone(), self._lock.held, progress(f"Planning {class_of(model).__name__}"):
                 if self._is_due(bits):  # only one thread plans
-                    self.plans, self._bits = self._planned(model, level, args, kwargs, bits), bits
+                    self.plans, self._bits = self._planned(model, level, args, kwargs, bits, compiled), bits
         plans = self.plans
         if plans is None:
             return None
@@ -219,6 +222,7 @@ class Recomputing:
             return None
         self.first_steps.tell_of_excess()
         self.first_steps.start(model, followed.of_state)
+        Exchanges.follow(model, plans.followed.chunked)
         alone = level.off or (followed.plan.menus is not None and followed.plan.level is None)
         return Following(model, plans, followed, None if alone else level, compiled, self._keeps, trial)
 
@@ -275,19 +279,30 @@ class Recomputing:
         return self.plans is None or (bits is not self._bits and not isinstance(self.asked, Plan))
 
     def _planned(
-        self, model: nn.Module, level: Level, args: tuple[Any, ...], kwargs: dict[str, Any], bits: Allotted | None
+        self,
+        model: nn.Module,
+        level: Level,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        bits: Allotted | None,
+        compiled: bool,
     ) -> Plans | None:
         """Return the plans from now on; ``None`` if there is no backward to plan for. In front of a model's first
         forward, ranks may come together: then rank 0 plans, and all follow its plan."""
         inputs, bounds = Signature.of(args, kwargs), self._bounds
+        if compiled:  # code of torch.compile makes the logits
+            bounds = replace(bounds, loss=FULL)
         errors = ErrorModel(model, bounds.error) if bounds.error else None
 
         def front() -> Plan:
             with planning(model, args, kwargs):
                 return front_of(model, level, bounds, args, kwargs, errors=errors, bits=bits, estimates=True)
 
+        def better() -> Plan:
+            return with_better_loss(model, front, bounds)
+
         def made() -> Plan | None:
-            plan = self._attempts.plan(model, inputs, front, first=self.plans is None)
+            plan = self._attempts.plan(model, inputs, better, first=self.plans is None)
             return None if plan is None else chosen(plan, bounds, errors)
 
         asks, self._asks = self._asks and self.plans is None, False
@@ -348,7 +363,8 @@ class Recomputing:
         again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
         stored = self._error_in_words(plan) if self.codec is None else f", what is kept stored by {self.codec}"
         exactly = ", nothing rounded for create_graph=True" if plan.graph.double_backward else ""
-        return f"By a plan{plans.condition}: {peak}{stored}{exactly}; backward recomputes {again}"
+        chunks = ", the loss in chunks" if plan.chunked is not None else ""
+        return f"By a plan{plans.condition}: {peak}{stored}{exactly}{chunks}; backward recomputes {again}"
 
     def _error_in_words(self, plan: Plan) -> str:
         """A plan's error beside its bound, in words; empty for one that rounds nothing."""

@@ -22,6 +22,7 @@ from integrations._planning.budget import (
     require_ratio,
 )
 from integrations._planning.choice import Choice
+from integrations._planning.chunk_rows import with_larger_chunks
 from integrations._planning.errors import BudgetError
 from integrations._planning.noted import note_accumulating, noted
 from integrations._planning.problem import chosen_entries, training_step
@@ -105,10 +106,12 @@ def _within(plan: Found, memory: Budget | None, time: float | None, error: float
     of_error = plan if error is None else _of_error(plan, error)
     allowed = _bytes_of(of_error, memory)
     asked = replace(of_error.bounds, memory=memory, time=time)
+    if of_error.chunked is not None:  # choices of the front are those of the captured chunks
+        of_error = of_error.in_chunks(replace(of_error.chunked, rows=of_error.chunked.least_rows))
     found = _chosen(of_error, asked, allowed)
     if allowed is None or time is None or of_error.error == 0 or found.choice.variance == 0:
-        return found
-    return of_error.choosing(_most_exact(of_error, allowed, time), asked)
+        return with_larger_chunks(found, allowed)
+    return with_larger_chunks(of_error.choosing(_most_exact(of_error, allowed, time), asked), allowed)
 
 
 def _chosen(plan: Found, asked: Bounds, allowed: int | None) -> Found:
@@ -118,7 +121,7 @@ def _chosen(plan: Found, asked: Bounds, allowed: int | None) -> Found:
         raise BudgetError(out_of_memory(plan, asked))
     if asked.time is None:
         return plan.choosing(fitting[0] if allowed is None else fitting[-1], asked)
-    seconds = (asked.time - 1) * plan.plain_seconds
+    seconds = plan.seconds_within(asked.time)
     fitting = [choice for choice in fitting if choice.seconds <= seconds]
     if not fitting:
         raise BudgetError(out_of_time(plan, asked))
@@ -131,7 +134,7 @@ def _most_exact(plan: Solution, allowed: int, time: float) -> Choice:
         exact = _of_error(plan, 0.0)
         return _chosen(exact, replace(exact.bounds, time=time), allowed).choice
     except ValueError:
-        seconds = (time - 1) * plan.plain_seconds
+        seconds = plan.seconds_within(time)
     fitting = [choice for choice in plan.front if choice.peak <= allowed and choice.seconds <= seconds]
     best = most_exact(plan, allowed, seconds)
     return min([*fitting, *([] if best is None else [best])], key=lambda choice: choice.variance)
@@ -157,7 +160,7 @@ def _searched(plan: Found, graph: Graph, rounded: Graph | None, bounds: Bounds) 
     with progress(f"Planning {plan.model}") as stage:
         stage("searching")
         found = solved(type(plan), plan.model, captures, bounds, plan.objective)
-    return replace(found, loss=plan.loss, chunking=plan.chunking)
+    return replace(found, loss=plan.loss, chunking=plan.chunking, chunked=plan.chunked)
 
 
 def _unbounded(plan: Solution, error: float) -> Bounds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 from integrations._planning.budget import LEAST, Budget, python_number, require_budget, require_error, require_ratio
 from integrations.rules.levels import resolve_level
@@ -26,6 +26,8 @@ USUAL_ERROR = 0.1
 exact."""
 
 Fallback = Literal["error", "least"]
+FULL: Final = "full"
+"""The loss that is computed from whole logits."""
 """What happens to a budget that cannot be met: an error, or the plan of the least memory with a warning."""
 
 UNBIASED_SLOPE_BITS = 6
@@ -54,6 +56,8 @@ class Bounds:
         stores: the ways of ``WAYS`` that are allowed, and names of single stores, such as ``"8 bits"``.
         fallback: what happens in front of a model's first forward if no plan keeps to the bounds: ``"error"``, or
             ``"least"``, which takes the plan of the least memory and warns.
+        loss: ``"full"`` if the loss has to be computed from whole logits. Otherwise a plan within ``memory`` may choose
+            the loss in chunks.
 
     Raises:
         TypeError: one has the wrong type.
@@ -65,6 +69,7 @@ class Bounds:
     error: float | None = 0.0
     stores: tuple[str, ...] = WAYS
     fallback: Fallback = "error"
+    loss: Literal["full"] | None = None
 
     def __post_init__(self) -> None:
         for name in ("memory", "time", "error"):
@@ -77,6 +82,8 @@ class Bounds:
             require_error(self.error)
         if self.fallback not in get_args(Fallback):
             raise ValueError(f"fallback must be 'error' or 'least', got {self.fallback!r}")
+        if self.loss not in (None, FULL):
+            raise ValueError(f"loss must be 'full' or None, got {self.loss!r}")
         object.__setattr__(self, "stores", _checked(self.stores))
 
     @classmethod
@@ -89,6 +96,7 @@ class Bounds:
         level: str | None,
         options: Mapping[str, Any],
         fallback: Any = None,
+        loss: Any = None,
     ) -> Self | None:
         """Return the bounds in the arguments of ``compress_model``; ``None`` if none is given.
 
@@ -108,11 +116,10 @@ class Bounds:
             return None
         name = "L0" if level is None else level
         resolved = resolve_level(name, options)
+        more: dict[str, Any] = {"fallback": fallback or "error", "loss": FULL if loss == FULL else None}
         if resolved.off:
-            return cls.given(memory, time, error, stores, fallback=fallback or "error")
-        found = cls(
-            memory, time, 0.0 if error is None else error, WAYS if stores is None else stores, fallback or "error"
-        )
+            return cls.given(memory, time, error, stores, **more)
+        found = cls(memory, time, 0.0 if error is None else error, WAYS if stores is None else stores, **more)
         bits = sorted(option for option in options if option.endswith("bits"))
         if error is None and level is None and bits:
             raise ValueError(
@@ -190,10 +197,17 @@ class Bounds:
         """Whether bounds that cannot be met are dropped for the least memory."""
         return self.fallback == LEAST
 
+    @property
+    def chooses_loss(self) -> bool:
+        """Whether a plan may compute the loss in chunks though nobody asked for it. A plan that only recomputes may
+        not: it keeps every bit."""
+        return self.memory is not None and self.loss is None and self.stores != ONLY_RECOMPUTE
+
     def content(self) -> dict[str, Any]:
         """Return the JSON object of the bounds."""
         found = {"memory": self.memory, "time": self.time, "error": self.error, "stores": list(self.stores)}
-        return {**found, "fallback": self.fallback} if self.falls_back else found
+        given = {"fallback": self.fallback} if self.falls_back else {}
+        return {**found, **given} if self.loss is None else {**found, **given, "loss": self.loss}
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Self:
@@ -202,7 +216,8 @@ class Bounds:
         Raises:
             TypeError, ValueError: it is not one.
         """
-        if set(content) | {"fallback"} != {"memory", "time", "error", "stores", "fallback"}:
+        added = {"fallback", "loss"}  # they are left out where they are the default
+        if set(content) | added != {"memory", "time", "error", "stores"} | added:
             raise ValueError(f"bounds must have memory, time, error and stores, got {sorted(map(str, content))}")
         return cls(**content)
 
@@ -216,6 +231,8 @@ class Bounds:
             found.append(f"stores={self.stores!r}")
         if self.falls_back:
             found.append(f"fallback={self.fallback!r}")
+        if self.loss is not None and self.memory is not None:
+            found.append(f"loss={self.loss!r}")
         return ", ".join(found)
 
 

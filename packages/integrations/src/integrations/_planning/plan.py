@@ -46,6 +46,8 @@ class Plan(Solution):
         unmeasured: why measuring it failed, if it was tried.
         chunking: the argument that makes ``compress_model`` compute the model's loss without its logits; empty if no
             such argument is known. It is not saved.
+        chunked: the loss in chunks, if the plan has it computed without whole logits; else ``None``. Peaks and times of
+            the plain step are then those with whole logits.
         others: the plans that were made of the same graphs, for another bound on the error or state of the gradients.
     """
 

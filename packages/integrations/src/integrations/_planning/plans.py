@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from torch import nn
@@ -13,6 +14,7 @@ from integrations._common.locking import OwnLock, Users
 from integrations._common.modules import all_modules
 from integrations._common.warn import warn
 from integrations._planning.attempts import Attempts
+from integrations._planning.better_loss import with_better_loss
 from integrations._planning.bounds import Bounds
 from integrations._planning.errors import BudgetError
 from integrations._planning.gradient_states import GradientState, has_gradients
@@ -289,7 +291,8 @@ class Plans:
         return min(fitting, key=lambda plan: plan.plain_peak, default=None)
 
     def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
-        made = replace(self._planned(model, args, kwargs, real), loss=self._first.loss)
+        planned = partial(self._planned, model, args, kwargs, real)
+        made = replace(with_better_loss(model, planned, self._first.bounds), loss=self._first.loss)
         self._tell_of_loss(made)
         if not self._first.is_bounded:
             return made

@@ -93,7 +93,7 @@ def solved_again(plan: Found, menus: Menus | None, rounded_menus: Menus | None) 
     bounds = replace(plan.bounds, memory=None, time=None)
     made = solved(type(plan), plan.model, captures, bounds, plan.objective, plan.capture_seconds)
     seconds = plan.search_seconds + made.search_seconds
-    return replace(made, loss=plan.loss, chunking=plan.chunking, search_seconds=seconds)
+    return replace(made, loss=plan.loss, chunking=plan.chunking, chunked=plan.chunked, search_seconds=seconds)
 
 
 def solved_for_any_path(plan: Found) -> Found:
@@ -105,7 +105,7 @@ def solved_for_any_path(plan: Found) -> Found:
     captures = Captures(plan.graph, menus, plan.rounded, rounded_menus, plan.level)
     made = solved(type(plan), plan.model, captures, bounds, plan.objective, plan.capture_seconds)
     unmeasured = "its forward takes another path in some steps"
-    return replace(made, loss=plan.loss, chunking=plan.chunking, unmeasured=unmeasured)
+    return replace(made, loss=plan.loss, chunking=plan.chunking, chunked=plan.chunked, unmeasured=unmeasured)
 
 
 def most_exact(plan: Solution, peak: int, seconds: float) -> Choice | None:

@@ -9,6 +9,7 @@ from typing import Any
 from integrations._common.entries import complete, entry_of, fields_of, loaded, of_format, of_type
 from integrations._planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations._planning.choice import Choice
+from integrations._planning.chunked import ChunkedLoss
 from integrations._planning.menus import Menus
 from integrations._planning.noted import note_accumulating, noted
 from integrations._planning.problem import training_step
@@ -52,6 +53,8 @@ def _content(plan: Solution) -> dict[str, Any]:
         "format": FORMAT,
         **_found_content(plan),
         "level": None if plan.level is None else asdict(plan.level),
+        "loss": plan.bounds.loss,
+        "chunked": None if plan.chunked is None else asdict(plan.chunked),
         "graph": plan.graph.content(),
         "menus": None if plan.menus is None else plan.menus.content(),
         "rounded": None if plan.rounded is None else plan.rounded.content(),
@@ -86,6 +89,7 @@ def _of_content(kind: type[Found], given: Any, beside: bool = False) -> Found:
     graph = Graph.from_content(content.pop("graph", None))
     rounded = content.pop("rounded", None)
     rounded = None if rounded is None else Graph.from_content(rounded)
+    asked, chunked = content.pop("loss", None), content.pop("chunked", None)  # earlier files lack them
     with complete(_WRITER):
         if beside and also:
             raise ValueError("a plan of also must have none of its own")
@@ -96,9 +100,11 @@ def _of_content(kind: type[Found], given: Any, beside: bool = False) -> Found:
             menus=_menus(content.pop("menus"), graph),
             rounded_menus=_menus(content.pop("rounded_menus"), rounded),
             level=None if level is None else entry_of(Level, level),
+            chunked=None if chunked is None else entry_of(ChunkedLoss, chunked),
             also=tuple(_of_content(kind, one, beside=True) for one in of_type(list, also, "also")),
             **_found(kind, content, level is not None, _most_values(graph, rounded)),
         )
+        plan = replace(plan, bounds=replace(plan.bounds, loss=asked))
         _require_whole(plan)
         if other is not None:
             note_accumulating(plan, _accumulating(plan, dict(other)))
@@ -119,6 +125,7 @@ def _accumulating(plan: Found, content: dict[str, Any]) -> Found:
     """The plan for gradients that exist already, with the same values."""
     rounded = None if plan.rounded is None else plan.rounded.accumulating
     found = _found(type(plan), content, plan.compressed, _most_values(plan.graph, rounded))
+    found["bounds"] = replace(found["bounds"], loss=plan.bounds.loss)
     other = replace(plan, graph=plan.graph.accumulating, rounded=rounded, also=(), **found)
     _require_whole(other)
     return other

@@ -12,6 +12,7 @@ from actcore import simulate
 from integrations._planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations._planning.budget import Budget
 from integrations._planning.choice import Choice
+from integrations._planning.chunked import ChunkedLoss
 from integrations._planning.menus import Menus
 from integrations._planning.planned_segments import PlannedSegment, planned_segments
 from integrations._planning.problem import training_step
@@ -50,7 +51,14 @@ class Solution(ABC):
     measured: float | None = None
     unmeasured: str = ""
     chunking: str = field(default="", repr=False, compare=False)
+    chunked: ChunkedLoss | None = None
     others: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    @property
+    def head(self) -> str | None:
+        """The path of the layer whose logits are never whole; ``None`` if the plan does not compute the loss in
+        chunks."""
+        return None if self.chunked is None else self.chunked.head
 
     @property
     def memory(self) -> Budget | None:
@@ -131,12 +139,18 @@ class Solution(ABC):
     @property
     def plain_seconds(self) -> float:
         """Modelled seconds of forward and backward without a plan."""
-        return self.graph.seconds
+        return self.graph.seconds if self.chunked is None else self.chunked.seconds
 
     @property
     def overhead(self) -> float:
-        """The modelled time that is added, as a part of the plain step's."""
-        return self.seconds / self.plain_seconds if self.plain_seconds else 0.0
+        """The modelled time that is added, as a part of the plain step's. It is negative if the loss in chunks saves
+        more time than the plan adds."""
+        added = self.seconds + self.graph.seconds - self.plain_seconds
+        return added / self.plain_seconds if self.plain_seconds else 0.0
+
+    def seconds_within(self, time: float) -> float:
+        """The seconds that a choice may add where the step may take so many times the plain step's."""
+        return time * self.plain_seconds - self.graph.seconds
 
     @property
     def flat(self) -> Self:
@@ -179,12 +193,17 @@ class Solution(ABC):
     def choosing(self, choice: Choice, bounds: Bounds) -> Self:
         """The plan with another choice, made for these bounds, with the same front and the same plans for other states
         of the gradients."""
-        measured = (self.measured, self.unmeasured) if choice == self.choice else (None, "")
+        same = replace(choice, peak=self.choice.peak) == self.choice  # larger chunks of the loss change the peak alone
+        measured = (self.measured, self.unmeasured) if same else (None, "")
         return self._sharing(choice=choice, bounds=bounds, measured=measured[0], unmeasured=measured[1])
 
     def with_also(self, also: Iterable[Self]) -> Self:
         """The plan with these plans for other inputs."""
         return self._sharing(also=tuple(also))
+
+    def in_chunks(self, chunked: ChunkedLoss) -> Self:
+        """The plan with its loss in such chunks."""
+        return self._sharing(chunked=chunked)
 
     def _sharing(self, **changes: Any) -> Self:
         """The fields to pass on to a plan of the same graphs, so that it shares what else was planned of them."""
@@ -195,6 +214,8 @@ class Solution(ABC):
     @cached_property
     def uncompressed_peak(self) -> int:
         """Bytes of the activation peak of the model without compression."""
+        if self.chunked is not None:
+            return self.chunked.accumulating_peak if self.graph.accumulates else self.chunked.peak
         return simulate(training_step(self.graph), [True] * len(self.graph.values)).peak - self.graph.gradients
 
 

@@ -55,7 +55,7 @@ def _title(plan: Solution) -> str:
     state = " in steps that clear gradients between forward and backward" if plan.graph.clears else state
     also = "".join(f", or {other.graph.inputs}" for other in plan.also)
     what = f"{plan.model} for inputs {plan.graph.inputs}{also}{state}: activation peak"
-    if not plan.segments and not plan.choice.stores:
+    if not plan.segments and not plan.choice.stores and plan.chunked is None:
         return f"{what} {format_bytes(plan.peak)}; everything is kept, and nothing is recomputed."
     error = f", gradient's error {error_of(plan)}" if plan.choice.rounds else ""
     return (
@@ -87,6 +87,8 @@ def caption_of(plan: Solution) -> str:
             f"Backward recomputes {format_bytes(sum(segment.nbytes for segment in plan.segments))} in {count} "
             f"segment{'' if count == 1 else 's'} of the forward (plan.segments)."
         )
+    if plan.chunked is not None:
+        lines.append(f"The loss is computed in chunks: the logits, which {plan.chunked.head} makes, are never whole.")
     more = plan.followed.seconds - plan.graph.seconds
     if more > 0 and plan.plain_seconds:
         lines.append(

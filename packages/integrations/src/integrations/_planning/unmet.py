@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 
 from integrations._planning.at_peak import largest_at_peak
-from integrations._planning.bounds import ONLY_RECOMPUTE, ROUNDING, WAYS, Bounds
+from integrations._planning.bounds import FULL, ONLY_RECOMPUTE, ROUNDING, WAYS, Bounds
 from integrations._planning.budget import LEAST, read_fraction
 from integrations._planning.choice import Choice
-from integrations._planning.chunked import CLASSES
+from integrations._planning.chunked import SHARE, logits_bytes
 from integrations._planning.solution import Solution
 from integrations.report.words import format_bytes
 
-_SHARE = 10
-"""Logits of a tenth of the least peak and more are worth a loss in chunks."""
 _SMALLER = "take a smaller batch"  # no way for a fraction: the plain step's peak is less then, too
 
 
@@ -109,14 +107,15 @@ def _allowing(plan: Solution) -> list[str]:
 def _without_logits(plan: Solution) -> str:
     """Return a hint that no plan makes a loss's logits smaller. Return an empty string if the logits are small, or the
     model cannot compute the loss without them."""
-    values = [value for op in plan.graph.ops if CLASSES in op.name for value in op.makes]
-    largest = max((plan.graph.values[value].nbytes for value in values), default=0)
-    if not plan.chunking or largest * _SHARE < plan.front[0].peak:
+    largest = logits_bytes(plan.graph)
+    if not plan.chunking or plan.chunked is not None or largest * SHARE < plan.front[0].peak:
         return ""
-    return (
-        f". The loss takes {format_bytes(largest)} or more for its logits, which no plan makes smaller: "
-        f"{plan.chunking} together with memory computes the loss without them"
+    way_out = (
+        "leave out loss='full', which forbids to compute the loss without them"
+        if plan.bounds.loss == FULL
+        else f"{plan.chunking} together with memory computes the loss without them"
     )
+    return f". The loss takes {format_bytes(largest)} or more for its logits, which no plan makes smaller: {way_out}"
 
 
 def _occupied(plan: Solution) -> str:

@@ -57,13 +57,13 @@ class CompressedTraining:
                 raise TypeError(f"{name} must be True or False, got {value!r}")
         memory, time, error, stores = (arguments.get(name) for name in ("memory", "time", "error", "stores"))
         options = {name: arguments[name] for name in arguments if name not in _KEYWORDS}
-        checkpoint, fallback = arguments.get("checkpoint"), arguments.get("fallback")
+        checkpoint, fallback, loss = arguments.get("checkpoint"), arguments.get("fallback"), arguments.get("loss")
         self.arguments = {**arguments, "level": level}
         if arguments.get("plan") is not None:
             others = {"memory": memory, "time": time, "error": error, "stores": stores, "checkpoint": checkpoint}
             checkpoint, level, options = with_plan(arguments["plan"], level, options, **others, fallback=fallback)
             self.arguments["plan"] = checkpoint  # the file is read once
-        bounds = Bounds.asked(memory, time, error, stores, level, options, fallback)
+        bounds = Bounds.asked(memory, time, error, stores, level, options, fallback, loss)
         self.asked = require_one(bounds, checkpoint)
         self.level_name = level_with(level, bounds)
         self.level = resolve_level(self.level_name, options)

@@ -26,6 +26,7 @@ class Source:
         linear: weight and bias of a layer that has nothing else; else ``None``.
         made_whole: called with each function that needs the logits themselves.
         in_chunks: called with the rows of a chunk for a loss without logits.
+        rows: the rows of a chunk by a plan; ``None`` for the default.
     """
 
     hidden: Tensor
@@ -35,6 +36,7 @@ class Source:
     linear: tuple[Tensor, Tensor | None] | None
     made_whole: Callable[[str], None]
     in_chunks: Callable[[int], None]
+    rows: int | None = None
     answered: bool = field(default=False, init=False)
     """Whether a loss was computed without the logits, which then get no gradient."""
     derived: list[weakref.ref[Derived]] = field(default_factory=list, init=False, repr=False)
@@ -90,15 +92,15 @@ class Source:
         if any(one.untyped_storage().nbytes() < one.nbytes for one in tensors if one.device.type != "meta"):
             raise RuntimeError(
                 "the loss of chunked logits must be computed in the forward of the model, whose weights FSDP has taken "
-                "back: give the model its labels, fully_shard it with reshard_after_forward=False, or leave "
-                "loss='chunked' out"
+                "back: give the model its labels, fully_shard it with reshard_after_forward=False, or pass "
+                "loss='full'"
             )
         now = self.parameters()
         same = len(now) == len(self._given) and all(one is other for one, other in zip(now, self._given, strict=True))
         if not same or [tensor._version for tensor in tensors] != self._versions:
             raise RuntimeError(
                 "chunked logits must be read before the layer that makes them, or its input, is changed, as "
-                "optimizer.step() does: read them before, or leave loss='chunked' out"
+                "optimizer.step() does: read them before, or pass loss='full' to compress_model"
             )
 
 
@@ -112,6 +114,7 @@ class Derived:
         dtype: the dtype that the outputs have now.
         scale, cap: the values now are ``scale * outputs``, or ``cap * tanh(scale / cap * outputs)`` if ``cap`` is not
             0.
+        normalized: whether ``log_softmax`` over the classes was applied to these values.
         before: what it was derived from in one step; ``None`` for the outputs themselves.
         step: what is applied to the values of ``before``.
         differentiable: whether it was derived with gradients on.
@@ -122,6 +125,7 @@ class Derived:
     dtype: torch.dtype
     scale: float = 1.0
     cap: float = 0.0
+    normalized: bool = False
     before: Derived | None = None
     step: Callable[[Tensor], Tensor] | None = None
     differentiable: bool = True

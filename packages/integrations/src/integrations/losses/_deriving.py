@@ -1,7 +1,8 @@
-"""What may be done to logits that are not computed: cut and reshape their rows, scale, squash, and compute their loss.
+"""What may be done to logits that are not computed: cut and reshape their rows, scale, squash, and compute their loss,
+or the log-probabilities of chosen classes.
 
-Each rule returns the logits as they are afterwards, or the loss or classes that were asked for. If it needs the logits
-themselves, it returns ``NotImplemented``, and they are computed.
+Each rule returns the logits as they are afterwards, several of them, or the numbers that were asked for. If it needs
+the logits themselves, it returns ``NotImplemented``, and they are computed.
 """
 
 from __future__ import annotations
@@ -16,11 +17,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from integrations._common.autocast import autocast_on
-from integrations.losses._chunks import rows_of_chunk
+from integrations.losses._computed import (
+    argmax,
+    cross_entropy,
+    gathered,
+    is_index,
+    log_softmax,
+    logsumexp,
+    nll_loss,
+    picked,
+)
 from integrations.losses._derived import Derived
-from integrations.losses._layers import layer_cross_entropy
-from integrations.losses._linear import linear_cross_entropy
 
 Rule = Callable[..., Any]
 
@@ -55,7 +62,7 @@ def derived(function: Any, logits: Derived, args: tuple[Any, ...], kwargs: Mappi
         logits: its first argument.
         args, kwargs: all of its arguments.
     """
-    rule = _RULES.get(function)
+    rule = (_OF_NORMALIZED if logits.normalized else _OF_LOGITS).get(function)
     if rule is None:
         return NotImplemented
     rest = args[1:] if args else ()
@@ -90,6 +97,8 @@ def _indexed(logits: Derived, index: Any) -> Any:
         return NotImplemented
     if any(isinstance(part, bool) for part in parts):
         return NotImplemented
+    if len(parts) == len(logits.shape) and all(is_index(part, logits) for part in parts):
+        return picked(logits, *parts)
     taken = sum(map(_dimensions, parts))
     ends_in_ellipsis = bool(parts) and parts[-1] is Ellipsis
     named = parts[:-1] if ends_in_ellipsis else parts
@@ -108,6 +117,26 @@ def _dimensions(part: Any) -> int:
     if isinstance(part, Tensor):
         return part.dim() if part.dtype in (torch.bool, torch.uint8) else 1
     return 1
+
+
+def _unbound(logits: Derived, dim: int = 0) -> Any:
+    if dim != 0 or len(logits.shape) < 3:  # each row by itself is not worth a product
+        return NotImplemented
+    return tuple(_indexed(logits, place) for place in range(logits.shape[0]))
+
+
+def _split(logits: Derived, split_size: Any, dim: int = 0) -> Any:
+    if not isinstance(split_size, int) or split_size < 1 or not 0 <= dim < len(logits.shape) - 1:
+        return NotImplemented
+    before = (slice(None),) * dim
+    starts = range(0, logits.shape[dim], split_size)
+    return tuple(_indexed(logits, (*before, slice(start, start + split_size))) for start in starts)
+
+
+def _chunked(logits: Derived, chunks: int, dim: int = 0) -> Any:
+    if not 0 <= dim < len(logits.shape) - 1 or chunks < 1:
+        return NotImplemented
+    return _split(logits, max(1, -(-logits.shape[dim] // chunks)), dim)
 
 
 def _same(logits: Derived) -> Any:
@@ -169,71 +198,33 @@ def _squashed(logits: Derived) -> Any:
     return NotImplemented if logits.cap else logits.then(torch.tanh, cap=1.0)
 
 
-# ---- what they are for ----
-
-
-def _cross_entropy(
-    logits: Derived,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: Any = None,
-    ignore_index: int = -100,
-    reduce: Any = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Any:
-    plain = size_average is None and reduce is None and not (weight is not None and weight.requires_grad)
-    alike = isinstance(target, Tensor) and target.dtype == torch.int64 and target.device == logits.hidden.device
-    if not plain or not alike or len(logits.shape) != 2 or target.shape != logits.shape[:1]:
-        return NotImplemented
-    source, hidden = logits.source, logits.hidden
-    options: dict[str, Any] = {
-        "class_weight": weight,
-        "ignore_index": ignore_index,
-        "reduction": reduction,
-        "label_smoothing": label_smoothing,
-        "scale": logits.scale,
-        "softcap": logits.cap or None,
-        "rows": rows_of_chunk(hidden, source.classes),
-    }
-    if source.linear is None and reduction not in ("mean", "sum"):
-        return NotImplemented
-    with source.computing(), torch.set_grad_enabled(logits.differentiable and torch.is_grad_enabled()):
-        if source.linear is not None:
-            loss = linear_cross_entropy(hidden, source.linear[0], target, source.linear[1], **options)
-        else:
-            loss = layer_cross_entropy(hidden, source.layer, source.wanting, target, classes=source.classes, **options)
-    source.in_chunks(options["rows"])
-    source.answered = True
-    return loss.to(logits.dtype) if autocast_on(hidden.device) is None else loss
-
-
-def _argmax(logits: Derived, dim: int | None = None) -> Any:
-    """The predicted classes, for an accuracy beside the loss, also computed some rows at a time."""
-    if dim not in (-1, len(logits.shape) - 1) or logits.scale <= 0:  # squashing keeps the order
-        return NotImplemented
-    flat = logits.hidden.reshape(-1, logits.hidden.shape[-1])
-    with logits.source.computing(), torch.no_grad():
-        parts = [
-            logits.source.layer(part).argmax(-1) for part in flat.split(rows_of_chunk(flat, logits.source.classes))
-        ]
-    return torch.cat(parts).view(logits.shape[:-1])
-
-
-_RULES: Mapping[Any, Rule] = MappingProxyType(
-    {
-        Tensor.view: partial(_reshaped, "view"),
-        Tensor.reshape: partial(_reshaped, "reshape"),
-        torch.reshape: partial(_reshaped, "reshape"),
-        Tensor.flatten: partial(_reshaped, "flatten"),
-        torch.flatten: partial(_reshaped, "flatten"),
-        Tensor.squeeze: partial(_reshaped, "squeeze"),
-        Tensor.unsqueeze: partial(_reshaped, "unsqueeze"),
-        Tensor.__getitem__: _indexed,
-        Tensor.contiguous: _same,
-        Tensor.float: partial(_cast, torch.float32),
-        Tensor.double: partial(_cast, torch.float64),
-        Tensor.to: _to,
+_OF_BOTH: dict[Any, Rule] = {
+    Tensor.view: partial(_reshaped, "view"),
+    Tensor.reshape: partial(_reshaped, "reshape"),
+    torch.reshape: partial(_reshaped, "reshape"),
+    Tensor.flatten: partial(_reshaped, "flatten"),
+    torch.flatten: partial(_reshaped, "flatten"),
+    Tensor.squeeze: partial(_reshaped, "squeeze"),
+    Tensor.unsqueeze: partial(_reshaped, "unsqueeze"),
+    Tensor.__getitem__: _indexed,
+    Tensor.unbind: _unbound,
+    torch.unbind: _unbound,
+    Tensor.split: _split,
+    torch.split: _split,
+    Tensor.chunk: _chunked,
+    torch.chunk: _chunked,
+    Tensor.contiguous: _same,
+    Tensor.float: partial(_cast, torch.float32),
+    Tensor.double: partial(_cast, torch.float64),
+    Tensor.to: _to,
+    Tensor.gather: gathered,
+    torch.gather: gathered,
+    Tensor.argmax: argmax,
+    torch.argmax: argmax,
+}
+_OF_LOGITS: Mapping[Any, Rule] = MappingProxyType(
+    _OF_BOTH
+    | {
         Tensor.mul: _multiplied,
         Tensor.__mul__: _multiplied,
         Tensor.__rmul__: _multiplied,
@@ -244,8 +235,12 @@ _RULES: Mapping[Any, Rule] = MappingProxyType(
         Tensor.tanh: _squashed,
         torch.tanh: _squashed,
         F.tanh: _squashed,
-        Tensor.argmax: _argmax,
-        torch.argmax: _argmax,
-        F.cross_entropy: _cross_entropy,
+        F.log_softmax: log_softmax,
+        Tensor.log_softmax: log_softmax,
+        torch.log_softmax: log_softmax,
+        Tensor.logsumexp: logsumexp,
+        torch.logsumexp: logsumexp,
+        F.cross_entropy: cross_entropy,
     }
 )
+_OF_NORMALIZED: Mapping[Any, Rule] = MappingProxyType(_OF_BOTH | {F.nll_loss: nll_loss})

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
 from actcore.stored import Absent
 from integrations.losses._differentiated import differentiated
@@ -72,6 +73,34 @@ def layer_cross_entropy(
         total = weights.sum().to(wide(hidden.dtype))
     logits = Absent.like(hidden, (len(hidden), classes), wide(hidden.dtype))
     return differentiated(summed, total, (hidden, *parameters), logits, rows)
+
+
+def rows_of_layer(
+    hidden: Tensor,
+    layer: Callable[[Tensor], Tensor],
+    row: Callable[[Tensor, Tensor], Tensor],
+    classes: Tensor,
+    rows: int,
+) -> Tensor:
+    """Return a number for each row of ``layer(hidden)``, (rows,). Backward computes the layer's output again, a chunk
+    at a time and with the same random numbers.
+
+    Args:
+        hidden: (rows, features).
+        layer: computes each row of its output from the same row of its input.
+        row: computes the numbers of a chunk from the layer's output and the chunk's part of ``classes``.
+        classes: (rows,), int64.
+        rows: the rows of a chunk.
+    """
+
+    def of_part(some: Tensor, chosen: Tensor) -> Tensor:
+        return row(layer(some), chosen)
+
+    parts = [
+        checkpoint(of_part, hidden[first : first + rows], classes[first : first + rows], use_reentrant=False)
+        for first in range(0, len(hidden), rows)
+    ]
+    return torch.cat(parts)
 
 
 def _add(sums: Sequence[Tensor | None], loss: Tensor, tensors: Sequence[Tensor], part: slice) -> None:

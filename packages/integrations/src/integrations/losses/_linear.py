@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actcore.stored import Absent
@@ -58,8 +59,9 @@ def linear_cross_entropy(
         label_smoothing: from 0 to 1, as in ``F.cross_entropy``.
         scale: the factor by which logits are multiplied first.
         softcap: the bound to which they are squashed then, ``softcap * tanh(logits / softcap)``, as in Gemma 2.
-        rows: how many rows' logits are computed at a time; by default as many as take about the memory of ``hidden``,
-            and at least 128 on a CPU and 512 on a GPU.
+        rows: how many rows' logits are computed at a time. By default, they take about the memory of ``hidden``; or up
+            to half the memory of the weight's gradient, if it is wanted, and a quarter of all logits. There are at
+            least 128 on a CPU and 512 on a GPU.
 
     Returns:
         A scalar, or the losses in the shape of ``labels``; float32, or float64 for such tensors.
@@ -82,7 +84,7 @@ def linear_cross_entropy(
     wide = _operator.wide(hidden.dtype)
     classes = None if class_weight is None else class_weight.detach().to(wide)
     numbers = ignore_index, float(label_smoothing), float(scale), float(softcap or 0)
-    rows = rows or rows_of_chunk(flat, len(weight))
+    rows = rows or rows_of_chunk(flat, len(weight), torch.is_grad_enabled() and weight.requires_grad)
     if reduction == "none" or torch.compiler.is_compiling():
         losses = _losses((flat, weight, bias), targets, classes, numbers, rows)
         if reduction == "none":
@@ -102,14 +104,39 @@ def linear_cross_entropy(
     return differentiated(summed, total, (flat, weight, bias), logits, rows)
 
 
+def linear_logsumexp(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, *, scale: float, softcap: float | None, rows: int
+) -> Tensor:
+    """Return the ``logsumexp`` over the classes of each row's logits, (rows,), in float32, or float64 for such tensors.
+
+    Args:
+        hidden: (rows, features).
+        weight, bias, scale, softcap, rows: as for ``linear_cross_entropy``.
+    """
+    numbers = 0, 0.0, float(scale), float(softcap or 0)
+    return _losses((hidden, weight, bias), None, None, numbers, rows)
+
+
+def linear_chosen(hidden: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> Tensor:
+    """Return one output of a linear layer for each row, (rows,), in the dtype of the layer's outputs.
+
+    Args:
+        hidden: (rows, features).
+        weight, bias: the layer's.
+        classes: (rows,), int64: the output of each row.
+    """
+    chosen = torch.bmm(hidden.unsqueeze(1), F.embedding(classes, weight).unsqueeze(2)).flatten()
+    return chosen if bias is None else chosen + bias[classes].to(chosen.dtype)
+
+
 def _losses(
     tensors: tuple[Tensor, Tensor, Tensor | None],
-    labels: Tensor,
+    labels: Tensor | None,
     class_weight: Tensor | None,
     numbers: tuple[int, float, float, float],
     rows: int,
 ) -> Tensor:
-    """The loss of each row. Backward computes their gradients."""
+    """Return the loss of each row, or ``logsumexp`` without labels. Backward computes their gradients."""
     losses: Tensor
     wanted = [False] * len(tensors)
     losses, *_ = _operator.linear_cross_entropy(

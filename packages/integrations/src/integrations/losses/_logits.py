@@ -48,6 +48,11 @@ class Logits(Tensor):
         """Whether nobody needed the elements yet, so that there is no memory of them."""
         return not self.derived.source.made
 
+    @property
+    def answered(self) -> bool:
+        """Whether a loss was computed without these logits, and nobody needed them yet."""
+        return self.waits and self.derived.source.answered
+
     def whole(self, function: object) -> Tensor:
         """The logits themselves, with their history.
 
@@ -74,6 +79,8 @@ class Logits(Tensor):
                 done = deriving.derived(function, first.derived, args, kwargs)
                 if isinstance(done, Derived):
                     return first if done is first.derived else Logits.of(done)
+                if isinstance(done, tuple):
+                    return tuple(map(Logits.of, done))
                 if done is not NotImplemented:
                     return done
             # A hook, and the gradient that it got, belong to the tensor on which it was registered.
@@ -88,7 +95,7 @@ class Logits(Tensor):
         if not is_of_unit(args[1] if len(args) > 1 else None):
             warn(
                 f"{function.__name__}() of chunked logits comes after their loss, which gives them no gradient: ask "
-                "before the loss is computed, which has the logits made, or leave loss='chunked' out"
+                "before the loss is computed, which has the logits made, or pass loss='full'"
             )
         return function(*args, **kwargs)
 

@@ -26,7 +26,7 @@ def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    labels: Tensor,
+    labels: Tensor | None,
     class_weight: Tensor | None,
     factors: Tensor | None,
     ignored: int,
@@ -36,8 +36,8 @@ def linear_cross_entropy(
     rows: int,
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The losses of rows, and the gradients of hidden states, weight and bias; empty tensors for those that are not
-    wanted.
+    """Return the losses of rows, and the gradients of hidden states, weight and bias; empty tensors for those that are
+    not wanted. Without labels, return each row's ``logsumexp`` in place of its loss.
 
     The arguments are those of ``chunked`` and ``Terms``.
     """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import MethodType
 from typing import Any, ClassVar
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from integrations._common.autocast import autocast_on, dtype_of_product
 from integrations._common.forward_wrapper import ForwardWrapper
 from integrations._common.plain import PLAIN
+from integrations._common.warn import warn
+from integrations._step.capturing.capture import is_capturing
 from integrations._step.graphs.sharding import is_unit
 from integrations._torch import in_forward_mode, peek_interpreter_stack
 from integrations.losses._derived import Derived, Source
@@ -31,10 +34,19 @@ class ChunkedHead(ForwardWrapper):
     what: ClassVar[str] = "chunked"
     undo: ClassVar[str] = "integrations.restore_model(model)"
 
+    by_plan: bool = False
+    """Whether plans say if the loss is computed without logits, and nobody asked for it."""
+    chunks: bool = True
+    """Whether forwards leave the logits to their loss."""
+    planned_rows: int | None = None
+    """Rows of a chunk by the plan that is followed; ``None`` for the default."""
+    told: bool = False
+    """Whether it was warned of logits that were made though a plan has chosen the loss in chunks."""
+
     def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool) -> None:
         super().__init__(model, forward, replaced)
         self.rows: int | None = None
-        """Rows of a chunk for the last forward's loss; ``None`` if no loss was computed without logits."""
+        """The most rows of a chunk for the last forward's loss; ``None`` if no loss was computed without logits."""
         self.made_for: str | None = None
         """The function for which the last forward's logits were computed, if they were."""
 
@@ -51,7 +63,7 @@ class ChunkedHead(ForwardWrapper):
         copy = None if torch.compiler.is_compiling() else self.shallow_copy(sys._getframe())
         if copy is not None:  # with parameters of its own, of which this object knows nothing
             return type(copy).forward(copy, *args, **kwargs)
-        if not self._defers(module, args, kwargs):
+        if not self.chunks or not self._defers(module, args, kwargs):
             return self.forward(*args, **kwargs)
         self.rows = self.made_for = None
         (hidden,) = args
@@ -67,6 +79,7 @@ class ChunkedHead(ForwardWrapper):
             linear,
             self._note_made,
             self._note_rows,
+            self.planned_rows,
         )
         return Logits.of(Derived(source, hidden, dtype_of_product(hidden)))
 
@@ -116,11 +129,18 @@ class ChunkedHead(ForwardWrapper):
 
     def _note_made(self, function: str) -> None:
         # A session asks for the memory of a tensor before the function that writes to it runs.
-        if self.made_for in (None, Tensor.untyped_storage.__name__):
+        storage = Tensor.untyped_storage.__name__
+        if self.made_for in (None, storage):
             self.made_for = function
+        if self.by_plan and not self.told and function != storage and not is_capturing():
+            self.told = True
+            warn(
+                f"the plan computes the loss in chunks, and {function}() needs whole logits, which are made now and "
+                "which the plan's memory does not count: pass loss='full' to compress_model, or leave the call out"
+            )
 
     def _note_rows(self, rows: int) -> None:
-        self.rows = rows
+        self.rows = max(rows, self.rows or 0)
 
 
 def _parameters(module: nn.Module) -> tuple[Tensor, ...]:
@@ -167,12 +187,68 @@ def why_unchunked(model: nn.Module) -> str:
         return "the model does not say what makes its logits"
 
 
-def chunk_logits(head: nn.Module) -> None:
-    """Makes a linear layer leave its outputs to their loss, from now on.
+def path_of_head(model: nn.Module) -> str:
+    """Return the path of the layer that makes a model's logits, if the model names it.
+
+    Raises:
+        ValueError: the model does not name it.
+    """
+    head = head_of(model)
+    path: str
+    for path, module in model.named_modules():
+        if module is head:
+            return path
+    raise ValueError(f"get_output_embeddings() must return a module of the {type(model).__name__}")
+
+
+def chunk_logits(head: nn.Module, by_plan: bool = False) -> ChunkedHead:
+    """Make a linear layer leave its outputs to their loss, from now on.
+
+    Args:
+        head: the layer.
+        by_plan: whether a plan has chosen this.
 
     Raises:
         ValueError: the layer cannot.
     """
     if why := ChunkedHead.refuses(head):
         raise ValueError(f"loss must name a linear layer, as in loss={{'head': 'lm_head'}}, or be None: {why}")
-    ChunkedHead(head, head.forward, "forward" in head.__dict__).put()
+    wrapper = ChunkedHead(head, head.forward, "forward" in head.__dict__)
+    wrapper.by_plan = by_plan
+    wrapper.put()
+    return wrapper
+
+
+def asked_head(model: nn.Module) -> str | None:
+    """Return the path of the layer whose logits are never made because ``loss=`` asked for it; ``None`` if there is
+    none."""
+    path: str
+    for path, module in model.named_modules():
+        if (found := ChunkedHead.of(module)) is not None and not found.by_plan:
+            return path
+    return None
+
+
+@contextmanager
+def loss_of(model: nn.Module, path: str | None) -> Iterator[None]:
+    """A block in which a model's forwards compute the loss in chunks of the default size, or from whole logits. A head
+    that ``loss=`` asked for stays.
+
+    Args:
+        model: the model.
+        path: the path of the layer that makes the logits, for chunks; ``None`` for whole logits.
+    """
+    found = [wrapper for module in model.modules() if (wrapper := ChunkedHead.of(module)) is not None]
+    asked = any(not wrapper.by_plan for wrapper in found)
+    head = None if path is None or asked else model.get_submodule(path)
+    before = [(wrapper.chunks, wrapper.planned_rows) for wrapper in found]
+    made = chunk_logits(head, by_plan=True) if head is not None and ChunkedHead.of(head) is None else None
+    try:
+        for wrapper in found:
+            wrapper.chunks, wrapper.planned_rows = asked or wrapper.model is head, None
+        yield
+    finally:
+        if made is not None:
+            made.take_out()
+        for wrapper, (chunks, rows) in zip(found, before, strict=True):
+            wrapper.chunks, wrapper.planned_rows = chunks, rows

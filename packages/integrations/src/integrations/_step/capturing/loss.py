@@ -86,7 +86,8 @@ def own_loss(outputs: Any) -> Tensor | None:
     scalars = [tensor for tensor in tensors if tensor.dim() == 0 and not tensor.is_complex()]
     if len(scalars) != 1:
         return None
-    others = [tensor for tensor in tensors if tensor is not scalars[0]]
+    # The loss in chunks was computed without the logits that it leaves.
+    others = [tensor for tensor in tensors if tensor is not scalars[0] and not getattr(tensor, "answered", False)]
     return scalars[0] if _all_lead_to(scalars[0], others) else None
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from integrations._step.costs.attention import attention_flops, is_attention
+from integrations._step.costs.chunked import is_chunked_loss, work_of_chunks
 from integrations._step.costs.rates import MAPPED, Rates, Rating, constant
 from integrations._step.costs.scratch import scratch_of
 from integrations._step.dispatch.memory import count_bytes, count_elements, tensors_of
@@ -52,6 +53,7 @@ class Kind(Enum):
     CONVOLUTION_BACKWARD = auto()
     GROUPED = auto()
     ATTENTION = auto()
+    CHUNKED = auto()
     FUNCTION = auto()
     DRAW = auto()
     TRAFFIC = auto()
@@ -104,6 +106,7 @@ class Work:
         moved: bytes that it reads and writes.
         mapped: bytes of new results that are large enough for memory of their own from the kernel.
         scratch: bytes that it takes while it runs, as far as arithmetic tells.
+        parts: into how many parts the call is cut, one after the other. Each moves ``moved`` bytes.
     """
 
     kind: Kind
@@ -113,6 +116,7 @@ class Work:
     moved: int
     mapped: int
     scratch: int = 0
+    parts: int = 1
 
     def seconds(self, rates: Rates) -> float:
         """The seconds of the call, Python included."""
@@ -126,6 +130,9 @@ class Work:
             Kind.ATTENTION: rates.attention,
         }.get(self.kind, 0.0)
         by_element = {Kind.FUNCTION: rates.function, Kind.DRAW: rates.draw}.get(self.kind, 0.0)
+        if self.kind is Kind.CHUNKED:  # products, softmax and sums come one after the other
+            kernel = self.flops * rates.product + self.elements * rates.function
+            return rates.host.launch + kernel + self.parts * rates.traffic(self.moved) + self.mapped * rates.fresh
         kernel = max(self.flops * each, self.elements * by_element, rates.traffic(self.moved))
         return rates.host.launch + kernel + self.mapped * rates.fresh
 
@@ -166,7 +173,7 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
         scratch = scratch_of(function, args, results)
     except Exception:
         scratch = 0
-    return Work(
+    work = Work(
         kind=Kind.GROUPED if grouped else kind,
         dtype=next((tensor.dtype for tensor in (*made, *given)), torch.float32),
         flops=flops,
@@ -176,6 +183,22 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
             nbytes for tensor, nbytes in zip(made, sizes, strict=True) if nbytes > MAPPED and _is_new(tensor, given)
         ),
         scratch=scratch,
+    )
+    return _in_chunks(work, args) if is_chunked_loss(function) else work
+
+
+def _in_chunks(work: Work, args: tuple[Any, ...]) -> Work:
+    """Return the work of a loss in chunks, whose chunk's logits are new memory, too."""
+    found = work_of_chunks(args)
+    return replace(
+        work,
+        kind=Kind.CHUNKED,
+        dtype=args[0].dtype,
+        flops=found.flops,
+        elements=found.elements,
+        moved=found.moved,
+        parts=found.chunks,
+        mapped=work.mapped + (work.scratch if work.scratch > MAPPED else 0),
     )
 
 

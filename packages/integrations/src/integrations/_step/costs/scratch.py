@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from integrations._common.chunked_loss import OPERATOR, WEIGHT_ROWS
+from integrations._step.costs.chunked import is_chunked_loss, scratch_of_chunks
 from integrations._step.costs.cuda_scratch import kernel_scratch_bytes
 from integrations._step.dispatch.memory import count_bytes
 from integrations._torch import OpOverload, get_mkldnn_enabled
@@ -27,8 +27,8 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, ...]) -> int:
     """Bytes that a call takes while it runs, as far as they are modelled; otherwise 0."""
-    if function._schema.name == OPERATOR:
-        return _of_chunk(args)
+    if is_chunked_loss(function):
+        return scratch_of_chunks(args)
     if args and isinstance(args[0], Tensor) and args[0].device.type == "cuda":
         return kernel_scratch_bytes(function, args, results)
     packet = function.overloadpacket
@@ -55,17 +55,6 @@ def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, 
     if backward:
         return copied + max(inside + outside + count_bytes(weight), 2 * inside)
     return copied + max(inside, outside) + count_bytes(weight)
-
-
-def _of_chunk(args: tuple[Any, ...]) -> int:
-    """Return the bytes for the logits of one chunk of rows: in the dtype of the products, also in that of the losses if
-    it is wider, and with ``softcap`` once more. On a GPU, add a block of the weight's gradient for half tensors."""
-    hidden, weight, *_, cap, rows, wanted = args
-    count, itemsize = min(rows, len(hidden)) * len(weight), max(4, hidden.itemsize)
-    narrow = hidden.itemsize if hidden.itemsize < itemsize else 0
-    blocks = narrow and wanted[1] and hidden.device.type != "cpu"
-    block = min(WEIGHT_ROWS, len(weight)) * weight.shape[1] * hidden.itemsize if blocks else 0
-    return int(count * (narrow + itemsize * (2 if cap and any(wanted) else 1))) + block
 
 
 def _in_groups(weight: Tensor, groups: int, dilated: bool, backward: bool) -> int:

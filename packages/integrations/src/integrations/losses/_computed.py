@@ -1,0 +1,209 @@
+"""What is computed from logits that are not computed: losses, log-probabilities, predicted classes.
+
+Each function returns ``NotImplemented`` if it needs the logits themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from integrations._common.autocast import autocast_on
+from integrations.losses._chunks import rows_of_chunk
+from integrations.losses._derived import Derived
+from integrations.losses._layers import layer_cross_entropy, rows_of_layer
+from integrations.losses._linear import linear_chosen, linear_cross_entropy, linear_logsumexp
+from integrations.losses._operator import wide
+
+_NO_CLASS = torch.iinfo(torch.int64).min
+"""A label that no class has, where no label is to be ignored."""
+
+
+def cross_entropy(
+    logits: Derived,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    """``F.cross_entropy`` of (rows, classes) with classes as labels."""
+    plain = size_average is None and reduce is None and not (weight is not None and weight.requires_grad)
+    alike = isinstance(target, Tensor) and target.dtype == torch.int64 and target.device == logits.hidden.device
+    if not plain or not alike or len(logits.shape) != 2 or target.shape != logits.shape[:1]:
+        return NotImplemented
+    return _loss(logits, target, weight, ignore_index, reduction, label_smoothing)
+
+
+def nll_loss(
+    logits: Derived,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> Any:
+    """``F.nll_loss`` of log-probabilities, which is the cross-entropy of their logits."""
+    return cross_entropy(logits, target, weight, size_average, ignore_index, reduce, reduction)
+
+
+def _loss(
+    logits: Derived, labels: Tensor, weight: Tensor | None, ignored: int, reduction: str, smoothing: float = 0.0
+) -> Tensor:
+    """Return the cross-entropy of logits of (rows, classes), a chunk at a time."""
+    source, hidden = logits.source, logits.hidden
+    of_all: dict[str, Any] = {"ignore_index": ignored, "reduction": reduction, "label_smoothing": smoothing}
+    options: dict[str, Any] = {
+        "class_weight": weight,
+        **of_all,
+        "scale": logits.scale,
+        "softcap": logits.cap or None,
+        "rows": _rows(logits),
+    }
+    with _computing(logits):
+        if source.linear is not None:
+            loss = linear_cross_entropy(hidden, source.linear[0], labels, source.linear[1], **options)
+        elif reduction == "none":
+            of_classes = None if weight is None else weight.to(wide(hidden.dtype))
+            loss = _rows_of_layer(logits, lambda some, to: F.cross_entropy(some, to, of_classes, **of_all), labels)
+        else:
+            loss = layer_cross_entropy(hidden, source.layer, source.wanting, labels, classes=source.classes, **options)
+    return loss.to(logits.dtype) if autocast_on(hidden.device) is None else loss
+
+
+def _rows(logits: Derived) -> int:
+    """Return the rows of a chunk: as many as a plan says, where one operator computes them; or the default."""
+    source, flat = logits.source, logits.hidden.reshape(-1, logits.hidden.shape[-1])
+    if source.linear is not None and source.rows:
+        return max(1, min(source.rows, len(flat)))
+    whole = source.classes * flat.shape[-1]
+    return rows_of_chunk(flat, source.classes, any(one.numel() >= whole for one in source.wanting))
+
+
+@contextmanager
+def _computing(logits: Derived) -> Iterator[None]:
+    """A block that computes numbers of logits without the logits."""
+    source = logits.source
+    with source.computing(), torch.set_grad_enabled(logits.differentiable and torch.is_grad_enabled()):
+        yield
+    source.in_chunks(_rows(logits))
+    source.answered = True
+
+
+def _rows_of_layer(logits: Derived, row: Callable[[Tensor, Tensor], Tensor], classes: Tensor) -> Tensor:
+    """Return a number for each row of logits, (rows,), whose layer is more than a weight and a bias."""
+    source, hidden = logits.source, logits.hidden
+    dtype = wide(hidden.dtype)
+
+    def of_outputs(outputs: Tensor, chosen: Tensor) -> Tensor:
+        return row(_bent(outputs.to(dtype), logits), chosen)
+
+    return rows_of_layer(hidden, source.layer, of_outputs, classes, _rows(logits))
+
+
+def _bent(outputs: Tensor, logits: Derived) -> Tensor:
+    """Scale and squash outputs of the layer as was done to the logits."""
+    if not logits.cap:
+        return outputs if logits.scale == 1 else outputs * logits.scale
+    return logits.cap * torch.tanh(outputs * (logits.scale / logits.cap))
+
+
+def log_softmax(logits: Derived, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Any:
+    """Log-probabilities of all classes, which are not computed either."""
+    if not _is_last(dim, logits):
+        return NotImplemented
+    found = _widened(logits) if dtype is None else dtype
+    if torch.promote_types(logits.dtype, found) != found:
+        return NotImplemented
+    return logits.then(lambda tensor: torch.log_softmax(tensor, -1, dtype=found), dtype=found, normalized=True)
+
+
+def gathered(logits: Derived, dim: int, index: Any) -> Any:
+    """One class of each row."""
+    if not _is_last(dim, logits) or not is_index(index, logits) or index.shape != (*logits.shape[:-1], 1):
+        return NotImplemented
+    return _of_classes(logits, index.flatten()).view(index.shape) if index.numel() else NotImplemented
+
+
+def picked(logits: Derived, *index: Tensor) -> Any:
+    """Some classes of some rows, by an index for each dimension."""
+    try:
+        *places, classes = torch.broadcast_tensors(*index)
+    except RuntimeError:
+        return NotImplemented  # torch says what is wrong
+    if not classes.numel():
+        return NotImplemented
+    rows = replace(logits, hidden=logits.hidden[tuple(places)])
+    classes = torch.where(classes < 0, classes + logits.shape[-1], classes)
+    return _of_classes(rows, classes.flatten()).view(classes.shape)
+
+
+def _of_classes(logits: Derived, classes: Tensor) -> Tensor:
+    """Return a class of each row, (rows,): of the log-probabilities or of the logits."""
+    source = logits.source
+    rows = replace(logits, hidden=logits.hidden.reshape(-1, logits.hidden.shape[-1]))
+    if logits.normalized:
+        return -_loss(rows, classes, None, _NO_CLASS, "none").to(logits.dtype)
+    with _computing(rows):
+        if source.linear is not None:
+            chosen = _bent(linear_chosen(rows.hidden, *source.linear, classes), rows)
+        else:
+            chosen = _rows_of_layer(rows, lambda some, of: some.gather(1, of[:, None]).squeeze(1), classes)
+    return chosen.to(logits.dtype)
+
+
+def logsumexp(logits: Derived, dim: Any, keepdim: bool = False) -> Any:
+    """``logsumexp`` over the classes."""
+    if not _is_last(dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim, logits):
+        return NotImplemented
+    source = logits.source
+    rows = replace(logits, hidden=logits.hidden.reshape(-1, logits.hidden.shape[-1]))
+    if not len(rows.hidden):
+        return NotImplemented
+    with _computing(rows):
+        if source.linear is not None:
+            options: dict[str, Any] = {"scale": rows.scale, "softcap": rows.cap or None}
+            options["rows"] = _rows(rows)
+            found = linear_logsumexp(rows.hidden, *source.linear, **options)
+        else:
+            nothing = torch.zeros(len(rows.hidden), dtype=torch.int64, device=rows.hidden.device)
+            found = _rows_of_layer(rows, lambda some, _: some.logsumexp(1), nothing)
+    found = found.to(_widened(logits))
+    return found.view(*logits.shape[:-1], 1) if keepdim else found.view(logits.shape[:-1])
+
+
+def _widened(logits: Derived) -> torch.dtype:
+    """Return the dtype of torch's ``log_softmax`` and ``logsumexp``, which autocast widens except on a CPU."""
+    device = logits.hidden.device
+    if device.type == "cpu" or autocast_on(device) is None:
+        return logits.dtype
+    return torch.promote_types(logits.dtype, torch.float32)
+
+
+def _is_last(dim: Any, logits: Derived) -> bool:
+    """Return whether a dimension is that of the classes."""
+    return isinstance(dim, int) and dim in (-1, len(logits.shape) - 1)
+
+
+def is_index(index: Any, logits: Derived) -> bool:
+    """Return whether a tensor may name rows or classes of logits."""
+    return isinstance(index, Tensor) and index.dtype == torch.int64 and index.device == logits.hidden.device
+
+
+def argmax(logits: Derived, dim: int | None = None) -> Any:
+    """The predicted classes, for an accuracy beside the loss, also computed some rows at a time."""
+    if dim not in (-1, len(logits.shape) - 1) or logits.scale <= 0:  # squashing keeps the order
+        return NotImplemented
+    flat = logits.hidden.reshape(-1, logits.hidden.shape[-1])
+    with logits.source.computing(), torch.no_grad():
+        parts = [logits.source.layer(part).argmax(-1) for part in flat.split(_rows(logits))]
+    return torch.cat(parts).view(logits.shape[:-1])
