@@ -148,7 +148,7 @@ def test_the_error_says_what_there_is_and_what_rounding_allows():
     told = str(raised.value)
     assert ", or memory='least'. At that peak, in " in told
     assert told.count("made by") == 3
-    share = float(told.split("the least is ")[1].split(", ")[1].split(" of")[0])
+    share = float(told.split("the least memory is ")[1].split(", ")[1].split(" of")[0])
     assert "With error=0.1, which allows rounding" in told
     assert "larger error" not in told
     assert "an estimate that measures nothing" in told

@@ -27,7 +27,6 @@ PLANNED = "planned"
 _SEARCHED = ("recompute", "plan")
 _COMPRESS = "integrations.compress_model(model, {})"
 _CHUNKED = _COMPRESS.format('level="L0", loss="chunked"')
-_MEASURED = "from the second step on: the first is measured, which takes what a step without a plan does"
 _HUNDREDTH = -(-(1 << 30) // 100)  # of a GiB, rounded up
 
 
@@ -169,10 +168,7 @@ class Tries:
             note = self._with_rounding(rounding, memory, found)
         does = in_words(found) if code else ""
         more = {"time": 1 + found.overhead, "error": error if found.choice.rounds else 0.0, "does": does, "note": note}
-        tried = self._judged(name, code, profile_of_choice(found, found.choice), PLANNED, chunked, **more)
-        if not found.choice.rounds or self._room.fits(self._profiles.of("kept", chunked), self._inputs):
-            return tried
-        return tried._replace(way=replace(tried.way, fits=False, note="; ".join(filter(None, (note, _MEASURED)))))
+        return self._judged(name, code, profile_of_choice(found, found.choice), PLANNED, chunked, **more)
 
     def _with_rounding(self, make: Callable[[], Plan], memory: str, exact: Plan) -> str:
         """Return what a plan that may round would take, in words."""

@@ -181,6 +181,6 @@ def _estimated(with_rounding: Callable[[], Plan], exact: Plan) -> str:
     plain = exact.uncompressed_peak
     share = f", {round_up_share(least, plain)} of the plain step's" if 0 < least <= plain else ""
     return (
-        f". With error={USUAL_ERROR}, which allows rounding, the least is {format_bytes(least)}{share}, by an estimate "
-        "that measures nothing"
+        f". With error={USUAL_ERROR}, which allows rounding, the least memory is {format_bytes(least)}{share}, by an "
+        "estimate that measures nothing"
     )
