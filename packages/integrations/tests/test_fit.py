@@ -52,7 +52,10 @@ def test_plans_are_searched_where_nothing_before_them_fits():
     assert [way.name for way in fit.ways] == ["plain", "chunked", "recompute", "lean", "plan", "checkpoint"]
     assert fit.way("recompute").peak == fit.way("plan").peak == 0
     assert "not searched" in fit.way("plan").note
-    narrow = integrations.fit(config_of(), memory=fit.way("chunked").peak, tokens=256, ways=["plan"], grow=False)
+    options = {"tokens": 256, "ways": ["plan"], "grow": False, "reserve": 0}
+    least = integrations.fit(config_of(), memory=fit.way("chunked").peak, **options).way("plan")
+    assert not least.fits
+    narrow = integrations.fit(config_of(), memory=least.peak, **options)
     assert narrow.way("plan").error == 0.1
     assert narrow.way("plan").fits  # the first step, too
     with pytest.raises(KeyError, match="no way 'other'"):

@@ -249,6 +249,18 @@ def test_under_a_gradient_scaler_and_autocast():
     assert 0 < handle.measured.relative <= 0.1
 
 
+def test_a_compiled_model_is_measured():
+    """As eager code, which the measurement runs."""
+    model = compress_model(net(), memory="least", error=0.1)
+    compiled = torch.compile(model, backend="aot_eager")
+    for step in range(2):
+        model.zero_grad()
+        compiled(normal(512, 32, seed=step)).square().mean().backward()
+    handle = compression(model)
+    assert handle.measured.step == 0
+    assert 0 < handle.measured.relative <= 0.1
+
+
 def test_measurements_in_words():
     assert str(Measured(3, 0.0512)) == "measured 0.051 in step 3"
     assert str(Measured(3, 0.05, 0.2, "0.weight")) == "measured 0.05 in step 3, 0.2 of 0.weight"

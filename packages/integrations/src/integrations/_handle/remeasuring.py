@@ -159,16 +159,22 @@ class Remeasuring:
         self._recorded = self._due = None
         assert due is not None
         found = None if recorded is None else self._measure(model, recorded, begins)
+        exact = recorded is not None and not recorded.plan.choice.rounds
         if together:
             found = _largest(of_all(found))
-            self.why = self.why or ("" if found is not None else "it could not be measured on another rank")
+        if exact:  # there is nothing to measure
+            self._next, self._wait, self.why = _after(due), 1, ""
+            return
         if found is None or recorded is None:
+            self.why = self.why or "it could not be measured on another rank"
             self._next, self._wait = due + 1 + self._wait, min(2 * self._wait, _MOST_WAITED)
             return
         self._next, self._wait = _after(due), 1
         name, worst = found.worst
         self.last, self.why = Measured(due, found.relative, worst, name), ""
         self._learn(recorded.plan, found, self.last)
+        if found.over > ENOUGH * recorded.plan.error and due >= _SETTLED:  # it may exceed the bound before the next one
+            self._next = min(self._next, 2 * due)
 
     def _learn(self, plan: Plan, found: GradientErrors, last: Measured) -> None:
         """Correct the predictions of errors by a measurement, if plans have to round less or may round more. If they
@@ -202,7 +208,6 @@ class Remeasuring:
             recorded.plan = recorded.plan.accumulating
         plan = recorded.plan
         if not plan.choice.rounds:
-            self.why = "the plan for steps that find gradients rounds nothing"
             return None
         try:
             return measured_errors(model, recorded.args, recorded.kwargs, plan, starts=starts)
