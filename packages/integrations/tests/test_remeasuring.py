@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -247,6 +248,37 @@ def test_under_a_gradient_scaler_and_autocast():
     handle = compression(model)
     assert handle.measured.step == 0
     assert 0 < handle.measured.relative <= 0.1
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_that_is_made_before_a_measurement_has_none_of_its_tensors(copied):
+    model = compress_model(net(), memory="least", error=0.1)
+    train(model, 1)
+    other = copied(model)
+    assert compression(other).recomputing.measuring._recorded is None
+    for one in (model, other):
+        train(one, 4, 1)
+    assert compression(model).measured.step == 0
+    assert compression(other).measured.step == 2
+
+
+def test_forwards_of_a_closure_are_no_steps(monkeypatch):
+    found = Measurements(monkeypatch, 0.08)
+    model = compress_model(net(), memory="least", error=0.1)
+    train(model, 1)
+    compression(model).gradient_error(lambda: model(normal(512, 32)).square().mean().backward())
+    assert found.plans == []
+    train(model, 1, 1)
+    assert len(found.plans) == 1
+
+
+def test_what_a_model_returns_is_held_no_longer_than_its_backward():
+    model = compress_model(net(), memory="least", error=0.1)
+    output = model(normal(512, 32))
+    held = weakref.ref(output)
+    output.square().mean().backward()
+    del output
+    assert held() is None
 
 
 def test_a_compiled_model_is_measured():

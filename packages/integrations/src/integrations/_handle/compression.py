@@ -157,7 +157,7 @@ class Compression(HandleState):
                 compiled,
                 self.double,
                 any_path,
-                earlier[0].step if earlier else self.step,
+                None if self._trials else earlier[0].step if earlier else self.step,
             )
             alike = self._plain.is_as_before(following) and not self._looks and self.timed is None
             if following is not None and alike and not self.recomputing.may_take_less(following.plan):
@@ -374,7 +374,7 @@ class Compression(HandleState):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have, as plain values."""
-        if self.recomputing is not None and not self.running:
+        if self.recomputing is not None and not self.running and not self.closed:
             self.recomputing.settle(self.model, self.step, alone=True)
         return state_of(self)
 

@@ -180,7 +180,7 @@ class Recomputing:
         compiled: bool = False,
         double: DoubleBackward | None = None,
         any_path: bool = False,
-        step: int = 0,
+        step: int | None = None,
     ) -> Following | None:
         """Return the ``Following`` for a forward with these inputs. Return ``None`` if there is no backward to plan
         for, or if the model has a plan already and none can be made for these inputs.
@@ -195,7 +195,7 @@ class Recomputing:
             compiled: whether torch compiles the forward.
             double: records backwards with ``create_graph=True``; ``None`` if nothing does.
             any_path: whether the plan's error has to be within the bound on every path of the forward.
-            step: the forward's number.
+            step: the forward's number; ``None`` if it is not a step of the training.
 
         Raises:
             ValueError: the model has no plan yet, and none can be made, or none keeps to the bounds. The message names
@@ -210,7 +210,7 @@ class Recomputing:
         plans = self.plans
         if plans is None:
             return None
-        if self.measuring is not None:
+        if self.measuring is not None and step is not None:
             self.settle(model, step)
             self.measuring.start(step)
         trial = None

@@ -138,7 +138,7 @@ class Remeasuring:
         """
         outputs = outputs_of(returned)
         small = sum(one.numel() * one.element_size() for one in outputs) <= _SMALL * plan.peak
-        plain = all(type(one) is Tensor for one in outputs)
+        plain = all(type(one) is Tensor and one.grad_fn is not None for one in outputs)
         starts: list[Tensor | None] | None = [None] * len(outputs) if small and plain else None
         args, kwargs = tree_map_only(Tensor, _apart, (args, kwargs))
         self._recorded = recorded = _Recorded(step, plan, accumulates, args, kwargs, starts)
@@ -218,6 +218,10 @@ class Remeasuring:
         return None
 
     # ---- state ----
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has none of the recorded tensors. It measures a later step.
+        return {**self.__dict__, "_recorded": None}
 
     def state(self) -> dict[str, Any]:
         """Return the state as plain values. A recorded step has been measured before, unless ranks measure together."""
