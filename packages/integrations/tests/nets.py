@@ -1,6 +1,7 @@
 """Small models and the few questions that most tests ask of them."""
 
 import copy
+import itertools
 
 import torch
 from torch import nn
@@ -86,3 +87,12 @@ def assert_nothing_active():
     assert y.grad_fn._saved_result.data_ptr() == y.data_ptr()
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
     assert torch.overrides._get_current_function_mode_stack() == []
+
+
+def profiled_bytes(call):
+    """The most bytes that a call has allocated at once on a CPU, and those that it leaves."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as watched:
+        call()
+    events = sorted(watched.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    found = list(itertools.accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
+    return max(found), found[-1]

@@ -29,21 +29,28 @@ def convolutions():
 
 
 class Attention(nn.Module):
-    """Two layers of a decoder over the eight parts of an input."""
+    """Two layers with attention over the eight parts of an input."""
 
     def __init__(self):
         super().__init__()
-        self.embed = nn.Linear(8, 64)
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, activation=F.gelu, batch_first=True, norm_first=True)
-            for _ in range(2)
+        self.embed, self.head = nn.Linear(8, 64), nn.Linear(64, 10)
+        self.queries, self.keys, self.values, self.outs = (
+            nn.ModuleList(nn.Linear(64, 64) for _ in range(2)) for _ in range(4)
         )
-        self.head = nn.Linear(64, 10)
+        self.ups, self.downs = (nn.ModuleList(nn.Linear(*sizes) for _ in range(2)) for sizes in ((64, 128), (128, 64)))
+        self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(4))
 
     def forward(self, x):
         hidden = self.embed(x.unflatten(1, (8, 8)))
-        for layer in self.layers:
-            hidden = layer(hidden)
+        for layer in range(2):
+            normed = self.norms[2 * layer](hidden)
+            heads = [
+                projections[layer](normed).unflatten(-1, (4, 16)).transpose(1, 2)
+                for projections in (self.queries, self.keys, self.values)
+            ]
+            attended = F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+            hidden = hidden + self.outs[layer](attended)
+            hidden = hidden + self.downs[layer](F.gelu(self.ups[layer](self.norms[2 * layer + 1](hidden))))
         return self.head(hidden.mean(1))
 
 

@@ -1,7 +1,6 @@
 """The errors of a plan's gradients, measured beside the training, and the sketches by which they are compared."""
 
 import copy
-import itertools
 import math
 
 import pytest
@@ -15,20 +14,12 @@ from integrations._measuring.sketch import Sketches
 from integrations._planning.bounds import Bounds
 from integrations._planning.front import planned
 
-from .nets import gradients, normal
+from .nets import gradients, normal, profiled_bytes
 from .rounding_plans import BASE, all_stored, blocks
 
 
 def squared(output):
     return output.square().mean()
-
-
-def peak_of(call):
-    """The most bytes that are allocated at once on a CPU."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as watched:
-        call()
-    events = sorted(watched.profiler.kineto_results.events(), key=lambda event: event.start_ns())
-    return max(itertools.accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
 
 
 def sketched(tensors, nbytes=1 << 20, parts=1):
@@ -113,7 +104,7 @@ def test_measuring_takes_no_more_memory_than_the_planned_step():
     aside = x.nbytes + 4 * plan.peak // 100
     # A plan's peak is counted without the gradients, which a training step leaves.
     step = plan.peak + plan.graph.gradients
-    assert peak_of(lambda: measured_errors(model, (x,), {}, plan, squared)) <= step + aside
+    assert profiled_bytes(lambda: measured_errors(model, (x,), {}, plan, squared))[0] <= step + aside
 
 
 def test_a_plan_that_rounds_nothing_has_no_error():
@@ -148,8 +139,8 @@ def test_an_exact_plan_within_the_budget_is_what_others_are_compared_with():
     energy = sum(one.double().square().sum().item() for one in exact if one is not None)
     for one in (plan, integrations.plan(model, (x,), error=0.1, memory=1.0, loss=squared)):
         found = measured_errors(model, (x,), {}, one, squared)
-        # The sketches' relative deviation is 0.02, and two draws' mean product has noise, too.
-        assert sum(part.energy for part in found.tensors.values()) == pytest.approx(energy, rel=0.1)
+        # Four times a sketch's relative deviation, sqrt(2 / 256), if one tensor has all of the energy.
+        assert sum(part.energy for part in found.tensors.values()) == pytest.approx(energy, rel=0.36)
 
 
 def test_what_has_no_elements_is_not_measured_and_says_so():

@@ -14,7 +14,6 @@ import integrations
 from integrations import compress_model, compression
 from integrations._handle import remeasuring
 from integrations._handle.remeasuring import EARLY, EVERY, Measured
-from integrations._measuring.error_model import ErrorModel
 from integrations._measuring.gradient_errors import GradientErrors, TensorError, large_of
 from integrations._step.costs.rates import constant
 
@@ -86,8 +85,8 @@ def test_backward_of_a_measured_step_starts_from_the_losses_gradients(monkeypatc
 
 
 def test_a_measured_error_is_that_of_the_gradients():
-    """Two draws of noise, of some ten thousand elements, whose squares have a relative deviation of a hundredth; and
-    sketches, of one of two hundredths. The whole error of 8 steps is within a tenth of their mean."""
+    """Most of it is in the 64 elements of the last weight: squared, that of one draw has a relative deviation of
+    sqrt(2 / 64) = 0.18, and a sketch one of sqrt(2 / 256) = 0.09. Four times both of the root are 0.4."""
     model = net()
     plain = copy.deepcopy(model)
     handle = train(compress_model(model, memory="least", error=0.1), 2, learn=False)
@@ -100,7 +99,7 @@ def test_a_measured_error_is_that_of_the_gradients():
             errors += (one.grad - other.grad).square().sum().item()
             norms += other.grad.square().sum().item()
     assert handle.measured.step == 0
-    assert handle.measured.relative == pytest.approx((errors / norms) ** 0.5, rel=0.15)
+    assert handle.measured.relative == pytest.approx((errors / norms) ** 0.5, rel=0.4)
 
 
 def test_measuring_changes_nothing_of_the_training(monkeypatch):
@@ -151,19 +150,14 @@ def test_an_error_above_the_bound_makes_the_next_step_round_less_and_says_so_onc
     assert "measured 0.05 in step 2" in handle.report().recomputed
 
 
-def test_an_error_far_below_the_bound_lets_the_plan_round_more_once_it_has_settled(monkeypatch):
+@pytest.mark.parametrize(("error", "measured"), [(0.04, 3), (0.08, 5)])
+def test_an_error_near_the_bound_is_measured_again_sooner(monkeypatch, error, measured):
+    """When twice as many steps are over."""
+    monkeypatch.setattr(remeasuring, "EARLY", (0, 2, 16))
     monkeypatch.setattr(remeasuring, "_SETTLED", 2)
-    monkeypatch.setattr(remeasuring, "EARLY", (0, 3))
-    monkeypatch.setattr(ErrorModel, "holds_back", lambda self, plan: True)
-    found = Measurements(monkeypatch, 1e-4)
-    model = compress_model(net(), memory="least", error=0.1)
-    train(model, 3)
-    errors = compression(model).recomputing.measuring.errors
-    assert (len(found.plans), errors.version) == (1, 0)
-    train(model, 3, 3)
-    # The step after a change is measured, too.
-    assert (len(found.plans), errors.version) == (3, 2)
-    assert compression(model).plan.peak <= found.plans[0].peak
+    found = Measurements(monkeypatch, error)
+    train(compress_model(net(), memory="least", error=0.1), 18)
+    assert len(found.plans) == measured  # after steps 0, 2 and 16, and if it is near also 4 and 8
 
 
 def test_an_error_that_no_plan_within_the_memory_keeps_is_raised_in_each_forward(monkeypatch):

@@ -15,7 +15,7 @@ from integrations._adaptive.one_step import Unmeasured, outputs_of
 from integrations._adaptive.ranks import of_all
 from integrations._common.entries import entry_of, of_type
 from integrations._common.warn import warn
-from integrations._measuring.error_model import ENOUGH, ErrorModel
+from integrations._measuring.error_model import ErrorModel
 from integrations._measuring.gradient_errors import OF_TENSOR, GradientErrors, TensorError, measured_errors
 from integrations._planning.gradient_states import has_gradients
 from integrations._planning.plan import Plan
@@ -31,8 +31,9 @@ _SMALL = 0.02
 peak. Otherwise drawn ones take their place."""
 
 _TIGHT = 0.9  # the part of the bound from which on a measured error makes plans round less
-_SETTLED = 50  # the step from which on plans may round more: errors often grow in the first steps
-_MOST_AGAIN = 2  # how many steps in a row are measured because the plans have changed
+_DOUBTFUL = 0.5  # the part of the bound from which on an error may exceed the bound before the next measurement
+_SETTLED = 50  # the step from which on a doubtful error is measured again when twice as many steps are over
+_MOST_AGAIN = 2  # how many steps in a row are measured because the one before was above the bound
 _MOST_WAITED = 64  # steps until a measurement that failed is tried again, at most
 
 
@@ -173,20 +174,17 @@ class Remeasuring:
         name, worst = found.worst
         self.last, self.why = Measured(due, found.relative, worst, name), ""
         self._learn(recorded.plan, found, self.last)
-        if found.over > ENOUGH * recorded.plan.error and due >= _SETTLED:  # it may exceed the bound before the next one
-            self._next = min(self._next, 2 * due)
 
     def _learn(self, plan: Plan, found: GradientErrors, last: Measured) -> None:
-        """Correct the predictions of errors by a measurement, if plans have to round less or may round more. If they
-        may round more, or the error was above the bound, the next step is measured, too."""
-        bound, errors = plan.error, self.errors
-        looser = found.over < ENOUGH * bound and last.step >= _SETTLED and errors.holds_back(plan)
-        errors.last = str(last)
+        """Correct the predictions of errors by a measurement, if plans have to round less. If the error was above the
+        bound, the next step is measured, too."""
+        bound = plan.error
+        self.errors.last = str(last)
         if found.over > _TIGHT * bound:
-            errors.tighten(plan, found)
-        elif looser:
-            errors.loosen(plan, found)
-        self._again = self._again + 1 if looser or found.over > bound else 0
+            self.errors.correct(plan, found)
+        elif found.over > _DOUBTFUL * bound and last.step >= _SETTLED:
+            self._next = min(self._next, 2 * last.step)
+        self._again = self._again + 1 if found.over > bound else 0
         if 0 < self._again <= _MOST_AGAIN:
             self._next = 0
         if found.over > bound and not self._told:

@@ -149,7 +149,7 @@ def measured(
         if found.over <= plan.error:
             return replace(plan, measured=found.relative)
         if left:
-            errors.tighten(plan, found)
+            errors.correct(plan, found)
             plan = chosen(weighed_again(plan, errors), bounds, errors)
     return _within_or_least(plan.within(error=0.0), bounds)
 

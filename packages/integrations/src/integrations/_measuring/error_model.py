@@ -23,14 +23,7 @@ DRIFT = 2.0
 """Layers count by at least this much of their usual shares of the gradient. In a net of three gated layers, the share
 of two with large errors rose from a tenth to two thirds within 50 steps."""
 
-ENOUGH = 0.5
-"""The part of a bound below which a measured error lets a plan round more."""
-
-HELD = 0.8
-"""A plan that is predicted to have more than this part of what it aims at was held back by the bound."""
-
 _ABOVE = 1.1  # corrected predictions are so much above the measured squared error
-_LOOSEN = 0.25  # the least factor by which one measurement lowers predicted squared errors: one bit more rounding
 _ANY = 1e6  # a limit on noise that no store reaches
 _ALONE = 0.5  # the most that a single value may add to the squared error of a large tensor, as a part of its bound
 
@@ -114,27 +107,14 @@ class ErrorModel:
         }
         return {**before, **{layer: min(enough, _ABOVE * over[layer] * share) for layer, share in now.items()}}
 
-    def tighten(self, plan: Plan, found: GradientErrors) -> None:
-        """Correct the predictions so that none is below what was measured.
+    def correct(self, plan: Plan, found: GradientErrors) -> None:
+        """Correct the predictions so that none is below what was measured. A measurement below a prediction corrects
+        nothing: errors grow while a model learns, and it does not tell by which values a prediction was too high.
 
         Args:
             plan: the plan under which it was measured.
             found: the measured errors.
         """
-        self._correct(plan, found, least=1.0)
-
-    def loosen(self, plan: Plan, found: GradientErrors) -> None:
-        """Correct the predictions in both directions, downwards by a fourth at most."""
-        self._correct(plan, found, least=_LOOSEN)
-
-    def holds_back(self, plan: Plan) -> bool:
-        """Return whether the bound keeps a plan from rounding more, by the predictions."""
-        predicted = self._predicted(plan)
-        of_tensor = max(predicted.values(), default=0.0) > (HELD * OF_TENSOR * TARGET * self._bound) ** 2
-        return of_tensor or plan.choice.variance > (HELD * self._bound) ** 2
-
-    def _correct(self, plan: Plan, found: GradientErrors, least: float) -> None:
-        """Take factors and shares from a measurement."""
         predicted, layers = self._predicted(plan), self._layers(self._noise_of(plan))
         energy = sum(one.energy for one in found.tensors.values())
         errors, energies, most = dict[str, float](), dict[str, float](), dict[str, float]()
@@ -151,7 +131,7 @@ class ErrorModel:
                 continue
             measured = max(errors[layer] / energies[layer], most.get(layer, 0.0))
             before = self._factors.get(layer, self._rest)
-            self._factors[layer] = before * max(least, _ABOVE * measured / square)
+            self._factors[layer] = before * max(1.0, _ABOVE * measured / square)
         if energy > 0:
             self._shares = {layer: one / energy for layer, one in energies.items()}
         whole, expected = found.relative**2, self._whole(plan)

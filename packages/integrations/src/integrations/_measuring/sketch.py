@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-_LARGEST, _SMALLEST = 1 << 20, 1 << 13
-"""Elements that are summed at once, which bounds the memory that this takes: a multiple of any number of buckets."""
+_LARGEST = 1 << 20
+"""Elements that are summed at once, at most: a multiple of any number of buckets."""
 
 _MOST, _LEAST = 4096, 256
 """Buckets of a sketch. The squared norm that a sketch of n buckets gives has a relative deviation of sqrt(2/n): 0.02 of
@@ -36,7 +36,7 @@ class Sketches:
         while self._buckets > _LEAST and 4 * sum(min(one, self._buckets) for one in trained) > nbytes:
             self._buckets //= 2
         self._block = _LARGEST
-        while self._block > _SMALLEST and 3 * 8 * self._block > nbytes:  # signs, a part, and both multiplied
+        while self._block > self._buckets and 3 * 8 * self._block > nbytes:  # signs, a part, and both multiplied
             self._block //= 2
         self.found: list[Tensor | None] = [None] * len(parameters)
         self._signs: dict[tuple[torch.device, torch.dtype], Tensor] = {}

@@ -1,0 +1,77 @@
+"""Every step keeps to the memory budget, from the first one on: planning, rounding and measuring included."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import integrations
+from integrations import compress_model, compression
+
+from .nets import normal, profiled_bytes
+from .test_errors_in_training import Attention, Gated, convolutions, mlp
+
+
+class Recurrent(nn.Module):
+    """A cell that is called eight times."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(8, 64), nn.Linear(64, 10)
+
+    def forward(self, x):
+        hidden = x.new_zeros(len(x), 64)
+        for part in x.unflatten(1, (8, 8)).unbind(1):
+            hidden = self.cell(part, hidden)
+        return self.head(hidden)
+
+
+NETS = {
+    "SiLU": lambda: mlp(nn.SiLU),
+    "GELU": lambda: mlp(nn.GELU),
+    "ReLU": lambda: mlp(nn.ReLU),
+    "Tanh": lambda: mlp(nn.Tanh),
+    "convolutions": convolutions,
+    "attention": Attention,
+    "gates": Gated,
+    "recurrent": Recurrent,
+}
+STEPS = 4  # step 0 is planned for, and measured in step 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _rates():
+    """Measuring this machine's rates takes some 50 MiB, once in a process."""
+    integrations.plan(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), normal(4, 8), memory=1.0)
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("error", [0, 0.1])
+@pytest.mark.parametrize("memory", ["least", 0.7])
+@pytest.mark.filterwarnings("ignore:memory with")
+@pytest.mark.filterwarnings("ignore:the gradient's error of")
+def test_each_step_keeps_to_the_budget(name, error, memory, request):
+    """Of steps that clear gradients, and then of steps that add to them. The budget is for what a step takes beyond
+    what it leaves. Steps aside copy the input. Their sketches take at most a hundredth of the peak, or 256 numbers for
+    each parameter and step, some 60 KiB for these nets with what is there while they are made and compared."""
+    if (name, error, memory) == ("attention", 0.1, "least"):
+        request.applymarker(
+            pytest.mark.xfail(strict=True, reason="the peak of steps that accumulate misses a tensor of attention, 9 %")
+        )
+    torch.manual_seed(0)
+    model, x, y = NETS[name](), normal(2048, 64), torch.arange(2048) % 10
+    compress_model(model, memory=memory, error=error, fallback="error" if memory == "least" else "least")
+    handle, aside = compression(model), (x.nbytes + (60 << 10) if error else 0)
+
+    def step():
+        F.cross_entropy(model(x), y).backward()
+
+    for number in range(2 * STEPS):
+        if number < STEPS:
+            model.zero_grad()
+        most, left = profiled_bytes(step)
+        plan = handle.plan
+        budget = plan.peak if memory == "least" else max(plan.peak, memory * plan.uncompressed_peak)
+        assert most - left <= 1.05 * budget + aside, (number, (most - left) / budget)
+    if error and plan.choice.rounds:
+        assert handle.measured is not None
