@@ -375,7 +375,7 @@ class Compression(HandleState):
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have, as plain values."""
         if self.recomputing is not None and not self.running and not self.closed:
-            self.recomputing.settle(self.model, self.step, alone=True)
+            self.recomputing.settle(self.model)
         return state_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -26,10 +26,10 @@ from integrations._planning.gradient_states import GradientHistory
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Shapes
 from integrations._planning.serial import OfOldLevel
-from integrations._step.graphs.sharding import class_of
+from integrations._step.graphs.sharding import class_of, distributed
 from integrations.rules.levels import Level
 
-_ADDED = {"shapes", "codec", "measuring", "measured_in", "version", "gradients"}
+_ADDED = {"shapes", "codec", "measuring", "measured_in", "version", "gradients", "together", "met"}
 """Keys that later versions have added to a state."""
 
 
@@ -43,6 +43,8 @@ def state_of_plans(recomputing: Recomputing) -> dict[str, Any]:
         "shapes": recomputing.shapes,
         "codec": None if recomputing.codec is None else str(recomputing.codec),
         "measuring": None if recomputing.measuring is None else recomputing.measuring.state(),
+        "together": recomputing.together,
+        "met": recomputing.met,
         "version": recomputing.plans.version if isinstance(recomputing.plans, Fronts) else 0,
         "gradients": recomputing.gradients.content(),
     }
@@ -87,6 +89,8 @@ def plans_of_state(
             "which no state holds: give integrations.checkpoint.apply the codec, then load the state"
         )
     found = Recomputing(model, asked, level, shapes, codec)
+    found.together = of_type(bool, state.get("together", False), "together") and distributed()
+    found.met = of_type(int, state.get("met", -1), "met")
     found.gradients = GradientHistory.of(state.get("gradients"))
     if plan is not None and plan.error:
         found.measuring = Remeasuring(ErrorModel(model, plan.error))

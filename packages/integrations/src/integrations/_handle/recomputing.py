@@ -82,6 +82,8 @@ class Recomputing:
         plans: ``None`` before the first forward that is planned for.
         users: the model's forwards. A capture exchanges its parameters, and runs alone.
         gradients: what the backwards of earlier steps found.
+        together: whether all ranks follow rank 0's plan and measure in the same forwards.
+        met: how many forwards ranks have met in, less one.
         took_less: whether the model was planned for less memory after a forward had run out of it.
         differentiated: whether a backward with ``create_graph=True`` has read tensors that plans round. Plans then
             round nothing from the next forward on.
@@ -106,7 +108,12 @@ class Recomputing:
         self.differentiated = False
         self._exact: tuple[Plans, Plans | None] | None = None  # plans, and their replacement without rounding
         self.measuring: Remeasuring | None = None
-        self._together = False  # whether all ranks follow rank 0's plan
+        self._joins = (
+            isinstance(asked, Plan) and asked.error > 0
+        )  # whether the next forward asks other ranks to measure
+        self.together = False
+        self.met = -1
+        self._number: tuple[int, int] | None = None  # the last measured step, and its number for measuring
         if isinstance(asked, Plan):
             stores = asked.compressed or asked.menus is not None
             self.measuring = Remeasuring(ErrorModel(model, asked.error), EARLY[1]) if asked.error else None
@@ -140,28 +147,41 @@ class Recomputing:
 
     def note_output(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
         """Note what the forward of a training step has returned, which is measured before the next one if it is due."""
-        if self.plans is not None and self.measuring is not None and self.measuring.records(step):
-            graph = self.plans.followed.graph
-            accumulates = graph.accumulates or graph.clears
-            self.measuring.record(step, self.plans.last, accumulates, args, kwargs, returned)
+        number, plans = self._number, self.plans
+        if plans is not None and self.measuring is not None and number is not None and number[0] == step:
+            self.measuring.record(number[1], plans.followed, plans.last, args, kwargs, returned)
 
-    def settle(self, model: nn.Module, step: int, alone: bool = False) -> None:
-        """Measure the error of a step that is over, if it is due, and correct the plans by it.
+    def settle(self, model: nn.Module) -> None:
+        """Measure the error of a step that is over, if it is due, between two steps. If ranks measure together, nothing
+        is measured: other ranks may not call this at the same time."""
+        if not self.together and model.training and self._number is not None:
+            self._settle(model, self._number[1] + 1)
 
-        Args:
-            model: the model.
-            step: the number of the step that comes next.
-            alone: whether other ranks may not call this at the same time. Nothing is measured if they would have to.
-        """
+    def _settle(self, model: nn.Module, number: int) -> None:
+        """Measure the error of a step before this one, if it is due, and correct the plans by it."""
         measuring = self.measuring
-        if measuring is None or not measuring.waits(step):
-            return
-        together = self._together and ranks_meet(model)
-        if together and alone:
+        if measuring is None or not measuring.waits(number):
             return
         with self.users.alone(), self._lock.held, progress(f"Measuring {class_of(model).__name__}"):
-            if measuring.waits(step):
-                measuring.settle(model, together, begins=not alone)
+            if measuring.waits(number):
+                measuring.settle(model, self.together)
+
+    def _count(self, model: nn.Module, step: int) -> int | None:
+        """Return the number of a training step for measuring; ``None`` if it is not measured.
+
+        If ranks measure together, only forwards count in which they meet, so that all have the same number. A forward
+        that runs a second time has its number already.
+        """
+        if self._number is not None and self._number[0] == step:
+            return self._number[1]
+        if not self.together:
+            number = step
+        elif ranks_meet(model):
+            number = self.met = self.met + 1
+        else:
+            return None
+        self._number = step, number
+        return number
 
     @property
     def rounds(self) -> bool:
@@ -210,9 +230,13 @@ class Recomputing:
         plans = self.plans
         if plans is None:
             return None
-        if self.measuring is not None and step is not None:
-            self.settle(model, step)
-            self.measuring.start(step)
+        if self._joins:
+            self._joins = False
+            self.together = come_together(model, f"{plans.first.model} within {plans.first.bounds}")
+        number = None if self.measuring is None or step is None else self._count(model, step)
+        if self.measuring is not None and number is not None:
+            self._settle(model, number)
+            self.measuring.start(number, args, kwargs)
         trial = None
         if double is not None and self.may_become_exact:
             plans, trial = self._without_rounding(model, plans, level, None if compiled else double, args, kwargs)
@@ -329,7 +353,7 @@ class Recomputing:
             return self.plans  # the level's average was within the bounds, and other bits have the same one
         if plan is None:
             return self.plans
-        self.measuring, self._together = None if errors is None else Remeasuring(errors), together
+        self.measuring, self.together = None if errors is None else Remeasuring(errors), together
         return Fronts(plan, level, errors, bits, fallback=bounds.fallback)
 
     @property

@@ -12,7 +12,7 @@ from integrations._adaptive.one_step import Unmeasured
 from integrations._adaptive.plan import Plan as Allotted
 from integrations._common.warn import warn
 from integrations._measuring.error_model import ErrorModel
-from integrations._measuring.gradient_errors import GradientErrors
+from integrations._measuring.gradient_errors import OF_TENSOR, GradientErrors
 from integrations._planning.bounds import ONLY_RECOMPUTE, USUAL_ERROR, Bounds
 from integrations._planning.budget import LEAST
 from integrations._planning.errors import BudgetError
@@ -150,7 +150,13 @@ def measured(
             return replace(plan, measured=found.relative)
         if left:
             errors.correct(plan, found)
-            plan = chosen(weighed_again(plan, errors), bounds, errors)
+            try:
+                plan = chosen(weighed_again(plan, errors), bounds, errors)
+            except BudgetError as error:
+                raise BudgetError(
+                    f"the gradient's error was measured {found.relative:.2g}, which has to be at most "
+                    f"error={plan.error:g} (a large tensor may have {OF_TENSOR:g} times as much): {error}"
+                ) from None
     return _within_or_least(plan.within(error=0.0), bounds)
 
 

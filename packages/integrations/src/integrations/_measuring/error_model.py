@@ -41,12 +41,13 @@ class ErrorModel:
         bound: the bound on the relative error of the whole gradient.
 
     Attributes:
+        bound: as given.
         version: how often predictions have changed.
         last: the last measurement, in words.
     """
 
     def __init__(self, model: nn.Module, bound: float) -> None:
-        self._bound = bound
+        self.bound = bound
         self._parameters = {name for name, one in model.named_parameters() if one.requires_grad}
         self._large = large_of(model)
         self._factors: dict[str, float] = {}  # by layer: measured squared errors over predicted ones
@@ -74,7 +75,7 @@ class ErrorModel:
         if not columns:
             return menus.weighted(weights)
         most = noise.parts[:, columns].amax(1).tolist()
-        allowed = _ALONE * (OF_TENSOR * TARGET * self._bound) ** 2
+        allowed = _ALONE * (OF_TENSOR * TARGET * self.bound) ** 2
         return menus.weighted(weights, tuple(allowed / part if part else _ANY for part in most))
 
     def least_shares(self, plan: Plan, before: Mapping[str, float], last: bool = False) -> dict[str, float] | None:
@@ -93,7 +94,7 @@ class ErrorModel:
         if noise is None:
             return None
         predicted, large = self._predicted(plan), self._large_layers(noise)
-        allowed = (OF_TENSOR * TARGET * self._bound) ** 2 * (1 + 1e-9)
+        allowed = (OF_TENSOR * TARGET * self.bound) ** 2 * (1 + 1e-9)
         over = {layer: square / allowed for layer, square in predicted.items() if layer in large and square > allowed}
         if not over:
             return None

@@ -25,6 +25,7 @@ from integrations._runtime.following import Following
 from integrations._runtime.session import Session
 from integrations._runtime.specs import Specs
 from integrations._step.capturing.loss import Loss
+from integrations._step.graphs.signature import Signature
 from integrations.rules.levels import LEVELS
 from integrations.rules.policy import FixedBits
 
@@ -191,7 +192,11 @@ def following(model: nn.Module, given: Any, plan: Plan, draw: int = 0) -> Iterat
         plan: the plan.
         draw: the number of the rounding noise.
     """
-    followed = Followed(plan, plan.schedule, plan.graph.inputs, plan)
+    args, kwargs = given
+    inputs = Signature.of(args, kwargs)
+    alike = inputs.shapes == plan.graph.inputs.shapes
+    schedule = plan.schedule if alike else plan.schedule_of_any_sizes
+    followed = Followed(plan, schedule, inputs, plan)
     ahead = Following(model, _Strict(plan, "replan"), followed, plan.level)
     base = LEVELS["L0"] if plan.level is None else plan.level
     way = ahead.way(base)

@@ -24,6 +24,7 @@ from integrations._planning.budget import (
 from integrations._planning.choice import Choice
 from integrations._planning.chunk_rows import with_larger_chunks
 from integrations._planning.errors import BudgetError
+from integrations._planning.menus import Menus
 from integrations._planning.noted import note_accumulating, noted
 from integrations._planning.problem import chosen_entries, training_step
 from integrations._planning.search import Captures, most_exact, solved
@@ -97,8 +98,28 @@ def _fits_where_cleared(plan: Solution, choice: Choice) -> bool:
         return False
     graph, menus = plan.graph_of(choice).clearing, plan.menus_of(choice)
     plain = simulate(training_step(plan.graph.clearing), [True] * len(plan.graph.values)).peak - graph.gradients
-    peak = simulate(training_step(graph, menus), *chosen_entries(choice, menus)).peak - graph.gradients
-    return peak <= (allowed_bytes(plan.memory, plain) or 0)
+    return _peak(graph, choice, menus) <= (allowed_bytes(plan.memory, plain) or 0)
+
+
+def fits_beside_gradients(plan: Solution, other: Solution) -> bool:
+    """Return whether a step keeps to the memory of a plan if it follows another plan for the same inputs and finds
+    gradients.
+
+    Args:
+        plan: the plan for steps that find none.
+        other: the other plan.
+    """
+    if other.graph.accumulates or not plan.graph.standing:
+        return True
+    beside = plan.accumulating
+    allowed = allowed_bytes(beside.memory, beside.uncompressed_peak)
+    graph, menus = plan.graph_of(other.choice).accumulating, other.menus_of(other.choice)
+    return _peak(graph, other.choice, menus) <= max(beside.peak, allowed or 0)
+
+
+def _peak(graph: Graph, choice: Choice, menus: Menus) -> int:
+    """Return the activation peak of a choice in a graph."""
+    return int(simulate(training_step(graph, menus), *chosen_entries(choice, menus)).peak - graph.gradients)
 
 
 def _within(plan: Found, memory: Budget | None, time: float | None, error: float | None) -> Found:

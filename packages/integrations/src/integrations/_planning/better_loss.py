@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import cast
 
 from torch import nn
@@ -46,7 +45,7 @@ def with_better_loss(model: nn.Module, make: Callable[[], Plan], bounds: Bounds,
     with loss_of(model, path):
         found = _in_chunks(make(), path, full, model)
     classes = cast(int, model.get_submodule(path).out_features)
-    full = replace(full, chunking="")  # so that no error names the loss in chunks
+    full = full._sharing(chunking="")  # so that no error names the loss in chunks
     if largest_product(found.graph, classes) >= largest_product(full.graph, classes):
         return full  # something asks for the logits themselves
     return min((full, found), key=lambda plan: _rank(plan, bounds))
@@ -77,7 +76,7 @@ def _in_chunks(plan: Plan, path: str, full: Plan, model: nn.Module) -> Plan:
         least_rows=rows,
         most_rows=most_rows_of_chunk(device),
     )
-    return replace(plan, chunked=chunked)
+    return plan._sharing(chunked=chunked)
 
 
 def _peak(graph: Graph) -> int:

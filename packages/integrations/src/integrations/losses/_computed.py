@@ -140,8 +140,8 @@ def picked(logits: Derived, *index: Tensor) -> Any:
         *places, classes = torch.broadcast_tensors(*index)
     except RuntimeError:
         return NotImplemented  # torch says what is wrong
-    if not classes.numel():
-        return NotImplemented
+    if not 0 < classes.numel() <= logits.hidden.shape[:-1].numel():
+        return NotImplemented  # several classes of a row: each would compute the row's logits again
     rows = replace(logits, hidden=logits.hidden[tuple(places)])
     classes = torch.where(classes < 0, classes + logits.shape[-1], classes)
     return _of_classes(rows, classes.flatten()).view(classes.shape)
