@@ -58,7 +58,7 @@ def test_wrong_arguments_are_refused_before_anything_changes(asked, error, messa
 def test_what_does_not_go_together_is_refused():
     model, args = deep()
     for asked, message in (
-        ({"memory": 0.5, "checkpoint": "optimal"}, "checkpoint must be None beside memory, time, error and stores"),
+        ({"memory": 0.5, "checkpoint": "optimal"}, "checkpoint= cannot be combined with memory="),
         ({"memory": 0.5, "level": "L1", "error": 0.2}, "error must be None beside level L1,.*leave out the level"),
         ({"memory": 0.9, "bits": 4, "error": 0}, "error must be None beside level L0 with bits=4,.*got 0; leave out"),
         ({"memory": 0.9, "level": "L0", "bits": 2, "error": 0.001}, "error must be None beside level L0 with bits=2"),

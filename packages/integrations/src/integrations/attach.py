@@ -94,8 +94,8 @@ def compress_model(
             by then, or AdamW if there is none.
         time: the most that a step may take, over the plain step's; 1.1 allows a tenth more.
         error: the largest error of the whole gradient, relative to its norm, in [0, 1). 0, the default, makes gradients
-            bit for bit those of the model. With an error above 0, such as 0.1, the plan may round, and the first step
-            measures the gradient's error.
+            bit for bit those of the model. With an error above 0, such as 0.1, the plan may round. The gradient's error is
+            measured between steps.
         stores: what a plan may do with values beside keeping them, of ``"recompute"``, ``"exact"`` (signs, masks and
             the like in few bits), ``"bits"`` (2 to 8, rounded), ``"slopes"`` (an activation's derivative in steps) and
             ``"host"``; forms such as ``"8 bits"`` by their names. All that ``error`` allows by default. ``"bits"``,
@@ -125,8 +125,8 @@ def compress_model(
             elements. What is kept for that is stored in ``checkpoint_bits``, and what is recomputed as the level says,
             until backward reads it.
         plan: a plan to follow as it is: a ``Plan``, or the path of a file that ``Plan.save`` wrote, such as
-            ``integrations.compression(model).plan.save("plan.json")`` after a training step. Nothing is planned or
-            measured for inputs that are no larger than the plan's. Pass the same options (``seed``, ``keep``,
+            ``integrations.compression(model).plan.save("plan.json")`` after a training step. Nothing is planned
+            for inputs that are no larger than the plan's. Pass the same options (``seed``, ``keep``,
             ``group_size``, ``min_bytes``) and exchanges as when the plan was made. The level is the plan's. ``plan``
             goes together with none of ``memory``, ``time``, ``error``, ``stores``, ``checkpoint`` and ``fallback``.
         fallback: what happens if no plan keeps to ``memory`` and ``time``: ``"error"``, the default, raises

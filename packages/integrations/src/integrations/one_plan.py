@@ -76,10 +76,10 @@ def plan(
             step's. (A model whose only argument is a list is given it in a tuple.)
         kwargs: further arguments by name, of every input.
         memory, time, error, stores: as for ``compress_model``.
-        measure: whether to measure how much rounding each value changes the gradient, and the plan's error. This takes
-            the time of some 20 training steps and about a plain step's memory. Nothing is measured if the plan rounds
-            nothing, as without ``error``. Otherwise both are estimated by the operators, as they always are for inputs
-            without elements, and where there are several ranks and the model talks to them.
+        measure: whether to measure the plan's error, in two steps for each plan that is tried, at most three, and
+            within the plan's memory. Nothing is measured if the plan rounds nothing, as without ``error``. Otherwise
+            the error is estimated by the operators, as it always is for inputs without elements, and where there are
+            several ranks and the model talks to them.
         real, holds_outputs: as for ``integrations.checkpoint.plan``.
         loss: a function, as for ``integrations.checkpoint.plan``; or ``"full"`` for a plan that computes the model's
             loss from whole logits. By default, a plan within ``memory`` may compute it in chunks, see

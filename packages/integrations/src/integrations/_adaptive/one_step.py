@@ -1,4 +1,4 @@
-"""``gradients_of``: the gradients of one training step that leaves the model as it was."""
+"""``OneStep``: the gradients of one training step that leaves the model as it was."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ def require_one(bounds: Bounds | None, checkpoint: Asked | None) -> Asked | None
         return bounds
     if bounds is not None:
         raise ValueError(
-            "checkpoint must be None beside memory, time, error and stores, whose plan has backward recompute what "
-            f"is worth it, got {checkpoint!r}; memory takes the same budgets"
+            f"checkpoint= cannot be combined with memory=, time=, error= or stores=, got {checkpoint!r}; use memory= "
+            "alone, which takes the same budgets and recomputes what is worth it"
         )
     checkpoint = python_number(checkpoint)
     require_asked(checkpoint)

@@ -108,9 +108,8 @@ class Recomputing:
         self.differentiated = False
         self._exact: tuple[Plans, Plans | None] | None = None  # plans, and their replacement without rounding
         self.measuring: Remeasuring | None = None
-        self._joins = (
-            isinstance(asked, Plan) and asked.error > 0
-        )  # whether the next forward asks other ranks to measure
+        # Whether the next forward asks other ranks to measure together.
+        self._joins = isinstance(asked, Plan) and asked.error > 0
         self.together = False
         self.met = -1
         self._number: tuple[int, int] | None = None  # the last measured step, and its number for measuring

@@ -25,9 +25,10 @@ USUAL_ERROR = 0.1
 """The bound on the gradient's error that messages suggest to users who may let a plan round. Without a bound, plans are
 exact."""
 
-Fallback = Literal["error", "least"]
 FULL: Final = "full"
 """The loss that is computed from whole logits."""
+
+Fallback = Literal["error", "least"]
 """What happens to a budget that cannot be met: an error, or the plan of the least memory with a warning."""
 
 UNBIASED_SLOPE_BITS = 6
