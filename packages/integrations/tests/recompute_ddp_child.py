@@ -149,6 +149,27 @@ def followed(handle):
     return None if made is None else [*map(str, made.choice.stores), measured]
 
 
+def measured_unevenly(rank):
+    """What ranks have measured, of which rank 0 takes its state after each step and runs the model alone once. Later
+    inputs have other shapes."""
+    model = nn.Sequential(*layers()).train()
+    compress_model(model, memory="least", error=0.2)
+    net = DistributedDataParallel(model)
+    found = []
+    for step in range(13):
+        size = 1024 if step < 6 else 1024 - 100 * rank
+        x = torch.randn(size, 64, generator=torch.Generator().manual_seed(rank))
+        if rank == 0 and step == 5:
+            model(x).square().mean().backward()
+        model.zero_grad()
+        net(x).square().mean().backward()
+        if rank == 0:
+            compression(model).state_dict()
+        measured = compression(model).measured
+        found.append(None if measured is None else [measured.step, measured.relative])
+    return found
+
+
 class Means(nn.Module):
     """What all ranks have in the mean, and the means that were seen."""
 
@@ -206,6 +227,7 @@ def refused(rank):
 def main(rank):
     found = {"bounded": followed(bounded(rank, 1024)), "talking": talking(rank), "refused": refused(rank)}
     found["failing"] = [failing(rank, failed) for failed in range(2)]
+    found["measured unevenly"] = measured_unevenly(rank)
     found["bounded, uneven"] = followed(bounded(rank, 1024 + 512 * rank)) is not None
     if rank == 0:  # as in a pipeline, where the other rank waits for what this one sends
         found["alone"] = followed(bounded(rank, 1024, outer=lambda model: model)) is not None

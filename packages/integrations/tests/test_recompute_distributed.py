@@ -47,6 +47,15 @@ def test_ranks_that_come_together_follow_one_plan(ranks):
     assert 0 < ours[-1] <= 0.2
 
 
+def test_ranks_measure_in_the_same_steps(ranks):
+    """Whatever one of them does between its steps: takes its state, or runs the model without
+    DistributedDataParallel."""
+    ours, others = (rank["measured unevenly"] for rank in ranks)
+    assert ours == others
+    assert ours[0] is None or ours[0][0] == 0
+    assert ours[-1][0] == 10
+
+
 def test_no_step_aside_is_taken_of_a_forward_that_talks_to_other_ranks(ranks):
     """Its collectives would be paired with those of other forwards. Ranks ask each other once, whatever comes later."""
     for rank in ranks:

@@ -94,8 +94,8 @@ def compress_model(
             by then, or AdamW if there is none.
         time: the most that a step may take, over the plain step's; 1.1 allows a tenth more.
         error: the largest error of the whole gradient, relative to its norm, in [0, 1). 0, the default, makes gradients
-            bit for bit those of the model. With an error above 0, such as 0.1, the plan may round. The gradient's error is
-            measured between steps.
+            bit for bit those of the model. With an error above 0, such as 0.1, the plan may round. The gradient's
+            error is measured between steps.
         stores: what a plan may do with values beside keeping them, of ``"recompute"``, ``"exact"`` (signs, masks and
             the like in few bits), ``"bits"`` (2 to 8, rounded), ``"slopes"`` (an activation's derivative in steps) and
             ``"host"``; forms such as ``"8 bits"`` by their names. All that ``error`` allows by default. ``"bits"``,
