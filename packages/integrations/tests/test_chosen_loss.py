@@ -232,6 +232,7 @@ def test_neither_loss_fits():
     with pytest.raises(ValueError, match="must be at least") as refused:
         step(compressed(model, memory="1KiB"))
     assert "chunked" not in str(refused.value)
+    assert "By estimate, rounding (error=0.1) would not lower it" in str(refused.value)
     least = integrations.plan(model, (IDS,), memory="least")
     # In bytes, the least that steps which add to gradients take, too.
     assert f"at least {max(least.peak, least.accumulating.front[0].peak)} bytes" in str(refused.value)

@@ -171,3 +171,20 @@ def test_a_class_that_is_none_is_refused():
     wrong = torch.where(torch.arange(LENGTH) == 5, -100, IDS)
     with pytest.raises(ValueError, match="labels must be classes from 0 to 599"):
         log_probabilities(model(input_ids=IDS).logits, wrong)
+
+
+def test_several_classes_of_a_row_take_whole_logits():
+    """As in distillation from a teacher's largest classes: in chunks, each would compute the row's logits again."""
+    hf = library_or_skip("integrations.hf")
+    model = decoder("Llama")
+    chunked = hf.compress_model(copy.deepcopy(model), level="L0", loss="chunked")
+    rows, classes = torch.arange(LENGTH)[:, None], torch.arange(8).expand(LENGTH, 8)
+
+    def loss(policy, _, of_tokens):
+        return -torch.log_softmax(policy(input_ids=IDS[:1]).logits[0], -1)[rows, classes].mean()
+
+    wanted, expected, plain = gradients_of(loss, model, None, None)
+    found, gradients, largest = gradients_of(loss, chunked, None, None)
+    assert abs(found - wanted) <= 1e-5
+    assert relative_error(expected, gradients) <= SUMS
+    assert largest.elements <= plain.elements
