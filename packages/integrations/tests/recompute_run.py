@@ -29,7 +29,7 @@ class _Given:
         self.plan, self.keeps, self.made, self.users = plan, keeps, None, Users()
         self.left = ""
 
-    def following(self, model, level, args, kwargs, bits=None, compiled=False, double=None, any_path=False):
+    def following(self, model, level, args, kwargs, bits=None, compiled=False, double=None, any_path=False, step=None):
         followed = Followed(self.plan, self.plan.schedule, Signature.of(args, kwargs), self.plan)
         made = Following(model, self, followed, None, compiled, self.keeps)
         if self.made is not None:
@@ -45,7 +45,7 @@ class _Given:
     def may_take_less(self, plan):
         return False
 
-    def note_step(self, step):
+    def note_output(self, step, args, kwargs, returned):
         pass
 
     def note_returned(self):

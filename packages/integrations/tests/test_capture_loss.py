@@ -63,7 +63,7 @@ def test_the_peak_is_that_of_a_step_on_the_models_own_loss(returned, measure, me
     else:
         assert plan.peak == found
     assert not plan.graph.holds_outputs
-    assert "no other output is held" in str(plan)
+    assert "no other output stays" in str(plan)
 
 
 def test_the_peak_of_a_step_that_holds_the_output():
@@ -76,7 +76,7 @@ def test_the_peak_of_a_step_that_holds_the_output():
         loss_of(out).backward()
 
     assert plan.peak == counted(model, step)
-    assert "all outputs are held" in str(plan)
+    assert "all outputs stay" in str(plan)
 
 
 def test_a_loss_of_the_loop():

@@ -125,7 +125,7 @@ class ErrorModel:
                 continue
             errors[layer] = errors.get(layer, 0.0) + one.error
             energies[layer] = energies.get(layer, 0.0) + one.energy
-            if name in self._large and one.energy > 0:
+            if name in found.large and one.energy > 0:
                 most[layer] = max(most.get(layer, 0.0), one.relative**2)
         for layer, square in predicted.items():
             if square <= 0 or energies.get(layer, 0.0) <= 0:

@@ -35,6 +35,9 @@ LARGE = 1e-3
 OF_TENSOR = 3.0
 """The bound on the error of a large tensor's gradient, over that of the whole gradient."""
 
+_NOTHING = 1e-4
+"""The part of the whole gradient's energy that the error of a vector without a gradient may have."""
+
 _MOST = 2.0
 """The largest relative error that two draws of noise are taken to tell."""
 
@@ -145,7 +148,15 @@ def measured_errors(
         raise Unmeasured("no parameter got a gradient in the step aside")
     if not all(map(math.isfinite, (number for one in found.values() for number in one))):
         raise Unmeasured("the gradient of the step aside is not finite")
-    return GradientErrors(found, large_of(model))
+    return GradientErrors(found, large_of(model) - _silent(model, found))
+
+
+def _silent(model: nn.Module, found: Mapping[str, TensorError]) -> frozenset[str]:
+    """Return the names of vectors whose gradients are nothing but noise, as those of a bias in front of a norm, whose
+    exact gradient is zero: their error is above the gradient, and below a hundredth of the whole gradient."""
+    most = _NOTHING * sum(one.energy for one in found.values())
+    vectors = {name for name, one in model.named_parameters() if one.dim() < 2}
+    return frozenset(name for name, one in found.items() if name in vectors and one.relative > 1 and one.error <= most)
 
 
 def large_of(model: nn.Module) -> frozenset[str]:
