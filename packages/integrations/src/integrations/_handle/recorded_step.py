@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from integrations._adaptive.one_step import Unmeasured, outputs_of
 from integrations._calls.tensors import LEAVES, tensors_in
+from integrations._common.compiling import has_compiled_parts
+from integrations._common.modules import all_modules
 from integrations._measuring.gradient_errors import GradientErrors, measured_errors
 from integrations._planning.alternatives import fits_beside_gradients
 from integrations._planning.gradient_states import has_gradients
@@ -81,6 +83,8 @@ class RecordedStep:
         starts = self._starts
         if self._obstacle:
             raise Unmeasured(self._obstacle)
+        if has_compiled_parts(all_modules(model)[1:]):  # they would be compiled once more for the step aside
+            raise Unmeasured("torch compiles parts of the model by themselves")
         if versions_of(self._args, self._kwargs) != self._versions:
             raise Unmeasured("its inputs were overwritten in place after the step")
         if starts is not None and all(start is None for start in starts):

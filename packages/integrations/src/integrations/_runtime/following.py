@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from integrations._common.compiling import has_compiled_parts
+from integrations._common.modules import all_modules
 from integrations._common.warn import warn
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Followed, Plans
@@ -216,7 +218,8 @@ class Following:
         elif (others := specs.saves_others(saved)) or (self.is_coarse and nodes != specs.nodes):
             specs.note_other()
             found = "it saved other tensors for backward" if others else "it ran other operators"
-            if self.is_coarse or nodes > (specs.nodes or nodes):
+            larger = nodes > (specs.nodes or nodes) and not has_compiled_parts(all_modules(self._model)[1:])
+            if self.is_coarse or larger:  # compiled parts make other nodes than the eager code that a tape follows
                 self._note_mismatch(found, len(self.schedule.ops), shared)
             else:
                 self._plans.left = found
