@@ -109,4 +109,6 @@ def _first_read(graph: Graph, segment: Sequence[int], recomputed: frozenset[int]
 def _maker(graph: Graph, number: int) -> str:
     """Return the module and the operator that make a value, in words."""
     op = graph.ops[graph.values[number].producer]
+    if op.name.startswith("integrations.linear_cross_entropy"):
+        return "the loss in chunks"
     return f"{op.name.removeprefix('aten.').split('.')[0].strip('_')} in {op.module or 'the model itself'}"
