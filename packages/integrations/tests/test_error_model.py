@@ -8,7 +8,7 @@ from torch import nn
 
 from integrations._measuring.bounded import chosen, front_of, measured, weighed_again
 from integrations._measuring.error_model import TARGET, ErrorModel
-from integrations._measuring.gradient_errors import OF_TENSOR, GradientErrors, TensorError, large_of
+from integrations._measuring.gradient_errors import OF_TENSOR, GradientErrors, TensorError, large_parameters
 from integrations._planning.bounds import Bounds
 from integrations._step.costs.rates import constant
 from integrations.rules.levels import LEVELS
@@ -39,7 +39,7 @@ def planned_for(model, bounds=BOUNDS):
 def found(model, error):
     """Measured errors: the same relative one of each parameter, or one for each name."""
     errors = error if isinstance(error, dict) else dict.fromkeys(dict(model.named_parameters()), error)
-    return GradientErrors({name: TensorError(one**2, 1.0) for name, one in errors.items()}, large_of(model))
+    return GradientErrors({name: TensorError(one**2, 1.0) for name, one in errors.items()}, large_parameters(model))
 
 
 def noise_of(plan):
@@ -134,7 +134,9 @@ def test_zero_gradients_teach_nothing():
     model = net()
     plan, errors = planned_for(model)
     before = errors._predicted(plan)
-    nothing = GradientErrors({name: TensorError(0.0, 0.0) for name, _ in model.named_parameters()}, large_of(model))
+    nothing = GradientErrors(
+        {name: TensorError(0.0, 0.0) for name, _ in model.named_parameters()}, large_parameters(model)
+    )
     errors.correct(plan, nothing)
     assert errors._predicted(plan) == before
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from integrations import compress_model, compression
-from integrations._measuring.gradient_errors import OF_TENSOR, large_of
+from integrations._measuring.gradient_errors import OF_TENSOR, large_parameters
 
 ERROR = 0.1
 
@@ -96,7 +96,7 @@ def test_each_tenth_step_keeps_to_the_bound(name, memory):
         warnings.filterwarnings("ignore", "memory with")  # of a net with large weights, whose least is above it
         compress_model(model, memory=memory, error=ERROR, fallback="error" if memory == "least" else "least")
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        large, whole = large_of(model), []
+        large, whole = large_parameters(model), []
         for step in range(steps):
             x = torch.randn(256, 64, generator=torch.Generator().manual_seed(step))
             y = (x @ teacher).argmax(1)

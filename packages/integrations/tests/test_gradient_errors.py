@@ -9,7 +9,7 @@ from torch import nn
 
 import integrations
 from integrations._adaptive.one_step import OneStep, Unmeasured
-from integrations._measuring.gradient_errors import GradientErrors, TensorError, large_of, measured_errors
+from integrations._measuring.gradient_errors import GradientErrors, TensorError, large_parameters, measured_errors
 from integrations._measuring.sketch import Sketches
 from integrations._planning.bounds import Bounds
 from integrations._planning.front import planned
@@ -90,7 +90,7 @@ def test_errors_of_tensors_and_of_the_whole():
 
 def test_a_large_tensor_has_more_than_a_thousandth_of_the_trained_elements():
     model = nn.Sequential(nn.Linear(100, 100, bias=False), nn.Linear(10, 10), nn.Linear(100, 100).requires_grad_(False))
-    assert large_of(model) == {"0.weight", "1.weight"} - {"1.bias"}
+    assert large_parameters(model) == {"0.weight", "1.weight"} - {"1.bias"}
 
 
 def test_measuring_takes_no_more_memory_than_the_planned_step():

@@ -15,7 +15,7 @@ import integrations
 from integrations import compress_model, compression
 from integrations._handle import recorded_step, remeasuring
 from integrations._handle.remeasuring import EARLY, EVERY, Measured
-from integrations._measuring.gradient_errors import GradientErrors, TensorError, large_of
+from integrations._measuring.gradient_errors import GradientErrors, TensorError, large_parameters
 from integrations._step.costs.rates import constant
 
 from .nets import normal
@@ -58,7 +58,7 @@ class Measurements:
         if isinstance(error, Exception):
             raise error
         names = dict(model.named_parameters())
-        return GradientErrors({name: TensorError(error**2, 1.0) for name in names}, large_of(model))
+        return GradientErrors({name: TensorError(error**2, 1.0) for name in names}, large_parameters(model))
 
 
 def test_the_first_steps_and_then_every_500th_are_measured(monkeypatch):

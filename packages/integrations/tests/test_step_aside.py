@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from integrations._adaptive.one_step import OneStep, Unmeasured, outputs_of
+from integrations._adaptive.one_step import OneStep, Unmeasured, differentiable_outputs
 
 from .nets import normal
 from .rounding_plans import blocks
@@ -61,7 +61,7 @@ def test_backward_starts_from_gradients_that_are_given():
     torch.manual_seed(1)
     output = plain(x)
     output.square().mean().backward()
-    [returned] = outputs_of(output)
+    [returned] = differentiable_outputs(output)
     torch.manual_seed(1)
     found = OneStep(model, (x,), starts=[2 * returned.detach() / returned.numel()]).gradients()
     # The start is computed in another order of two products.

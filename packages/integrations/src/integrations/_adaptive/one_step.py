@@ -115,7 +115,7 @@ class OneStep:
             if not tensors:
                 raise Unmeasured(f"{class_of(self.model).__name__} returned nothing that requires a gradient")
             return tensors, [None if is_scalar_loss(tensors) else _drawn(one) for one in tensors]
-        returned = outputs_of(outputs)
+        returned = differentiable_outputs(outputs)
         known = zip(returned, self.starts, strict=False)
         if len(returned) != len(self.starts) or any(b is not None and a.shape != b.shape for a, b in known):
             raise Unmeasured(f"{class_of(self.model).__name__} returned other tensors than in the step before")
@@ -123,7 +123,7 @@ class OneStep:
         return [one for one, _ in pairs], [start for _, start in pairs]
 
 
-def outputs_of(returned: Any) -> list[Tensor]:
+def differentiable_outputs(returned: Any) -> list[Tensor]:
     """Return the tensors that a model returned and that require a gradient, each once."""
     return list({id(one): one for one in tensors_in(returned) if one.requires_grad}.values())
 

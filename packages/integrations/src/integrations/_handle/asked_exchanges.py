@@ -93,7 +93,7 @@ def layers_of(given: Any) -> Mapping[str, Any] | None:
 
 
 def loss_of(given: Any) -> Mapping[str, Any] | None:
-    """The arguments of ``head_of`` for ``loss``; ``None`` for ``"full"``, too, which only plans are told of."""
+    """Return the arguments of ``head_of`` for ``loss``; ``None`` without one, or for ``"full"``."""
     if given is None:
         return None
     wanted = "loss must be 'chunked', 'full', or {'head': the path of a linear layer}"

@@ -207,7 +207,7 @@ class Compression(HandleState):
 
     @property
     def measured(self) -> GradientError | None:
-        """The gradient's error that was measured last, with its step: when the followed plan was made, or by the
+        """The gradient's error that was measured last, with its step: between two training steps, or by the
         monitor. ``None`` if nothing was measured, as for exact plans."""
         found = None if self.recomputing is None else self.recomputing.measured
         error = None if found is None else GradientError(found[0], measured=True, step=found[1])
@@ -274,7 +274,7 @@ class Compression(HandleState):
             closure: as for ``adapt``. It is called twice with equal random generators, exactly and compressed, and the
                 two gradients are compared. The state of training is as before afterwards, as far as ``adapt`` puts it
                 back. Without it, the answer is the plan's prediction for the step that was measured last, and says so;
-                of a plan within a bound on the error, what was measured when it was made.
+                of a plan within a bound on the error, what was measured last.
 
         Raises:
             TypeError: the closure cannot be called.

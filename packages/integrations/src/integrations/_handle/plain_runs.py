@@ -1,4 +1,4 @@
-"""``PlainRuns``: forwards whose plan leaves every tensor as it is, and which run without a session."""
+"""``PlainRuns``: forwards that run without a session, because their plan keeps every tensor as it is."""
 
 from __future__ import annotations
 

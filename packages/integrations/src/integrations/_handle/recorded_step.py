@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from integrations._adaptive.one_step import Unmeasured, outputs_of
+from integrations._adaptive.one_step import Unmeasured, differentiable_outputs
 from integrations._calls.tensors import LEAVES, tensors_in
 from integrations._common.compiling import has_compiled_parts
 from integrations._common.modules import all_modules
@@ -35,7 +35,7 @@ class RecordedStep:
         plan: the plan that it followed, for the state of its gradients.
         base: the plan for its inputs, for steps that find no gradients.
         args, kwargs: of its forward.
-        before: the versions of its tensors before the forward, from ``versions_of``.
+        before: the versions of its tensors before the forward, from ``tensor_versions``.
         returned: what the forward has returned.
 
     Attributes:
@@ -49,7 +49,7 @@ class RecordedStep:
         self._autocast = _autocast()
         tensors = tensors_in((args, kwargs))
         self._obstacle = _obstacle(args, kwargs)
-        if not self._obstacle and versions_of(args, kwargs) != before:
+        if not self._obstacle and tensor_versions(args, kwargs) != before:
             self._obstacle = "its forward changes its inputs in place"
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] = {}
@@ -59,8 +59,8 @@ class RecordedStep:
             return
         copies = _nbytes(tensors) <= _SMALL * plan.peak
         self._args, self._kwargs = tree_map_only(Tensor, partial(_apart, copies=copies), (args, kwargs))
-        self._versions = versions_of(self._args, self._kwargs)
-        outputs = outputs_of(returned)
+        self._versions = tensor_versions(self._args, self._kwargs)
+        outputs = differentiable_outputs(returned)
         plain = all(type(one) is Tensor and one.grad_fn is not None for one in outputs)
         if plain and _nbytes(outputs) <= _SMALL * plan.peak:
             self._starts = [None] * len(outputs)
@@ -85,7 +85,7 @@ class RecordedStep:
             raise Unmeasured(self._obstacle)
         if has_compiled_parts(all_modules(model)[1:]):  # they would be compiled once more for the step aside
             raise Unmeasured("torch compiles parts of the model by themselves")
-        if versions_of(self._args, self._kwargs) != self._versions:
+        if tensor_versions(self._args, self._kwargs) != self._versions:
             raise Unmeasured("its inputs were overwritten in place after the step")
         if starts is not None and all(start is None for start in starts):
             raise Unmeasured("its backward did not run")
@@ -99,7 +99,7 @@ class RecordedStep:
             return measured_errors(model, self._args, self._kwargs, self.plan, starts=starts)
 
 
-def versions_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+def tensor_versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
     """Return the versions of the tensors of a call, which writing in place changes."""
     return [-1 if tensor.is_inference() else tensor._version for tensor in tensors_in((args, kwargs))]
 

@@ -13,7 +13,7 @@ from integrations._adaptive.one_step import Unmeasured
 from integrations._adaptive.ranks import of_all
 from integrations._common.entries import entry_of, of_type
 from integrations._common.warn import warn
-from integrations._handle.recorded_step import RecordedStep, versions_of
+from integrations._handle.recorded_step import RecordedStep, tensor_versions
 from integrations._measuring.error_model import ErrorModel
 from integrations._measuring.gradient_errors import OF_TENSOR, GradientErrors, TensorError
 from integrations._planning.plan import Plan
@@ -86,7 +86,7 @@ class Remeasuring:
         """Note that a step starts with these inputs."""
         if self._due is None and step >= self._next and not in_cuda_graph():
             self._due, self._recorded = step, None
-            self._versions = versions_of(args, kwargs)
+            self._versions = tensor_versions(args, kwargs)
 
     def waits(self, step: int) -> bool:
         """Return whether a step before this one is over and was not measured yet."""

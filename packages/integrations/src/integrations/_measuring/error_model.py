@@ -10,7 +10,7 @@ from torch import nn
 
 from integrations._adaptive.weights import LayerNoise, layer_noise
 from integrations._common.entries import of_type
-from integrations._measuring.gradient_errors import OF_TENSOR, GradientErrors, large_of
+from integrations._measuring.gradient_errors import OF_TENSOR, GradientErrors, large_parameters
 from integrations._planning.menus import Menus
 from integrations._planning.plan import Plan
 from integrations._step.graphs.graph import Graph
@@ -49,7 +49,7 @@ class ErrorModel:
     def __init__(self, model: nn.Module, bound: float) -> None:
         self.bound = bound
         self._parameters = {name for name, one in model.named_parameters() if one.requires_grad}
-        self._large = large_of(model)
+        self._large = large_parameters(model)
         self._factors: dict[str, float] = {}  # by layer: measured squared errors over predicted ones
         self._shares: dict[str, float] = {}  # by layer: its part of the gradient's energy
         self._rest = 1.0  # the factor of layers that were not measured, and of what belongs to no layer

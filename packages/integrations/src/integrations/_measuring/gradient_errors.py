@@ -148,7 +148,7 @@ def measured_errors(
         raise Unmeasured("no parameter got a gradient in the step aside")
     if not all(map(math.isfinite, (number for one in found.values() for number in one))):
         raise Unmeasured("the gradient of the step aside is not finite")
-    return GradientErrors(found, large_of(model) - _silent(model, found))
+    return GradientErrors(found, large_parameters(model) - _silent(model, found))
 
 
 def _silent(model: nn.Module, found: Mapping[str, TensorError]) -> frozenset[str]:
@@ -159,7 +159,7 @@ def _silent(model: nn.Module, found: Mapping[str, TensorError]) -> frozenset[str
     return frozenset(name for name, one in found.items() if name in vectors and one.relative > 1 and one.error <= most)
 
 
-def large_of(model: nn.Module) -> frozenset[str]:
+def large_parameters(model: nn.Module) -> frozenset[str]:
     """Return the names of the parameters that have more than ``LARGE`` of a model's trained elements."""
     sizes = {name: one.numel() for name, one in model.named_parameters() if one.requires_grad}
     least = LARGE * sum(sizes.values())
