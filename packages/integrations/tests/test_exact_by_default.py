@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import integrations
-from integrations._handle import remeasuring
+from integrations._handle import recorded_step
 from integrations._planning import front
 from integrations._planning.at_peak import largest_at_peak
 from integrations._planning.noted import WITH_ROUNDING
@@ -57,7 +57,7 @@ def test_readme_trains_60_steps_as_the_plain_twin():
 
 def test_nothing_rounds_without_an_error(monkeypatch):
     """And nothing is measured: the first step costs a capture and a search."""
-    monkeypatch.setattr(remeasuring, "measured_errors", None)
+    monkeypatch.setattr(recorded_step, "measured_errors", None)
     model, args = deep()
     plain = gradients(model, *args)
     model.zero_grad()
