@@ -1,9 +1,9 @@
 """What tests of ``python -m bench checkpoint`` ask of results: the text that is printed of them."""
 
-from bench.layout import console
-from bench.machine import Machine
-from bench.record.record import Record
-from bench.records import shown
+from bench.cli.records import shown
+from bench.results.machine import Machine
+from bench.results.record import Record
+from bench.results.tables import console
 
 MACHINE = Machine("a processor", 1, "Linux", {"torch": "2.15.0"}, "0123456789abcdef", False, "python", "today")
 

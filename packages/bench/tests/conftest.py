@@ -10,9 +10,9 @@ from bench.fewbit.bert import Recipe
 from bench.gnn.datasets import digits, load
 from bench.gnn.graph import Graph
 from bench.gnn.results import Curve
-from bench.machine import Machine
-from bench.memory import Memory
-from bench.record.record import Record
+from bench.results.machine import Machine
+from bench.results.record import Record
+from bench.runner.memory import Memory
 from bench.systems import cell
 
 

@@ -5,9 +5,9 @@ from io import StringIO
 
 from rich.console import Console
 
+from bench.cli.records import shown
 from bench.gnn.results import Curve
-from bench.memory import Memory
-from bench.records import shown
+from bench.runner.memory import Memory
 
 
 def replaced(record, curves=None, memories=None, others=(), **settings):

@@ -8,18 +8,19 @@ import torch
 from torch import nn
 
 import integrations
-from bench import cli, records
 from bench.activations import adaptation, cases, initial, measure, memory, overhead
 from bench.activations import levels as levels_of
 from bench.activations.results import Adaptation, InitialError, LevelResult, Overhead, alone_microseconds
-from bench.benches import BENCHES
-from bench.gradients import relative_error
-from bench.layout import console
-from bench.machine import Machine
-from bench.memory import AGREEMENT, Memory, saved_bytes
+from bench.cli import main as cli
+from bench.cli import records
+from bench.cli.records import draw, shown
+from bench.cli.suites import BENCHES
 from bench.networks import Case
-from bench.record.record import Record
-from bench.records import draw, shown
+from bench.results.machine import Machine
+from bench.results.record import Record
+from bench.results.tables import console
+from bench.runner.gradients import relative_error
+from bench.runner.memory import AGREEMENT, Memory, saved_bytes
 
 
 def small():

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from bench import cli, records
 from bench.checkpoint import architectures, measure, memory, sizes, step_time
 from bench.checkpoint.architectures import Architecture, Published
 from bench.checkpoint.contenders import LEAST, LEAST_MASKS, PLAIN, Way, ready
@@ -16,11 +15,12 @@ from bench.checkpoint.memory import Job, Settings
 from bench.checkpoint.planning import Planner
 from bench.checkpoint.results import KIND, Peak, Planned, StepTimes
 from bench.checkpoint.step import Setup, build, inputs_of, loss
-from bench.kernels import clock
-from bench.record import child
-from bench.record.child import here
-from bench.record.run import Run
-from bench.workers import Ended
+from bench.cli import main as cli
+from bench.cli import records
+from bench.runner import child, clock
+from bench.runner.child import here
+from bench.runner.run import Run
+from bench.runner.workers import Ended
 from integrations import checkpoint
 
 from .checkpoint_results import MACHINE, text_of, words
@@ -263,7 +263,7 @@ def test_a_real_process_measures_what_a_plan_saves():
 
 def test_a_process_can_be_limited():
     script = (
-        "from bench.process_memory import limit_allocation\n"
+        "from bench.runner.process_memory import limit_allocation\n"
         "limit_allocation(2**26)\n"
         "kept = bytearray(2**25)\n"
         "try:\n"

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import cli, records
-from bench.benches import BENCHES
+from bench.cli import main as cli
+from bench.cli import records
+from bench.cli.suites import BENCHES
 from bench.gnn.results import Curve
-from bench.memory import Memory
+from bench.runner.memory import Memory
 
 
 def error_of(capsys, *arguments):
@@ -163,7 +164,7 @@ def test_a_run_from_end_to_end(capsys, tmp_path):
 
 
 def test_the_commit_is_the_repository_s():
-    from bench.machine import Machine
+    from bench.results.machine import Machine
 
     try:
         expected = subprocess.run(

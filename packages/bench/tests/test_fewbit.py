@@ -9,15 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from bench import cli, records, sentences
+from bench import sentences
+from bench.cli import main as cli
+from bench.cli import records
+from bench.cli.records import shown
 from bench.fewbit import measure, memory, roberta, step_time, training
 from bench.fewbit.notes import learned
 from bench.fewbit.results import BertRun, Peak, Times, held_out
 from bench.fewbit.roberta import WAYS, Shape, Way
-from bench.layout import console
-from bench.machine import Machine
-from bench.record.record import Record
-from bench.records import shown
+from bench.results.machine import Machine
+from bench.results.record import Record
+from bench.results.tables import console
 from bench.vision.memory import graph_bytes
 from integrations.fewbit import RandomizedLinear
 

@@ -7,15 +7,16 @@ from itertools import pairwise
 import pytest
 import torch
 
-from bench import cli, records
+from bench.cli import main as cli
+from bench.cli import records
+from bench.cli.records import shown
 from bench.fewbit import measure, memory, published, roberta
 from bench.fewbit.results import GridCell, Times
 from bench.fewbit.roberta import RATIOS, WAYS, Shape, Way
-from bench.layout import console
-from bench.machine import Machine
 from bench.pages import rendered
-from bench.record.record import Record
-from bench.records import shown
+from bench.results.machine import Machine
+from bench.results.record import Record
+from bench.results.tables import console
 from bench.vision.memory import graph_bytes
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")

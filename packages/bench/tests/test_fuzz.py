@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench import commands, records, sentences
+from bench import sentences
+from bench.cli import commands, records
 from bench.errors import BenchError
 from bench.vision import images
 

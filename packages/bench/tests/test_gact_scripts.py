@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import bench
-from bench import cli
-from bench.benches import BENCHES
+from bench.cli import main as cli
+from bench.cli.suites import BENCHES
 from bench.gnn import training
 from bench.gnn.training import Run
-from bench.kernels import clock
+from bench.runner import clock
 
 GACTS = ("gnn", "kernels", "sensitivity", "activations")
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import cli, records
-from bench.benches import BENCHES
+from bench.cli import main as cli
+from bench.cli import records
+from bench.cli.suites import BENCHES
 from bench.errors import BenchError
 from bench.gnn import measure, memory, training
 from bench.gnn.command import ALL_LEVELS
@@ -16,9 +17,9 @@ from bench.gnn.recipe import Recipe
 from bench.gnn.results import Curve
 from bench.gnn.summary import rows
 from bench.gnn.training import Run, train_in_turn
-from bench.memory import Memory
-from bench.record import child
-from bench.workers import Ended
+from bench.runner import child
+from bench.runner.memory import Memory
+from bench.runner.workers import Ended
 from integrations import compression
 
 from .gnn_records import replaced, text_of

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from bench import records
+from bench.cli import records
+from bench.cli.records import draw, shown
 from bench.errors import BenchError
 from bench.gnn.results import Curve
 from bench.kernels import KernelTime
-from bench.layout import console
-from bench.memory import Memory
-from bench.records import draw, shown
+from bench.results.tables import console
+from bench.runner.memory import Memory
 
 from .gnn_records import replaced, text_of
 

@@ -4,8 +4,8 @@ import pytest
 
 from bench.gnn.results import Curve
 from bench.gnn.summary import rows
-from bench.marks import UNDECIDED
-from bench.memory import Memory
+from bench.results.statistics import UNDECIDED
+from bench.runner.memory import Memory
 
 from .gnn_records import replaced
 

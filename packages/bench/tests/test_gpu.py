@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import actcore
-from bench import cli, pages, records
+from bench import pages
+from bench.cli import main as cli
+from bench.cli import records
 from bench.errors import BenchError
 from bench.gpu import __main__ as command
 from bench.gpu import kernels, run, tests
@@ -22,8 +24,8 @@ from bench.gpu.claims import CLAIMS
 from bench.gpu.place import ROOT, Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row, StageResults
 from bench.gpu.stages import STAGES, Stage
-from bench.machine import Machine
-from bench.record.record import Record
+from bench.results.machine import Machine
+from bench.results.record import Record
 from integrations.forecast.measured import MEASURED
 
 MACHINE = Machine("a GPU", 16, "Linux", {"torch": "2.11.0"}, "0123456789abc", False, "tools/gpu.sh build", "today")

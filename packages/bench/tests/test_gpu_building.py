@@ -8,7 +8,7 @@ import pytest
 from bench.gpu import build, building, facts
 from bench.gpu.cases import Done
 from bench.gpu.results import FAILED
-from bench.machine import Machine
+from bench.results.machine import Machine
 
 MACHINE = Machine("a GPU", 16, "Linux", {"torch": "2.11.0"}, "0123456789abc", False, "tools/gpu.sh build", "today")
 SETTINGS = {"device": "cuda", "seed": 0}

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from actcore.ops import CPU_OPERATORS
-from bench import records
+from bench.cli import records
 from bench.gpu import build, facts, kernels, models, sanitize, sanitized, search, tests
 from bench.gpu.cases import Done
 from bench.gpu.claims import CLAIMS
 from bench.gpu.place import Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row
 from bench.kernels.results import Measurement, Timing
-from bench.machine import Machine
-from bench.record.record import Record
+from bench.results.machine import Machine
+from bench.results.record import Record
 from bench.search.results import Search, Trial
 from bench.systems.results import Cell, Figures
 

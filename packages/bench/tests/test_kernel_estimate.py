@@ -3,11 +3,11 @@
 import pytest
 from rich.console import Console
 
-from bench import records
+from bench.cli import records
 from bench.kernels.estimate import Count
 from bench.kernels.sass import Work, functions, path
-from bench.machine import Machine
-from bench.record.record import Record
+from bench.results.machine import Machine
+from bench.results.record import Record
 
 # A tile's load, and a loop of single bytes where it is cut off; a loop of shuffles; a division with its rare cases.
 LISTING = """

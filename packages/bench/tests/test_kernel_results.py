@@ -6,12 +6,12 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from bench import records
+from bench.cli import records
+from bench.cli.records import draw, shown
 from bench.errors import BenchError
 from bench.kernels.results import Measurement, Timing
-from bench.machine import Machine
-from bench.record.record import Record
-from bench.records import draw, shown
+from bench.results.machine import Machine
+from bench.results.record import Record
 
 KIB = 2**10
 

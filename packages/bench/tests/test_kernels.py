@@ -8,12 +8,14 @@ from argparse import Namespace
 import pytest
 import torch
 
-from bench import cli, records
+from bench.cli import main as cli
+from bench.cli import records
 from bench.errors import BenchError
-from bench.kernels import KernelTime, clock, measure, rivals, time_kernels
+from bench.kernels import KernelTime, measure, rivals, time_kernels
 from bench.kernels.cases import GROUP, cases
 from bench.kernels.contenders import Pass, RoundTrip
 from bench.kernels.results import Measurement
+from bench.runner import clock
 
 CPU = torch.device("cpu")
 KIB = 2**10

@@ -7,18 +7,19 @@ from typing import Any, ClassVar
 import matplotlib.pyplot as plt
 import pytest
 
-from bench import cli, records
+from bench.cli import main as cli
+from bench.cli import records
+from bench.cli.records import shown
 from bench.errors import BenchError, MissingLibrary
-from bench.layout import console
 from bench.llm import chart, measure, subjects, ways
 from bench.llm.cell import Served
 from bench.llm.results import Learned, Trained, fallen
 from bench.llm.subjects import DENSE, QUICK, SUBJECTS, TORCH
 from bench.llm.ways import BOUNDS, CHUNKED, CUT, FEW, MAIN, REMAT, WAYS, planned_beside
-from bench.machine import Machine
-from bench.process_memory import ENVIRONMENT
-from bench.record.record import Record
-from bench.records import shown
+from bench.results.machine import Machine
+from bench.results.record import Record
+from bench.results.tables import console
+from bench.runner.process_memory import ENVIRONMENT
 from bench.search.ways import CONTEXT
 from bench.search.ways import WAYS as SEARCHED
 from bench.systems.ways import PLAIN

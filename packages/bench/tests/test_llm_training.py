@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench import cli, records
+from bench.cli import main as cli
+from bench.cli import records
 from bench.errors import BenchError
 from bench.llm import training, words
 from bench.llm.results import Learned

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import integrations
-from bench import machine
-from bench.machine import Machine
+from bench.results import machine
+from bench.results.machine import Machine
 
 
 @pytest.fixture

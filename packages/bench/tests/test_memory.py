@@ -5,21 +5,21 @@ import sys
 import pytest
 import torch
 
-from bench import process_memory
 from bench.gnn.datasets import digits
 from bench.gnn.memory import measure, measure_here
 from bench.gnn.models import MODELS
 from bench.gnn.recipe import Recipe
-from bench.memory import AGREEMENT, Memory, saved_bytes
-from bench.process_memory import ENVIRONMENT, counters
-from bench.record.child import here
+from bench.runner import process_memory
+from bench.runner.child import here
+from bench.runner.memory import AGREEMENT, Memory, saved_bytes
+from bench.runner.process_memory import ENVIRONMENT, counters
 
 CPU = torch.device("cpu")
 
 # 64 MiB stay, 96 MiB more are there for a moment.
 KNOWN_ALLOCATION = """
 import torch
-from bench.process_memory import counters
+from bench.runner.process_memory import counters
 count = counters(torch.device("cpu"))
 if isinstance(count, str):
     print(count)

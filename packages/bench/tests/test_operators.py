@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench import cli, pages, records
+from bench import pages
+from bench.cli import main as cli
+from bench.cli import records
 from bench.errors import DoesNotApply
 from bench.operators import bounds
 from bench.operators import measure as measuring

@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 from rich.text import Text
 
-from bench import cli, pages, records
-from bench.benches import RECORDS
+from bench import pages
+from bench.cli import main as cli
+from bench.cli import records
+from bench.cli.suites import RECORDS
 from bench.errors import BenchError
-from bench.layout import columns
-from bench.machine import Machine
-from bench.record.record import Record
+from bench.results.machine import Machine
+from bench.results.record import Record
+from bench.results.tables import columns
 from bench.search.results import Search, Trial
 from bench.systems.results import Cell
 

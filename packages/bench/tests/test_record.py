@@ -7,17 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from bench.deadline import Deadline
 from bench.errors import BenchError, DoesNotApply
-from bench.layout import header
-from bench.machine import Machine
 from bench.pages import where
-from bench.record import files
-from bench.record.child import Child, here, in_child
-from bench.record.entry import Entry, at, metric, part, series
-from bench.record.kind import Kind
-from bench.record.record import Record, paired
-from bench.record.run import Run
+from bench.results import files
+from bench.results.entry import Entry, at, metric, part, series
+from bench.results.machine import Machine
+from bench.results.record import Kind, Record, paired
+from bench.results.tables import header
+from bench.runner.child import Child, here, in_child
+from bench.runner.deadline import Deadline
+from bench.runner.run import Run
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789ab", False, "python one", "today")
 
@@ -208,7 +207,7 @@ HELPED = """
 import os, signal
 from dataclasses import replace
 from bench.errors import DoesNotApply
-from bench.record.entry import Entry, at, part, series
+from bench.results.entry import Entry, at, part, series
 
 @part("time", "steps")
 class Steps(Entry):

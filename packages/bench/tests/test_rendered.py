@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench import records
+from bench.cli import records
 
 RESULTS = Path(__file__).parents[1] / "results"
 DIGESTS = Path(__file__).with_suffix(".sha256")

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import matplotlib.pyplot as plt
 import pytest
 
-from bench import cli, records
-from bench.layout import console
-from bench.machine import Machine
-from bench.record.record import Record
-from bench.records import shown
+from bench.cli import main as cli
+from bench.cli import records
+from bench.cli.records import shown
+from bench.results.machine import Machine
+from bench.results.record import Record
+from bench.results.tables import console
 from bench.search import chart, measure
 from bench.search.bisection import Found, Grid, largest
 from bench.search.compared import relative_throughput, times_plain

@@ -7,13 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench import cli, records
-from bench.benches import BENCHES
+from bench.cli import main as cli
+from bench.cli import records
+from bench.cli.records import shown
+from bench.cli.suites import BENCHES
 from bench.errors import BenchError
-from bench.layout import console
-from bench.machine import Machine
-from bench.record.record import Record
-from bench.records import shown
+from bench.results.machine import Machine
+from bench.results.record import Record
+from bench.results.tables import console
+from bench.runner.workers import TooLong
 from bench.search import measure, processes
 from bench.search import trial as trials
 from bench.search.processes import Trials
@@ -21,7 +23,6 @@ from bench.search.results import Search, Trial, search_of
 from bench.search.trial import Request
 from bench.systems.ways import PLAIN
 from bench.units import GIB, MIB
-from bench.workers import TooLong
 
 CUDA = torch.device("cuda")
 MACHINE = Machine("a GPU", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
@@ -179,7 +180,7 @@ def machinery(monkeypatch):
     made = Machinery(1000)
     monkeypatch.setattr(measure, "Trials", lambda: made)
     monkeypatch.setattr(measure.platform, "system", lambda: "Linux")
-    monkeypatch.setattr("bench.deadline.Deadline.over", property(lambda deadline: len(made.asked) >= made.count))
+    monkeypatch.setattr("bench.runner.deadline.Deadline.over", property(lambda deadline: len(made.asked) >= made.count))
     return made
 
 

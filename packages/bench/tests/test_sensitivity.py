@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 import integrations
-from bench import cli, records
-from bench.machine import Machine
+from bench.cli import main as cli
+from bench.cli import records
 from bench.networks import Case
-from bench.record.record import Record
+from bench.results.machine import Machine
+from bench.results.record import Record
 from bench.sensitivity import measure
 from bench.sensitivity.results import Sensitivities
 

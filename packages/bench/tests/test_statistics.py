@@ -2,8 +2,7 @@ import math
 
 import pytest
 
-from bench.marks import UNDECIDED
-from bench.statistics import Difference, paired_difference, spread
+from bench.results.statistics import UNDECIDED, Difference, paired_difference, spread
 
 
 def test_against_values_computed_by_hand():

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import integrations
-from bench import cli, records
-from bench.machine import Machine
+from bench.cli import main as cli
+from bench.cli import records
 from bench.networks import Case
-from bench.record.record import Record
+from bench.results.machine import Machine
+from bench.results.record import Record
 from bench.sweep import measure, page, run
 from bench.sweep.results import ERROR, Swept
 from bench.sweep.subjects import ECOSYSTEMS, INTEGRATIONS, PYG, QUICK, SUBJECTS, TIMM, TRANSFORMERS, WIDE, Subject

@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from bench.gradients import relative_error
+from bench.runner.gradients import relative_error
 from bench.sweep import wide_models
 from bench.sweep.results import ERROR
 from bench.sweep.wide_models import DEVIATION, FAMILIES, WIDTHS

@@ -9,14 +9,15 @@ import torch
 import torch_geometric.nn as geometric
 from torch import nn
 
-from bench import cli, records
-from bench.layout import console
-from bench.machine import Machine
-from bench.process_memory import ENVIRONMENT
-from bench.record import child
-from bench.record.child import here
-from bench.record.record import Record
-from bench.records import shown
+from bench.cli import main as cli
+from bench.cli import records
+from bench.cli.records import shown
+from bench.results.machine import Machine
+from bench.results.record import Record
+from bench.results.tables import console
+from bench.runner import child
+from bench.runner.child import here
+from bench.runner.process_memory import ENVIRONMENT
 from bench.search.dimensions import dimensions
 from bench.systems import cell as cells
 from bench.systems import chart, subjects

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from bench import cli, records
-from bench.layout import console
-from bench.machine import Machine
-from bench.record.child import here
-from bench.record.record import Record
-from bench.records import shown
+from bench.cli import main as cli
+from bench.cli import records
+from bench.cli.records import shown
+from bench.results.machine import Machine
+from bench.results.record import Record
+from bench.results.tables import console
+from bench.runner.child import here
 from bench.systems import cell as cells
 from bench.systems.budgets import within_budgets
 from bench.systems.peak_subjects import BESIDE

@@ -9,8 +9,9 @@ from torch import nn
 from torch._C._autograd import DeviceType
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench import process_memory, step_clock
-from bench.machine import Machine
+from bench.results.machine import Machine
+from bench.runner import clock as step_clock
+from bench.runner import process_memory
 from bench.systems import device
 from bench.systems.results import Figures
 

@@ -8,20 +8,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench import cli, records
-from bench.benches import BENCHES
-from bench.deadline import Deadline
-from bench.layout import console
-from bench.machine import Machine
-from bench.record.child import here
-from bench.record.record import Record
-from bench.records import shown
+from bench.cli import main as cli
+from bench.cli import records
+from bench.cli.records import shown
+from bench.cli.suites import BENCHES
+from bench.results.machine import Machine
+from bench.results.record import Record
+from bench.results.tables import console
+from bench.runner.child import here
+from bench.runner.deadline import Deadline
+from bench.runner.workers import TooLong
 from bench.systems import cell as cells
 from bench.systems import gpu_subjects, measure, ways
 from bench.systems.results import Cell, Figures
 from bench.systems.subjects import NAMES, made
 from bench.systems.ways import PLAIN, WAYS
-from bench.workers import TooLong
 
 MACHINE = Machine("a GPU", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

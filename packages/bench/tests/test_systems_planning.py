@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from actcore import checkpoint_plans
-from bench import cli, records
+from bench.cli import main as cli
+from bench.cli import records
 from bench.systems import planning
 from bench.systems.results import Cell, Planning
 

@@ -9,13 +9,15 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from bench import cli, records, sentences
+from bench import sentences
+from bench.cli import main as cli
+from bench.cli import records
+from bench.cli.records import shown
 from bench.errors import DoesNotApply
-from bench.layout import console
-from bench.machine import Machine
-from bench.record.child import here, in_child
-from bench.record.record import Record
-from bench.records import shown
+from bench.results.machine import Machine
+from bench.results.record import Record
+from bench.results.tables import console
+from bench.runner.child import here, in_child
 from bench.systems.ways import PLAIN
 from bench.text import cell as cells
 from bench.text import chart, encoding, measure, models, texts, training, ways

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from bench import cli, records
-from bench.layout import console
-from bench.machine import Machine
-from bench.memory import Memory
+from bench.cli import main as cli
+from bench.cli import records
+from bench.cli.records import shown
 from bench.networks import Case
-from bench.record.record import Record
-from bench.records import shown
+from bench.results.machine import Machine
+from bench.results.record import Record
+from bench.results.tables import console
+from bench.runner.memory import Memory
 from bench.vision import images, measure, memory, resnet, step_time, tasks, training, variance
 from bench.vision.notes import below
 from bench.vision.report import ratio_of

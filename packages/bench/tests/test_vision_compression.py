@@ -7,16 +7,17 @@ import torch
 from torch import nn
 
 import integrations
-from bench import cli, records
+from bench.cli import main as cli
+from bench.cli import records
+from bench.cli.records import shown
 from bench.errors import MissingLibrary
-from bench.layout import console
-from bench.machine import Machine
-from bench.memory import standing_peak_bytes
 from bench.networks import Case
 from bench.pages import rendered
-from bench.record.child import here
-from bench.record.record import Record
-from bench.records import shown
+from bench.results.machine import Machine
+from bench.results.record import Record
+from bench.results.tables import console
+from bench.runner.child import here
+from bench.runner.memory import standing_peak_bytes
 from bench.vision import models
 from bench.vision.compression import cell as cells
 from bench.vision.compression import measure as compressing

@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bench import cli, records
+from bench.cli import main as cli
+from bench.cli import records
+from bench.cli.records import shown
 from bench.errors import MissingLibrary
-from bench.layout import console
-from bench.machine import Machine
-from bench.record.child import here
-from bench.record.record import Record
-from bench.records import shown
+from bench.results.machine import Machine
+from bench.results.record import Record
+from bench.results.tables import console
+from bench.runner.child import here
 from bench.vision.compression import cell as compression_cell
 from bench.vision.compression.cell import Settings
 from bench.vision.compression.ways import PLAIN

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench import cli, records
+from bench.cli import main as cli
+from bench.cli import records
 from bench.errors import BenchError
-from bench.record.record import Record
+from bench.results.record import Record
 from bench.vision import folder, tasks, training
 from bench.vision.results import VisionCurve, comparisons
 

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from bench import workers
-from bench.deadline import Deadline
-from bench.workers import Ended, TooLong, Worker
+from bench.runner import workers
+from bench.runner.deadline import Deadline
+from bench.runner.workers import Ended, TooLong, Worker
 
 ECHO = """
 import json, os, sys, time

@@ -9,7 +9,7 @@ import warnings
 def _run() -> int:
     # torch.jit.script is deprecated, and importing torch-geometric uses it: no news to whoever runs a benchmark.
     warnings.filterwarnings("ignore", message=".*torch.jit.script.*")
-    from bench.cli import main
+    from bench.cli.main import main
 
     return main()
 

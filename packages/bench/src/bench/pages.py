@@ -34,16 +34,16 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from bench import records
-from bench.benches import RECORDS
+from bench.cli import records
+from bench.cli.suites import RECORDS
 from bench.errors import BenchError
 from bench.gpu import report as stages
 from bench.gpu.claims import CLAIMS
 from bench.gpu.results import StageResults
-from bench.machine import Machine
 from bench.readmes.tables import TABLES
-from bench.record.declared import declared
-from bench.record.record import Record
+from bench.results.declared import declared
+from bench.results.machine import Machine
+from bench.results.record import Record
 
 _MARKED = re.compile(
     r"(?P<begin><!-- (?P<kind>table|chart|readme|stage|entries) (?P<what>[^\n]+?) -->\n)"

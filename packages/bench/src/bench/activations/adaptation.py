@@ -8,8 +8,8 @@ import torch
 
 from bench.activations.cases import compressed
 from bench.activations.results import Adaptation
-from bench.gradients import backward
-from bench.kernels.clock import in_turn
+from bench.runner.clock import in_turn
+from bench.runner.gradients import backward
 
 
 def measure(name: str, level: str, rounds: int) -> Adaptation:

@@ -9,8 +9,8 @@ from types import MappingProxyType
 import torch
 
 import integrations
-from bench.gradients import backward
 from bench.networks import Case, bert, gcn, llama, resnet18, resnet50, vit_tiny
+from bench.runner.gradients import backward
 
 MODELS: Mapping[str, Callable[[], Case]] = MappingProxyType(
     {

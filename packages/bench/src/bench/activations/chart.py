@@ -14,9 +14,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from bench.activations.notes import ERRORS, TIMES
 from bench.activations.results import LevelResult
 from bench.errors import BenchError
-from bench.record.charts import beside, lined, titled
-from bench.record.record import Record
-from bench.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, VERMILION, footer
+from bench.results.charts import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, VERMILION, beside, footer, lined, titled
+from bench.results.record import Record
 
 _COLOURS = {"L1": GREEN, "L1.1": BLUE, "L2": VERMILION, "L2.2": ORANGE}
 _NAMES = {"resnet18": "ResNet-18", "vit_tiny": "ViT-tiny", "bert": "BERT", "gcn": "GCN"}

@@ -8,10 +8,10 @@ from bench.activations import measure
 from bench.activations.cases import MODELS
 from bench.activations.report import REPORT
 from bench.activations.results import KIND
-from bench.arguments import THREADS
+from bench.cli.arguments import THREADS
+from bench.cli.bench import Bench
+from bench.cli.options import Options
 from bench.errors import BenchError
-from bench.record.bench import Bench
-from bench.record.options import Options
 from integrations import LEVELS
 
 

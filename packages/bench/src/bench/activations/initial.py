@@ -8,8 +8,8 @@ import torch
 
 import integrations
 from bench.activations.results import InitialError
-from bench.gradients import gradient, relative_error
 from bench.networks import image_model
+from bench.runner.gradients import gradient, relative_error
 
 MODELS = (
     "resnet18",

@@ -9,8 +9,8 @@ import torch
 
 from bench.activations.cases import compressed, made
 from bench.activations.results import LevelResult
-from bench.gradients import backward, gradient, relative_error
-from bench.kernels.clock import in_turn
+from bench.runner.clock import in_turn
+from bench.runner.gradients import backward, gradient, relative_error
 
 
 def measure(name: str, levels: Sequence[str], steps: int, rounds: int) -> list[LevelResult]:

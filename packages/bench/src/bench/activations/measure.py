@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from bench.activations import adaptation, cases, initial, levels, memory, overhead
 from bench.activations.results import KIND, Adaptation, InitialError, LevelResult, Overhead
 from bench.errors import BenchError, MissingLibrary
-from bench.memory import Memory
-from bench.record.record import Record
-from bench.record.run import Run, begun
+from bench.results.record import Record
+from bench.runner.memory import Memory
+from bench.runner.run import Run, begun
 from integrations import LEVELS as KNOWN
 
 PARTS = ("models", "overhead", "memory", "adaptation", "initial")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from bench.activations.cases import made
-from bench.memory import PLAIN, Memory, measure_step, measured_twice
+from bench.runner.memory import PLAIN, Memory, measure_step, measured_twice
 
 
 def measure(name: str, levels: Sequence[str], threads: int) -> list[Memory]:

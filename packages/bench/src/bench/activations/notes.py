@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.activations.results import Adaptation, InitialError, LevelResult, Overhead
-from bench.memory import AGREEMENT, Memory
-from bench.record.record import Record
-from bench.record.run import said
+from bench.results.record import Record
+from bench.runner.memory import AGREEMENT, Memory
+from bench.runner.run import said
 
 # At least, by level, of ResNet-18, ViT-tiny and BERT.
 RATIOS = {"L1": 5.0, "L2": 7.0, "L2.2": 12.0}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import actcore
 import integrations
 from bench.activations.results import Overhead
-from bench.kernels.clock import in_turn
+from bench.runner.clock import in_turn
 
 LAYERS = 64  # so many that what a step costs once hardly counts
 _ROWS, _FEATURES = 16, 32  # 2 KiB: twice the size from which a level compresses

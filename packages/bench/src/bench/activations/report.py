@@ -11,11 +11,10 @@ from rich.table import Table
 from bench.activations.chart import draw
 from bench.activations.notes import ALONE, ERRORS, HELD, MICROSECONDS, NO_RATIO, RATIOS, TIMES, notes, targets
 from bench.activations.results import Adaptation, InitialError, LevelResult, Overhead, alone_microseconds
-from bench.marks import marked
-from bench.memory import AGREEMENT, Memory
-from bench.record.bench import Report
-from bench.record.record import Record
-from bench.record.tables import mib, milliseconds, table
+from bench.results.record import Record
+from bench.results.report import Report
+from bench.results.tables import marked, mib, milliseconds, table
+from bench.runner.memory import AGREEMENT, Memory
 
 
 def tables(record: Record) -> Iterator[Table]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from bench.memory import Memory
-from bench.record.entry import Entry, Timed, at, metric, part, series
-from bench.record.kind import Kind
+from bench.results.entry import Entry, Timed, at, metric, part, series
+from bench.results.record import Kind
+from bench.runner.memory import Memory
 
 
 @part("models", "a model at a level, in turn with the same model uncompressed")

@@ -11,9 +11,8 @@ from bench.checkpoint.contenders import CLOSE, LEAST, PLAIN
 from bench.checkpoint.results import Peak, Planned, StepTimes
 from bench.checkpoint.results import cut as cut_of
 from bench.errors import BenchError
-from bench.record.charts import beside, lined, titled
-from bench.record.record import Record
-from bench.style import BLUE, FAINT, GREEN, GREY, INK, ORANGE, VERMILION, footer
+from bench.results.charts import BLUE, FAINT, GREEN, GREY, INK, ORANGE, VERMILION, beside, footer, lined, titled
+from bench.results.record import Record
 
 _MOST = 3  # models whose peak is drawn against time
 

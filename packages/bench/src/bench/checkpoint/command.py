@@ -6,13 +6,13 @@ import argparse
 
 import torch
 
-from bench.arguments import positive, size
 from bench.checkpoint import measure
 from bench.checkpoint.architectures import ARCHITECTURES, QUICK
 from bench.checkpoint.report import REPORT
 from bench.checkpoint.results import KIND
-from bench.record.bench import Bench
-from bench.record.options import Options
+from bench.cli.arguments import positive, size
+from bench.cli.bench import Bench
+from bench.cli.options import Options
 from bench.units import size_name
 
 

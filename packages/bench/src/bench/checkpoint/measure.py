@@ -20,9 +20,9 @@ from bench.checkpoint.sizes import fitting, small
 from bench.checkpoint.targets import left
 from bench.errors import reason
 from bench.networks import needs
-from bench.progress import progress
-from bench.record.record import Record
-from bench.record.run import Run, begun
+from bench.results.record import Record
+from bench.runner.progress import progress
+from bench.runner.run import Run, begun
 from bench.units import GIB
 from integrations import checkpoint
 from integrations.checkpoint import Plan

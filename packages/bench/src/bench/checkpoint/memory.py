@@ -17,9 +17,9 @@ from bench.checkpoint.architectures import ARCHITECTURES, Architecture
 from bench.checkpoint.contenders import Way, ready
 from bench.checkpoint.results import Peak
 from bench.checkpoint.step import Setup, build, inputs_of, loss
-from bench.memory import peak_bytes
-from bench.process_memory import Counters, counters, limit_allocation
-from bench.record.child import Child
+from bench.runner.child import Child
+from bench.runner.memory import peak_bytes
+from bench.runner.process_memory import Counters, counters, limit_allocation
 from integrations.checkpoint import Plan
 
 LONG = 2.0  # modelled seconds of a step from which few samples go before it; it takes about as long on two cores

@@ -8,7 +8,7 @@ from bench.checkpoint.architectures import ARCHITECTURES
 from bench.checkpoint.results import Peak, Planned, StepTimes
 from bench.checkpoint.sizes import small
 from bench.checkpoint.targets import AGREEMENT
-from bench.record.record import Record
+from bench.results.record import Record
 from bench.units import size_name
 
 

@@ -15,11 +15,9 @@ from bench.checkpoint.contenders import PLAIN
 from bench.checkpoint.notes import notes
 from bench.checkpoint.results import Peak, Planned, StepTimes, cut
 from bench.checkpoint.targets import CAPTURE, SEARCH, published_cut, targets, within
-from bench.layout import columns, header
-from bench.marks import marked
-from bench.record.bench import Report
-from bench.record.record import Record
-from bench.record.tables import Column, mib, milliseconds, number, table
+from bench.results.record import Record
+from bench.results.report import Report
+from bench.results.tables import Column, columns, header, marked, mib, milliseconds, number, table
 
 _Row = TypeVar("_Row", Peak, StepTimes)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from statistics import median
 
 from bench.checkpoint.contenders import PLAIN
-from bench.record.entry import Entry, Timed, at, metric, part, series
-from bench.record.kind import Kind
-from bench.record.record import Record
+from bench.results.entry import Entry, Timed, at, metric, part, series
+from bench.results.record import Kind, Record
 
 
 @part("plan", "what is planned for a model at one size, without a step")

@@ -15,7 +15,7 @@ from bench.checkpoint.contenders import PLAIN, Forward, Way, ready
 from bench.checkpoint.results import StepTimes
 from bench.checkpoint.step import Setup, build, inputs_of, loss
 from bench.errors import reason
-from bench.step_clock import steps_in_turn
+from bench.runner.clock import steps_in_turn
 from integrations.checkpoint import Plan
 
 

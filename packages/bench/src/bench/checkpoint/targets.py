@@ -12,7 +12,7 @@ from bench.checkpoint.contenders import LEAST, LEAST_MASKS
 from bench.checkpoint.results import Peak, Planned, StepTimes
 from bench.checkpoint.results import cut as cut_of
 from bench.checkpoint.sizes import small
-from bench.record.record import Record
+from bench.results.record import Record
 from bench.units import MIB
 
 AGREEMENT = 0.05  # by which part of the planned peak the measured one may differ from it

@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 from bench.errors import BenchError
 from bench.fewbit.results import BertRun, Peak, Times, held_out
 from bench.fewbit.training import KINDS, STRIDE
-from bench.record.charts import beside, lined, titled
-from bench.record.record import Record
-from bench.style import BLUE, FAINT, GREY, INK, VERMILION, footer
+from bench.results.charts import BLUE, FAINT, GREY, INK, VERMILION, beside, footer, lined, titled
+from bench.results.record import Record
 from bench.units import MIB
 
 

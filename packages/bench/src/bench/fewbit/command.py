@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from bench import sentences
-from bench.arguments import positive
+from bench.cli.arguments import positive
+from bench.cli.bench import Bench
+from bench.cli.options import Options
 from bench.fewbit import measure, memory, step_time
 from bench.fewbit.report import REPORT
 from bench.fewbit.results import KIND
-from bench.record.bench import Bench
-from bench.record.options import Options
 
 
 def options(add: Options) -> None:

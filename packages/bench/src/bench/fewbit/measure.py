@@ -14,10 +14,10 @@ from bench.fewbit.bert import Recipe
 from bench.fewbit.results import KIND, BertRun, Times
 from bench.fewbit.roberta import WAYS, Shape, Way
 from bench.networks import needs
-from bench.progress import progress
-from bench.record.child import in_child
-from bench.record.record import Record
-from bench.record.run import Run, begun
+from bench.results.record import Record
+from bench.runner.child import in_child
+from bench.runner.progress import progress
+from bench.runner.run import Run, begun
 from bench.sentences import Sentences
 from integrations.fewbit import FUNCTIONS
 

@@ -2,7 +2,7 @@
 
 The activation peak is the most memory during forward and backward, less what was there before, with ``.grad`` unset,
 and less the gradients. On the CPU the kernel counts it: this needs a process with the allocator's setting, see
-``bench.process_memory``.
+``bench.runner.process_memory``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from bench.fewbit.results import GridCell, Peak, Sized
 from bench.fewbit.roberta import ATTENTION, BITS, DROPOUT, RATIO, RATIOS, WAYS, Case, Shape, Way
-from bench.process_memory import Counters, counters
+from bench.runner.process_memory import Counters, counters
 
 BATCHES = {"cpu": 16, "cuda": 128}  # sequences; FewBit's table has 128
 STEPS = 1  # that count: one is like another to a page or two

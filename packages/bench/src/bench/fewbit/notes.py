@@ -13,7 +13,7 @@ from bench.fewbit.results import COMPRESSED, CONTROL, FEW_BITS, BertRun, GridCel
 from bench.fewbit.roberta import ATTENTION, BITS, DROPOUT, RATIO, WAYS, Shape
 from bench.fewbit.step_time import ELEMENTS, FEATURES
 from bench.fewbit.training import STRIDE
-from bench.record.record import Record
+from bench.results.record import Record
 
 SAVINGS: Mapping[str, float] = MappingProxyType(
     {name: published.ROWS[way.bits, way.ratio].saving for name, way in WAYS.items()}

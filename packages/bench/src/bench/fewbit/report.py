@@ -25,10 +25,9 @@ from bench.fewbit.notes import (
 from bench.fewbit.published import ROWS
 from bench.fewbit.results import EXACT, BertRun, Comparison, GridCell, Peak, Sized, Times, held_out, training_loss
 from bench.fewbit.roberta import WAYS, Way
-from bench.marks import marked
-from bench.record.bench import Report
-from bench.record.record import Record
-from bench.record.tables import dim, interval, mean, mib, milliseconds, table
+from bench.results.record import Record
+from bench.results.report import Report
+from bench.results.tables import dim, interval, marked, mean, mib, milliseconds, table
 
 TITLES = {"activation": "activation", "linear": "randomized linear"}
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from bench.fewbit.roberta import BITS, RATIOS
-from bench.record.entry import Entry, at, metric, metrics, part, series
-from bench.record.kind import Kind
-from bench.record.record import Record, pairs_of
-from bench.statistics import Difference, paired_difference
+from bench.results.entry import Entry, at, metric, metrics, part, series
+from bench.results.record import Kind, Record, pairs_of
+from bench.results.statistics import Difference, paired_difference
 
 EXACT, FEW_BITS, COMPRESSED = "exact", f"{BITS} bits", f"L1, {BITS} bits"
 CONTROL = "no gradient"

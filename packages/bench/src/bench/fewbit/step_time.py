@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bench.fewbit.results import Times
-from bench.kernels.clock import Action, in_turn
 from bench.kernels.contenders import ACTCORE, TORCH, Pass
+from bench.runner.clock import Action, in_turn
 from integrations import fewbit
 from integrations.fewbit import FUNCTIONS, FewBitFunction, RandomizedLinear
 

@@ -10,9 +10,8 @@ from bench.errors import BenchError
 from bench.gnn.models import NAMES
 from bench.gnn.results import REFERENCE, Curve
 from bench.gnn.summary import MARGINS, Row, rows
-from bench.record.charts import beside, lined, titled
-from bench.record.record import Record
-from bench.style import BLUE, FAINT, GREEN, GREY, INK, PURPLE, VERMILION
+from bench.results.charts import BLUE, FAINT, GREEN, GREY, INK, PURPLE, VERMILION, beside, lined, titled
+from bench.results.record import Record
 from bench.units import MIB
 
 _COLOURS = {"L1.1": BLUE, "L1": GREEN, "L1.2": VERMILION}

@@ -7,7 +7,9 @@ import sys
 
 import torch
 
-from bench.arguments import positive
+from bench.cli.arguments import positive
+from bench.cli.bench import FOLDER, Bench, default
+from bench.cli.options import Options
 from bench.errors import BenchError
 from bench.gnn import measure
 from bench.gnn.datasets import DATASETS
@@ -15,10 +17,8 @@ from bench.gnn.models import MODELS
 from bench.gnn.recipe import ADAPT_INTERVAL, HEADS, NORMS, Recipe
 from bench.gnn.report import REPORT
 from bench.gnn.results import KIND, REFERENCE
-from bench.record.bench import FOLDER, Bench, default
-from bench.record.options import Options
-from bench.record.record import Record
-from bench.style import require_drawable
+from bench.results.charts import require_drawable
+from bench.results.record import Record
 from integrations import LEVELS
 
 DEFAULT_LEVELS = ("L1", "L1.1", "L1.2")

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from bench.arguments import THREADS
+from bench.cli.arguments import THREADS
 from bench.gnn import datasets, memory, training
 from bench.gnn.graph import Graph
 from bench.gnn.models import MODELS, NAMES, WEIGHT_DECAY
@@ -20,9 +20,9 @@ from bench.gnn.results import FINAL, KIND, REFERENCE, Curve
 from bench.gnn.sampling import Walks
 from bench.gnn.summary import rows
 from bench.kernels import KernelTime, time_kernels
-from bench.memory import Memory
-from bench.record.record import Record
-from bench.record.run import Run, begun
+from bench.results.record import Record
+from bench.runner.memory import Memory
+from bench.runner.run import Run, begun
 
 PARTS = ("train", "memory", "kernels")
 

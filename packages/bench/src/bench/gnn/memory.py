@@ -16,8 +16,8 @@ from bench.gnn.graph import Graph
 from bench.gnn.models import MODELS
 from bench.gnn.recipe import DEFAULT, Recipe
 from bench.gnn.sampling import Walks
-from bench.memory import Memory, measure_step
-from bench.record.child import Child
+from bench.runner.child import Child
+from bench.runner.memory import Memory, measure_step
 
 
 def measure(

@@ -15,12 +15,10 @@ from bench.gnn.models import NAMES
 from bench.gnn.results import REFERENCE, Curve
 from bench.gnn.summary import EPOCHS, LOSS_MARGIN, SEEDS, Row, rows
 from bench.kernels import TARGET, KernelTime
-from bench.layout import columns, commands
-from bench.marks import marked
-from bench.memory import AGREEMENT, Memory
-from bench.record.bench import Report
-from bench.record.record import Record
-from bench.record.tables import interval
+from bench.results.record import Record
+from bench.results.report import Report
+from bench.results.tables import columns, commands, interval, marked
+from bench.runner.memory import AGREEMENT, Memory
 from bench.units import MIB
 from integrations import LEVELS
 

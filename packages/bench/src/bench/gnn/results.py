@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bench.gnn.models import MODELS
 from bench.kernels import KernelTime
-from bench.memory import PLAIN, Memory
-from bench.record.entry import Entry, at, part, series
-from bench.record.kind import Kind
+from bench.results.entry import Entry, at, part, series
+from bench.results.record import Kind
+from bench.runner.memory import PLAIN, Memory
 from integrations import LEVELS
 
 BLOCK = 5  # epochs a turn

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from bench.gnn.results import REFERENCE, Curve
-from bench.marks import Reached
-from bench.memory import AGREEMENT, Memory
-from bench.record.record import Record, paired, pairs_of
-from bench.statistics import Difference, spread
+from bench.results.record import Record, paired, pairs_of
+from bench.results.statistics import Difference, Reached, spread
+from bench.runner.memory import AGREEMENT, Memory
 
 MARGINS = MappingProxyType({"L1": 1.0, "L1.1": 1.0, "L1.2": 2.0})
 """Points of accuracy either side of full precision between which the interval should lie."""

@@ -13,14 +13,14 @@ from types import FrameType
 
 import torch
 
-from bench.arguments import positive
+from bench.cli.arguments import positive
 from bench.errors import BenchError
 from bench.gpu.claims import CLAIMS
 from bench.gpu.place import ROOT, Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, StageResults
 from bench.gpu.run import LOG, StageRun
 from bench.gpu.stages import STAGES
-from bench.machine import Machine
+from bench.results.machine import Machine
 
 _ALL = "all"
 
@@ -116,7 +116,7 @@ def _show(results: StageResults, machine: Machine) -> None:
     """Prints a stage's tables; plainly where what draws them is not there."""
     try:
         from bench.gpu.report import render
-        from bench.layout import console
+        from bench.results.tables import console
     except ImportError as error:
         print(f"tables are plain: {error}")
         for row in results.rows:

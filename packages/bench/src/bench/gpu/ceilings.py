@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from bench.kernels.clock import in_turn
+from bench.runner.clock import in_turn
 from bench.units import GIB, MIB
 
 _ROUNDS, _DRY_ROUNDS = 9, 2

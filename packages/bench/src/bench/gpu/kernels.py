@@ -10,7 +10,7 @@ from bench.gpu.place import Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, Row
 
 if TYPE_CHECKING:
-    from bench.record.record import Record
+    from bench.results.record import Record
 
 _GROUPS = (256, 192)  # the default; and the inputs of layers 384, 1152 or 1600 wide
 _DTYPES = (("float32", "int64", "int32"), ("bfloat16",))
@@ -37,7 +37,7 @@ def _case(place: Place, dtypes: Sequence[str]) -> Case:
 
     def read(done: Done) -> Iterator[Row]:
         place.make_importable()
-        from bench import records  # imports actcore, which the stage `build` makes
+        from bench.cli import records  # imports actcore, which the stage `build` makes
 
         if not file.exists():
             raise FileNotFoundError(f"the command wrote no {file.name}")

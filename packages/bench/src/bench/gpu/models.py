@@ -12,7 +12,7 @@ from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row
 from bench.gpu.to_deadline import to_deadline
 
 if TYPE_CHECKING:
-    from bench.record.record import Record
+    from bench.results.record import Record
     from bench.systems.results import Cell, Figures
 
 _PLAIN = "plain"

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from bench.gpu.claims import CLAIMS
 from bench.gpu.results import OK, Row, StageResults
-from bench.layout import columns, header, short
-from bench.machine import Machine
+from bench.results.machine import Machine
+from bench.results.tables import columns, header, short
 
 _REASON = 70  # characters of a reason in a table; the file has all of it
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.record.entry import Entry, at, metric, nested, numbers, part, series, table
-from bench.record.kind import Kind
+from bench.results.entry import Entry, at, metric, nested, numbers, part, series, table
+from bench.results.record import Kind
 
 OK, MISSED, FAILED, SKIPPED, NOT_REACHED = "ok", "missed", "failed", "skipped", "not reached"
 HOLDS, DOES_NOT_HOLD, NOT_SETTLED = "holds", "does not hold", "not settled"

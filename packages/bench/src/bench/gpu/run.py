@@ -21,9 +21,9 @@ from bench.gpu.cases import Case, Done
 from bench.gpu.place import ROOT, Place
 from bench.gpu.results import KIND, NOT_REACHED, SKIPPED, Row, StageResults
 from bench.gpu.stages import Stage
-from bench.machine import Machine
-from bench.record.files import save
-from bench.record.record import Record
+from bench.results.files import save
+from bench.results.machine import Machine
+from bench.results.record import Record
 
 _PACKAGES = ("torch", "triton", "timm", "transformers", "torch-geometric", "actcore", "actcore-integrations")
 LOG = "gpu.log"

@@ -11,7 +11,7 @@ from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row
 from bench.gpu.to_deadline import to_deadline
 
 if TYPE_CHECKING:
-    from bench.record.record import Record
+    from bench.results.record import Record
 
 _PLAIN = "plain"
 _PUBLISHED: Sequence[tuple[str, str, str, str, float]] = (  # whose, what is searched, ways, claim, times the batch

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from bench.gpu import report
 from bench.gpu.results import StageResults
-from bench.record.bench import Report
-from bench.record.record import Record
+from bench.results.record import Record
+from bench.results.report import Report
 
 
 def head(record: Record) -> Text:

@@ -31,7 +31,7 @@ def to_deadline(place: Place, name: str, command: Sequence[str], rows: Rows, cla
 
     def read(done: Done) -> Iterator[Row]:
         place.make_importable()
-        from bench import records  # imports actcore, which the stage `build` makes
+        from bench.cli import records  # imports actcore, which the stage `build` makes
 
         yield from rows(records.load(file), done)
 

@@ -13,9 +13,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from bench.errors import BenchError
 from bench.kernels.contenders import ACTCORE, CLONE, COMPRESS, COPY, DECOMPRESS, PLAIN
 from bench.kernels.results import Measurement
-from bench.record.charts import lined, titled
-from bench.record.record import Record
-from bench.style import BLUE, FAINT, GRID, INK, ORANGE, PURPLE, VERMILION
+from bench.results.charts import BLUE, FAINT, GRID, INK, ORANGE, PURPLE, VERMILION, lined, titled
+from bench.results.record import Record
 from bench.units import size_name
 
 _LOOKS = {  # colour, marker and size by whose code it is

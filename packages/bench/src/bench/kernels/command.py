@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from bench.arguments import THREADS, positive, size
+from bench.cli.arguments import THREADS, positive, size
+from bench.cli.bench import Bench
+from bench.cli.options import Options
 from bench.errors import BenchError
 from bench.kernels import estimate, estimate_report, measure
 from bench.kernels.cases import FLOATS, GROUP, INTEGERS
 from bench.kernels.report import REPORT
 from bench.kernels.results import KIND
-from bench.record.bench import Bench
-from bench.record.options import Options
-from bench.record.record import Record
+from bench.results.record import Record
 from bench.units import size_name
 
 _OF_A_RUN = ("case", "bits", "group", "dtype", "size", "rounds", "alone", "quick")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.kernels.clock import Action
+from bench.runner.clock import Action
 
 COMPRESS, DECOMPRESS, TRAIN = "compress", "decompress", "forward + backward"
 COPY, CLONE = "copy_", "clone"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 import actcore
-from bench.kernels.clock import in_turn, median_ratio, threads
-from bench.record.entry import Entry, at, metric, part, series
+from bench.results.entry import Entry, at, metric, part, series
+from bench.runner.clock import in_turn, median_ratio, threads
 
 BITS = (4, 8, 2, 1)
 MEBIBYTES = 256

@@ -30,10 +30,9 @@ import torch
 from bench.errors import BenchError
 from bench.kernels.contenders import COMPRESS, DECOMPRESS
 from bench.kernels.sass import INTEGER, Work, functions, path
-from bench.machine import Machine
-from bench.record.entry import Entry, at, part, table
-from bench.record.kind import Kind
-from bench.record.record import Record
+from bench.results.entry import Entry, at, part, table
+from bench.results.machine import Machine
+from bench.results.record import Kind, Record
 
 ARCHITECTURE = "sm_90"
 CLOCK, MULTIPROCESSORS, SCHEDULERS, COPY = 1.98e9, 132, 4, 4.3e12  # of an H200: Hz, ..., bytes a second

@@ -10,9 +10,9 @@ from rich.text import Text
 from bench.kernels.contenders import COMPRESS, DECOMPRESS
 from bench.kernels.estimate import ARCHITECTURE, CODECS, DTYPES, FLOAT8, Count
 from bench.kernels.sass import INTEGER
-from bench.record.bench import Report
-from bench.record.record import Record
-from bench.record.tables import Column, table
+from bench.results.record import Record
+from bench.results.report import Report
+from bench.results.tables import Column, table
 
 Row = tuple[Count, Count | None]
 """A kernel now, and that of the commit that was compared with."""

@@ -11,11 +11,11 @@ import torch
 from bench.errors import BenchError, reason
 from bench.kernels import rivals
 from bench.kernels.cases import Case, cases
-from bench.kernels.clock import in_turn
 from bench.kernels.contenders import Contender, yardsticks
 from bench.kernels.results import KIND, Measurement, Timing
-from bench.record.record import Record
-from bench.record.run import begun
+from bench.results.record import Record
+from bench.runner.clock import in_turn
+from bench.runner.run import begun
 from bench.units import GIB, KIB, MIB
 
 SIZES = {"cpu": (4 * KIB, MIB, 64 * MIB, 256 * MIB), "cuda": (4 * KIB, MIB, 64 * MIB, GIB)}

@@ -12,10 +12,9 @@ from rich.text import Text
 from bench.kernels.chart import draw
 from bench.kernels.contenders import ACTCORE, CLONE, COMPRESS, COPY, DECOMPRESS, PLAIN, TORCH, TRAIN
 from bench.kernels.results import YARDSTICKS, Measurement
-from bench.layout import commands
-from bench.marks import marked
-from bench.record.bench import Report
-from bench.record.record import Record
+from bench.results.record import Record
+from bench.results.report import Report
+from bench.results.tables import commands, marked
 from bench.units import size_name
 
 SMALL = 64 * 2**10  # up to here a call's own cost is what counts

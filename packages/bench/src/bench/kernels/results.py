@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from statistics import median
 
-from bench.kernels.clock import median_ratio
 from bench.kernels.contenders import ACTCORE, CLONE, COMPRESS, COPY, DECOMPRESS, TORCH, TRAIN
-from bench.record.entry import Entry, at, metric, nested, numbers, part, series, table
-from bench.record.kind import Kind
+from bench.results.entry import Entry, at, metric, nested, numbers, part, series, table
+from bench.results.record import Kind
+from bench.runner.clock import median_ratio
 
 # What each is a multiple of.
 YARDSTICKS = {COMPRESS: COPY, DECOMPRESS: CLONE, TRAIN: TRAIN, COPY: COPY, CLONE: CLONE}

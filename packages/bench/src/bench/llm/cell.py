@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.errors import BenchError, DoesNotApply, reason
-from bench.gradients import relative_error
 from bench.llm.subjects import SUBJECTS, Hidden, Step
-from bench.process_memory import counters
-from bench.workers import serve
+from bench.runner.gradients import relative_error
+from bench.runner.process_memory import counters
+from bench.runner.workers import serve
 
 # Rows of the reference in float64 that are there at once.
 _ROWS = 256

@@ -12,9 +12,8 @@ from bench.llm.models import SHAPES
 from bench.llm.results import Trained
 from bench.llm.subjects import SUBJECTS
 from bench.llm.ways import CHECKPOINTS, CHUNKED, beside, planned_beside
-from bench.record.charts import lined, titled
-from bench.record.record import Record
-from bench.style import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILION, footer
+from bench.results.charts import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILION, footer, lined, titled
+from bench.results.record import Record
 from bench.systems.ways import PLAIN
 from bench.units import MIB
 

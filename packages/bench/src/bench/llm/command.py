@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bench.arguments import THREADS
+from bench.cli.arguments import THREADS
+from bench.cli.bench import Bench
+from bench.cli.options import Options
 from bench.llm.measure import PARTS, QUICK_ROUNDS, QUICK_SEEDS, ROUNDS, SEEDS, run
 from bench.llm.report import REPORT
 from bench.llm.results import KIND
 from bench.llm.subjects import QUICK, SUBJECTS
-from bench.record.bench import Bench
-from bench.record.options import Options
 
 
 def options(add: Options) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 from bench.llm import training, words
 from bench.llm.results import KIND, Learned, Trained
 from bench.llm.subjects import SUBJECTS, require
-from bench.record.child import in_child
-from bench.record.record import Record
-from bench.record.run import Run, begun
-from bench.workers import Ended, Worker
+from bench.results.record import Record
+from bench.runner.child import in_child
+from bench.runner.run import Run, begun
+from bench.runner.workers import Ended, Worker
 
 ROUNDS, QUICK_ROUNDS = 5, 2
 SEEDS, QUICK_SEEDS = 3, 1

@@ -12,11 +12,10 @@ from bench.llm.chart import draw
 from bench.llm.results import Learned, Trained, fallen
 from bench.llm.subjects import LOSS, MODEL, SUBJECTS
 from bench.llm.ways import CHUNKED, WAYS
-from bench.marks import marked
-from bench.record.bench import Report
-from bench.record.record import Record, paired, pairs_of
-from bench.record.tables import Column, interval, mean, mib, number, table
-from bench.statistics import spread
+from bench.results.record import Record, paired, pairs_of
+from bench.results.report import Report
+from bench.results.statistics import spread
+from bench.results.tables import Column, interval, marked, mean, mib, number, table
 from bench.systems.ways import PLAIN
 from bench.units import MIB
 

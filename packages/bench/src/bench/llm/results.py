@@ -6,9 +6,8 @@ from statistics import fmean
 
 from bench.llm.subjects import SUBJECTS
 from bench.llm.ways import WAYS
-from bench.record.entry import Entry, Timed, at, metric, part, series
-from bench.record.kind import Kind
-from bench.record.record import Record
+from bench.results.entry import Entry, Timed, at, metric, part, series
+from bench.results.record import Kind, Record
 from bench.systems.ways import PLAIN
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from bench.arguments import positive
+from bench.cli.arguments import positive
+from bench.cli.bench import Bench
+from bench.cli.options import Options
 from bench.errors import BenchError
 from bench.operators.report import REPORT
 from bench.operators.results import KIND
 from bench.operators.run import LEVEL, PLANNED, QUICK_PLANNED, QUICK_SAMPLES, SAMPLES, THREADS, run
 from bench.operators.subjects import subjects
-from bench.record.bench import Bench
-from bench.record.options import Options
 
 
 def options(add: Options) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bench.operators.results import EXACT, KEPT, ROUNDED, Operated, Saved
 from bench.operators.subjects import IN_PLACE
-from bench.record.record import Record
+from bench.results.record import Record
 
 FAILS, NOTHING, NOT_RUN = "fails", "saves nothing that is autograd's alone", "not run"
 _NO_RULE = "no rule"

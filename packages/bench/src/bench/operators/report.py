@@ -11,9 +11,9 @@ from rich.text import Text
 
 from bench.operators.lines import FAILS, NOT_RUN, NOTHING, Line, by_reason, lines
 from bench.operators.results import EXACT, KEPT, ROUNDED, Operated
-from bench.record.bench import Report
-from bench.record.record import Record
-from bench.record.tables import table
+from bench.results.record import Record
+from bench.results.report import Report
+from bench.results.tables import table
 
 TITLE = "Operators: torch's own database under compression"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.record.entry import Entry, at, metric, nested, numbers, part, table
-from bench.record.kind import Kind
+from bench.results.entry import Entry, at, metric, nested, numbers, part, table
+from bench.results.record import Kind
 
 ROUNDED, EXACT, KEPT = "rounded", "exactly in fewer bits", "kept"
 

@@ -8,8 +8,8 @@ import warnings
 from bench.operators.measure import measure
 from bench.operators.results import KIND, Operated
 from bench.operators.subjects import Subject
-from bench.record.record import Record
-from bench.record.run import begun
+from bench.results.record import Record
+from bench.runner.run import begun
 
 LEVEL = "L1.1"  # 8 bits of all that is rounded
 SAMPLES, QUICK_SAMPLES = 16, 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.layout import columns
 from bench.readmes.made import NOT_MEASURED, Made, recorded
+from bench.results.tables import columns
 from bench.vision.compression.ways import PLAIN
 from bench.vision.dense.models import DENSE
 from bench.vision.dense.results import DenseCell

@@ -11,10 +11,9 @@ from bench.checkpoint.contenders import LEAST, LEAST_MASKS, PLAIN
 from bench.checkpoint.results import Peak
 from bench.checkpoint.results import cut as cut_of
 from bench.checkpoint.targets import at_own_size, published_cut
-from bench.layout import columns
-from bench.marks import marked
 from bench.readmes.made import NOT_MEASURED, Made, recorded
-from bench.record.record import Record
+from bench.results.record import Record
+from bench.results.tables import columns, marked
 from bench.units import MIB
 
 CHANNELS_LAST, USUAL = "checkpoint-channels-last-cpu.json", "checkpoint-cpu.json"

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from rich.console import RenderableType
 
-from bench.layout import columns
-from bench.marks import marked
 from bench.readmes.made import NOT_MEASURED, Made, recorded
-from bench.record.record import Record
+from bench.results.record import Record
+from bench.results.tables import columns, marked
 from bench.search.compared import times_plain
 from bench.search.results import search_of
 from bench.vision.compression.results import Cell

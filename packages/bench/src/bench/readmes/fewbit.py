@@ -12,9 +12,8 @@ from rich.text import Text
 from bench.fewbit.published import ROWS
 from bench.fewbit.results import Peak
 from bench.fewbit.roberta import WAYS
-from bench.layout import columns
-from bench.marks import marked
 from bench.readmes.made import NOT_MEASURED, Made, recorded
+from bench.results.tables import columns, marked
 from bench.units import MIB
 
 FILE = "fewbit-memory-cpu.json"

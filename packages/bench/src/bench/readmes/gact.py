@@ -13,8 +13,8 @@ from rich.console import RenderableType
 
 from bench.gnn.results import REFERENCE
 from bench.gnn.summary import Row, rows
-from bench.layout import columns
 from bench.readmes.made import NOT_MEASURED, Made, recorded
+from bench.results.tables import columns
 
 FILES = ("gnn-cpu.json", "gnn-levels-cpu.json")
 """Of a row that several have, that of the most seeds is taken, and the later of those with as many."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench import records
+from bench.cli import records
 from bench.errors import BenchError
-from bench.record.record import Record
+from bench.results.record import Record
 
 NOT_MEASURED = "not measured"
 

@@ -7,13 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.errors import BenchError
-from bench.record.charts import beside, lined, titled
-from bench.record.record import Record
+from bench.results.charts import BLUE, GREY, INK, ORANGE, VERMILION, beside, footer, lined, titled
+from bench.results.record import Record
 from bench.search.compared import times_plain
 from bench.search.published import published
 from bench.search.results import Search
 from bench.search.ways import WAYS
-from bench.style import BLUE, GREY, INK, ORANGE, VERMILION, footer
 from bench.systems.ways import PLAIN
 from bench.units import size_name
 

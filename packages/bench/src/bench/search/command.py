@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import torch
 
-from bench.arguments import size
-from bench.deadline import Deadline
+from bench.cli.arguments import size
+from bench.cli.bench import Bench
+from bench.cli.options import Options
 from bench.errors import BenchError
-from bench.record.bench import Bench
-from bench.record.options import Options
+from bench.runner.deadline import Deadline
 from bench.search import measure
 from bench.search.dimensions import DEFAULT, FAMILIES, MEMORY_LIMITS, NAMES, QUICK, QUICK_LIMITS, dimensions
 from bench.search.report import REPORT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.record.record import Record
+from bench.results.record import Record
 from bench.search.results import Search, Trial, search_of
 from bench.systems.ways import PLAIN
 

@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import torch
 
-from bench.deadline import Deadline
 from bench.errors import BenchError
 from bench.networks import needs
-from bench.progress import progress
-from bench.record.record import Record
-from bench.record.run import Run, begun
+from bench.results.record import Record
+from bench.runner.deadline import Deadline
+from bench.runner.progress import progress
+from bench.runner.run import Run, begun
+from bench.runner.workers import TooLong
 from bench.search.bisection import Grid, largest
 from bench.search.dimensions import Dimension, dimensions
 from bench.search.processes import Trials
@@ -24,7 +25,6 @@ from bench.search.trial import Request
 from bench.search.ways import CONTEXT
 from bench.systems.ways import PLAIN
 from bench.units import size_name
-from bench.workers import TooLong
 
 RESOLUTION, QUICK_RESOLUTION = 0.05, 0.25
 

@@ -24,13 +24,13 @@ from typing import Any, Self
 
 import torch
 
-from bench import workers
-from bench.process_memory import ENVIRONMENT, release_cached
+from bench.runner import workers
+from bench.runner.process_memory import ENVIRONMENT, release_cached
+from bench.runner.workers import Ended, Worker
 from bench.search.dimensions import dimensions
 from bench.search.results import Trial
 from bench.search.trial import Request, prepare, says_out_of_memory, take
 from bench.units import MIB
-from bench.workers import Ended, Worker
 
 _REFUSED = "out of memory"  # the words of torch's allocator, and of actcore's operators, which ask it
 _LEFT = 16 * MIB  # that a trial on CUDA may leave in use: a thousandth of the limit

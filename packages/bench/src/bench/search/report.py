@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from bench.layout import short
-from bench.record.bench import Report
-from bench.record.record import Record
-from bench.record.tables import dim, number, table
+from bench.results.record import Record
+from bench.results.report import Report
+from bench.results.tables import dim, number, short, table
 from bench.search.chart import draw
 from bench.search.compared import proof, relative_throughput, times_plain
 from bench.search.published import PUBLISHED, Figure, published

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from bench.record.entry import Entry, at, metric, nested, numbers, part, series
-from bench.record.kind import Kind
-from bench.record.record import Record
+from bench.results.entry import Entry, at, metric, nested, numbers, part, series
+from bench.results.record import Kind, Record
 from bench.search.dimensions import NAMES
 from bench.search.ways import WAYS
 

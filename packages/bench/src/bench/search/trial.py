@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.errors import BenchError, DoesNotApply, reason
-from bench.process_memory import limit_allocation
+from bench.runner.process_memory import limit_allocation
 from bench.search import language_models
 from bench.search.dimensions import dimensions
 from bench.search.results import Trial

@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.errors import BenchError
-from bench.record.charts import beside, lined, titled
-from bench.record.record import Record
+from bench.results.charts import BLUE, FAINT, GREEN, GREY, PURPLE, VERMILION, beside, footer, lined, titled
+from bench.results.record import Record
 from bench.sensitivity.results import Sensitivities
-from bench.style import BLUE, FAINT, GREEN, GREY, PURPLE, VERMILION, footer
 
 _LOOKS = {
     "resnet18": ("ResNet-18", BLUE, "o"),

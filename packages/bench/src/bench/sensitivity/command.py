@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bench.arguments import THREADS
-from bench.record.bench import Bench
-from bench.record.options import Options
+from bench.cli.arguments import THREADS
+from bench.cli.bench import Bench
+from bench.cli.options import Options
 from bench.sensitivity.measure import MODELS, PAIRS, QUICK_MODELS, QUICK_PAIRS, QUICK_STEPS, STEPS, run
 from bench.sensitivity.report import REPORT
 from bench.sensitivity.results import KIND

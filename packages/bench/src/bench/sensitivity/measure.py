@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import track
 
 import integrations
-from bench.gradients import backward, gradient, relative_error
 from bench.networks import Case, bert, gcn, resnet18, vit_tiny
-from bench.record.record import Record
-from bench.record.run import begun
+from bench.results.record import Record
+from bench.runner.gradients import backward, gradient, relative_error
+from bench.runner.run import begun
 from bench.sensitivity.results import KIND, Sensitivities
 from integrations import LEVELS
 from integrations._handle.two_seed import two_seed_errors

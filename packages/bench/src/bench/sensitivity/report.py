@@ -8,10 +8,9 @@ from statistics import fmean
 from rich.console import RenderableType
 from rich.table import Table
 
-from bench.marks import marked
-from bench.record.bench import Report
-from bench.record.record import Record
-from bench.record.tables import table
+from bench.results.record import Record
+from bench.results.report import Report
+from bench.results.tables import marked, table
 from bench.sensitivity.chart import draw
 from bench.sensitivity.results import Sensitivities
 from bench.units import KIB

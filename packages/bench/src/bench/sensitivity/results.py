@@ -7,8 +7,8 @@ from statistics import fmean
 
 from scipy.stats import spearmanr
 
-from bench.record.entry import Entry, at, metric, part, series
-from bench.record.kind import Kind
+from bench.results.entry import Entry, at, metric, part, series
+from bench.results.record import Kind
 
 
 @part("model", "a model's tensors, one number a stored copy")

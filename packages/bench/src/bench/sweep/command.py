@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from bench.cli.bench import Bench
+from bench.cli.options import Options
 from bench.errors import BenchError
-from bench.record.bench import Bench
-from bench.record.options import Options
-from bench.record.record import Record
+from bench.results.record import Record
 from bench.sweep import page
 from bench.sweep.report import REPORT
 from bench.sweep.results import KIND

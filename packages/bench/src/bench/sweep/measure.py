@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import integrations
-from bench.gradients import relative_error
 from bench.networks import Case
+from bench.runner.gradients import relative_error
 from bench.sweep.results import Swept, easing
 from bench.sweep.subjects import INTEGRATIONS, Subject
 from integrations.report import Report

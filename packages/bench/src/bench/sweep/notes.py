@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from bench.record.record import Record
+from bench.results.record import Record
 from bench.sweep.results import ERROR, Swept, easing
 from bench.units import MIB
 from integrations import LEVELS

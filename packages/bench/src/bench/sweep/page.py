@@ -7,13 +7,13 @@ from itertools import groupby
 from pathlib import Path
 
 from bench.errors import BenchError
-from bench.machine import Machine
-from bench.record.record import Record
+from bench.results.files import write_text
+from bench.results.machine import Machine
+from bench.results.record import Record
 from bench.sweep.notes import eased, notes
 from bench.sweep.report import TITLE, of, summary
 from bench.sweep.results import Swept
 from bench.units import MIB
-from bench.whole_files import write_text
 
 
 def write(record: Record, path: Path) -> None:

@@ -8,10 +8,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.marks import marked
-from bench.record.bench import Report
-from bench.record.record import Record
-from bench.record.tables import mib, table
+from bench.results.record import Record
+from bench.results.report import Report
+from bench.results.tables import marked, mib, table
 from bench.sweep.notes import eased, notes
 from bench.sweep.results import Swept
 

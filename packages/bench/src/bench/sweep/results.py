@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.record.entry import Entry, at, metric, part, series
-from bench.record.kind import Kind
+from bench.results.entry import Entry, at, metric, part, series
+from bench.results.record import Kind
 from bench.sweep.subjects import SUBJECTS, WIDE
 from integrations import LEVELS
 

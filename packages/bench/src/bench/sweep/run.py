@@ -12,8 +12,8 @@ import torch
 
 from bench.errors import BenchError, MissingLibrary
 from bench.networks import needs
-from bench.record.record import Record
-from bench.record.run import begun
+from bench.results.record import Record
+from bench.runner.run import begun
 from bench.sweep.measure import measure
 from bench.sweep.results import KIND, Swept
 from bench.sweep.subjects import ECOSYSTEMS, Subject

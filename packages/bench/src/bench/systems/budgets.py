@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.record.record import Record
+from bench.results.record import Record
 from bench.systems.results import Cell
 from bench.systems.ways import BOUNDS, BUDGETS, PLAIN, WAYS
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from rich.table import Table
 
-from bench.record.record import Record
-from bench.record.tables import number, table
+from bench.results.record import Record
+from bench.results.tables import number, table
 from bench.systems.budgets import FASTER, Within, time_of, within_budgets
 from bench.systems.results import Cell, as_fresh
 from bench.systems.ways import PLAIN, label

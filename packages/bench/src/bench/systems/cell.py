@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import integrations
-from bench.gradients import relative_error
-from bench.memory import step_peak_bytes
-from bench.process_memory import Counters, counters, release_cached
-from bench.record.child import Child
-from bench.step_clock import steps_in_turn
+from bench.runner.child import Child
+from bench.runner.clock import steps_in_turn
+from bench.runner.gradients import relative_error
+from bench.runner.memory import step_peak_bytes
+from bench.runner.process_memory import Counters, counters, release_cached
 from bench.systems.device import captured, figures, profiled, with_workspaces
 from bench.systems.results import Cell, Fresh
 from bench.systems.subject import Subject

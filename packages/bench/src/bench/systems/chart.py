@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
 
 from bench.errors import BenchError
-from bench.record.charts import lined, titled
-from bench.record.record import Record
-from bench.style import BLUE, GREY, INK, ORANGE, VERMILION, footer
+from bench.results.charts import BLUE, GREY, INK, ORANGE, VERMILION, footer, lined, titled
+from bench.results.record import Record
 from bench.systems.budgets import time_of
 from bench.systems.front import NOISE, front, trains
 from bench.systems.results import Cell, as_fresh

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import torch
 
-from bench.arguments import positive
-from bench.deadline import Deadline
+from bench.cli.arguments import positive
+from bench.cli.bench import Bench
+from bench.cli.options import Options
 from bench.errors import BenchError
-from bench.record.bench import Bench
-from bench.record.options import Options
+from bench.runner.deadline import Deadline
 from bench.systems import measure, planning
 from bench.systems.gpu_subjects import SUBJECTS as GPU_SUBJECTS
 from bench.systems.gpu_subjects import WAYS as GPU_WAYS

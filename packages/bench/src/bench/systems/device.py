@@ -14,9 +14,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.errors import reason
-from bench.memory import live_bytes
-from bench.process_memory import Counters, allocator_peaks, release_cached
-from bench.step_clock import steps_in_turn
+from bench.runner.clock import steps_in_turn
+from bench.runner.memory import live_bytes
+from bench.runner.process_memory import Counters, allocator_peaks, release_cached
 from bench.systems.results import Figures
 
 _IN_A_ROW = 3  # steps between which nothing waits for the device

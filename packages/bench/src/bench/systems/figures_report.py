@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from bench.record.record import Record
-from bench.record.tables import mib, milliseconds, number, percent, table
+from bench.results.record import Record
+from bench.results.tables import mib, milliseconds, number, percent, table
 from bench.systems.results import Cell, Figures
 from bench.systems.ways import PLAIN, label
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.record.record import Record
+from bench.results.record import Record
 from bench.systems.budgets import time_of
 from bench.systems.results import Cell
 from bench.systems.ways import PLAIN

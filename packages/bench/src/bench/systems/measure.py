@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from bench.deadline import Deadline
-from bench.record.record import Record
-from bench.record.run import Run, begun
+from bench.results.record import Record
+from bench.runner.deadline import Deadline
+from bench.runner.run import Run, begun
 from bench.systems import cell as cells
 from bench.systems import planning
 from bench.systems.gpu_subjects import LAST

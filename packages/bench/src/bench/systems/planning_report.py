@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from bench.record.record import Record
-from bench.record.tables import number, table
+from bench.results.record import Record
+from bench.results.tables import number, table
 from bench.systems.results import Compared, Planning
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from bench.record.bench import Report
-from bench.record.record import Record
-from bench.record.tables import Column, dim, number, percent, table
+from bench.results.record import Record
+from bench.results.report import Report
+from bench.results.tables import Column, dim, number, percent, table
 from bench.systems.budgets import time_of
 from bench.systems.budgets_report import budget_tables, notes_of_budgets, peak_table
 from bench.systems.chart import draw

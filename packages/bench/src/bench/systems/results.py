@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.record.entry import Entry, Timed, at, metric, nested, numbers, part, series
-from bench.record.kind import Kind
-from bench.record.record import Record
+from bench.results.entry import Entry, Timed, at, metric, nested, numbers, part, series
+from bench.results.record import Kind, Record
 from bench.systems.subjects import NAMES
 from bench.systems.ways import WAYS
 

@@ -7,8 +7,8 @@ from statistics import fmean
 
 from rich.table import Table
 
-from bench.layout import columns
-from bench.record.record import Record
+from bench.results.record import Record
+from bench.results.tables import columns
 from bench.systems.ways import PLAIN
 from bench.text.published import LENGTH, MNLI, SKETCHES, THROUGHPUTS, Throughput
 from bench.text.results import Cell, Run, finished

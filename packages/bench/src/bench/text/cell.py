@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import integrations
-from bench.memory import saved_bytes, standing_peak_bytes, step_bytes
-from bench.process_memory import counters
-from bench.step_clock import steps_in_turn
+from bench.runner.clock import steps_in_turn
+from bench.runner.memory import saved_bytes, standing_peak_bytes, step_bytes
+from bench.runner.process_memory import counters
 from bench.systems.subject import Subject
 from bench.systems.ways import PLAIN, Surroundings
 from bench.text import ways

@@ -7,9 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.errors import BenchError
-from bench.record.charts import beside, lined, titled
-from bench.record.record import Record
-from bench.style import BLUE, INK, VERMILION, footer
+from bench.results.charts import BLUE, INK, VERMILION, beside, footer, lined, titled
+from bench.results.record import Record
 from bench.systems.ways import PLAIN
 from bench.text.results import Run, difference, smaller, trained
 from bench.text.ways import CONTROL

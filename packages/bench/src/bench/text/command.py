@@ -7,9 +7,9 @@ import argparse
 import torch
 
 from bench import sentences
-from bench.arguments import positive
-from bench.record.bench import Bench
-from bench.record.options import Options
+from bench.cli.arguments import positive
+from bench.cli.bench import Bench
+from bench.cli.options import Options
 from bench.systems.ways import PLAIN
 from bench.text import measure, ways
 from bench.text.models import NETWORKS

@@ -12,10 +12,10 @@ from torch import nn
 
 from bench.errors import BenchError, MissingLibrary
 from bench.networks import needs
-from bench.record.child import in_child
-from bench.record.record import Record
-from bench.record.run import Run as Going
-from bench.record.run import begun
+from bench.results.record import Record
+from bench.runner.child import in_child
+from bench.runner.run import Run as Going
+from bench.runner.run import begun
 from bench.text import encoding, models, texts, training
 from bench.text.cell import measure
 from bench.text.encoding import Encoded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.record.record import Record
+from bench.results.record import Record
 from bench.systems.ways import PLAIN
 from bench.text import beside
 from bench.text.published import FEWBIT, FEWBIT_PAPER, GACT, LENGTH

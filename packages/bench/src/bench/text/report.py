@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from bench.layout import short
-from bench.record.bench import Report
-from bench.record.record import Record
-from bench.record.tables import Column, dim, interval, mean, mib, milliseconds, number, percent, table
+from bench.results.record import Record
+from bench.results.report import Report
+from bench.results.tables import Column, dim, interval, mean, mib, milliseconds, number, percent, short, table
 from bench.systems.ways import PLAIN
 from bench.text import beside
 from bench.text.chart import draw

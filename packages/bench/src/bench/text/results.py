@@ -6,10 +6,9 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from bench.record.entry import Entry, Timed, at, metric, part, series, table
-from bench.record.kind import Kind
-from bench.record.record import Record, paired
-from bench.statistics import Difference
+from bench.results.entry import Entry, Timed, at, metric, part, series, table
+from bench.results.record import Kind, Record, paired
+from bench.results.statistics import Difference
 from bench.systems.ways import PLAIN
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import integrations
-from bench.memory import saved_bytes
+from bench.runner.memory import saved_bytes
 from bench.systems.subject import Subject
 from bench.systems.ways import PLAIN
 from bench.text import ways

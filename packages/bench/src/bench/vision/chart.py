@@ -7,9 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.errors import BenchError
-from bench.record.charts import lined, titled
-from bench.record.record import Record
-from bench.style import BLUE, GREY, INK, VERMILION, footer
+from bench.results.charts import BLUE, GREY, INK, VERMILION, footer, lined, titled
+from bench.results.record import Record
 from bench.vision.notes import FACTOR
 from bench.vision.results import Variance
 

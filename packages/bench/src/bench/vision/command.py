@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 
-from bench.arguments import positive, size, two
+from bench.cli.arguments import positive, size, two
+from bench.cli.bench import Bench
+from bench.cli.options import Options
 from bench.errors import BenchError
-from bench.record.bench import Bench
-from bench.record.options import Options
 from bench.units import size_name
 from bench.vision import folder, images, measure
 from bench.vision.compression import measure as compressing

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
-from bench.memory import PLAIN, Memory
 from bench.networks import resnet50
-from bench.progress import progress
-from bench.record.record import Record
-from bench.record.run import Run, begun, said
+from bench.results.record import Record
+from bench.runner.memory import PLAIN, Memory
+from bench.runner.progress import progress
+from bench.runner.run import Run, begun, said
 from bench.vision import folder, images, memory, step_time, training, variance
 from bench.vision import tasks as tasking
 from bench.vision.compression import cell as compression_cell

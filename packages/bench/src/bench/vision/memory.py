@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from bench.memory import PLAIN, Memory, measured_twice, saved_bytes, step_bytes
 from bench.networks import Case, resnet50
+from bench.runner.memory import PLAIN, Memory, measured_twice, saved_bytes, step_bytes
 from integrations import qmodules
 
 MODEL, BATCH = "resnet50", 16

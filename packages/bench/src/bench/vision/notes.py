@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from bench.memory import AGREEMENT, Memory
-from bench.record.record import Record
+from bench.results.record import Record
+from bench.runner.memory import AGREEMENT, Memory
 from bench.vision.compression import report as compression
 from bench.vision.compression.results import Cell
 from bench.vision.dense import report as dense

@@ -8,11 +8,10 @@ from statistics import fmean, median
 from rich.console import RenderableType
 from rich.table import Table
 
-from bench.marks import marked
-from bench.memory import AGREEMENT, Memory
-from bench.record.bench import Report
-from bench.record.record import Record
-from bench.record.tables import Column, interval, mean, mib, milliseconds, number, table
+from bench.results.record import Record
+from bench.results.report import Report
+from bench.results.tables import Column, interval, marked, mean, mib, milliseconds, number, table
+from bench.runner.memory import AGREEMENT, Memory
 from bench.vision.chart import draw
 from bench.vision.compression import report as compression
 from bench.vision.compression.results import Cell

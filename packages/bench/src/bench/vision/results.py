@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from bench.kernels.clock import median_ratio
-from bench.memory import Memory
-from bench.record.entry import Entry, at, metric, metrics, nested, part, series, table
-from bench.record.kind import Kind
-from bench.record.record import Record, pairs_of
-from bench.statistics import Difference, paired_difference
+from bench.results.entry import Entry, at, metric, metrics, nested, part, series, table
+from bench.results.record import Kind, Record, pairs_of
+from bench.results.statistics import Difference, paired_difference
+from bench.runner.clock import median_ratio
+from bench.runner.memory import Memory
 from bench.vision.compression.results import Cell
 from bench.vision.compression.ways import WAYS
 from bench.vision.dense.models import DENSE

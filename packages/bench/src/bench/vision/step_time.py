@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import torch
 
-from bench.kernels.clock import in_turn
+from bench.runner.clock import in_turn
 from bench.vision.images import Images
 from bench.vision.resnet import backward, batch_of, resnet20
 from bench.vision.results import StepTimes

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 import integrations
 from bench.errors import DoesNotApply
-from bench.memory import live_bytes, peak_bytes, saved_bytes, standing_peak_bytes
 from bench.networks import Case
-from bench.process_memory import ENVIRONMENT, HEAP_ONLY, Counters, counters, limit_allocation
-from bench.record.child import in_child
+from bench.runner.child import in_child
+from bench.runner.memory import live_bytes, peak_bytes, saved_bytes, standing_peak_bytes
+from bench.runner.process_memory import ENVIRONMENT, HEAP_ONLY, Counters, counters, limit_allocation
 from bench.vision.compression.peaks import peak_operator
 from bench.vision.compression.results import Cell
 from bench.vision.compression.ways import WAYS

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bench.process_memory import Counters
+from bench.runner.process_memory import Counters
 
 _NOTICED = 0.01
 """Part of the peak by which it must rise for an operator to be named: a page more says nothing."""

@@ -9,9 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.layout import columns
-from bench.marks import marked
-from bench.record.tables import dim, mib
+from bench.results.tables import columns, dim, marked, mib
 from bench.vision.compression.results import Cell
 from bench.vision.compression.targets import KEPT, PEAK, PEAKED, judged, kept_enough, peaked_enough
 from bench.vision.compression.ways import PLAIN

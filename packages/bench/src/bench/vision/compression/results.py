@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.record.entry import Entry, at, metric, part
+from bench.results.entry import Entry, at, metric, part
 
 
 @part("compression", "bytes of a model, trained in one way")

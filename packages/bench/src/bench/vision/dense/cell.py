@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bench.errors import reason
-from bench.gradients import relative_error
 from bench.networks import Case
+from bench.runner.gradients import relative_error
 from bench.vision.compression.cell import FEW, WARM_UP, Counted, Settings, measure_made
 from bench.vision.compression.results import Cell
 from bench.vision.compression.ways import PLAIN, WAYS

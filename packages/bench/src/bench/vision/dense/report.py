@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.table import Table
 from rich.text import Text
 
-from bench.record.tables import mib, number, table
+from bench.results.tables import mib, number, table
 from bench.vision.compression.ways import PLAIN
 from bench.vision.dense.models import DENSE
 from bench.vision.dense.results import DenseCell

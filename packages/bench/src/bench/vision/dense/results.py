@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.record.entry import metric, part, series
+from bench.results.entry import metric, part, series
 from bench.vision.compression.results import Cell
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from bench.record.entry import COORDINATE
-from bench.record.kind import Kind
-from bench.record.tables import table
+from bench.results.entry import COORDINATE
+from bench.results.record import Kind
+from bench.results.tables import table
 
 Row = tuple[str, str, str, str]
 """A part or ``settings``, a name, its unit, and what it is."""

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 from scipy import stats
 
-from bench.marks import UNDECIDED, Reached
-
 CONFIDENCE = 0.95
+
+UNDECIDED: Final = "undecided"
+"""A target that the measurements neither show to be reached nor to be missed."""
+
+Reached = bool | Literal["undecided"] | None
+"""Whether a target is reached; ``None`` where there is none, or nothing to judge by."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from bench.activations.command import BENCH as ACTIVATIONS
 from bench.checkpoint.command import BENCH as CHECKPOINT
+from bench.cli.bench import Bench
 from bench.fewbit.command import BENCH as FEWBIT
 from bench.gnn.command import BENCH as GNN
 from bench.gpu.results import KIND as STAGES
@@ -14,8 +15,8 @@ from bench.gpu.stage_report import REPORT as STAGE
 from bench.kernels.command import BENCH as KERNELS
 from bench.llm.command import BENCH as LLM
 from bench.operators.command import BENCH as OPERATORS
-from bench.record.bench import Bench, Report
-from bench.record.kind import Kind
+from bench.results.record import Kind
+from bench.results.report import Report
 from bench.search.command import BENCH as SEARCH
 from bench.sensitivity.command import BENCH as SENSITIVITY
 from bench.sweep.command import BENCH as SWEEP

@@ -6,11 +6,12 @@ from argparse import Namespace
 
 from rich.errors import NotRenderableError
 
-from bench import pages, records
+from bench import pages
+from bench.cli import records
+from bench.cli.bench import require_writable
 from bench.errors import BenchError
-from bench.layout import console
-from bench.record.bench import require_writable
-from bench.whole_files import write_text
+from bench.results.files import write_text
+from bench.results.tables import console
 
 _CONTRADICTIONS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, NotRenderableError)
 """What tables raise of entries whose parts do not go together: a file says what it says."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
 from bench.errors import BenchError
-from bench.machine import Machine
-from bench.whole_files import written_whole
+from bench.results.files import written_whole
+from bench.results.machine import Machine
 
 # Okabe and Ito's colours, which keep apart for every kind of colour vision (https://jfly.uni-koeln.de/color/).
 BLUE, GREEN, VERMILION, PURPLE, ORANGE = "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00"
@@ -60,3 +61,19 @@ def footer(figure: Figure, text: str, machine: Machine) -> None:
     threads = f"{machine.threads} thread{'s' * (machine.threads > 1)}"
     where = ", ".join(filter(None, (machine.processor, threads, versions, machine.date, commit)))
     figure.text(0.01, 0.015, f"{text}\n{where}.", color=FAINT, fontsize=8)
+
+
+def lined(axes: Axes, axis: Literal["x", "y", "both"] = "both") -> None:
+    """Faint lines behind what is drawn."""
+    axes.grid(axis=axis, color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def titled(axes: Axes, title: str, size: float = 11) -> None:
+    """A title above the left end."""
+    axes.set_title(title, loc="left", fontsize=size, weight="bold")
+
+
+def beside(axes: Axes, text: str, at: tuple[float, float], by: tuple[float, float], **options: Any) -> None:
+    """A text so many points beside a place."""
+    axes.annotate(text, at, xytext=by, textcoords="offset points", **options)

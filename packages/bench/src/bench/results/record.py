@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bench.machine import Machine
-from bench.record.entry import Entry
+from bench.results.entry import Entry
+from bench.results.machine import Machine
 
 if TYPE_CHECKING:
-    from bench.statistics import Difference
+    from bench.results.statistics import Difference
+
 
 Found = TypeVar("Found", bound=Entry)
 
@@ -74,7 +75,7 @@ def paired(entries: Iterable[Found], references: Iterable[Found], value: Callabl
         references: the same, most often of plain training.
         value: of an entry.
     """
-    from bench.statistics import paired_difference  # scipy, which a machine that is lent need not have
+    from bench.results.statistics import paired_difference  # scipy, which a machine that is lent need not have
 
     pairs = pairs_of(entries, references)
     if not pairs:
@@ -96,3 +97,44 @@ def in_order_of(*names: Sequence[str]) -> Callable[[Sequence[str]], tuple[int, .
     """A function that gives the places of names in lists of them, to sort by."""
     places = [{name: place for place, name in enumerate(some)} for some in names]
     return lambda wanted: tuple(known.get(name, len(known)) for known, name in zip(places, wanted, strict=True))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of record.
+
+    Attributes:
+        name: in files; that of the bench's command, most often.
+        entries: the classes of its entries.
+        settings: names of what must be the same for a run to be taken up, with what they are in words.
+        others: names of settings that are known only after a while, or are of one part, in the same way.
+        order: to sort entries by; ``None`` leaves them as they were found.
+        packages: whose versions matter where they are installed, besides ``bench.results.machine.PACKAGES``.
+    """
+
+    name: str
+    entries: tuple[type[Entry], ...]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
+    order: Callable[[Any], Any] | None = field(default=None, compare=False)
+    packages: tuple[str, ...] = ()
+
+    def entry_of(self, content: Mapping[str, Any]) -> Entry:
+        """An entry, from what a file has of it.
+
+        Raises:
+            ValueError: it is of no part of this kind, or has a name that its part has not.
+        """
+        name = content.get("part")
+        found = next((one for one in self.entries if one.part == name), None)
+        if found is None:
+            raise ValueError(f"{self.name} has no part {name!r}; it has {', '.join(one.part for one in self.entries)}")
+        try:
+            return found.of(content)
+        except TypeError as error:
+            raise ValueError(f"an entry of part {name}: {error}") from error
+
+    def require_settings(self, settings: Mapping[str, Any]) -> None:
+        """Raises ``ValueError`` for a setting that is not declared."""
+        if other := settings.keys() - self.settings.keys() - self.others.keys():
+            raise ValueError(f"{self.name} has no setting {', '.join(sorted(other))}")

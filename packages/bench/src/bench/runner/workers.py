@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import IO, Any, Self
 
-from bench.process_memory import ENVIRONMENT
+from bench.runner.process_memory import ENVIRONMENT
 
 _FAREWELL = 20.0  # seconds that a process has to end by itself
 

@@ -12,15 +12,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from bench.deadline import Deadline
 from bench.errors import BenchError, DoesNotApply, MissingLibrary, reason
-from bench.machine import PACKAGES, Machine
-from bench.progress import progress
-from bench.record.entry import Entry
-from bench.record.files import load, save
-from bench.record.kind import Kind
-from bench.record.record import Record
-from bench.workers import TooLong
+from bench.results.entry import Entry
+from bench.results.files import load, save
+from bench.results.machine import PACKAGES, Machine
+from bench.results.record import Kind, Record
+from bench.runner.deadline import Deadline
+from bench.runner.progress import progress
+from bench.runner.workers import TooLong
 
 Wanted = TypeVar("Wanted", bound=Entry)
 

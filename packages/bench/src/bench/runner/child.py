@@ -1,4 +1,4 @@
-"""One entry in a process of its own: ``python -m bench.record.child`` answers requests, a line of JSON each.
+"""One entry in a process of its own: ``python -m bench.runner.child`` answers requests, a line of JSON each.
 
 A request names a function of a module, which is given the entry and options, and returns the entry with its numbers.
 """
@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from bench.errors import DoesNotApply, reason
-from bench.process_memory import ENVIRONMENT
-from bench.record.entry import Entry
-from bench.workers import Ended, Worker, serve
+from bench.results.entry import Entry
+from bench.runner.process_memory import ENVIRONMENT
+from bench.runner.workers import Ended, Worker, serve
 
 Measured = TypeVar("Measured", bound=Entry)
 
-_MODULE = "bench.record.child"
+_MODULE = "bench.runner.child"
 
 
 class Child:

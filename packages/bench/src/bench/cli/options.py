@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.arguments import positive
+from bench.cli.arguments import positive
 
 
 class Options:

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import integrations
-from bench.process_memory import HEAP_ONLY, Counters, counters
-from bench.record.child import Child
-from bench.record.entry import Entry, at, metric, part
+from bench.results.entry import Entry, at, metric, part
+from bench.runner.child import Child
+from bench.runner.process_memory import HEAP_ONLY, Counters, counters
 
 REPEATS = 3
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rich.console import Group
 
-from bench.benches import RECORDS, kind_of
-from bench.record import files
-from bench.record.files import save
-from bench.record.record import Record
+from bench.cli.suites import RECORDS, kind_of
+from bench.results import files
+from bench.results.files import save
+from bench.results.record import Record
 
 __all__ = ["draw", "load", "save", "shown"]
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bench import commands
-from bench.benches import BENCHES
+from bench.cli import commands
+from bench.cli.bench import Bench
+from bench.cli.options import Options
+from bench.cli.suites import BENCHES
 from bench.errors import BenchError
-from bench.record.bench import Bench
-from bench.record.options import Options
 
 
 class _Parser(argparse.ArgumentParser):
