@@ -14,7 +14,7 @@ from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.records import shown
 from bench.fewbit import measure, memory, roberta, step_time, training
-from bench.fewbit.notes import learned
+from bench.fewbit.report import learned
 from bench.fewbit.results import BertRun, Peak, Times, held_out
 from bench.fewbit.roberta import WAYS, Shape, Way
 from bench.results.machine import Machine

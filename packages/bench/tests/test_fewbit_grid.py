@@ -10,7 +10,8 @@ import torch
 from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.records import shown
-from bench.fewbit import measure, memory, published, roberta
+from bench.fewbit import measure, memory, roberta
+from bench.fewbit import report as published
 from bench.fewbit.results import GridCell, Times
 from bench.fewbit.roberta import RATIOS, WAYS, Shape, Way
 from bench.pages import rendered

@@ -15,11 +15,10 @@ from bench.results.record import Record
 from bench.results.tables import console
 from bench.search import chart, measure
 from bench.search.bisection import Found, Grid, largest
-from bench.search.compared import relative_throughput, times_plain
 from bench.search.dimensions import DEFAULT, FAMILIES, MEMORY_LIMITS, NAMES, QUICK, QUICK_LIMITS, dimensions
 from bench.search.image_models import RESNET_152, scaled_stages
 from bench.search.published import PUBLISHED
-from bench.search.results import Search, Trial, search_of
+from bench.search.results import Search, Trial, relative_throughput, search_of, times_plain
 from bench.systems.ways import PLAIN, WAYS
 from bench.units import GIB, MIB
 

@@ -21,7 +21,7 @@ from bench.runner.process_memory import ENVIRONMENT
 from bench.search.dimensions import dimensions
 from bench.systems import cell as cells
 from bench.systems import chart, subjects
-from bench.systems.front import front
+from bench.systems.fronts import front
 from bench.systems.graph_layers import GraphLayers
 from bench.systems.results import Cell
 from bench.systems.subject import Subject

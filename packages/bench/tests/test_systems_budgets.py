@@ -12,7 +12,7 @@ from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.child import here
 from bench.systems import cell as cells
-from bench.systems.budgets import within_budgets
+from bench.systems.fronts import within_budgets
 from bench.systems.peak_subjects import BESIDE
 from bench.systems.peak_subjects import SUBJECTS as PEAK_SUBJECTS
 from bench.systems.results import Cell, Fresh, as_fresh

@@ -16,8 +16,7 @@ from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.memory import Memory
 from bench.vision import images, measure, memory, resnet, step_time, tasks, training, variance
-from bench.vision.notes import below
-from bench.vision.report import ratio_of
+from bench.vision.report import below, ratio_of
 from bench.vision.results import Ablated, StepTimes, Variance, VisionCurve, comparisons, noise_of
 from integrations.qmodules import GradientVariance, LayerVariance
 from integrations.qmodules.layers import QLayer

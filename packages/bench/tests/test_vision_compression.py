@@ -24,10 +24,9 @@ from bench.vision.compression import measure as compressing
 from bench.vision.compression.cell import Settings
 from bench.vision.compression.peaks import peak_operator
 from bench.vision.compression.results import Cell
-from bench.vision.compression.targets import KEPT
 from bench.vision.compression.ways import PLAIN, WAYS
 from bench.vision.models import ImageModel
-from bench.vision.published import COMPRESSED
+from bench.vision.published import COMPRESSED, KEPT
 
 
 def missing(name):

@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from bench.activations.notes import ERRORS, TIMES
-from bench.activations.results import LevelResult
+from bench.activations.results import ERRORS, TIMES, LevelResult
 from bench.errors import BenchError
 from bench.results.charts import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, VERMILION, beside, footer, lined, titled
 from bench.results.record import Record
@@ -30,7 +29,7 @@ def draw(record: Record) -> Figure:
     Raises:
         BenchError: that part was not run.
     """
-    rows = _rows([entry for entry in record.of(LevelResult) if not entry.failure])
+    rows = _rows(record.measured(LevelResult))
     if not rows:
         raise BenchError("a chart shows the part models; run it with --part models")
     height = 1.9 + 0.3 * (rows[-1][0] + 1)

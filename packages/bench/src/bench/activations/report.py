@@ -9,25 +9,39 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from bench.activations.chart import draw
-from bench.activations.notes import ALONE, ERRORS, HELD, MICROSECONDS, NO_RATIO, RATIOS, TIMES, notes, targets
-from bench.activations.results import Adaptation, InitialError, LevelResult, Overhead, alone_microseconds
+from bench.activations.results import ERRORS, TIMES, Adaptation, InitialError, LevelResult, Overhead, alone_microseconds
 from bench.results.record import Record
-from bench.results.report import Report
-from bench.results.tables import marked, mib, milliseconds, table
+from bench.results.report import Report, notes_of_missing
+from bench.results.tables import bounded, marked, mib, milliseconds, table
 from bench.runner.memory import AGREEMENT, Memory
+
+# At least, by level, of ResNet-18, ViT-tiny and BERT.
+RATIOS = {"L1": 5.0, "L2": 7.0, "L2.2": 12.0}
+
+NO_RATIO = ("gcn", "resnet50", "llama")
+
+MICROSECONDS, ALONE = 15.0, 8.0  # at most: a packed tensor beyond its codec, one that is left alone
+
+HELD = (
+    "resnet18",
+    "resnet50",
+    "vit_tiny",
+    "bert",
+    "llama",
+)  # a graph network's tensors are as small as the objects that hold them
 
 
 def tables(record: Record) -> Iterator[Table]:
     """One for each part that was run."""
-    if levels := [entry for entry in record.of(LevelResult) if not entry.failure]:
+    if levels := record.measured(LevelResult):
         yield _models(levels)
-    if overheads := [entry for entry in record.of(Overhead) if not entry.failure]:
+    if overheads := record.measured(Overhead):
         yield _overheads(overheads)
-    if memories := [entry for entry in record.of(Memory) if not entry.failure]:
+    if memories := record.measured(Memory):
         yield _memories(memories)
-    if adaptations := [entry for entry in record.of(Adaptation) if not entry.failure]:
+    if adaptations := record.measured(Adaptation):
         yield _adaptations(adaptations)
-    if initial := [entry for entry in record.of(InitialError) if not entry.failure]:
+    if initial := record.measured(InitialError):
         yield _initial(initial)
 
 
@@ -43,31 +57,28 @@ def _models(levels: Sequence[LevelResult]) -> Table:
         ("level", lambda row: "plain" if row[1] else row[0].level),
         ("saved\nMiB", lambda row: mib(row[0].original_bytes, 2)),
         ("stored\nMiB", lambda row: mib(row[0].stored_bytes, 2)),
-        ("times\nsmaller", lambda row: _smaller(row[0])),
+        ("times\nsmaller", lambda row: bounded(row[0].smaller, ".1f", least=_least(row[0]))),
         ("gradient's\nerror", lambda row: _error(row[0])),
-        ("step time", lambda row: _time(row[0])),
+        ("step time", lambda row: bounded(row[0].ratio, ".2f", most=TIMES.get(row[0].place))),
         labels=2,
         instead=lambda row: [*[""] * 4, f"{milliseconds(row[0].plain_seconds, 0)} ms  "] if row[1] else None,
     )
 
 
-def _smaller(entry: LevelResult) -> RenderableType:
-    least = None if entry.model in NO_RATIO else RATIOS.get(entry.level)
-    return marked(f"{entry.smaller:.1f}", None if least is None else entry.smaller >= least)
+def _least(entry: LevelResult) -> float | None:
+    return None if entry.model in NO_RATIO else RATIOS.get(entry.level)
 
 
 def _error(entry: LevelResult | InitialError) -> RenderableType:
-    most = ERRORS.get(entry.level)
-    return marked(f"{entry.error:.3f}", None if most is None else entry.error <= most)
-
-
-def _time(entry: LevelResult) -> RenderableType:
-    most, slower = TIMES.get((entry.model, entry.level)), entry.ratio or 0.0
-    return marked(f"{slower:.2f}", None if most is None else slower <= most)
+    return bounded(entry.error, ".3f", most=ERRORS.get(entry.level))
 
 
 def _overheads(overheads: Sequence[Overhead]) -> Table:
     alone = alone_microseconds(overheads)
+
+    def beyond(entry: Overhead) -> float | None:
+        return None if alone is None or not entry.packed else entry.packed_microseconds(alone)
+
     return table(
         overheads,
         ("overhead at L1", lambda entry: entry.chain),
@@ -76,22 +87,14 @@ def _overheads(overheads: Sequence[Overhead]) -> Table:
         ("packed", lambda entry: str(entry.packed)),
         ("plain step\nµs", lambda entry: milliseconds([1e3 * one for one in entry.plain_seconds], 0)),
         ("more\nµs", lambda entry: f"{entry.step_microseconds:,.0f}"),
-        ("µs one\nleft alone", _left_alone),
+        (
+            "µs one\nleft alone",
+            lambda entry: bounded(None if entry.packed else entry.saved_microseconds, ".1f", most=ALONE),
+        ),
         ("codec\nµs", lambda entry: f"{entry.codec_microseconds:.1f}"),
-        ("µs a packed\nbeyond it", lambda entry: _beyond(entry, alone)),
+        ("µs a packed\nbeyond it", lambda entry: bounded(beyond(entry), ".1f", most=MICROSECONDS)),
         labels=2,
     )
-
-
-def _left_alone(entry: Overhead) -> RenderableType:
-    return "" if entry.packed else marked(f"{entry.saved_microseconds:.1f}", entry.saved_microseconds <= ALONE)
-
-
-def _beyond(entry: Overhead, alone: float | None) -> RenderableType:
-    if alone is None or not entry.packed:
-        return ""
-    beyond = entry.packed_microseconds(alone)
-    return marked(f"{beyond:.1f}", beyond <= MICROSECONDS)
 
 
 def _memories(memories: Sequence[Memory]) -> Table:
@@ -154,6 +157,61 @@ def _initial(initial: Sequence[InitialError]) -> Table:
         *((heading, lambda model, level=level: errors.get((model, level), "")) for heading, level in levels),
         labels=2,
     )
+
+
+def notes(record: Record) -> Iterator[str]:
+    """A paragraph a part that was run."""
+    levels = record.measured(LevelResult)
+    yield from (f"{model}: {what}." for model, what in {entry.model: entry.what for entry in levels}.items())
+    yield from (f"{entry.label}: {entry.reason}." for entry in record.entries if entry.failure)
+    if levels:
+        level = levels[0]  # as many steps and rounds as all others
+        yield (
+            "saved: what autograd alone keeps of the model's forward. gradient's error: of the whole gradient at "
+            "initialisation, relative to full precision with the same dropout; mean of "
+            f"{len(level.errors)} steps, each with other noise. step time: forward and backward, no optimizer, over "
+            f"plain, in turn; median of the ratios of {len(level.seconds)} rounds. Adaptive levels after two steps, "
+            "with their plan."
+        )
+    if record.of(Overhead):
+        yield (
+            "overhead: all that compression adds to forward and backward of tiny layers, a step's fixed part included: "
+            "over the saved tensors, in the chain whose layers save nothing but buffers, which are left alone; in the "
+            "others less that for each weight, over the packed tensors, less the codec, which is the time to compress "
+            "and decompress one such tensor in 4 bits with nothing around it."
+        )
+    if memories := record.of(Memory):
+        yield (
+            "measured: live bytes of the process after a forward; at a level without what lives beside the untouched "
+            "model's saved tensors, too, its result and the graph. peak: the most during forward and backward, less "
+            "what was there before and the gradients."
+        )
+        yield from notes_of_missing(memories)
+    if adaptations := record.of(Adaptation):
+        yield (
+            "adaptation: an ordinary step, with a plan, and one that is measured and makes the next plan, in turn; "
+            f"median of the ratios of {len(adaptations[0].seconds)} rounds."
+        )
+    if initial := record.of(InitialError):
+        first = initial[0]
+        yield (
+            f"initial: models as timm makes them, {first.what}; error of the whole gradient, mean of "
+            f"{len(first.errors)} steps, each with other noise."
+        )
+
+
+def targets(record: Record) -> Iterator[str]:
+    """What was asked of the parts that were run."""
+    if record.of(LevelResult):
+        ratios = ", ".join(f"{level} {least:g}" for level, least in RATIOS.items())
+        times = ", ".join(f"{model} at {level} {most:g}" for (model, level), most in TIMES.items())
+        yield f"times smaller at least {ratios} (not {', '.join(NO_RATIO)}); step time at most {times}"
+    if bool(record.of(LevelResult)) or bool(record.of(InitialError)):
+        yield f"error at most {', '.join(f'{level} {most:g}' for level, most in ERRORS.items())}"
+    if record.of(Overhead):
+        yield f"{MICROSECONDS:g} µs a packed tensor beyond its codec, {ALONE:g} µs one that is left alone"
+    if record.of(Memory):
+        yield f"measured bytes those of the report within {AGREEMENT:.0%} ({', '.join(HELD)})"
 
 
 REPORT = Report("Models under compression", tables, notes, targets, draw=draw)

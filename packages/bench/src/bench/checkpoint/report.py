@@ -12,16 +12,18 @@ from rich.text import Text
 from bench.checkpoint.architectures import ARCHITECTURES
 from bench.checkpoint.chart import draw
 from bench.checkpoint.contenders import PLAIN
-from bench.checkpoint.notes import notes
 from bench.checkpoint.results import Peak, Planned, StepTimes, cut
-from bench.checkpoint.targets import CAPTURE, SEARCH, published_cut, targets, within
+from bench.checkpoint.sizes import small
+from bench.checkpoint.targets import AGREEMENT, CAPTURE, SEARCH, published_cut, targets, within
 from bench.results.record import Record
 from bench.results.report import Report
-from bench.results.tables import Column, columns, header, marked, mib, milliseconds, number, table
+from bench.results.tables import Column, bounded, header, marked, mib, milliseconds, number, table
+from bench.units import size_name
 
 _Row = TypeVar("_Row", Peak, StepTimes)
 
 TITLE = "Optimal checkpointing"
+
 PARTS = (0.75, 0.5, 0.35)  # of the plain peak, at which modelled times are shown
 
 
@@ -33,12 +35,12 @@ def head(record: Record) -> Text:
 
 def tables(record: Record) -> Iterator[Table]:
     """One for each part that was run, and of what is asked."""
-    if plans := [plan for plan in record.of(Planned) if not plan.failure]:
+    if plans := record.measured(Planned):
         yield _plans(plans)
     timed = {time.place for time in record.of(StepTimes)}
     if alone := [peak for peak in record.of(Peak) if peak.place not in timed and peak.peak_bytes is not None]:
         yield _peaks(record, alone)
-    if times := [time for time in record.of(StepTimes) if not time.failure]:
+    if times := record.measured(StepTimes):
         yield _steps(record, times)
     yield _targets(record)
 
@@ -128,12 +130,14 @@ def _ordered(entries: Sequence[_Row]) -> list[_Row]:
 
 
 def _targets(record: Record) -> Table:
-    made = columns("number to reach", "asked for", "found", labels=3)
-    for column in made.columns:
-        column.no_wrap = False
-    for target in targets(record):
-        made.add_row(target.what, target.asked, marked(target.found or "not measured", target.reached))
-    return made
+    return table(
+        targets(record),
+        ("number to reach", lambda target: target.what),
+        ("asked for", lambda target: target.asked),
+        ("found", lambda target: marked(target.found or "not measured", target.reached)),
+        labels=3,
+        wrap=True,
+    )
 
 
 def _difference(time: StepTimes, largest: float | None) -> RenderableType:
@@ -151,11 +155,77 @@ def _percent(part: float | None) -> str:
     return "" if part is None else f"+{100 * part:.0f} %"
 
 
-def _seconds(found: float, most: float | None, plan: Planned) -> Text:
+def _seconds(found: float, most: float | None, plan: Planned) -> RenderableType:
     """Marked at the table's own size alone."""
     architecture = ARCHITECTURES.get(plan.model)
     own = architecture is not None and (plan.batch, plan.size) == (architecture.batch, architecture.size)
-    return marked(f"{found:.2f}", None if most is None or not own else found <= most)
+    return bounded(found, ".2f", most=most if own else None)
+
+
+def notes(record: Record) -> Iterator[str]:
+    """A paragraph a table, then what failed."""
+    if plans := record.of(Planned):
+        yield (
+            "planned: what a plan says; no step is taken. inputs: samples, and their height and width or number of "
+            "tokens. plain: the activation peak of the step that keeps everything; least: of the plan with the least. "
+            "added time: of the quickest plan within that part of the plain peak, by the model of operators' times, as "
+            "a part of a plain step's. capture, search: seconds on this machine, for all plans of a model together. "
+            "paper's cut: what Feng and Huang's objective is, optimised, by its own accounting, in which every "
+            "operator's result counts."
+        )
+        yield from sorted({f"{plan.model} was {plan.note}." for plan in plans if plan.note})
+    if record.of(Peak):
+        yield (
+            "measured peak: the most memory during forward and backward, less what was there before and the gradients, "
+            f"in a process of its own that may take {size_name(record.settings['memory_limit'])}. Where a step takes "
+            "long, the one before it, which pays for caches, was of fewer samples. ours: plans of "
+            "integrations.checkpoint, within that part of the planned plain peak. "
+            "each block: torch.utils.checkpoint around each block. torch.compile: with that activation_memory_budget. "
+            f"measured / planned: ✓ within {AGREEMENT:.0%}. cut: of the measured plain peak; ✓ at least what was "
+            "published, by the README of OptimalGradCheckpointing, of a GPU's memory."
+        )
+        yield from _reduced(record)
+    if times := record.of(StepTimes):
+        rounds = max(len(time.seconds) for time in times)
+        yield (
+            "step: forward and backward at a size at which they take seconds. time: the median; over plain's: the "
+            f"median over {rounds} rounds in turn of a step's time over the plain one's of the same round, and its "
+            "range. differ by: the largest difference of any element of a gradient, or of a buffer, from those of a "
+            "plain step with the same random numbers, as a part of the largest element of all."
+        )
+    yield from _failures(record)
+    commits = sorted({entry.commit for entry in record.entries if entry.commit})
+    if len(commits) > 1:
+        yield f"Measured with commits {', '.join(commits)}; the file says which number is of which."
+
+
+def _reduced(record: Record) -> Iterator[str]:
+    """The models that were measured at fewer samples than their table has."""
+    batches = {}
+    for peak in record.of(Peak):
+        architecture = ARCHITECTURES.get(peak.model)
+        if architecture is None or peak.size != architecture.size or peak.peak_bytes is None:
+            continue
+        if peak.batch < architecture.batch and (peak.batch, peak.size) != small(architecture):
+            batches[peak.model] = f"{peak.model} at {peak.batch} instead of {architecture.batch}"
+    if batches:
+        yield f"Not the table's own batch, which does not fit: {', '.join(batches.values())}."
+
+
+def _failures(record: Record) -> Iterator[str]:
+    for plan in record.of(Planned):
+        if plan.failure:
+            yield f"Not planned: {plan.model}, {plan.batch} at {plan.size}: {plan.failure}"
+    for peak in record.of(Peak):
+        if peak.failure:
+            yield f"Not measured: peak of {_said(peak)}: {peak.failure}"
+    for time in record.of(StepTimes):
+        if time.failure:
+            yield f"Not measured: time of {_said(time)}: {time.failure}"
+
+
+def _said(entry: Peak | StepTimes) -> str:
+    return f"{entry.model}, {entry.way}, {entry.batch} at {entry.size}"
 
 
 REPORT = Report(TITLE, tables, notes, head=head, draw=draw)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +16,7 @@ from bench.gnn.summary import EPOCHS, LOSS_MARGIN, SEEDS, Row, rows
 from bench.kernels import TARGET, KernelTime
 from bench.results.record import Record
 from bench.results.report import Report
-from bench.results.tables import columns, commands, interval, marked
+from bench.results.tables import Column, bounded, commands, dim, interval, labelled, marked, number, table
 from bench.runner.memory import AGREEMENT, Memory
 from bench.units import MIB
 from integrations import LEVELS
@@ -26,21 +25,17 @@ TITLE = "Training with compressed activations"
 
 
 def head(record: Record) -> Text:
-    """What was trained on what, where."""
+    """The header: data, recipe, machine and command."""
     recipe = ", ".join(f"{name} {_value(value)}" for name, value in record.settings["recipe"].items())
     seeds = len(record.values(Curve, "seed"))
     trained = f"; {seeds} {'seed' if seeds == 1 else 'seeds, paired'}" if seeds else ""
     took = f"; training took {record.seconds / 60:.1f} minutes" if seeds else ""
-    return Text.assemble(
-        (f"{TITLE}\n", "bold"),
-        ("data     ", "dim"),
-        f"{record.settings['data']}\n",
-        ("recipe   ", "dim"),
-        f"{recipe}{trained}\n",
-        ("machine  ", "dim"),
-        f"{record.machine}\n",
-        ("command  ", "dim"),
-        f"{commands(record.machine)}{took}\n",
+    return labelled(
+        TITLE,
+        data=record.settings["data"],
+        recipe=f"{recipe}{trained}",
+        machine=str(record.machine),
+        command=f"{commands(record.machine)}{took}",
     )
 
 
@@ -55,78 +50,80 @@ def tables(record: Record) -> Iterator[Table]:
 
 
 def _accuracy(record: Record) -> Table:
-    measure = f"test\n{record.settings['measure']}, %"
     found = [row for row in rows(record) if row.trained]
-    failures = [""] if any(row.failures for row in found) else []
-    headings = (measure, "difference\n95 % interval", "final loss\nrelative", "epoch\nrelative", *failures)
-    table = columns(f"accuracy on\n{record.settings['dataset']}", *headings)
-    for row in _by_model(table, found):
-        table.add_row(*_accuracy_cells(row)[: len(table.columns)])
-    return table
+    failed: list[Column[Row]] = [("", _failures)] if any(row.failures for row in found) else []
+    return table(
+        found,
+        (f"accuracy on\n{record.settings['dataset']}", _level),
+        (f"test\n{record.settings['measure']}, %", _test),
+        ("difference\n95 % interval", _compared(lambda row: interval(row.difference, 2), "accuracy_reached")),
+        ("final loss\nrelative", _compared(lambda row: number(row.loss_ratio, ".3f"), "loss_reached")),
+        ("epoch\nrelative", _epoch),
+        *failed,
+        above=_model,
+        sections=True,
+        instead=lambda row: [*[""] * 4, _failures(row)] if row.accuracy is None else None,
+    )
 
 
-def _accuracy_cells(row: Row) -> list[RenderableType]:
-    failed = Text("; ".join(f"failed: {failure}" for failure in row.failures), style="dim")
-    if row.accuracy is None:
-        return [_level(row), "", "", "", "", failed]
-    accuracy = f"{row.accuracy:.1f}{'' if row.accuracy_spread is None else f' ± {row.accuracy_spread:.1f}'}"
+def _test(row: Row) -> RenderableType:
+    spread = "" if row.accuracy_spread is None else f" ± {row.accuracy_spread:.1f}"
+    return marked(f"{row.accuracy:.1f}{spread}", row.accuracy_reached if row.level == REFERENCE else None)
+
+
+def _compared(text: Callable[[Row], str], reached: str) -> Callable[[Row], RenderableType]:
+    """A cell that compares a level with full precision, whose own is empty."""
+    return lambda row: "" if row.level == REFERENCE else marked(text(row) or "-", getattr(row, reached))
+
+
+def _epoch(row: Row) -> str:
     if row.level == REFERENCE:
-        seconds = "" if row.epoch_seconds is None else f"{1000 * row.epoch_seconds:.0f} ms"
-        return [_level(row), marked(accuracy, row.accuracy_reached), "", "", seconds, failed]
-    return [
-        _level(row),
-        marked(accuracy, None),
-        marked(_difference(row), row.accuracy_reached),
-        marked(_number(row.loss_ratio, ".3f"), row.loss_reached),
-        _number(row.time_ratio, ".2f"),
-        failed,
-    ]
+        return "" if row.epoch_seconds is None else f"{1000 * row.epoch_seconds:.0f} ms"
+    return number(row.time_ratio, ".2f") or "-"
+
+
+def _failures(row: Row) -> Text:
+    return dim("; ".join(f"failed: {failure}" for failure in row.failures))
 
 
 def _memory(record: Record) -> Table:
-    headings = ("activations\nMiB", "times\nsmaller", "measured /\nreported", "peak\nMiB", "times\nsmaller")
-    table = columns(f"memory on\n{record.settings['dataset']}", *headings)
-    for row in _by_model(table, [row for row in rows(record) if row.memory is not None]):
-        table.add_row(*_memory_cells(row))
-    return table
+    def stored(text: Callable[[Row], RenderableType]) -> Callable[[Row], RenderableType]:
+        """A cell of what the report says is stored, which is empty where it says nothing."""
+        return lambda row: "" if row.memory is None or row.memory.stored_bytes is None else text(row)
+
+    def peak(row: Row) -> str:
+        nbytes = None if row.memory is None else row.memory.peak_bytes
+        return "not measured" if nbytes is None else _mib(nbytes)
+
+    return table(
+        [row for row in rows(record) if row.memory is not None],
+        (f"memory on\n{record.settings['dataset']}", _level),
+        ("activations\nMiB", lambda row: _activations(row.memory)),
+        ("times\nsmaller", stored(lambda row: marked(number(row.ratio, ".1f") or "-", row.ratio_reached))),
+        (
+            "measured /\nreported",
+            stored(lambda row: marked(number(row.agreement, ".3f") or "-", row.agreement_reached)),
+        ),
+        ("peak\nMiB", peak),
+        ("times\nsmaller", stored(lambda row: number(row.peak_ratio, ".2f") or "-")),
+        above=_model,
+        sections=True,
+    )
 
 
-def _memory_cells(row: Row) -> list[RenderableType]:
-    memory = row.memory
-    assert memory is not None
-    peak = "not measured" if memory.peak_bytes is None else _mib(memory.peak_bytes)
-    if memory.original_bytes is None:
-        return [_level(row), "", "", "", peak, ""]
-    if memory.stored_bytes is None:
-        return [_level(row), _mib(memory.original_bytes), "", "", peak, ""]
-    return [
-        _level(row),
-        f"{_mib(memory.original_bytes)} → {_mib(memory.stored_bytes)}",
-        marked(_number(row.ratio, ".1f"), row.ratio_reached),
-        marked(_number(row.agreement, ".3f"), row.agreement_reached),
-        peak,
-        _number(row.peak_ratio, ".2f"),
-    ]
+def _activations(memory: Memory | None) -> str:
+    if memory is None or memory.original_bytes is None:
+        return ""
+    after = "" if memory.stored_bytes is None else f" → {_mib(memory.stored_bytes)}"
+    return f"{_mib(memory.original_bytes)}{after}"
 
 
-def _by_model(table: Table, found: Sequence[Row]) -> Iterator[Row]:
-    """The rows, with a heading before each model's."""
-    model = ""
-    for row in found:
-        if row.model != model:
-            if model:
-                table.add_section()
-            table.add_row(Text(NAMES.get(row.model, row.model), style="bold"))
-            model = row.model
-        yield row
+def _model(row: Row) -> str:
+    return NAMES.get(row.model, row.model)
 
 
 def _level(row: Row) -> str:
     return "fp32" if row.level == REFERENCE else row.level
-
-
-def _difference(row: Row) -> str:
-    return interval(row.difference, 2) or "-"
 
 
 def notes(record: Record) -> Iterator[str]:
@@ -169,38 +166,27 @@ def notes(record: Record) -> Iterator[str]:
 def kernel_table(times: Sequence[KernelTime]) -> Table:
     """The codec's times as multiples of a copy's."""
     first = times[0]
-    table = Table(
+
+    def most(time: KernelTime) -> float | None:
+        return TARGET if time.bits == 4 else None
+
+    return table(
+        times,
+        ("bits", lambda time: str(time.bits)),
+        ("compress\n/ copy_", lambda time: bounded(time.compress_ratio, ".2f", most=most(time))),
+        ("best", lambda time: f"{time.best_compress_ratio:.2f}"),
+        ("decompress\n/ clone", lambda time: bounded(time.decompress_ratio, ".2f", most=most(time))),
+        ("best", lambda time: f"{time.best_decompress_ratio:.2f}"),
+        ("compress\nGiB/s", lambda time: f"{time.mebibytes / 1024 / min(time.compress):.1f}"),
+        ("decompress\nGiB/s", lambda time: f"{time.mebibytes / 1024 / min(time.decompress):.1f}"),
+        labels=0,
         title=f"Kernels: {first.mebibytes} MiB of float32, {first.threads} threads, {len(first.copy)} rounds in turn; "
         f"4 bits should take at most {TARGET:.1f} times a copy",
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
     )
-    for heading in ("bits", "compress\n/ copy_", "best", "decompress\n/ clone", "best"):
-        table.add_column(heading, justify="right")
-    for heading in ("compress\nGiB/s", "decompress\nGiB/s"):
-        table.add_column(heading, justify="right")
-    for time in times:
-        judged = time.bits == 4
-        table.add_row(
-            str(time.bits),
-            marked(f"{time.compress_ratio:.2f}", time.compress_ratio <= TARGET if judged else None),
-            f"{time.best_compress_ratio:.2f}",
-            marked(f"{time.decompress_ratio:.2f}", time.decompress_ratio <= TARGET if judged else None),
-            f"{time.best_decompress_ratio:.2f}",
-            f"{time.mebibytes / 1024 / min(time.compress):.1f}",
-            f"{time.mebibytes / 1024 / min(time.decompress):.1f}",
-        )
-    return table
 
 
 def _value(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def _mib(count: int) -> str:

@@ -47,7 +47,7 @@ def tables(record: Record) -> Iterator[Table]:
         *_both("of the integer pipe", lambda count: str(count.pipes.get(INTEGER, 0)), beside),
         *_both("of a copy", lambda count: f"{count.of_copy:.2f}", beside),
     )
-    made.title = "Estimated from compiled code, nothing was run"
+    made.title, made.title_justify = "Estimated from compiled code, nothing was run", "center"
     yield made
 
 

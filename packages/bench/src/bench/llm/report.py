@@ -15,7 +15,7 @@ from bench.llm.ways import CHUNKED, WAYS
 from bench.results.record import Record, paired, pairs_of
 from bench.results.report import Report
 from bench.results.statistics import spread
-from bench.results.tables import Column, interval, marked, mean, mib, number, table
+from bench.results.tables import Column, bounded, interval, marked, mean, mib, number, table
 from bench.systems.ways import PLAIN
 from bench.units import MIB
 
@@ -85,14 +85,14 @@ def _loss_error(cell: Trained) -> Text:
     return marked(f"{cell.loss_error:.1e}", cell.loss_error <= _LOSS_ERROR if _asked(cell) else None)
 
 
-def _time(cell: Trained) -> Text:
+def _time(cell: Trained) -> RenderableType:
     ratio = cell.ratio
     if ratio is None:
         return Text("")
     if cell.way == SUBJECTS[cell.subject].ways[0]:
         return Text(f"1 ({1000 * min(cell.seconds):,.0f} ms)  ")
     judged = cell.way == CHUNKED and SUBJECTS[cell.subject].kind == LOSS
-    return marked(f"{ratio:.2f}", ratio <= _TIME if judged else None)
+    return bounded(ratio, ".2f", most=_TIME if judged else None)
 
 
 _BYTES: tuple[Column[Trained], ...] = (
@@ -138,7 +138,7 @@ def notes(record: Record) -> Iterator[str]:
     """What stands below the tables."""
     for one in (*record.of(Trained), *record.of(Learned)):
         if one.reason:
-            yield f"{', '.join(str(value) for value in one.place)}: {one.reason}."
+            yield f"{one.label}: {one.reason}."
     if record.of(Trained):
         yield (
             "peak: the most that the process has resident in a step beyond what it had before, gradients that the step "

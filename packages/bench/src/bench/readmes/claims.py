@@ -10,11 +10,10 @@ from rich.console import RenderableType
 from bench.readmes.made import NOT_MEASURED, Made, recorded
 from bench.results.record import Record
 from bench.results.tables import columns, marked
-from bench.search.compared import times_plain
-from bench.search.results import search_of
+from bench.search.results import search_of, times_plain
 from bench.vision.compression.results import Cell
-from bench.vision.compression.targets import PEAK
 from bench.vision.compression.ways import PLAIN
+from bench.vision.published import PEAK
 
 COMPRESSION, SEARCH = "vision-compression-cpu.json", "search-cpu.json"
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from rich.text import Text
 
-from bench.fewbit.published import ROWS
+from bench.fewbit.report import ROWS
 from bench.fewbit.results import Peak
 from bench.fewbit.roberta import WAYS
 from bench.readmes.made import NOT_MEASURED, Made, recorded

@@ -114,6 +114,11 @@ class Entry:
         return tuple(getattr(self, name) for name in self.coordinates())
 
     @property
+    def label(self) -> str:
+        """The coordinates in words."""
+        return ", ".join(str(value) for value in self.place if value is not None)
+
+    @property
     def reason(self) -> str:
         """Why there is nothing, or not all, in words; empty where nothing is missing."""
         return (self.failure and f"failed: {self.failure}") or self.does_not_apply or self.not_measured

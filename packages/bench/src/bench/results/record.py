@@ -46,6 +46,10 @@ class Record:
         found = (one for one in self.entries if type(one) is kind)
         return [one for one in found if all(getattr(one, name) == value for name, value in place.items())]
 
+    def measured(self, kind: type[Found]) -> list[Found]:
+        """Return the entries of a class that did not fail, in order."""
+        return [one for one in self.of(kind) if not one.failure]
+
     def find(self, kind: type[Found], **place: Any) -> Found | None:
         """The first of the same; ``None`` where there is none."""
         return next(iter(self.of(kind, **place)), None)

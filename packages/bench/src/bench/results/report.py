@@ -13,6 +13,7 @@ from rich.text import Text
 
 from bench.errors import BenchError
 from bench.results.charts import STYLE, require_drawable, write
+from bench.results.entry import Entry
 from bench.results.record import Record
 from bench.results.tables import header
 
@@ -62,3 +63,8 @@ class Report:
         yield from self.notes(record)
         if targets := "; ".join(self.targets(record)):
             yield f"✓ reached, ✗ not: {targets}."
+
+
+def notes_of_missing(entries: Iterable[Entry]) -> Iterator[str]:
+    """Yield why metrics were not measured, each reason once."""
+    yield from sorted({f"Not measured: {one.not_measured}." for one in entries if one.not_measured})

@@ -25,21 +25,31 @@ def table(
     *headed: Column[Row],
     labels: int = 1,
     above: Callable[[Row], str] | None = None,
+    sections: bool = False,
     instead: Callable[[Row], Sequence[RenderableType] | None] | None = None,
+    title: str = "",
+    wrap: bool = False,
 ) -> Table:
-    """A table of rows.
+    """Make a table of rows.
 
     Args:
         rows: from top to bottom.
-        *headed: its columns; all but the first ``labels`` are of numbers.
-        labels: so many columns of words.
-        above: the heading of a row, which is printed where it is another one than that of the row before.
-        instead: what a row has in the place of all columns but the labels, such as that it failed; ``None``: nothing.
+        *headed: the columns; all but the first ``labels`` hold numbers.
+        labels: number of columns that hold words.
+        above: returns the heading of a row, which is printed where it differs from that of the row before.
+        sections: whether a line separates the rows of different headings.
+        instead: returns the cells that replace all columns but the labels, such as a failure; ``None``: no cells.
+        title: above the table.
+        wrap: whether long cells are broken into lines.
     """
-    made = columns(*(heading for heading, _ in headed), labels=labels)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
+    for place, (heading, _) in enumerate(headed):
+        made.add_column(heading, justify="left" if place < labels else "right", no_wrap=not wrap)
     last = ""
     for row in rows:
         if above is not None and above(row) != last:
+            if last and sections:
+                made.add_section()
             last = above(row)
             made.add_row(Text(last, style="bold"))
         other = None if instead is None else instead(row)
@@ -48,6 +58,11 @@ def table(
         else:
             made.add_row(*(cell(row) for _, cell in headed[:labels]), *other)
     return made
+
+
+def columns(*headings: str, labels: int = 1) -> Table:
+    """Make an empty table; all columns but the first ``labels`` hold numbers."""
+    return table((), *((heading, str) for heading in headings), labels=labels)
 
 
 def number(value: float | None, form: str) -> str:
@@ -100,27 +115,19 @@ def console() -> Console:
 
 
 def header(title: str, machine: Machine, seconds: float) -> Text:
-    """What was measured, where, how and for how long."""
-    return Text.assemble(
-        (f"{title}\n", "bold"),
-        ("machine  ", "dim"),
-        f"{machine}\n",
-        ("command  ", "dim"),
-        f"{commands(machine)}; {seconds / 60:.1f} minutes\n",
-    )
+    """Return the header of a report: machine, command, and minutes that the run took."""
+    return labelled(title, machine=str(machine), command=f"{commands(machine)}; {seconds / 60:.1f} minutes")
+
+
+def labelled(title: str, **lines: str) -> Text:
+    """Return a title with lines below it, each behind its name."""
+    parts = [part for name, line in lines.items() for part in ((f"{name:<9}", "dim"), f"{line}\n")]
+    return Text.assemble((f"{title}\n", "bold"), *parts)
 
 
 def commands(machine: Machine) -> str:
     """All that made the results, below one another in a header."""
     return "\n         ".join(machine.commands)
-
-
-def columns(*headings: str, labels: int = 1) -> Table:
-    """An empty table; all columns but the first ``labels`` are of numbers."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for place, heading in enumerate(headings):
-        made.add_column(heading, justify="left" if place < labels else "right", no_wrap=True)
-    return made
 
 
 def short(text: str, most: int = 60) -> str:
@@ -138,3 +145,17 @@ _MARKS = {
 def marked(text: str, reached: Reached) -> Text:
     """``text`` with a sign that says whether its target is reached; as wide where there is none."""
     return Text(f"{text}  ") if reached is None else Text.assemble(text, " ", _MARKS[reached])
+
+
+def bounded(value: float | None, form: str, *, least: float | None = None, most: float | None = None) -> RenderableType:
+    """Write a number with a sign that says whether it lies within bounds.
+
+    Args:
+        value: the number; ``None`` leaves the cell empty.
+        form: such as ``".2f"``.
+        least, most: the bounds, one of them; without one there is no sign.
+    """
+    if value is None:
+        return ""
+    reached = value >= least if least is not None else value <= most if most is not None else None
+    return marked(format(value, form), reached)

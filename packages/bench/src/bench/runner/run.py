@@ -172,7 +172,7 @@ class Run:
             if unit:
                 self._measure([unit], measured, deadline, advance)
             else:
-                advance(said(group[0]))
+                advance(group[0].label)
 
     def _measure(
         self,
@@ -187,7 +187,7 @@ class Run:
                 self.skip(f"{deadline} came before {_unreached([one for unit in left[place:] for one in unit])}")
                 return
             self.add(*found)
-            advance(said(unit[0]))
+            advance(unit[0].label)
 
     def _start(self, blank: Wanted) -> Wanted:
         """What is measured further: what is there, but for what failed."""
@@ -264,17 +264,12 @@ def begun(kind: Kind, asked: argparse.Namespace, **settings: Any) -> Run:
     return Run(kind, machine, known, asked.json, getattr(asked, "anew", False))
 
 
-def said(entry: Entry) -> str:
-    """Which entry it is, in words."""
-    return ", ".join(str(value) for value in entry.place if value is not None)
-
-
 def _unreached(left: Sequence[Entry]) -> str:
     """What was not measured: by way, if there are ways, the subjects."""
     subjects: dict[str, list[str]] = {}
     for entry in left:
         way = getattr(entry, "way", "")
-        subjects.setdefault(way, []).append(str(entry.place[0]) if way else said(entry))
+        subjects.setdefault(way, []).append(str(entry.place[0]) if way else entry.label)
     return "; ".join(f"{way} of {', '.join(names)}" if way else ", ".join(names) for way, names in subjects.items())
 
 

@@ -9,9 +9,8 @@ from matplotlib.figure import Figure
 from bench.errors import BenchError
 from bench.results.charts import BLUE, GREY, INK, ORANGE, VERMILION, beside, footer, lined, titled
 from bench.results.record import Record
-from bench.search.compared import times_plain
 from bench.search.published import published
-from bench.search.results import Search
+from bench.search.results import Search, times_plain
 from bench.search.ways import WAYS
 from bench.systems.ways import PLAIN
 from bench.units import size_name

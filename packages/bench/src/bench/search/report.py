@@ -10,9 +10,8 @@ from bench.results.record import Record
 from bench.results.report import Report
 from bench.results.tables import dim, number, short, table
 from bench.search.chart import draw
-from bench.search.compared import proof, relative_throughput, times_plain
 from bench.search.published import PUBLISHED, Figure, published
-from bench.search.results import Search, Trial
+from bench.search.results import Search, Trial, proof, relative_throughput, times_plain
 from bench.search.ways import label
 from bench.units import MIB, size_name
 

@@ -28,7 +28,7 @@ def draw(record: Record) -> Figure:
     Raises:
         BenchError: no model was measured.
     """
-    models = [model for model in record.of(Sensitivities) if not model.failure]
+    models = record.measured(Sensitivities)
     if not models:
         raise BenchError("a chart shows models; measure one of them")
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), width_ratios=(1, 1.15))

@@ -22,7 +22,7 @@ def tables(record: Record) -> Iterator[Table]:
     """One, of all models."""
     bits, level = record.settings["bits"], record.settings["level"]
     yield table(
-        [model for model in record.of(Sensitivities) if not model.failure],
+        record.measured(Sensitivities),
         ("model", lambda model: model.model),
         ("tensors", lambda model: str(len(model.tensors))),
         ("correlation\none pass", lambda model: _correlation(model, model.correlation_of_one, CORRELATION)),

@@ -13,8 +13,7 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
 from bench.errors import BenchError
 from bench.results.charts import BLUE, GREY, INK, ORANGE, VERMILION, footer, lined, titled
 from bench.results.record import Record
-from bench.systems.budgets import time_of
-from bench.systems.front import NOISE, front, trains
+from bench.systems.fronts import NOISE, front, time_of, trains
 from bench.systems.results import Cell, as_fresh
 from bench.systems.ways import BOUNDS, PLAIN, WAYS
 

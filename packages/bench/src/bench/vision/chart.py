@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 from bench.errors import BenchError
 from bench.results.charts import BLUE, GREY, INK, VERMILION, footer, lined, titled
 from bench.results.record import Record
-from bench.vision.notes import FACTOR
-from bench.vision.results import Variance
+from bench.vision.results import FACTOR, Variance
 
 _BAND = "#D6E8F4"
 
@@ -21,7 +20,7 @@ def draw(record: Record) -> Figure:
     Raises:
         BenchError: that part was not run.
     """
-    variances = [one for one in record.of(Variance) if not one.failure]
+    variances = record.measured(Variance)
     if not variances:
         raise BenchError("a chart shows the part variance; run it with --part variance")
     figure, rows = plt.subplots(

@@ -12,7 +12,7 @@ from bench.networks import resnet50
 from bench.results.record import Record
 from bench.runner.memory import PLAIN, Memory
 from bench.runner.progress import progress
-from bench.runner.run import Run, begun, said
+from bench.runner.run import Run, begun
 from bench.vision import folder, images, memory, step_time, training, variance
 from bench.vision import tasks as tasking
 from bench.vision.compression import cell as compression_cell
@@ -103,7 +103,7 @@ def _training(going: Run, task: Task, asked: argparse.Namespace) -> None:
     with progress("training", asked.epochs * sum(not going.has(one) for one in wanted)) as advance:
         going.measure(
             wanted,
-            lambda one: training.train(task, one.level, one.seed, asked.epochs, lambda: advance(said(one)), device),
+            lambda one: training.train(task, one.level, one.seed, asked.epochs, lambda: advance(one.label), device),
             advance=lambda _: None,
         )
 

@@ -6,9 +6,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from bench.vision.compression.results import Cell
+from bench.vision.models import SIZE
+
 _GACT = "GACT's repository, data of its figures (commit c469538), on a GPU"
+
 _USER = "a user's reproduction, GACT-ICML issue 2"
+
 _ACTNN = "ActNN's README and abstract (arXiv 2104.14129), 2 bits on average"
+
+ABLATION_SOURCE = "ActNN's development README (GACT-ICML, commit cfd3bd5), PreAct-ResNet-56 in 2 bits"
+
+ABLATION: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "per tensor": (0.297, 0.909),
+        "per group": (0.0314, 0.151),
+        "+ per sample": (0.0335, 0.151),
+        "+ per layer": (0.0198, 0.0763),
+        "+ per layer, use_gradient": (0.00262, 0.0329),
+    }
+)
+"""The gradient's variance, in absolute terms, on CIFAR-10 and CIFAR-100, by the steps of the ablation."""
+
+TRAINED_SOURCE = "ActNN's README (arXiv 2104.14129), 2 bits on average"
+
+MODEL = "resnet50"
+
+KEPT: Mapping[str, float] = MappingProxyType({"L1": 4.8, "L2": 6.7, "L2.2": 11.3, "Q-layers L3": 12.0})
+"""Times fewer bytes at least, by way: GACT's figures at 4 and 2 bits on average, ActNN's; L1 has norms in 8 bits."""
+
+PEAK = 4.4
+"""Times smaller the peak, which was GACT's while what it kept became 11.3 times smaller."""
+
+PEAKED = ("L2.2", "Q-layers L3")  # of 2 bits on average, as that was
 
 
 @dataclass(frozen=True)
@@ -53,19 +83,6 @@ COMPRESSED = (
     Compressed("resnet50", "Q-layers L3", "2", 0, (12, 1), None, "times", _ACTNN),
 )
 
-ABLATION_SOURCE = "ActNN's development README (GACT-ICML, commit cfd3bd5), PreAct-ResNet-56 in 2 bits"
-
-ABLATION: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {
-        "per tensor": (0.297, 0.909),
-        "per group": (0.0314, 0.151),
-        "+ per sample": (0.0335, 0.151),
-        "+ per layer": (0.0198, 0.0763),
-        "+ per layer, use_gradient": (0.00262, 0.0329),
-    }
-)
-"""The gradient's variance, in absolute terms, on CIFAR-10 and CIFAR-100, by the steps of the ablation."""
-
 
 @dataclass(frozen=True)
 class Trained:
@@ -82,8 +99,6 @@ class Trained:
     compressed: float
 
 
-TRAINED_SOURCE = "ActNN's README (arXiv 2104.14129), 2 bits on average"
-
 TRAINED: Mapping[str, Trained] = MappingProxyType(
     {
         "fasterrcnn_resnet50_fpn": Trained("mAP, COCO", 37.4, 37.4),
@@ -94,3 +109,18 @@ TRAINED: Mapping[str, Trained] = MappingProxyType(
     }
 )
 """By the names that ``bench.vision.dense`` has for the models."""
+
+
+def judged(cell: Cell) -> bool:
+    """Whether something was asked of a model and its inputs."""
+    return cell.model == MODEL and cell.size == SIZE
+
+
+def least_kept(cell: Cell) -> float | None:
+    """How many times fewer bytes a cell is asked to keep; ``None`` where nothing is asked."""
+    return KEPT.get(cell.way) if judged(cell) else None
+
+
+def peaked_enough(cell: Cell, ratio: float) -> bool | None:
+    """Whether one of a cell's ``peak_ratios`` is what was asked; ``None``: nothing was."""
+    return ratio > PEAK if cell.way in PEAKED and judged(cell) else None

@@ -19,6 +19,9 @@ from bench.vision.dense.results import DenseCell
 from bench.vision.models import MODELS
 from integrations.qmodules import GradientVariance, LayerVariance
 
+FACTOR = 2.0
+"""How far a predicted variance may be from the measured one, either way."""
+
 FULL = "L0"
 """How entries call full precision."""
 
@@ -137,7 +140,7 @@ class Comparison:
 
 def comparisons(record: Record) -> Iterator[Comparison]:
     """Of each model, full precision with itself and each way with it: the seeds that both were trained with."""
-    done = [curve for curve in record.of(VisionCurve) if not curve.failure]
+    done = record.measured(VisionCurve)
     for model, level in dict.fromkeys((curve.model, curve.level) for curve in done):
         runs = [curve for curve in done if (curve.model, curve.level) == (model, level)]
         if pairs := pairs_of(runs, [curve for curve in done if (curve.model, curve.level) == (model, FULL)]):
