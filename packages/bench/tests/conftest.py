@@ -4,12 +4,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import sentences
 from bench.fewbit import measure, training
-from bench.fewbit.bert import Recipe
-from bench.gnn.datasets import digits, load
-from bench.gnn.graph import Graph
 from bench.gnn.results import Curve
+from bench.models.data import mrpc as sentences
+from bench.models.data.graph import Graph
+from bench.models.data.graphs import digits, load
+from bench.models.masked_bert import Recipe
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.runner.memory import Memory

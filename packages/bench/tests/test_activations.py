@@ -15,7 +15,7 @@ from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.records import draw, shown
 from bench.cli.suites import BENCHES
-from bench.networks import Case
+from bench.models.subject import Case
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console

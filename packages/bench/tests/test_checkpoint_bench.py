@@ -8,19 +8,21 @@ import pytest
 import torch
 from torch import nn
 
-from bench.checkpoint import architectures, measure, memory, sizes, step_time
-from bench.checkpoint.architectures import Architecture, Published
-from bench.checkpoint.contenders import LEAST, LEAST_MASKS, PLAIN, Way, ready
+from bench.checkpoint import measure, memory, sizes, step_time
 from bench.checkpoint.memory import Job, Settings
 from bench.checkpoint.planning import Planner
 from bench.checkpoint.results import KIND, Peak, Planned, StepTimes
 from bench.checkpoint.step import Setup, build, inputs_of, loss
 from bench.cli import main as cli
 from bench.cli import records
+from bench.models import architectures
+from bench.models.architectures import Architecture, Published
 from bench.runner import child, clock
 from bench.runner.child import here
 from bench.runner.run import Run
 from bench.runner.workers import Ended
+from bench.ways.checkpoints import LEAST, LEAST_MASKS, PLAIN, ready
+from bench.ways.checkpoints import CheckpointWay as Way
 from integrations import checkpoint
 
 from .checkpoint_results import MACHINE, text_of, words
@@ -248,7 +250,10 @@ def test_a_process_that_ends_costs_one_peak(monkeypatch, tmp_path):
 def test_a_real_process_measures_what_a_plan_saves():
     architecture = architectures.ARCHITECTURES["unet"]
     least = Planner(architecture, Setup(CPU)).at(1, 188)
-    jobs = [Job(Way("plain"), 1, 188, 1, least.plain_peak), Job(Way("planned"), 1, 188, 1, least.peak, least)]
+    jobs = [
+        Job(Way("plain"), 1, 188, 1, least.plain_peak),
+        Job(Way("planned"), 1, 188, 1, least.peak, least),
+    ]
     found = []
     memory.measure(architecture, jobs, SETTINGS, found.append)
     plain, ours = found
@@ -312,7 +317,12 @@ def test_each_way_trains_the_same(measured_once):
     planner = Planner(TINY, Setup(CPU))
     ways = {
         way: planner.of(way, 4, 16)
-        for way in (Way("planned"), Way("planned", 0.8), Way("planned", masks=True), Way("blocks"))
+        for way in (
+            Way("planned"),
+            Way("planned", 0.8),
+            Way("planned", masks=True),
+            Way("blocks"),
+        )
     }
     plain, least, budget, masks, blocks = step_time.measure(TINY, 4, 16, ways, 1, Setup(CPU))
     assert plain.way == PLAIN

@@ -9,18 +9,19 @@ import pytest
 import torch
 from torch import nn
 
-from bench import sentences
 from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.records import shown
-from bench.fewbit import measure, memory, roberta, step_time, training
+from bench.fewbit import measure, memory, step_time, training
 from bench.fewbit.report import learned
 from bench.fewbit.results import BertRun, Peak, Times, held_out
-from bench.fewbit.roberta import WAYS, Shape, Way
+from bench.models.data import mrpc as sentences
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
 from bench.vision.memory import graph_bytes
+from bench.ways import roberta
+from bench.ways.roberta import WAYS, Exchange, Shape
 from integrations.fewbit import RandomizedLinear
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
@@ -106,7 +107,7 @@ class Counted:
 def test_memory_is_what_the_counters_say(monkeypatch):
     monkeypatch.setattr(memory, "counters", lambda device: Counted())
     options = {"shape": asdict(TINY), "batch": 2, "steps": 2, "device": "cpu"}
-    gradients = sum(one.nbytes for one in roberta.Case(TINY, Way(), 1, torch.device("cpu")).model.parameters())
+    gradients = sum(one.nbytes for one in roberta.Case(TINY, Exchange(), 1, torch.device("cpu")).model.parameters())
     for blank in memory.peaks(TINY, 2):
         peak = memory.measure(blank, way=asdict(WAYS[blank.way]), **options)
         sizes = {"kept_bytes": [500, 500], "peak_bytes": [4000, 4000], "raw_bytes": [5000, 5000]}

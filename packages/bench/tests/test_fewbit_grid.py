@@ -10,15 +10,16 @@ import torch
 from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.records import shown
-from bench.fewbit import measure, memory, roberta
+from bench.fewbit import measure, memory
 from bench.fewbit import report as published
 from bench.fewbit.results import GridCell, Times
-from bench.fewbit.roberta import RATIOS, WAYS, Shape, Way
 from bench.pages import rendered
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
 from bench.vision.memory import graph_bytes
+from bench.ways import roberta
+from bench.ways.roberta import RATIOS, WAYS, Exchange, Shape
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 TINY = Shape(layers=1, hidden=32, heads=2, vocabulary=50, length=16)
@@ -35,7 +36,7 @@ def test_fewer_bits_and_rows_keep_less():
     for bits in memory.GRID_BITS:
         for ratio in RATIOS:
             torch.manual_seed(0)
-            case = roberta.Case(TINY, Way(bits, ratio), 8, torch.device("cpu"))
+            case = roberta.Case(TINY, Exchange(bits, ratio), 8, torch.device("cpu"))
             kept[bits, ratio] = graph_bytes(case.model, case.loss)
     for ratio in RATIOS:
         row = [kept[bits, ratio] for bits in (1, 2, 3, 4, None)]
@@ -137,6 +138,6 @@ TIMED = Times("gelu", "activation", 8, [1.0], [1.0])
 def test_what_cannot_be_counted_is_said(monkeypatch):
     monkeypatch.setattr(memory, "counters", lambda device: "needs Linux")
     [blank, *_] = memory.cells(TINY, 2, quick=True)
-    found = memory.measure(blank, way=asdict(Way()), shape=asdict(TINY), batch=2, steps=1, device="cpu")
+    found = memory.measure(blank, way=asdict(Exchange()), shape=asdict(TINY), batch=2, steps=1, device="cpu")
     assert "exact GELU, exact linear, batch 2: needs Linux." in text_of(found)
     assert "exact exact not measured" in text_of(found)

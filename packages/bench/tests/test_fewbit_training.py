@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench import sentences
 from bench.errors import BenchError
-from bench.fewbit import bert, training
-from bench.fewbit.bert import Masked
+from bench.fewbit import training
+from bench.models import masked_bert as bert
+from bench.models.data import mrpc as sentences
+from bench.models.masked_bert import Masked
 
 HEADINGS = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
 

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench import sentences
 from bench.cli import commands, records
 from bench.errors import BenchError
-from bench.vision import images
+from bench.models.data import images
+from bench.models.data import mrpc as sentences
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = int(os.environ.get("ACTCORE_FUZZ_EXAMPLES", "100"))

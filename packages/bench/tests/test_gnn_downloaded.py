@@ -14,8 +14,8 @@ import scipy.sparse
 import torch
 
 from bench.errors import BenchError, MissingLibrary
-from bench.gnn import datasets
-from bench.gnn.planetoid import DownloadRefused
+from bench.models.data import graphs as datasets
+from bench.models.data.planetoid import DownloadRefused
 
 
 @pytest.fixture

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from bench.gnn import datasets, generated
-from bench.gnn.recipe import Recipe
 from bench.gnn.training import Run
+from bench.models.data import generated_graph as generated
+from bench.models.data import graphs as datasets
+from bench.models.graph_networks import Recipe
 
 
 @pytest.fixture(scope="module")

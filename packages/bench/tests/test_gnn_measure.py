@@ -13,10 +13,10 @@ from bench.cli.suites import BENCHES
 from bench.errors import BenchError
 from bench.gnn import measure, memory, training
 from bench.gnn.command import ALL_LEVELS
-from bench.gnn.recipe import Recipe
 from bench.gnn.results import Curve
 from bench.gnn.summary import rows
 from bench.gnn.training import Run, train_in_turn
+from bench.models.graph_networks import Recipe
 from bench.runner import child
 from bench.runner.memory import Memory
 from bench.runner.workers import Ended

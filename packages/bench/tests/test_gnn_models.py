@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from bench.errors import BenchError
-from bench.gnn.models import MODELS
-from bench.gnn.recipe import ALPHA, DROPOUT, HIDDEN, LAYERS, THETA, Recipe
 from bench.gnn.training import Run
+from bench.models.graph_networks import ALPHA, DROPOUT, HIDDEN, LAYERS, MODELS, THETA, Recipe
 
 SHALLOW = ("gcn", "sage", "gat")
 

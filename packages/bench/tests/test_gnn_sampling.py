@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from bench.errors import BenchError
-from bench.gnn.models import MODELS
-from bench.gnn.recipe import Recipe
-from bench.gnn.sampling import Walks, evaluated, induced
 from bench.gnn.training import Run, train_in_turn
+from bench.models.data.graph_sampling import Walks, evaluated, induced
+from bench.models.graph_networks import MODELS, Recipe
 from integrations import compression
 
 SAMPLE = Recipe(sample=600, hidden=32)
@@ -42,7 +41,7 @@ def test_a_subgraph_is_the_nodes_of_walks_and_all_edges_between_them(graph):
 
 def test_walks_follow_edges():
     """On a path of nodes whose only training node is the first, none is further than two steps from it."""
-    from bench.gnn.graph import Graph
+    from bench.models.data.graph import Graph
 
     ends = torch.arange(9)
     edges = torch.cat([torch.stack([ends, ends + 1]), torch.stack([ends + 1, ends])], 1)

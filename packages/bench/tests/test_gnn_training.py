@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from bench.gnn import training
-from bench.gnn.models import MODELS
 from bench.gnn.results import Curve
 from bench.gnn.training import Run, train_in_turn
+from bench.models.graph_networks import MODELS
 
 
 def trained(model, level, graph, epochs=3, seed=0):

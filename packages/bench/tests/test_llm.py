@@ -11,19 +11,19 @@ from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.records import shown
 from bench.errors import BenchError, MissingLibrary
-from bench.llm import chart, measure, subjects, ways
+from bench.llm import chart, measure, subjects
 from bench.llm.cell import Served
 from bench.llm.results import Learned, Trained, fallen
 from bench.llm.subjects import DENSE, QUICK, SUBJECTS, TORCH
-from bench.llm.ways import BOUNDS, CHUNKED, CUT, FEW, MAIN, REMAT, WAYS, planned_beside
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.process_memory import ENVIRONMENT
-from bench.search.ways import CONTEXT
-from bench.search.ways import WAYS as SEARCHED
-from bench.systems.ways import PLAIN
 from bench.units import MIB
+from bench.ways import decoders as ways
+from bench.ways.decoders import BOUNDS, CHUNKED, CONTEXT, CUT, FEW, MAIN, REMAT, WAYS, planned_beside
+from bench.ways.decoders import WAYS as SEARCHED
+from bench.ways.general import PLAIN
 
 SMALL, MODEL = QUICK
 COMMAND = ["llm", "--part", "way", "--subject", SMALL, "--rounds", "2", "--threads", "1"]

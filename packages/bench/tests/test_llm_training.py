@@ -9,11 +9,12 @@ import torch
 from bench.cli import main as cli
 from bench.cli import records
 from bench.errors import BenchError
-from bench.llm import training, words
+from bench.llm import training
 from bench.llm.results import Learned
 from bench.llm.training import QUICK, WAYS, learned
-from bench.llm.ways import CHUNKED
-from bench.systems.ways import PLAIN
+from bench.models.data import sentence_stream as words
+from bench.ways.decoders import CHUNKED
+from bench.ways.general import PLAIN
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,9 @@ import sys
 import pytest
 import torch
 
-from bench.gnn.datasets import digits
 from bench.gnn.memory import measure, measure_here
-from bench.gnn.models import MODELS
-from bench.gnn.recipe import Recipe
+from bench.models.data.graphs import digits
+from bench.models.graph_networks import MODELS, Recipe
 from bench.runner import process_memory
 from bench.runner.child import here
 from bench.runner.memory import AGREEMENT, Memory, saved_bytes

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from bench.checkpoint.architectures import ARCHITECTURES
-from bench.checkpoint.contenders import LEAST, LEAST_MASKS, PLAIN
 from bench.checkpoint.results import Peak
 from bench.cli import records
 from bench.errors import BenchError
 from bench.fewbit.results import Peak as RobertaPeak
 from bench.gnn.results import Curve
+from bench.models.architectures import ARCHITECTURES
+from bench.models.dense import DENSE
 from bench.pages import rendered, to_markdown
 from bench.readmes import actnn, checkpointing, claims, fewbit, gact
 from bench.readmes.tables import TABLES
@@ -18,8 +18,8 @@ from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.search.results import Search
 from bench.vision.compression.results import Cell
-from bench.vision.dense.models import DENSE
 from bench.vision.dense.results import DenseCell
+from bench.ways.checkpoints import LEAST, LEAST_MASKS, PLAIN
 
 from .gnn_records import replaced
 

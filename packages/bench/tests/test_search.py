@@ -10,17 +10,17 @@ import pytest
 from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.records import shown
+from bench.models.sized import RESNET_152, scaled_stages
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
 from bench.search import chart, measure
 from bench.search.bisection import Found, Grid, largest
 from bench.search.dimensions import DEFAULT, FAMILIES, MEMORY_LIMITS, NAMES, QUICK, QUICK_LIMITS, dimensions
-from bench.search.image_models import RESNET_152, scaled_stages
 from bench.search.published import PUBLISHED
 from bench.search.results import Search, Trial, relative_throughput, search_of, times_plain
-from bench.systems.ways import PLAIN, WAYS
 from bench.units import GIB, MIB
+from bench.ways.general import PLAIN, WAYS
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 

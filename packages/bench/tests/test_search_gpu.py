@@ -21,8 +21,8 @@ from bench.search import trial as trials
 from bench.search.processes import Trials
 from bench.search.results import Search, Trial, search_of
 from bench.search.trial import Request
-from bench.systems.ways import PLAIN
 from bench.units import GIB, MIB
+from bench.ways.general import PLAIN
 
 CUDA = torch.device("cuda")
 MACHINE = Machine("a GPU", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")

@@ -11,8 +11,8 @@ from bench.search import trial as trials
 from bench.search.dimensions import dimensions
 from bench.search.processes import Trials, ended
 from bench.search.trial import Request, out_of_memory, take
-from bench.systems.ways import PLAIN
 from bench.units import GIB
+from bench.ways.general import PLAIN
 
 LIMITED = pytest.mark.skipif(sys.platform != "linux", reason="a process's memory can be limited on Linux alone")
 REQUEST = Request("gcn-layers", PLAIN, 48, "cpu", GIB, threads=1, seed=0)

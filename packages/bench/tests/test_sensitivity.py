@@ -7,7 +7,7 @@ from torch import nn
 import integrations
 from bench.cli import main as cli
 from bench.cli import records
-from bench.networks import Case
+from bench.models.subject import Case
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.sensitivity import measure

@@ -9,7 +9,7 @@ import torch
 import integrations
 from bench.cli import main as cli
 from bench.cli import records
-from bench.networks import Case
+from bench.models.subject import Case
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.sweep import measure, page, run

@@ -12,6 +12,8 @@ from torch import nn
 from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.records import shown
+from bench.models.graph_layers import GraphLayers
+from bench.models.subject import Subject
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
@@ -22,11 +24,9 @@ from bench.search.dimensions import dimensions
 from bench.systems import cell as cells
 from bench.systems import chart, subjects
 from bench.systems.fronts import front
-from bench.systems.graph_layers import GraphLayers
 from bench.systems.results import Cell
-from bench.systems.subject import Subject
 from bench.systems.subjects import made
-from bench.systems.ways import PLAIN, WAYS
+from bench.ways.general import PLAIN, WAYS
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 CPU = torch.device("cpu")

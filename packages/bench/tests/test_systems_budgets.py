@@ -17,7 +17,7 @@ from bench.systems.peak_subjects import BESIDE
 from bench.systems.peak_subjects import SUBJECTS as PEAK_SUBJECTS
 from bench.systems.results import Cell, Fresh, as_fresh
 from bench.systems.subjects import NAMES
-from bench.systems.ways import PEAK_WAYS, PLAIN, WAYS, planned_name
+from bench.ways.general import PEAK_WAYS, PLAIN, WAYS, planned_name
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 BLOCKS = "each block (torch)"

@@ -19,10 +19,11 @@ from bench.runner.child import here
 from bench.runner.deadline import Deadline
 from bench.runner.workers import TooLong
 from bench.systems import cell as cells
-from bench.systems import gpu_subjects, measure, ways
+from bench.systems import gpu_subjects, measure
 from bench.systems.results import Cell, Figures
 from bench.systems.subjects import NAMES, made
-from bench.systems.ways import PLAIN, WAYS
+from bench.ways import general as ways
+from bench.ways.general import PLAIN, WAYS
 
 MACHINE = Machine("a GPU", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

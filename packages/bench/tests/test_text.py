@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from bench import sentences
 from bench.errors import BenchError, MissingLibrary
-from bench.text import encoding, generated, models, texts, ways
+from bench.models import glue_networks as models
+from bench.models.data import encoding
+from bench.models.data import generated_sentences as generated
+from bench.models.data import glue_texts as texts
+from bench.models.data import mrpc as sentences
+from bench.models.data.glue_tasks import GENERATED, TASKS
+from bench.models.data.glue_texts import Part, Texts
 from bench.text.facts import facts_of
 from bench.text.metrics import METRICS
 from bench.text.published import SKETCHES, THROUGHPUTS
-from bench.text.tasks import GENERATED, TASKS
-from bench.text.texts import Part, Texts
+from bench.ways import text as ways
 
 HEADINGS = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
 

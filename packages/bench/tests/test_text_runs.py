@@ -9,23 +9,27 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from bench import sentences
 from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.records import shown
 from bench.errors import DoesNotApply
+from bench.models import glue_networks as models
+from bench.models.data import encoding
+from bench.models.data import glue_texts as texts
+from bench.models.data import mrpc as sentences
+from bench.models.data.glue_tasks import GENERATED, TASKS
+from bench.models.glue_networks import NETWORKS, Network
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.child import here, in_child
-from bench.systems.ways import PLAIN
 from bench.text import cell as cells
-from bench.text import chart, encoding, measure, models, texts, training, ways
-from bench.text.models import NETWORKS, Network
+from bench.text import chart, measure, training
 from bench.text.results import Cell, Facts, Run
-from bench.text.tasks import GENERATED, TASKS
 from bench.text.training import Recipe
-from bench.text.ways import CONTROL, EACH_BLOCK
+from bench.ways import text as ways
+from bench.ways.general import PLAIN
+from bench.ways.text import CONTROL, EACH_BLOCK
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 CPU = torch.device("cpu")

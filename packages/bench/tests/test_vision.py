@@ -10,12 +10,14 @@ from torch import nn
 from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.records import shown
-from bench.networks import Case
+from bench.models import resnet20 as resnet
+from bench.models.data import images
+from bench.models.subject import Case
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.memory import Memory
-from bench.vision import images, measure, memory, resnet, step_time, tasks, training, variance
+from bench.vision import measure, memory, step_time, tasks, training, variance
 from bench.vision.report import below, ratio_of
 from bench.vision.results import Ablated, StepTimes, Variance, VisionCurve, comparisons, noise_of
 from integrations.qmodules import GradientVariance, LayerVariance

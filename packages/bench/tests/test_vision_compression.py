@@ -11,22 +11,22 @@ from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.records import shown
 from bench.errors import MissingLibrary
-from bench.networks import Case
+from bench.models import image_models as models
+from bench.models.image_models import ImageModel
+from bench.models.subject import Case
 from bench.pages import rendered
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.child import here
 from bench.runner.memory import standing_peak_bytes
-from bench.vision import models
 from bench.vision.compression import cell as cells
 from bench.vision.compression import measure as compressing
 from bench.vision.compression.cell import Settings
 from bench.vision.compression.peaks import peak_operator
 from bench.vision.compression.results import Cell
-from bench.vision.compression.ways import PLAIN, WAYS
-from bench.vision.models import ImageModel
 from bench.vision.published import COMPRESSED, KEPT
+from bench.ways.conversions import PLAIN, WAYS
 
 
 def missing(name):

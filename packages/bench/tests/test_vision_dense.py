@@ -11,19 +11,18 @@ from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.records import shown
 from bench.errors import MissingLibrary
+from bench.models.dense import DENSE, MOMENTUM, TEMPERATURE, DenseModel, MoCo
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.child import here
 from bench.vision.compression import cell as compression_cell
 from bench.vision.compression.cell import Settings
-from bench.vision.compression.ways import PLAIN
 from bench.vision.dense import cell as cells
 from bench.vision.dense import measure as dense
-from bench.vision.dense.moco import MOMENTUM, TEMPERATURE, MoCo
-from bench.vision.dense.models import DENSE, DenseModel
 from bench.vision.dense.results import DenseCell
 from bench.vision.published import TRAINED
+from bench.ways.conversions import PLAIN
 
 
 def missing(name):

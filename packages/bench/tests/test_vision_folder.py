@@ -9,8 +9,9 @@ import torch
 from bench.cli import main as cli
 from bench.cli import records
 from bench.errors import BenchError
+from bench.models.data import image_folder as folder
 from bench.results.record import Record
-from bench.vision import folder, tasks, training
+from bench.vision import tasks, training
 from bench.vision.results import VisionCurve, comparisons
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bench.errors import BenchError
-from bench.vision import images
+from bench.models.data import images
 
 
 def arrays(train=6, test=4):

@@ -9,7 +9,8 @@ from types import MappingProxyType
 import torch
 
 import integrations
-from bench.networks import Case, bert, gcn, llama, resnet18, resnet50, vit_tiny
+from bench.models.networks import bert, gcn, llama, resnet18, resnet50, vit_tiny
+from bench.models.subject import Case
 from bench.runner.gradients import backward
 
 MODELS: Mapping[str, Callable[[], Case]] = MappingProxyType(

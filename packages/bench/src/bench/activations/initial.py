@@ -8,7 +8,7 @@ import torch
 
 import integrations
 from bench.activations.results import InitialError
-from bench.networks import image_model
+from bench.models.networks import image_model
 from bench.runner.gradients import gradient, relative_error
 
 MODELS = (

@@ -6,13 +6,13 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.checkpoint.architectures import ARCHITECTURES
-from bench.checkpoint.contenders import CLOSE, LEAST, PLAIN
 from bench.checkpoint.results import Peak, Planned, StepTimes
 from bench.checkpoint.results import cut as cut_of
 from bench.errors import BenchError
+from bench.models.architectures import ARCHITECTURES
 from bench.results.charts import BLUE, FAINT, GREEN, GREY, INK, ORANGE, VERMILION, beside, footer, lined, titled
 from bench.results.record import Record
+from bench.ways.checkpoints import CLOSE, LEAST, PLAIN
 
 _MOST = 3  # models whose peak is drawn against time
 

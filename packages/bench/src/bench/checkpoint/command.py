@@ -7,12 +7,12 @@ import argparse
 import torch
 
 from bench.checkpoint import measure
-from bench.checkpoint.architectures import ARCHITECTURES, QUICK
 from bench.checkpoint.report import REPORT
 from bench.checkpoint.results import KIND
 from bench.cli.arguments import positive, size
 from bench.cli.bench import Bench
 from bench.cli.options import Options
+from bench.models.architectures import ARCHITECTURES, QUICK
 from bench.units import size_name
 
 

@@ -11,19 +11,19 @@ import torch
 from torch import nn
 
 from bench.checkpoint import memory, step_time
-from bench.checkpoint.architectures import ARCHITECTURES, QUICK, Architecture
-from bench.checkpoint.contenders import CLOSE, PLAIN, Way
 from bench.checkpoint.memory import Job, Settings
 from bench.checkpoint.planning import Planner
 from bench.checkpoint.results import KIND, Peak, Planned, StepTimes
 from bench.checkpoint.sizes import fitting, small
 from bench.checkpoint.targets import left
 from bench.errors import reason
-from bench.networks import needs
+from bench.models.architectures import ARCHITECTURES, QUICK, Architecture
+from bench.models.libraries import needs
 from bench.results.record import Record
 from bench.runner.progress import progress
 from bench.runner.run import Run, begun
 from bench.units import GIB
+from bench.ways.checkpoints import CLOSE, PLAIN, CheckpointWay
 from integrations import checkpoint
 from integrations.checkpoint import Plan
 
@@ -108,11 +108,11 @@ def _memory(architecture: Architecture, planner: Planner, options: Options, goin
         going.add(Peak(architecture.name, PLAIN, batch, size, failure=f"no plan: {reason(error)}"))
         return
     _record_plan(architecture, planner, batch, size, going)
-    ways = [Way("plain"), Way("planned")]
+    ways = [CheckpointWay("plain"), CheckpointWay("planned")]
     if not heavy:
-        ways.append(Way("planned", 0.5 if architecture.published is None else left(architecture.published)))
+        ways.append(CheckpointWay("planned", 0.5 if architecture.published is None else left(architecture.published)))
     if architecture.published is not None and planner.numbers(batch, size).cut < architecture.published.cut:
-        ways.append(Way("planned", masks=True))  # what no choice of checkpoints saves, smaller masks may
+        ways.append(CheckpointWay("planned", masks=True))  # what no choice of checkpoints saves, smaller masks may
     _record_peaks(architecture, planner, ways, batch, size, options, going)
 
 
@@ -120,14 +120,14 @@ def _time(architecture: Architecture, planner: Planner, options: Options, going:
     batch, size = options.small(architecture)
     _record_plan(architecture, planner, batch, size, going)
     ways = list(_small_ways(architecture, planner.numbers(batch, size)))
-    _record_peaks(architecture, planner, [Way("plain"), *ways], batch, size, options, going)
+    _record_peaks(architecture, planner, [CheckpointWay("plain"), *ways], batch, size, options, going)
     _record_times(architecture, planner, ways, batch, size, options, going)
 
 
 def _compile(architecture: Architecture, planner: Planner, options: Options, going: Run) -> None:
     batch, size = options.small(architecture)
-    ways = [Way("compiled", part) for part in _COMPILED_PARTS]
-    _record_peaks(architecture, planner, [Way("plain"), *ways], batch, size, options, going)
+    ways = [CheckpointWay("compiled", part) for part in _COMPILED_PARTS]
+    _record_peaks(architecture, planner, [CheckpointWay("plain"), *ways], batch, size, options, going)
     for way in ways:  # one after another: each forgets what was compiled before
         _record_times(architecture, planner, [way], batch, size, options, going)
 
@@ -140,24 +140,24 @@ _RUN: Mapping[str, Callable[[Architecture, Planner, Options, Run], None]] = {
 }
 
 
-def _small_ways(architecture: Architecture, least: Planned) -> Iterator[Way]:
+def _small_ways(architecture: Architecture, least: Planned) -> Iterator[CheckpointWay]:
     """At the published cut, whether a plan reaches it or not, and at other budgets that one reaches."""
-    yield Way("planned")
+    yield CheckpointWay("planned")
     parts = {part for part in (_CLOSE_PARTS if architecture.name in CLOSE else _PARTS) if least.reaches(part)}
     if architecture.published is not None:
         parts.add(left(architecture.published))
-    yield from (Way("planned", part) for part in sorted(parts))
-    yield Way("blocks")
+    yield from (CheckpointWay("planned", part) for part in sorted(parts))
+    yield CheckpointWay("blocks")
 
 
 def _left(
-    ways: Sequence[Way],
+    ways: Sequence[CheckpointWay],
     planner: Planner,
     batch: int,
     size: int,
     going: Run,
     blank: Callable[..., Peak] | Callable[..., StepTimes],
-) -> Iterator[tuple[Way, Plan | None]]:
+) -> Iterator[tuple[CheckpointWay, Plan | None]]:
     """The ways without an entry, with their plans. Where one cannot be planned for, that is recorded."""
     for way in ways:
         if going.has(blank(way=way.name)):
@@ -173,7 +173,7 @@ def _left(
 def _record_peaks(
     architecture: Architecture,
     planner: Planner,
-    ways: Sequence[Way],
+    ways: Sequence[CheckpointWay],
     batch: int,
     size: int,
     options: Options,
@@ -197,7 +197,7 @@ def _record_peaks(
 def _record_times(
     architecture: Architecture,
     planner: Planner,
-    ways: Sequence[Way],
+    ways: Sequence[CheckpointWay],
     batch: int,
     size: int,
     options: Options,
@@ -213,6 +213,6 @@ def _record_times(
     try:
         found = step_time.measure(architecture, batch, size, plans, rounds, options.settings.setup)
     except Exception as error:  # the plain step failed
-        found = [blank(way=way.name, failure=reason(error)) for way in (Way("plain"), *plans)]
+        found = [blank(way=way.name, failure=reason(error)) for way in (CheckpointWay("plain"), *plans)]
     for entry in found:
         going.add(entry)

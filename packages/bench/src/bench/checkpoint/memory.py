@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from bench.checkpoint.architectures import ARCHITECTURES, Architecture
-from bench.checkpoint.contenders import Way, ready
 from bench.checkpoint.results import Peak
 from bench.checkpoint.step import Setup, build, inputs_of, loss
+from bench.models.architectures import ARCHITECTURES, Architecture
 from bench.runner.child import Child
 from bench.runner.memory import peak_bytes
 from bench.runner.process_memory import Counters, counters, limit_allocation
+from bench.ways.checkpoints import CheckpointWay, ready
 from integrations.checkpoint import Plan
 
 LONG = 2.0  # modelled seconds of a step from which few samples go before it; it takes about as long on two cores
@@ -38,7 +38,7 @@ class Job:
         plan: for ways that follow one.
     """
 
-    way: Way
+    way: CheckpointWay
     batch: int
     size: int
     warm_up: int
@@ -92,7 +92,7 @@ def measure_here(peak: Peak, *, way: Mapping[str, Any], plan: str | None, settin
 
     Args:
         peak: without the measured one.
-        way: as ``dataclasses.asdict`` makes it of a ``Way``.
+        way: as ``dataclasses.asdict`` makes it of a ``CheckpointWay``.
         plan: for ways that follow one, as JSON.
         settings: as ``dataclasses.asdict`` makes them of ``Settings``.
     """
@@ -102,7 +102,7 @@ def measure_here(peak: Peak, *, way: Mapping[str, Any], plan: str | None, settin
     count = counters(setup.device)
     if isinstance(count, str):
         return replace(peak, failure=count)
-    step = ARCHITECTURES[peak.model], Way(**way), None if plan is None else Plan.from_json(plan)
+    step = ARCHITECTURES[peak.model], CheckpointWay(**way), None if plan is None else Plan.from_json(plan)
     return replace(peak, peak_bytes=_measured(peak, *step, setup, count))
 
 
@@ -112,7 +112,7 @@ def _limit(nbytes: int) -> None:
 
 
 def _measured(
-    peak: Peak, architecture: Architecture, way: Way, plan: Plan | None, setup: Setup, count: Counters
+    peak: Peak, architecture: Architecture, way: CheckpointWay, plan: Plan | None, setup: Setup, count: Counters
 ) -> int:
     model = build(architecture, setup)
     forward = ready(way, model, architecture.blocks(model), plan)

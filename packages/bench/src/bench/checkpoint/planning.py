@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.checkpoint.architectures import Architecture
-from bench.checkpoint.contenders import Way, exchanged
 from bench.checkpoint.memory import LONG
 from bench.checkpoint.results import Planned
 from bench.checkpoint.step import Setup, build, inputs_of
 from bench.errors import reason
+from bench.models.architectures import Architecture
+from bench.ways.checkpoints import CheckpointWay, exchanged
 from integrations import checkpoint
 from integrations.checkpoint import Plan, paper_segments
 
@@ -41,7 +41,7 @@ class Planner:
 
         Args:
             batch, size: of the inputs.
-            masks: as a ``Way`` has it.
+            masks: as a ``CheckpointWay`` has it.
 
         Raises:
             Exception: as planning does, every time.
@@ -65,7 +65,7 @@ class Planner:
         except Exception as error:  # whatever planning fails with, other models are to be planned for
             return replace(blank, failure=reason(error))
 
-    def of(self, way: Way, batch: int, size: int) -> Plan | None:
+    def of(self, way: CheckpointWay, batch: int, size: int) -> Plan | None:
         """The plan that a way follows; ``None`` if it follows none.
 
         Raises:
@@ -79,7 +79,7 @@ class Planner:
 
     def _plan(self, batch: int, size: int, measure: bool, masks: bool) -> Plan | Exception:
         try:
-            model = exchanged(Way("planned", masks=masks), build(self._architecture, self._setup))
+            model = exchanged(CheckpointWay("planned", masks=masks), build(self._architecture, self._setup))
             inputs = inputs_of(self._architecture, batch, size, self._setup)
             return checkpoint.plan(model, inputs, measure=measure)
         except Exception as error:  # kept: planning again would fail again

@@ -9,16 +9,16 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.checkpoint.architectures import ARCHITECTURES
 from bench.checkpoint.chart import draw
-from bench.checkpoint.contenders import PLAIN
 from bench.checkpoint.results import Peak, Planned, StepTimes, cut
 from bench.checkpoint.sizes import small
 from bench.checkpoint.targets import AGREEMENT, CAPTURE, SEARCH, published_cut, targets, within
+from bench.models.architectures import ARCHITECTURES
 from bench.results.record import Record
 from bench.results.report import Report
 from bench.results.tables import Column, bounded, header, marked, mib, milliseconds, number, table
 from bench.units import size_name
+from bench.ways.checkpoints import PLAIN
 
 _Row = TypeVar("_Row", Peak, StepTimes)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from statistics import median
 
-from bench.checkpoint.contenders import PLAIN
 from bench.results.entry import Entry, Timed, at, metric, part, series
 from bench.results.record import Kind, Record
+from bench.ways.checkpoints import PLAIN
 
 
 @part("plan", "what is planned for a model at one size, without a step")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from bench.checkpoint.architectures import Architecture
 from bench.checkpoint.planning import Planner
+from bench.models.architectures import Architecture
 
 SMALL_BATCH, SMALL_SIZE = 4, 96
 _SMALL: Mapping[str, tuple[int, int]] = MappingProxyType(

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils._pytree import tree_leaves
 
-from bench.checkpoint.architectures import Architecture, Inputs
-from bench.checkpoint.contenders import Forward
+from bench.models.architectures import Architecture, Inputs
+from bench.ways.general import Forward
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from bench.checkpoint.architectures import Architecture, Inputs
-from bench.checkpoint.contenders import PLAIN, Forward, Way, ready
 from bench.checkpoint.results import StepTimes
 from bench.checkpoint.step import Setup, build, inputs_of, loss
 from bench.errors import reason
+from bench.models.architectures import Architecture, Inputs
 from bench.runner.clock import steps_in_turn
+from bench.ways.checkpoints import PLAIN, CheckpointWay, ready
+from bench.ways.general import Forward
 from integrations.checkpoint import Plan
 
 
@@ -42,7 +43,7 @@ def measure(
     architecture: Architecture,
     batch: int,
     size: int,
-    ways: Mapping[Way, Plan | None],
+    ways: Mapping[CheckpointWay, Plan | None],
     rounds: int,
     setup: Setup,
 ) -> list[StepTimes]:

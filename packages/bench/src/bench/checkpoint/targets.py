@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from bench.checkpoint.architectures import ARCHITECTURES, Published
-from bench.checkpoint.contenders import LEAST, LEAST_MASKS
 from bench.checkpoint.results import Peak, Planned, StepTimes
 from bench.checkpoint.results import cut as cut_of
 from bench.checkpoint.sizes import small
+from bench.models.architectures import ARCHITECTURES, Published
 from bench.results.record import Record
 from bench.units import MIB
+from bench.ways.checkpoints import LEAST, LEAST_MASKS
 
 AGREEMENT = 0.05  # by which part of the planned peak the measured one may differ from it
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from bench import sentences
 from bench.cli.arguments import positive
 from bench.cli.bench import Bench
 from bench.cli.options import Options
 from bench.fewbit import measure, memory, step_time
 from bench.fewbit.report import REPORT
 from bench.fewbit.results import KIND
+from bench.models.data import mrpc as sentences
 
 
 def options(add: Options) -> None:

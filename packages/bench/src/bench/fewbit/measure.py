@@ -7,18 +7,18 @@ from dataclasses import asdict, replace
 
 import torch
 
-from bench import sentences
 from bench.errors import MissingLibrary
 from bench.fewbit import memory, step_time, training
-from bench.fewbit.bert import Recipe
 from bench.fewbit.results import KIND, BertRun, Times
-from bench.fewbit.roberta import WAYS, Shape, Way
-from bench.networks import needs
+from bench.models.data import mrpc as sentences
+from bench.models.data.mrpc import Sentences
+from bench.models.libraries import needs
+from bench.models.masked_bert import Recipe
 from bench.results.record import Record
 from bench.runner.child import in_child
 from bench.runner.progress import progress
 from bench.runner.run import Run, begun
-from bench.sentences import Sentences
+from bench.ways.roberta import WAYS, Exchange, Shape
 from integrations.fewbit import FUNCTIONS
 
 PARTS = ("memory", "grid", "training", "time")
@@ -59,10 +59,10 @@ def _memory(going: Run, asked: argparse.Namespace) -> None:
 def _grid(going: Run, asked: argparse.Namespace) -> None:
     shape = _shape(asked)
     wanted = memory.cells(shape, _batch(asked), asked.quick)
-    going.measure(wanted, lambda one: _peak(one, Way(one.bits, one.ratio), shape, asked), name="grid")
+    going.measure(wanted, lambda one: _peak(one, Exchange(one.bits, one.ratio), shape, asked), name="grid")
 
 
-def _peak(entry: memory.Measured, way: Way, shape: Shape, asked: argparse.Namespace) -> memory.Measured:
+def _peak(entry: memory.Measured, way: Exchange, shape: Shape, asked: argparse.Namespace) -> memory.Measured:
     options = {"batch": _batch(asked), "steps": memory.STEPS, "device": asked.device, "threads": asked.threads}
     return in_child(memory.measure, entry, way=asdict(way), shape=asdict(shape), **options)
 

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import torch
 
 from bench.fewbit.results import GridCell, Peak, Sized
-from bench.fewbit.roberta import ATTENTION, BITS, DROPOUT, RATIO, RATIOS, WAYS, Case, Shape, Way
 from bench.runner.process_memory import Counters, counters
+from bench.ways.roberta import ATTENTION, BITS, DROPOUT, RATIO, RATIOS, WAYS, Case, Exchange, Shape
 
 BATCHES = {"cpu": 16, "cuda": 128}  # sequences; FewBit's table has 128
 STEPS = 1  # that count: one is like another to a page or two
@@ -52,13 +52,13 @@ def measure(
 
     Args:
         entry: without numbers.
-        way, shape: as ``dataclasses.asdict`` makes them of a ``Way`` and of the network's ``Shape``.
+        way, shape: as ``dataclasses.asdict`` makes them of a ``Exchange`` and of the network's ``Shape``.
         batch: sequences of its input.
         steps: that count, after one that pays for caches.
         device: ``"cpu"`` or ``"cuda"``.
     """
     torch.manual_seed(0)
-    case = Case(Shape(**shape), Way(**way), batch, torch.device(device))
+    case = Case(Shape(**shape), Exchange(**way), batch, torch.device(device))
     found = counters(torch.device(device))
     if isinstance(found, str):
         return replace(entry, not_measured=found)

@@ -27,12 +27,12 @@ from bench.fewbit.results import (
     held_out,
     training_loss,
 )
-from bench.fewbit.roberta import ATTENTION, BITS, DROPOUT, RATIO, WAYS, Shape, Way
 from bench.fewbit.step_time import ELEMENTS, FEATURES
 from bench.fewbit.training import STRIDE
 from bench.results.record import Record
 from bench.results.report import Report, notes_of_missing
 from bench.results.tables import bounded, dim, interval, marked, mean, mib, milliseconds, table
+from bench.ways.roberta import ATTENTION, BITS, DROPOUT, RATIO, WAYS, Exchange, Shape
 
 TITLES = {"activation": "activation", "linear": "randomized linear"}
 
@@ -126,8 +126,8 @@ def _grid(cells: Sequence[GridCell]) -> Table:
         ("\nsaving, %", lambda cell: saving(cell, "activation_bytes", least_of(cell))),
         ("raw\nMiB", lambda cell: mib(median(cell.raw_bytes))),
         ("\nsaving, %", lambda cell: saving(cell, "raw_bytes", None)),
-        ("published\nGiB", lambda cell: _published(Way(cell.bits, cell.ratio))[0]),
-        ("\nsaving, %", lambda cell: _published(Way(cell.bits, cell.ratio))[1]),
+        ("published\nGiB", lambda cell: _published(Exchange(cell.bits, cell.ratio))[0]),
+        ("\nsaving, %", lambda cell: _published(Exchange(cell.bits, cell.ratio))[1]),
         labels=2,
         above=lambda cell: f"{cell.network.partition(' of ')[0]}, batch {cell.batch}",
         instead=_not_measured,
@@ -137,7 +137,7 @@ def _grid(cells: Sequence[GridCell]) -> Table:
 def _not_measured(cell: GridCell) -> list[RenderableType] | None:
     if cell.raw_bytes:
         return None
-    published = _published(Way(cell.bits, cell.ratio))
+    published = _published(Exchange(cell.bits, cell.ratio))
     return [dim(cell.outcome or "not measured"), *[""] * 4, *published]
 
 
@@ -154,7 +154,7 @@ def _bytes(entry: Sized, name: str) -> float:
     return float(median(found) if isinstance(found, list) else found)
 
 
-def _published(way: Way) -> tuple[str, str]:
+def _published(way: Exchange) -> tuple[str, str]:
     """GiB and saving of a way in FewBit's table; empty where it has none."""
     row = ROWS.get((way.bits, way.ratio))
     if row is None:

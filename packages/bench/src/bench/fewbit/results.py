@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from bench.fewbit.roberta import BITS, RATIOS
 from bench.results.entry import Entry, at, metric, metrics, part, series
 from bench.results.record import Kind, Record, pairs_of
 from bench.results.statistics import Difference, paired_difference
+from bench.ways.roberta import BITS, RATIOS
 
 EXACT, FEW_BITS, COMPRESSED = "exact", f"{BITS} bits", f"L1, {BITS} bits"
 CONTROL = "no gradient"
@@ -35,7 +35,7 @@ class Sized(Entry):
 class Peak(Sized):
     """One way."""
 
-    way: str = at("of bench.fewbit.roberta.WAYS")
+    way: str = at("of bench.ways.roberta.WAYS")
     network: str = at("in words")
     batch: int = at("sequences of its input")
 

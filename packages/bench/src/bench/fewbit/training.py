@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from bench.fewbit.bert import Masked, Recipe, losses, make
 from bench.fewbit.results import COMPRESSED, CONTROL, EXACT, FEW_BITS, BertRun
-from bench.fewbit.roberta import BITS
-from bench.sentences import MARKS, Pairs, Sentences
+from bench.models.data.mrpc import MARKS, Pairs, Sentences
+from bench.models.masked_bert import Masked, Recipe, losses, make
+from bench.ways.roberta import BITS
 from integrations import compress_model, fewbit
 
 KINDS = (EXACT, FEW_BITS, COMPRESSED)

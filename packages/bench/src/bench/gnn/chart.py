@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.errors import BenchError
-from bench.gnn.models import NAMES
 from bench.gnn.results import REFERENCE, Curve
 from bench.gnn.summary import MARGINS, Row, rows
+from bench.models.graph_networks import NAMES
 from bench.results.charts import BLUE, FAINT, GREEN, GREY, INK, PURPLE, VERMILION, beside, lined, titled
 from bench.results.record import Record
 from bench.units import MIB

@@ -12,11 +12,10 @@ from bench.cli.bench import FOLDER, Bench, default
 from bench.cli.options import Options
 from bench.errors import BenchError
 from bench.gnn import measure
-from bench.gnn.datasets import DATASETS
-from bench.gnn.models import MODELS
-from bench.gnn.recipe import ADAPT_INTERVAL, HEADS, NORMS, Recipe
 from bench.gnn.report import REPORT
 from bench.gnn.results import KIND, REFERENCE
+from bench.models.data.graphs import DATASETS
+from bench.models.graph_networks import ADAPT_INTERVAL, HEADS, MODELS, NORMS, Recipe
 from bench.results.charts import require_drawable
 from bench.results.record import Record
 from integrations import LEVELS

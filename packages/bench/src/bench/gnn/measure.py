@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bench.cli.arguments import THREADS
-from bench.gnn import datasets, memory, training
-from bench.gnn.graph import Graph
-from bench.gnn.models import MODELS, NAMES, WEIGHT_DECAY
+from bench.gnn import memory, training
 from bench.gnn.results import FINAL, KIND, REFERENCE, Curve
-from bench.gnn.sampling import Walks
 from bench.gnn.summary import rows
 from bench.kernels import KernelTime, time_kernels
+from bench.models.data import graphs as datasets
+from bench.models.data.graph import Graph
+from bench.models.data.graph_sampling import Walks
+from bench.models.graph_networks import MODELS, NAMES, WEIGHT_DECAY
 from bench.results.record import Record
 from bench.runner.memory import Memory
 from bench.runner.run import Run, begun

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.gnn import datasets
-from bench.gnn.graph import Graph
-from bench.gnn.models import MODELS
-from bench.gnn.recipe import DEFAULT, Recipe
-from bench.gnn.sampling import Walks
+from bench.models.data import graphs as datasets
+from bench.models.data.graph import Graph
+from bench.models.data.graph_sampling import Walks
+from bench.models.graph_networks import DEFAULT, MODELS, Recipe
 from bench.runner.child import Child
 from bench.runner.memory import Memory, measure_step
 
@@ -33,7 +32,7 @@ def measure(
 
     Args:
         wanted: without numbers.
-        dataset, data_root: as for ``bench.gnn.datasets.load``; name a dataset that is at hand, not ``"auto"``.
+        dataset, data_root: as for ``bench.models.data.graphs.load``; name a dataset that is at hand, not ``"auto"``.
         device, threads: to measure on and with.
         recipe: how the networks are built; a subgraph is drawn where it says how large.
     """

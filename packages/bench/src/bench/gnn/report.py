@@ -8,12 +8,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.gnn import generated
 from bench.gnn.chart import draw
-from bench.gnn.models import NAMES
 from bench.gnn.results import REFERENCE, Curve
 from bench.gnn.summary import EPOCHS, LOSS_MARGIN, SEEDS, Row, rows
 from bench.kernels import TARGET, KernelTime
+from bench.models.data import generated_graph as generated
+from bench.models.graph_networks import NAMES
 from bench.results.record import Record
 from bench.results.report import Report
 from bench.results.tables import Column, bounded, commands, dim, interval, labelled, marked, number, table

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.gnn.models import MODELS
 from bench.kernels import KernelTime
+from bench.models.graph_networks import MODELS
 from bench.results.entry import Entry, at, part, series
 from bench.results.record import Kind
 from bench.runner.memory import PLAIN, Memory
@@ -18,7 +18,7 @@ REFERENCE = PLAIN
 class Curve(Entry):
     """One run; level ``"L0"`` is full precision."""
 
-    model: str = at("of bench.gnn.models.MODELS")
+    model: str = at("of bench.models.graph_networks.MODELS")
     level: str = at("of integrations.LEVELS")
     seed: int = at("of weights, dropout and rounding")
     losses: list[float] = series("nats", "of training, of each epoch, the mean over its steps")

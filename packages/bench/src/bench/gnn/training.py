@@ -15,11 +15,10 @@ from dataclasses import replace
 import torch
 
 from bench.errors import BenchError, reason
-from bench.gnn.graph import Graph
-from bench.gnn.models import MODELS
-from bench.gnn.recipe import DEFAULT, Recipe
 from bench.gnn.results import BLOCK, REFERENCE, Curve
-from bench.gnn.sampling import Walks, evaluated
+from bench.models.data.graph import Graph
+from bench.models.data.graph_sampling import Walks, evaluated
+from bench.models.graph_networks import DEFAULT, MODELS, Recipe
 from integrations import LEVELS
 from integrations.pyg import compress_model
 
@@ -30,7 +29,7 @@ class Run:
     """A model in training.
 
     Args:
-        model: one of ``bench.gnn.models.MODELS``.
+        model: one of ``bench.models.graph_networks.MODELS``.
         level: one of ``integrations.LEVELS``; ``None`` leaves the model untouched.
         seed: decides initial weights, dropout and the rounding of compression.
         graph: on the device to train on.

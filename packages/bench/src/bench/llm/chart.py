@@ -8,14 +8,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from bench.errors import BenchError
-from bench.llm.models import SHAPES
 from bench.llm.results import Trained
 from bench.llm.subjects import SUBJECTS
-from bench.llm.ways import CHECKPOINTS, CHUNKED, beside, planned_beside
+from bench.models.decoders import SHAPES
 from bench.results.charts import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILION, footer, lined, titled
 from bench.results.record import Record
-from bench.systems.ways import PLAIN
 from bench.units import MIB
+from bench.ways.decoders import CHECKPOINTS, CHUNKED, beside, planned_beside
+from bench.ways.general import PLAIN
 
 COLOURS = {
     PLAIN: INK,

@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
-from bench.llm import training, words
+from bench.llm import training
 from bench.llm.results import KIND, Learned, Trained
 from bench.llm.subjects import SUBJECTS, require
+from bench.models.data import sentence_stream as words
 from bench.results.record import Record
 from bench.runner.child import in_child
 from bench.runner.run import Run, begun

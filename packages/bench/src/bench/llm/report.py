@@ -11,13 +11,13 @@ from rich.text import Text
 from bench.llm.chart import draw
 from bench.llm.results import Learned, Trained, fallen
 from bench.llm.subjects import LOSS, MODEL, SUBJECTS
-from bench.llm.ways import CHUNKED, WAYS
 from bench.results.record import Record, paired, pairs_of
 from bench.results.report import Report
 from bench.results.statistics import spread
 from bench.results.tables import Column, bounded, interval, marked, mean, mib, number, table
-from bench.systems.ways import PLAIN
 from bench.units import MIB
+from bench.ways.decoders import CHUNKED, label
+from bench.ways.general import PLAIN
 
 # Of the loss of 4,096 rows of 512 features with 32,000 classes in float32: asked for, at most.
 _PEAK, _LOSS_ERROR, _TIME = 90 * MIB, 1e-6, 1.1
@@ -36,11 +36,6 @@ def tables(record: Record) -> Iterator[Table]:
             yield _model(record.of(Trained, subject=name))
     if record.of(Learned):
         yield _trainings(record)
-
-
-def label(way: str) -> str:
-    """A way's name in tables, with a star for those of others."""
-    return f"{way} *" if way != PLAIN and way in WAYS and not WAYS[way].ours else way
 
 
 def _losses(cells: list[Trained]) -> Table:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from statistics import fmean
 
 from bench.llm.subjects import SUBJECTS
-from bench.llm.ways import WAYS
 from bench.results.entry import Entry, Timed, at, metric, part, series
 from bench.results.record import Kind, Record
-from bench.systems.ways import PLAIN
+from bench.ways.decoders import WAYS
+from bench.ways.general import PLAIN
 
 
 @part("way", "a subject, trained in one way")

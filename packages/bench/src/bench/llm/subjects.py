@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.errors import MissingLibrary
-from bench.llm import models
-from bench.llm.models import SHAPES, Sizes
-from bench.llm.ways import CHUNKED, CUT, FEW, MAIN, WAYS, cut_cross_entropy
-from bench.networks import needs
+from bench.models import decoders as models
+from bench.models.decoders import SHAPES, Sizes
+from bench.models.libraries import needs
+from bench.ways.decoders import CHUNKED, CUT, FEW, MAIN, WAYS, cut_cross_entropy
 from integrations.losses import linear_cross_entropy
 
 LOSS, MODEL = "loss", "model"

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bench.llm import ways as known
-from bench.llm import words
-from bench.llm.models import SHAPES, Sizes, decoder
 from bench.llm.results import Learned
-from bench.systems.subject import Subject, own_loss
-from bench.systems.ways import PLAIN
+from bench.models.data import sentence_stream as words
+from bench.models.decoders import SHAPES, Sizes, decoder
+from bench.models.subject import Subject, own_loss
+from bench.ways import decoders as known
+from bench.ways.general import PLAIN
 
 WAYS = (PLAIN, "L1", "lean", known.CHUNKED, known.beside("lean"))
 """In which it is trained. In float32, in chunks, the loss is the plain one but for the order of sums: how far two

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bench.models.dense import DENSE
 from bench.readmes.made import NOT_MEASURED, Made, recorded
 from bench.results.tables import columns
-from bench.vision.compression.ways import PLAIN
-from bench.vision.dense.models import DENSE
 from bench.vision.dense.results import DenseCell
 from bench.vision.published import TRAINED
+from bench.ways.conversions import PLAIN
 
 FILE = "vision-dense-cpu.json"
 WAY = "Q-layers L3"

@@ -12,8 +12,8 @@ from bench.results.record import Record
 from bench.results.tables import columns, marked
 from bench.search.results import search_of, times_plain
 from bench.vision.compression.results import Cell
-from bench.vision.compression.ways import PLAIN
 from bench.vision.published import PEAK
+from bench.ways.conversions import PLAIN
 
 COMPRESSION, SEARCH = "vision-compression-cpu.json", "search-cpu.json"
 

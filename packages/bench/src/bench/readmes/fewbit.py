@@ -11,10 +11,10 @@ from rich.text import Text
 
 from bench.fewbit.report import ROWS
 from bench.fewbit.results import Peak
-from bench.fewbit.roberta import WAYS
 from bench.readmes.made import NOT_MEASURED, Made, recorded
 from bench.results.tables import columns, marked
 from bench.units import MIB
+from bench.ways.roberta import WAYS
 
 FILE = "fewbit-memory-cpu.json"
 

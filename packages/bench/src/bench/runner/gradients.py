@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bench.networks import Case
+from bench.models.subject import Case
 
 
 def backward(case: Case, generator: Tensor) -> None:

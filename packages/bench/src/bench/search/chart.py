@@ -11,9 +11,9 @@ from bench.results.charts import BLUE, GREY, INK, ORANGE, VERMILION, beside, foo
 from bench.results.record import Record
 from bench.search.published import published
 from bench.search.results import Search, times_plain
-from bench.search.ways import WAYS
-from bench.systems.ways import PLAIN
 from bench.units import size_name
+from bench.ways.decoders import ALL_WAYS
+from bench.ways.general import PLAIN
 
 _COLUMNS = 3
 
@@ -54,7 +54,7 @@ def _draw_dimension(axes: Axes, record: Record, searches: list[Search]) -> None:
     for place, search in enumerate(searches):
         ratio = times_plain(record, search) or 0.0
         finite = search.best is None or search.best.finite
-        colour = BLUE if WAYS[search.way].ours else ORANGE
+        colour = BLUE if ALL_WAYS[search.way].ours else ORANGE
         axes.barh(place, ratio, color=colour if finite else "white", edgecolor=colour, height=0.62)
         label = f"{'≥ ' * search.capped}{ratio:.1f}{'' if finite else ', loss not finite'}"
         beside(axes, label, (ratio, place), (3, 0), va="center", fontsize=7, color=INK)

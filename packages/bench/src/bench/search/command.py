@@ -16,8 +16,8 @@ from bench.search import measure
 from bench.search.dimensions import DEFAULT, FAMILIES, MEMORY_LIMITS, NAMES, QUICK, QUICK_LIMITS, dimensions
 from bench.search.report import REPORT
 from bench.search.results import KIND
-from bench.search.ways import CONTEXT, WAYS
 from bench.units import size_name
+from bench.ways.decoders import ALL_WAYS, CONTEXT
 
 
 def options(add: Options) -> None:
@@ -34,7 +34,7 @@ def options(add: Options) -> None:
     )
     usual = f"{'; '.join(measure.COMPRESSED)}; of decoders {'; '.join(CONTEXT)}"
     words = f"to train, repeatable; default: {usual}; plain is always searched"
-    add.many("--way", WAYS, words, quick=measure.QUICK_WAYS, metavar="WAY")
+    add.many("--way", ALL_WAYS, words, quick=measure.QUICK_WAYS, metavar="WAY")
     add.add(
         "--memory-limit",
         type=size,

@@ -12,12 +12,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
-from bench.llm.models import Sizes as Decoder
-from bench.search.graph_models import Graph, gcn
-from bench.search.image_models import RESNET_50, RESNET_152, SWIN_SMALL, SWIN_TINY, Images, resnet, scaled_stages, swin
-from bench.search.language_models import llama
-from bench.search.text_models import Bert, bert
-from bench.systems.subject import Subject
+from bench.models.decoders import Sizes as Decoder
+from bench.models.sized import (
+    RESNET_50,
+    RESNET_152,
+    SWIN_SMALL,
+    SWIN_TINY,
+    Bert,
+    Graph,
+    Images,
+    bert,
+    gcn,
+    llama,
+    resnet,
+    scaled_stages,
+    swin,
+)
+from bench.models.subject import Subject
 from bench.units import GIB, MIB
 
 

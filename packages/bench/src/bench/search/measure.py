@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from bench.errors import BenchError
-from bench.networks import needs
+from bench.models.libraries import needs
 from bench.results.record import Record
 from bench.runner.deadline import Deadline
 from bench.runner.progress import progress
@@ -22,9 +22,9 @@ from bench.search.dimensions import Dimension, dimensions
 from bench.search.processes import Trials
 from bench.search.results import KIND, Search, Trial, search_of
 from bench.search.trial import Request
-from bench.search.ways import CONTEXT
-from bench.systems.ways import PLAIN
 from bench.units import size_name
+from bench.ways.decoders import CONTEXT
+from bench.ways.general import PLAIN
 
 RESOLUTION, QUICK_RESOLUTION = 0.05, 0.25
 

@@ -12,8 +12,8 @@ from bench.results.tables import dim, number, short, table
 from bench.search.chart import draw
 from bench.search.published import PUBLISHED, Figure, published
 from bench.search.results import Search, Trial, proof, relative_throughput, times_plain
-from bench.search.ways import label
 from bench.units import MIB, size_name
+from bench.ways.decoders import label
 
 
 def tables(record: Record) -> Iterator[Table]:

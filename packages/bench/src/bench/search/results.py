@@ -7,8 +7,8 @@ import statistics
 from bench.results.entry import Entry, at, metric, nested, numbers, part, series
 from bench.results.record import Kind, Record
 from bench.search.dimensions import NAMES
-from bench.search.ways import WAYS
-from bench.systems.ways import PLAIN
+from bench.ways.decoders import ALL_WAYS
+from bench.ways.general import PLAIN
 
 
 @numbers
@@ -76,7 +76,7 @@ class Search(Entry):
 
 
 _NAMES = {name: place for place, name in enumerate(NAMES)}
-_WAYS = {name: place for place, name in enumerate(WAYS)}
+_WAYS = {name: place for place, name in enumerate(ALL_WAYS)}
 
 KIND = Kind(
     "search",

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from bench.errors import BenchError, DoesNotApply, reason
+from bench.models import sized as language_models
+from bench.models.subject import Subject
 from bench.runner.process_memory import limit_allocation
-from bench.search import language_models
 from bench.search.dimensions import dimensions
 from bench.search.results import Trial
-from bench.search.ways import WAYS
 from bench.systems.cell import WARM_UP
-from bench.systems.subject import Subject
 from bench.units import size_name
+from bench.ways.decoders import ALL_WAYS
 
 TIMED = 3  # steps, of which the median is taken
 
@@ -40,7 +40,7 @@ class Request:
     """What to try.
 
     Attributes:
-        dimension, way: names in ``dimensions.NAMES`` and ``ways.WAYS``.
+        dimension, way: names in ``dimensions.NAMES`` and ``ways.ALL_WAYS``.
         value: the dimension's.
         device: ``"cpu"`` or ``"cuda"``.
         memory_limit: bytes that training may take: weights, gradients, the optimizer's state and activations.
@@ -118,7 +118,7 @@ def _taken(request: Request, trial: Trial) -> Trial:
     with device:
         subject = dimension.make(request.value)
     subject.model.train()
-    warm_up = WARM_UP if WAYS[request.way].adapts else 1
+    warm_up = WARM_UP if ALL_WAYS[request.way].adapts else 1
     taken = list(_steps(subject, request.way, dimension.optimizer, warm_up + TIMED))
     return replace(
         trial,
@@ -162,7 +162,7 @@ def outside_bytes(device: torch.device) -> int | None:
 
 def _steps(subject: Subject, way: str, optimizer: str, count: int) -> Iterator[tuple[float, float]]:
     """The loss of each step and its seconds: forward, backward and the optimizer's step."""
-    forward, surroundings = WAYS[way].ready(subject)
+    forward, surroundings = ALL_WAYS[way].ready(subject)
     parameters = list(subject.model.parameters())
     # Rates so small that random labels do no harm: what a step takes does not depend on them.
     stepper: torch.optim.Optimizer = (

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import track
 
 import integrations
-from bench.networks import Case, bert, gcn, resnet18, vit_tiny
+from bench.models.networks import bert, gcn, resnet18, vit_tiny
+from bench.models.subject import Case
 from bench.results.record import Record
 from bench.runner.gradients import backward, gradient, relative_error
 from bench.runner.run import begun

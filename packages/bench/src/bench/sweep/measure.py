@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import integrations
-from bench.networks import Case
+from bench.models.subject import Case
 from bench.runner.gradients import relative_error
 from bench.sweep.results import Swept, easing
 from bench.sweep.subjects import INTEGRATIONS, Subject

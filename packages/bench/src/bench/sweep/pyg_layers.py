@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.networks import Case, needs
+from bench.models.libraries import needs
+from bench.models.subject import Case
 
 NODES, EDGES = 500, 5000
 FEATURES, WIDTH, CLASSES = 32, 64, 7

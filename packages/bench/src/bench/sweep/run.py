@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from bench.errors import BenchError, MissingLibrary
-from bench.networks import needs
+from bench.models.libraries import needs
 from bench.results.record import Record
 from bench.runner.run import begun
 from bench.sweep.measure import measure

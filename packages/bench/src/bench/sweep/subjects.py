@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from bench.networks import Case
+from bench.models.subject import Case
 from bench.sweep import pyg_layers, timm_models, transformers_models, wide_models
 
 

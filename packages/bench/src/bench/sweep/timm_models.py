@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from bench.networks import Case, needs
+from bench.models.libraries import needs
+from bench.models.subject import Case
 
 BATCH = 8
 SIDE = 64  # pixels, but for models that take no image so small

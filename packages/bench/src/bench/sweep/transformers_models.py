@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from bench.networks import Case, needs
+from bench.models.libraries import needs
+from bench.models.subject import Case
 
 BATCH, TOKENS = 8, 64
 SIDE = 64  # pixels of an image

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from bench.networks import Case, needs
+from bench.models.libraries import needs
+from bench.models.subject import Case
 
 WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 FAMILIES = ("Llama", "ViT", "BERT")

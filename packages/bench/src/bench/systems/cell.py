@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import integrations
+from bench.models.subject import Subject
 from bench.runner.child import Child
 from bench.runner.clock import steps_in_turn
 from bench.runner.gradients import relative_error
@@ -22,9 +23,8 @@ from bench.runner.memory import step_peak_bytes
 from bench.runner.process_memory import Counters, counters, release_cached
 from bench.systems.device import captured, figures, profiled, with_workspaces
 from bench.systems.results import Cell, Fresh
-from bench.systems.subject import Subject
 from bench.systems.subjects import made
-from bench.systems.ways import PLAIN, WAYS, Forward, Surroundings
+from bench.ways.general import PLAIN, WAYS, Forward, Surroundings
 from integrations.checkpoint import Plan, plan_of
 
 REPEATS = 3  # peaks, of which the median is taken

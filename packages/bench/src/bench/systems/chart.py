@@ -15,7 +15,7 @@ from bench.results.charts import BLUE, GREY, INK, ORANGE, VERMILION, footer, lin
 from bench.results.record import Record
 from bench.systems.fronts import NOISE, front, time_of, trains
 from bench.systems.results import Cell, as_fresh
-from bench.systems.ways import BOUNDS, PLAIN, WAYS
+from bench.ways.general import BOUNDS, PLAIN, WAYS
 
 _COLUMNS = 2
 _NUMBERS = {way: number for number, way in enumerate(WAYS)}

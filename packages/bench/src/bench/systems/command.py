@@ -20,7 +20,7 @@ from bench.systems.peak_subjects import SUBJECTS as PEAK_SUBJECTS
 from bench.systems.report import REPORT
 from bench.systems.results import KIND
 from bench.systems.subjects import NAMES, QUICK, SUBJECTS
-from bench.systems.ways import PEAK_WAYS, PLAIN, QUICK_WAYS, WAYS
+from bench.ways.general import PEAK_WAYS, PLAIN, QUICK_WAYS, WAYS
 
 PARTS = ("ways", "peaks", "planning")
 

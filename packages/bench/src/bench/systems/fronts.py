@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bench.results.record import Record
 from bench.systems.results import Cell
-from bench.systems.ways import BOUNDS, BUDGETS, PLAIN, WAYS
+from bench.ways.general import BOUNDS, BUDGETS, PLAIN, WAYS
 
 FASTER = 0.03
 """By how much of its time another way may be faster: medians of the same step differ by as much."""

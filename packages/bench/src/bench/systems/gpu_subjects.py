@@ -12,8 +12,9 @@ from types import MappingProxyType
 
 import torch
 
-from bench.networks import needs
-from bench.systems.subject import Subject, entropy, own_loss
+from bench.models.libraries import needs
+from bench.models.subject import Subject, entropy, own_loss, resnet_blocks
+from bench.models.transformers import transformer
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
 
 def _resnet50(sizes: Sizes, tf32: bool) -> Subject:
     model = needs("timm").create_model("resnet50", layers=sizes.stages, num_classes=1000)
-    blocks = [block for stage in (model.layer1, model.layer2, model.layer3, model.layer4) for block in stage]
+    blocks = resnet_blocks(model)
     name = f"ResNet-{3 * sum(sizes.stages) + 2}"
     what = f"{name}, {sizes.batch} at {sizes.size} x {sizes.size}, {'TF32' if tf32 else 'AMP'}"
     inputs = (torch.randn(sizes.batch, 3, sizes.size, sizes.size),)
@@ -77,19 +78,18 @@ def _vit(sizes: Sizes) -> Subject:
 
 
 def _llama(sizes: Sizes, sequences: int) -> Subject:
-    transformers = needs("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=sizes.vocabulary,
-        hidden_size=sizes.hidden,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
+    model = transformer(
+        "LlamaForCausalLM",
+        sizes.layers,
+        sizes.hidden,
+        sizes.heads,
+        sizes.vocabulary,
+        inner=sizes.intermediate,
         num_key_value_heads=sizes.shared_heads,
-        intermediate_size=sizes.intermediate,
         max_position_embeddings=sizes.length,
         tie_word_embeddings=True,
         use_cache=False,
-    )
-    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    ).to(torch.bfloat16)
     tokens = torch.randint(sizes.vocabulary, (sequences, sizes.length))
     what = f"Llama, {sizes.layers} layers of {sizes.hidden}, {sequences} x {sizes.length} tokens, bf16"
     return Subject(model, {"input_ids": tokens, "labels": tokens}, own_loss, what, list(model.model.layers))

@@ -11,11 +11,11 @@ from types import MappingProxyType
 
 import torch
 
-from bench.checkpoint.architectures import ARCHITECTURES
 from bench.checkpoint.step import noise
-from bench.networks import needs
-from bench.systems.graph_layers import GraphLayers
-from bench.systems.subject import Subject, channels_last, entropy
+from bench.models.architectures import ARCHITECTURES
+from bench.models.graph_layers import GraphLayers
+from bench.models.libraries import needs
+from bench.models.subject import Subject, channels_last, entropy
 
 
 def _architecture(name: str, batch: int, size: int) -> Subject:

@@ -15,8 +15,8 @@ from torch import nn
 
 import integrations
 from actcore import CheckpointPlans, Form, TrainingStep, checkpoint_plans
+from bench.models.subject import Subject
 from bench.systems.results import Compared, Planning
-from bench.systems.subject import Subject
 from bench.systems.subjects import bert, made
 
 ERROR = 0.1

@@ -12,8 +12,9 @@ from bench.results.tables import Column, dim, mib, milliseconds, number, percent
 from bench.systems.chart import draw
 from bench.systems.fronts import CLOSE, FASTER, NOISE, Within, front, time_of, within_budgets
 from bench.systems.results import Cell, Compared, Figures, Planning, as_fresh
-from bench.systems.ways import PLAIN, WAYS, label
 from bench.units import KIB, MIB
+from bench.ways.decoders import label
+from bench.ways.general import PLAIN, WAYS
 
 _STATES = ("adding", "fresh")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from bench.results.entry import Entry, Timed, at, metric, nested, numbers, part, series
 from bench.results.record import Kind, Record
 from bench.systems.subjects import NAMES
-from bench.systems.ways import WAYS
+from bench.ways.general import WAYS
 
 
 @numbers

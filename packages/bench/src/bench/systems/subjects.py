@@ -13,20 +13,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.checkpoint.image_models import modules_called
-from bench.networks import needs
+from bench.models.graph_layers import GraphLayers
+from bench.models.image_models import modules_called
+from bench.models.libraries import needs
+from bench.models.subject import Subject, channels_last, entropy, own_loss, resnet_blocks
+from bench.models.transformers import transformer
 from bench.systems import gpu_subjects
-from bench.systems.graph_layers import GraphLayers
 from bench.systems.peak_subjects import SUBJECTS as PEAKS
-from bench.systems.subject import Subject, channels_last, entropy, own_loss
 
 
 def _resnet50() -> Subject:
     model = needs("timm").create_model("resnet50", num_classes=10)
     y = torch.randint(10, (8,))
-    blocks = [block for stage in (model.layer1, model.layer2, model.layer3, model.layer4) for block in stage]
     images = torch.randn(8, 3, 128, 128)
-    return channels_last(Subject(model, (images,), entropy(y), "ResNet-50, 8 at 128 x 128, channels last", blocks))
+    return channels_last(
+        Subject(model, (images,), entropy(y), "ResNet-50, 8 at 128 x 128, channels last", resnet_blocks(model))
+    )
 
 
 def _vit() -> Subject:
@@ -38,19 +40,14 @@ def _vit() -> Subject:
 
 def bert(layers: int, width: int, sequences: int) -> Subject:
     """With a head that classifies, of random weights."""
-    transformers = needs("transformers")
-    sizes = {"hidden_size": width, "num_hidden_layers": layers, "intermediate_size": 4 * width}
-    config = transformers.BertConfig(vocab_size=1000, num_attention_heads=width // 64, **sizes)
-    model = transformers.BertForSequenceClassification(config)
+    model = transformer("BertForSequenceClassification", layers, width, width // 64, 1000)
     inputs = {"input_ids": torch.randint(1000, (sequences, 128)), "labels": torch.randint(2, (sequences,))}
     what = f"BERT, {layers} layers of {width}, {sequences} x 128 tokens, dropout 0.1"
     return Subject(model, inputs, own_loss, what, list(model.bert.encoder.layer))
 
 
 def _llama() -> Subject:
-    transformers = needs("transformers")
-    sizes = {"hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8, "intermediate_size": 1376}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=1000, use_cache=False, **sizes))
+    model = transformer("LlamaForCausalLM", 12, 512, 8, 1000, inner=1376, use_cache=False)
     tokens = torch.randint(1000, (2, 256))
     what = "Llama, 12 layers of 512, 2 x 256 tokens"
     return Subject(model, {"input_ids": tokens, "labels": tokens}, own_loss, what, list(model.model.layers))

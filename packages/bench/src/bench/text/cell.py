@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 import integrations
+from bench.models.glue_networks import NETWORKS, blocks, from_scratch, random_batch
+from bench.models.subject import Subject
 from bench.runner.clock import steps_in_turn
 from bench.runner.memory import saved_bytes, standing_peak_bytes, step_bytes
 from bench.runner.process_memory import counters
-from bench.systems.subject import Subject
-from bench.systems.ways import PLAIN, Surroundings
-from bench.text import ways
-from bench.text.models import NETWORKS, blocks, from_scratch, random_batch
 from bench.text.results import Cell
+from bench.ways import text as ways
+from bench.ways.general import PLAIN, Surroundings
 
 WARM_UP = 3  # steps that pay for caches, and for the plans of levels that adapt
 

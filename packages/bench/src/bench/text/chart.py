@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from bench.errors import BenchError
 from bench.results.charts import BLUE, INK, VERMILION, beside, footer, lined, titled
 from bench.results.record import Record
-from bench.systems.ways import PLAIN
 from bench.text.results import Run, difference, smaller, trained
-from bench.text.ways import CONTROL
+from bench.ways.general import PLAIN
+from bench.ways.text import CONTROL
 
 
 def draw(record: Record) -> Figure:

@@ -6,16 +6,17 @@ import argparse
 
 import torch
 
-from bench import sentences
 from bench.cli.arguments import positive
 from bench.cli.bench import Bench
 from bench.cli.options import Options
-from bench.systems.ways import PLAIN
-from bench.text import measure, ways
-from bench.text.models import NETWORKS
+from bench.models.data import mrpc as sentences
+from bench.models.data.glue_tasks import AUTO, GENERATED, TASKS
+from bench.models.glue_networks import NETWORKS
+from bench.text import measure
 from bench.text.report import REPORT
 from bench.text.results import KIND
-from bench.text.tasks import AUTO, GENERATED, TASKS
+from bench.ways import text as ways
+from bench.ways.general import PLAIN
 
 TRAINED, MEASURED = ("tiny",), ("base",)  # networks, where none is named
 

@@ -7,10 +7,10 @@ from statistics import fmean
 
 import numpy as np
 
+from bench.models.data.glue_tasks import TASKS
+from bench.models.data.glue_texts import Texts
 from bench.text.metrics import METRICS
 from bench.text.results import Facts
-from bench.text.tasks import TASKS
-from bench.text.texts import Texts
 
 
 def facts_of(texts: Texts) -> Facts:

@@ -11,20 +11,23 @@ import torch
 from torch import nn
 
 from bench.errors import BenchError, MissingLibrary
-from bench.networks import needs
+from bench.models import glue_networks as models
+from bench.models.data import encoding
+from bench.models.data import glue_texts as texts
+from bench.models.data.encoding import Encoded
+from bench.models.data.glue_tasks import TASKS
+from bench.models.glue_networks import NETWORKS
+from bench.models.libraries import needs
 from bench.results.record import Record
 from bench.runner.child import in_child
 from bench.runner.run import Run as Going
 from bench.runner.run import begun
-from bench.text import encoding, models, texts, training
+from bench.text import training
 from bench.text.cell import measure
-from bench.text.encoding import Encoded
 from bench.text.facts import facts_of
-from bench.text.models import NETWORKS
 from bench.text.results import KIND, Cell, Facts, Run
-from bench.text.tasks import TASKS
 from bench.text.training import Recipe
-from bench.text.ways import CONTROL
+from bench.ways.text import CONTROL
 
 PARTS = ("accuracy", "memory", "time")
 SEEDS, QUICK_SEEDS = 5, 1

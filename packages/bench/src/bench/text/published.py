@@ -17,7 +17,7 @@ class Throughput:
     """Of GACT's benchmark: training, ``LENGTH`` tokens, on one GPU that its files do not name.
 
     Attributes:
-        model: a name in ``bench.text.models.NETWORKS``.
+        model: a name in ``bench.models.glue_networks.NETWORKS``.
         what: the way in GACT's words.
         way: ours that is closest to it; empty: none is.
         batch: sentences; ``None``: the source does not say.
@@ -58,7 +58,7 @@ class Sketch:
     """A row of FewBit's comparison of sketches.
 
     Attributes:
-        way: a name that ``bench.text.ways`` knows.
+        way: a name that ``bench.ways.text`` knows.
         score: Matthews correlation on CoLA, in percent.
         minutes: of the training.
     """

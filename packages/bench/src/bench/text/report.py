@@ -10,11 +10,11 @@ from rich.table import Table
 from bench.results.record import Record
 from bench.results.report import Report
 from bench.results.tables import Column, dim, interval, mean, mib, milliseconds, number, percent, short, table
-from bench.systems.ways import PLAIN
 from bench.text.chart import draw
 from bench.text.published import FEWBIT, FEWBIT_PAPER, GACT, LENGTH, MNLI, SKETCHES, THROUGHPUTS, Throughput
 from bench.text.results import Cell, Facts, Run, difference, finished, smaller, trained
-from bench.text.ways import CONTROL
+from bench.ways.general import PLAIN
+from bench.ways.text import CONTROL
 
 _LEARNED = 5.0  # points above one answer for all
 

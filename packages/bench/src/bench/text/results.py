@@ -9,7 +9,7 @@ from typing import Any
 from bench.results.entry import Entry, Timed, at, metric, part, series, table
 from bench.results.record import Kind, Record, paired
 from bench.results.statistics import Difference
-from bench.systems.ways import PLAIN
+from bench.ways.general import PLAIN
 
 
 @part("accuracy", "a network that was trained on a task in one way")

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 import integrations
+from bench.models.data.encoding import Encoded, Examples
+from bench.models.data.glue_tasks import Task
+from bench.models.glue_networks import blocks
+from bench.models.subject import Subject
 from bench.runner.memory import saved_bytes
-from bench.systems.subject import Subject
-from bench.systems.ways import PLAIN
-from bench.text import ways
-from bench.text.encoding import Encoded, Examples
 from bench.text.metrics import METRICS
-from bench.text.models import blocks
 from bench.text.results import Run
-from bench.text.tasks import Task
+from bench.ways import text as ways
+from bench.ways.general import PLAIN
 
 POINTS = 20  # mean losses of a run, over as many parts of it
 CLIPPED = 1.0  # norm of the gradient, at most

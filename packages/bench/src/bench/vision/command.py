@@ -12,15 +12,17 @@ from bench.cli.arguments import positive, size, two
 from bench.cli.bench import Bench
 from bench.cli.options import Options
 from bench.errors import BenchError
+from bench.models.data import image_folder as folder
+from bench.models.data import images
+from bench.models.dense import DENSE
+from bench.models.image_models import MODELS, ORIGINALS, SIZE
 from bench.units import size_name
-from bench.vision import folder, images, measure
+from bench.vision import measure
 from bench.vision.compression import measure as compressing
-from bench.vision.compression.ways import PLAIN, WAYS
 from bench.vision.dense import measure as dense
-from bench.vision.dense.models import DENSE
-from bench.vision.models import MODELS, ORIGINALS, SIZE
 from bench.vision.report import REPORT
 from bench.vision.results import KIND
+from bench.ways.conversions import PLAIN, WAYS
 
 TRAINED = "resnet50"  # on a folder, by default
 

@@ -8,20 +8,22 @@ from collections.abc import Sequence
 
 import torch
 
-from bench.networks import resnet50
+from bench.models.data import image_folder as folder
+from bench.models.data import images
+from bench.models.data.images import Images
+from bench.models.image_models import MODELS
+from bench.models.networks import resnet50
 from bench.results.record import Record
 from bench.runner.memory import PLAIN, Memory
 from bench.runner.progress import progress
 from bench.runner.run import Run, begun
-from bench.vision import folder, images, memory, step_time, training, variance
+from bench.vision import memory, step_time, training, variance
 from bench.vision import tasks as tasking
 from bench.vision.compression import cell as compression_cell
 from bench.vision.compression import measure as compressing
 from bench.vision.compression.cell import Settings
 from bench.vision.dense import cell as dense_cell
 from bench.vision.dense import measure as dense
-from bench.vision.images import Images
-from bench.vision.models import MODELS
 from bench.vision.results import FULL, KIND, Ablated, StepTimes, Variance, VisionCurve
 from bench.vision.tasks import Task
 

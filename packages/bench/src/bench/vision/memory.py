@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from bench.networks import Case, resnet50
+from bench.models.networks import resnet50
+from bench.models.subject import Case
 from bench.runner.memory import PLAIN, Memory, measured_twice, saved_bytes, step_bytes
 from integrations import qmodules
 

@@ -9,12 +9,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bench.models.dense import DENSE
+from bench.models.image_models import MODELS
 from bench.results.tables import bounded, columns, dim, marked, mib, number, table
 from bench.vision.compression.results import Cell
-from bench.vision.compression.ways import PLAIN
-from bench.vision.dense.models import DENSE
 from bench.vision.dense.results import DenseCell
-from bench.vision.models import MODELS
 from bench.vision.published import (
     COMPRESSED,
     KEPT,
@@ -27,6 +26,7 @@ from bench.vision.published import (
     least_kept,
     peaked_enough,
 )
+from bench.ways.conversions import PLAIN
 
 Beside = tuple[Cell, Cell | None]
 """A cell, and the untouched model's with the same inputs; ``None`` where that was not measured."""

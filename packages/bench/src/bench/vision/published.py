@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from bench.models.image_models import SIZE
 from bench.vision.compression.results import Cell
-from bench.vision.models import SIZE
 
 _GACT = "GACT's repository, data of its figures (commit c469538), on a GPU"
 

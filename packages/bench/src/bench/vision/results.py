@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from bench.models.dense import DENSE
+from bench.models.image_models import MODELS
 from bench.results.entry import Entry, at, metric, metrics, nested, part, series, table
 from bench.results.record import Kind, Record, pairs_of
 from bench.results.statistics import Difference, paired_difference
 from bench.runner.clock import median_ratio
 from bench.runner.memory import Memory
 from bench.vision.compression.results import Cell
-from bench.vision.compression.ways import WAYS
-from bench.vision.dense.models import DENSE
 from bench.vision.dense.results import DenseCell
-from bench.vision.models import MODELS
+from bench.ways.conversions import WAYS
 from integrations.qmodules import GradientVariance, LayerVariance
 
 FACTOR = 2.0

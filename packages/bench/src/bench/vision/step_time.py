@@ -9,9 +9,9 @@ from types import MappingProxyType
 
 import torch
 
+from bench.models.data.images import Images
+from bench.models.resnet20 import backward, batch_of, resnet20
 from bench.runner.clock import in_turn
-from bench.vision.images import Images
-from bench.vision.resnet import backward, batch_of, resnet20
 from bench.vision.results import StepTimes
 from integrations import qmodules
 

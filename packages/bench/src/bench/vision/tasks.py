@@ -10,10 +10,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from bench.vision.folder import ImageFolder
-from bench.vision.images import Images
-from bench.vision.models import MODELS
-from bench.vision.resnet import resnet20
+from bench.models.data.image_folder import ImageFolder
+from bench.models.data.images import Images
+from bench.models.image_models import MODELS
+from bench.models.resnet20 import resnet20
 
 SMALL = "resnet20"
 BATCH = 64  # of small images

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from bench.vision.compression.ways import WAYS
-from bench.vision.resnet import loss
+from bench.models.resnet20 import loss
 from bench.vision.results import FULL, VisionCurve
 from bench.vision.tasks import MOMENTA, RATE, Batches, Task
+from bench.ways.conversions import WAYS
 
 
 def train(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.vision.images import Images
-from bench.vision.resnet import backward, batch_of, loss, resnet20
+from bench.models.data.images import Images
+from bench.models.resnet20 import backward, batch_of, loss, resnet20
 from bench.vision.results import Ablated, Variance, noise_of
 from integrations import qmodules
 

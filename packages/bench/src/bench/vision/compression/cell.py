@@ -18,15 +18,15 @@ from torch import Tensor, nn
 
 import integrations
 from bench.errors import DoesNotApply
-from bench.networks import Case
+from bench.models.image_models import CLASSES, MODELS
+from bench.models.subject import Case
 from bench.runner.child import in_child
 from bench.runner.memory import live_bytes, peak_bytes, saved_bytes, standing_peak_bytes
 from bench.runner.process_memory import ENVIRONMENT, HEAP_ONLY, Counters, counters, limit_allocation
 from bench.vision.compression.peaks import peak_operator
 from bench.vision.compression.results import Cell
-from bench.vision.compression.ways import WAYS
 from bench.vision.memory import graph_bytes
-from bench.vision.models import CLASSES, MODELS
+from bench.ways.conversions import WAYS
 
 Counted = Literal["live", "peak", "both"]
 Found = TypeVar("Found", bound=Cell)

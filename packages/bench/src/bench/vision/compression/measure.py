@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.networks import needs
+from bench.models.image_models import MODELS, SIZE
+from bench.models.libraries import needs
 from bench.units import GIB
 from bench.vision.compression.results import Cell
-from bench.vision.compression.ways import PLAIN
-from bench.vision.models import MODELS, SIZE
+from bench.ways.conversions import PLAIN
 
 MEMORY_LIMIT = 16 * GIB
 QUICK_MODELS = ("resnet18",)

@@ -9,8 +9,8 @@ from bench.results.entry import Entry, at, metric, part
 class Cell(Entry):
     """One model in one way."""
 
-    model: str = at("of bench.vision.models.MODELS")
-    way: str = at("of bench.vision.compression.ways.WAYS")
+    model: str = at("of bench.models.image_models.MODELS")
+    way: str = at("of bench.ways.conversions.WAYS")
     batch: int = at("images of a step")
     size: int = at("their height and width")
     channels_last: bool = at("whether images and kernels are in that order", default=False)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from bench.errors import reason
-from bench.networks import Case
+from bench.models.dense import DENSE
+from bench.models.subject import Case
 from bench.runner.gradients import relative_error
 from bench.vision.compression.cell import FEW, WARM_UP, Counted, Settings, measure_made
 from bench.vision.compression.results import Cell
-from bench.vision.compression.ways import PLAIN, WAYS
-from bench.vision.dense.models import DENSE
 from bench.vision.dense.results import DenseCell
+from bench.ways.conversions import PLAIN, WAYS
 
 SAME = 1e-5
 """By how much of themselves losses may differ whose gradients are compared. The order of float32 sums makes 1e-6; one

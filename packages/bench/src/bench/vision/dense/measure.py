@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.networks import needs
-from bench.vision.compression.ways import PLAIN
-from bench.vision.dense.models import DENSE
+from bench.models.dense import DENSE
+from bench.models.libraries import needs
 from bench.vision.dense.results import DenseCell
+from bench.ways.conversions import PLAIN
 
 DENSE_WAYS = ("L2", "Q-layers L3")
 QUICK_DENSE = ("fcn_resnet50",)

@@ -1,0 +1,1 @@
+"""Graphs, images and sentences, from files at hand, downloaded, or generated."""
