@@ -4,8 +4,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.fewbit import measure, training
-from bench.gnn.results import Curve
 from bench.models.data import mrpc as sentences
 from bench.models.data.graph import Graph
 from bench.models.data.graphs import digits, load
@@ -13,7 +11,9 @@ from bench.models.masked_bert import Recipe
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.runner.memory import Memory
-from bench.systems import cell
+from bench.suites.fewbit import measure, training
+from bench.suites.gnn.results import Curve
+from bench.suites.memory.systems import cell
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -6,8 +6,8 @@ from io import StringIO
 from rich.console import Console
 
 from bench.cli.records import shown
-from bench.gnn.results import Curve
 from bench.runner.memory import Memory
+from bench.suites.gnn.results import Curve
 
 
 def replaced(record, curves=None, memories=None, others=(), **settings):

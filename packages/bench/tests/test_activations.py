@@ -8,9 +8,6 @@ import torch
 from torch import nn
 
 import integrations
-from bench.activations import adaptation, cases, initial, measure, memory, overhead
-from bench.activations import levels as levels_of
-from bench.activations.results import Adaptation, InitialError, LevelResult, Overhead, alone_microseconds
 from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.records import draw, shown
@@ -21,6 +18,9 @@ from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.gradients import relative_error
 from bench.runner.memory import AGREEMENT, Memory, saved_bytes
+from bench.suites.memory.activations import adaptation, cases, initial, measure, memory, overhead
+from bench.suites.memory.activations import levels as levels_of
+from bench.suites.memory.activations.results import Adaptation, InitialError, LevelResult, Overhead, alone_microseconds
 
 
 def small():

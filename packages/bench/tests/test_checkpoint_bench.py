@@ -8,11 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from bench.checkpoint import measure, memory, sizes, step_time
-from bench.checkpoint.memory import Job, Settings
-from bench.checkpoint.planning import Planner
-from bench.checkpoint.results import KIND, Peak, Planned, StepTimes
-from bench.checkpoint.step import Setup, build, inputs_of, loss
 from bench.cli import main as cli
 from bench.cli import records
 from bench.models import architectures
@@ -21,6 +16,11 @@ from bench.runner import child, clock
 from bench.runner.child import here
 from bench.runner.run import Run
 from bench.runner.workers import Ended
+from bench.suites.memory.checkpoint import measure, memory, sizes, step_time
+from bench.suites.memory.checkpoint.memory import Job, Settings
+from bench.suites.memory.checkpoint.planning import Planner
+from bench.suites.memory.checkpoint.results import KIND, Peak, Planned, StepTimes
+from bench.suites.memory.checkpoint.step import Setup, build, inputs_of, loss
 from bench.ways.checkpoints import LEAST, LEAST_MASKS, PLAIN, ready
 from bench.ways.checkpoints import CheckpointWay as Way
 from integrations import checkpoint

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from bench.checkpoint import sizes, targets
-from bench.checkpoint.results import Peak, Planned, StepTimes
 from bench.models import architectures
+from bench.suites.memory.checkpoint import sizes, targets
+from bench.suites.memory.checkpoint.results import Peak, Planned, StepTimes
 from bench.ways.checkpoints import LEAST, LEAST_MASKS, PLAIN
 
 from .checkpoint_results import recorded, text_of, words

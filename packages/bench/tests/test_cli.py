@@ -8,8 +8,8 @@ import torch
 from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.suites import BENCHES
-from bench.gnn.results import Curve
 from bench.runner.memory import Memory
+from bench.suites.gnn.results import Curve
 
 
 def error_of(capsys, *arguments):

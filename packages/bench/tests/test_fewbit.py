@@ -12,14 +12,14 @@ from torch import nn
 from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.records import shown
-from bench.fewbit import measure, memory, step_time, training
-from bench.fewbit.report import learned
-from bench.fewbit.results import BertRun, Peak, Times, held_out
 from bench.models.data import mrpc as sentences
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
-from bench.vision.memory import graph_bytes
+from bench.suites.fewbit import measure, memory, step_time, training
+from bench.suites.fewbit.report import learned
+from bench.suites.fewbit.results import BertRun, Peak, Times, held_out
+from bench.suites.vision.memory import graph_bytes
 from bench.ways import roberta
 from bench.ways.roberta import WAYS, Exchange, Shape
 from integrations.fewbit import RandomizedLinear

@@ -10,14 +10,14 @@ import torch
 from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.records import shown
-from bench.fewbit import measure, memory
-from bench.fewbit import report as published
-from bench.fewbit.results import GridCell, Times
 from bench.pages import rendered
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
-from bench.vision.memory import graph_bytes
+from bench.suites.fewbit import measure, memory
+from bench.suites.fewbit import report as published
+from bench.suites.fewbit.results import GridCell, Times
+from bench.suites.vision.memory import graph_bytes
 from bench.ways import roberta
 from bench.ways.roberta import RATIOS, WAYS, Exchange, Shape
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from bench.errors import BenchError
-from bench.fewbit import training
 from bench.models import masked_bert as bert
 from bench.models.data import mrpc as sentences
 from bench.models.masked_bert import Masked
+from bench.suites.fewbit import training
 
 HEADINGS = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from bench.gnn.training import Run
 from bench.models.data import generated_graph as generated
 from bench.models.data import graphs as datasets
 from bench.models.graph_networks import Recipe
+from bench.suites.gnn.training import Run
 
 
 @pytest.fixture(scope="module")

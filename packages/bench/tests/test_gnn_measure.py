@@ -9,17 +9,17 @@ import torch
 
 from bench.cli import main as cli
 from bench.cli import records
+from bench.cli.gnn import ALL_LEVELS
 from bench.cli.suites import BENCHES
 from bench.errors import BenchError
-from bench.gnn import measure, memory, training
-from bench.gnn.command import ALL_LEVELS
-from bench.gnn.results import Curve
-from bench.gnn.summary import rows
-from bench.gnn.training import Run, train_in_turn
 from bench.models.graph_networks import Recipe
 from bench.runner import child
 from bench.runner.memory import Memory
 from bench.runner.workers import Ended
+from bench.suites.gnn import measure, memory, training
+from bench.suites.gnn.results import Curve
+from bench.suites.gnn.summary import rows
+from bench.suites.gnn.training import Run, train_in_turn
 from integrations import compression
 
 from .gnn_records import replaced, text_of

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from bench.errors import BenchError
-from bench.gnn.training import Run
 from bench.models.graph_networks import ALPHA, DROPOUT, HIDDEN, LAYERS, MODELS, THETA, Recipe
+from bench.suites.gnn.training import Run
 
 SHALLOW = ("gcn", "sage", "gat")
 

@@ -7,10 +7,10 @@ import pytest
 from bench.cli import records
 from bench.cli.records import draw, shown
 from bench.errors import BenchError
-from bench.gnn.results import Curve
-from bench.kernels import KernelTime
 from bench.results.tables import console
 from bench.runner.memory import Memory
+from bench.suites.gnn.results import Curve
+from bench.suites.kernels import KernelTime
 
 from .gnn_records import replaced, text_of
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from bench.errors import BenchError
-from bench.gnn.training import Run, train_in_turn
 from bench.models.data.graph_sampling import Walks, evaluated, induced
 from bench.models.graph_networks import MODELS, Recipe
+from bench.suites.gnn.training import Run, train_in_turn
 from integrations import compression
 
 SAMPLE = Recipe(sample=600, hidden=32)

@@ -2,10 +2,10 @@ import dataclasses
 
 import pytest
 
-from bench.gnn.results import Curve
-from bench.gnn.summary import rows
 from bench.results.statistics import UNDECIDED
 from bench.runner.memory import Memory
+from bench.suites.gnn.results import Curve
+from bench.suites.gnn.summary import rows
 
 from .gnn_records import replaced
 

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from bench.gnn import training
-from bench.gnn.results import Curve
-from bench.gnn.training import Run, train_in_turn
 from bench.models.graph_networks import MODELS
+from bench.suites.gnn import training
+from bench.suites.gnn.results import Curve
+from bench.suites.gnn.training import Run, train_in_turn
 
 
 def trained(model, level, graph, epochs=3, seed=0):

@@ -14,11 +14,11 @@ from bench.gpu.cases import Done
 from bench.gpu.claims import CLAIMS
 from bench.gpu.place import Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row
-from bench.kernels.results import Measurement, Timing
 from bench.results.machine import Machine
 from bench.results.record import Record
-from bench.search.results import Search, Trial
-from bench.systems.results import Cell, Figures
+from bench.suites.kernels.results import Measurement, Timing
+from bench.suites.memory.systems.results import Cell, Figures
+from bench.suites.search.results import Search, Trial
 
 MACHINE = Machine("a GPU", 16, "Linux", {"torch": "2.11.0"}, "0123456789abc", False, "tools/gpu.sh build", "today")
 SETTINGS = {"device": "cuda", "seed": 0}

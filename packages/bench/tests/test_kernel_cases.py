@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import actcore
-from bench.kernels import plain
-from bench.kernels.cases import cases
-from bench.kernels.contenders import Pass, RoundTrip, yardsticks
+from bench.suites.kernels import plain
+from bench.suites.kernels.cases import cases
+from bench.suites.kernels.contenders import Pass, RoundTrip, yardsticks
 
 KIB = 2**10
 

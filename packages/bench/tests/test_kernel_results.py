@@ -9,9 +9,9 @@ from rich.console import Console
 from bench.cli import records
 from bench.cli.records import draw, shown
 from bench.errors import BenchError
-from bench.kernels.results import Measurement, Timing
 from bench.results.machine import Machine
 from bench.results.record import Record
+from bench.suites.kernels.results import Measurement, Timing
 
 KIB = 2**10
 

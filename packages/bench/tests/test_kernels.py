@@ -11,11 +11,11 @@ import torch
 from bench.cli import main as cli
 from bench.cli import records
 from bench.errors import BenchError
-from bench.kernels import KernelTime, measure, rivals, time_kernels
-from bench.kernels.cases import GROUP, cases
-from bench.kernels.contenders import Pass, RoundTrip
-from bench.kernels.results import Measurement
 from bench.runner import clock
+from bench.suites.kernels import KernelTime, measure, rivals, time_kernels
+from bench.suites.kernels.cases import GROUP, cases
+from bench.suites.kernels.contenders import Pass, RoundTrip
+from bench.suites.kernels.results import Measurement
 
 CPU = torch.device("cpu")
 KIB = 2**10

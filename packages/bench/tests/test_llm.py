@@ -11,14 +11,14 @@ from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.records import shown
 from bench.errors import BenchError, MissingLibrary
-from bench.llm import chart, measure, subjects
-from bench.llm.cell import Served
-from bench.llm.results import Learned, Trained, fallen
-from bench.llm.subjects import DENSE, QUICK, SUBJECTS, TORCH
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.process_memory import ENVIRONMENT
+from bench.suites.llm import chart, measure, subjects
+from bench.suites.llm.cell import Served
+from bench.suites.llm.results import Learned, Trained, fallen
+from bench.suites.llm.subjects import DENSE, QUICK, SUBJECTS, TORCH
 from bench.units import MIB
 from bench.ways import decoders as ways
 from bench.ways.decoders import BOUNDS, CHUNKED, CONTEXT, CUT, FEW, MAIN, REMAT, WAYS, planned_beside

@@ -5,13 +5,13 @@ import sys
 import pytest
 import torch
 
-from bench.gnn.memory import measure, measure_here
 from bench.models.data.graphs import digits
 from bench.models.graph_networks import MODELS, Recipe
 from bench.runner import process_memory
 from bench.runner.child import here
 from bench.runner.memory import AGREEMENT, Memory, saved_bytes
 from bench.runner.process_memory import ENVIRONMENT, counters
+from bench.suites.gnn.memory import measure, measure_here
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,8 @@ from bench.errors import BenchError
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import columns
-from bench.search.results import Search, Trial
-from bench.systems.results import Cell
+from bench.suites.memory.systems.results import Cell
+from bench.suites.search.results import Search, Trial
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abc", False, "python -m bench", "today")
 PAGE = """# Numbers

@@ -4,11 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.checkpoint.results import Peak
 from bench.cli import records
 from bench.errors import BenchError
-from bench.fewbit.results import Peak as RobertaPeak
-from bench.gnn.results import Curve
 from bench.models.architectures import ARCHITECTURES
 from bench.models.dense import DENSE
 from bench.pages import rendered, to_markdown
@@ -16,9 +13,12 @@ from bench.readmes import actnn, checkpointing, claims, fewbit, gact
 from bench.readmes.tables import TABLES
 from bench.results.machine import Machine
 from bench.results.record import Record
-from bench.search.results import Search
-from bench.vision.compression.results import Cell
-from bench.vision.dense.results import DenseCell
+from bench.suites.fewbit.results import Peak as RobertaPeak
+from bench.suites.gnn.results import Curve
+from bench.suites.memory.checkpoint.results import Peak
+from bench.suites.search.results import Search
+from bench.suites.vision.compression.results import Cell
+from bench.suites.vision.dense.results import DenseCell
 from bench.ways.checkpoints import LEAST, LEAST_MASKS, PLAIN
 
 from .gnn_records import replaced

@@ -14,11 +14,11 @@ from bench.models.sized import RESNET_152, scaled_stages
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
-from bench.search import chart, measure
-from bench.search.bisection import Found, Grid, largest
-from bench.search.dimensions import DEFAULT, FAMILIES, MEMORY_LIMITS, NAMES, QUICK, QUICK_LIMITS, dimensions
-from bench.search.published import PUBLISHED
-from bench.search.results import Search, Trial, relative_throughput, search_of, times_plain
+from bench.suites.search import chart, measure
+from bench.suites.search.bisection import Found, Grid, largest
+from bench.suites.search.dimensions import DEFAULT, FAMILIES, MEMORY_LIMITS, NAMES, QUICK, QUICK_LIMITS, dimensions
+from bench.suites.search.published import PUBLISHED
+from bench.suites.search.results import Search, Trial, relative_throughput, search_of, times_plain
 from bench.units import GIB, MIB
 from bench.ways.general import PLAIN, WAYS
 

@@ -16,11 +16,11 @@ from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.workers import TooLong
-from bench.search import measure, processes
-from bench.search import trial as trials
-from bench.search.processes import Trials
-from bench.search.results import Search, Trial, search_of
-from bench.search.trial import Request
+from bench.suites.search import measure, processes
+from bench.suites.search import trial as trials
+from bench.suites.search.processes import Trials
+from bench.suites.search.results import Search, Trial, search_of
+from bench.suites.search.trial import Request
 from bench.units import GIB, MIB
 from bench.ways.general import PLAIN
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.search import trial as trials
-from bench.search.dimensions import dimensions
-from bench.search.processes import Trials, ended
-from bench.search.trial import Request, out_of_memory, take
+from bench.suites.search import trial as trials
+from bench.suites.search.dimensions import dimensions
+from bench.suites.search.processes import Trials, ended
+from bench.suites.search.trial import Request, out_of_memory, take
 from bench.units import GIB
 from bench.ways.general import PLAIN
 
@@ -103,7 +103,7 @@ def test_plain_fails_where_compressed_finishes():
 
 NOISY = """
 import sys
-from bench.search import processes
+from bench.suites.search import processes
 
 processes.prepare = lambda way, device, family: print("a library says hello")
 processes.serve(sys.argv[1], iter(sys.stdin))
@@ -119,7 +119,7 @@ def test_what_a_library_prints_is_no_answer(monkeypatch, tmp_path):
 
 
 def test_a_process_that_cannot_begin_is_said():
-    with Trials("bench.search.no_such_module") as made:
+    with Trials("bench.suites.search.no_such_module") as made:
         trial = made.take(REQUEST)
         assert trial.crashed
         assert "No module named" in trial.failure

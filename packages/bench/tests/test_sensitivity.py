@@ -10,8 +10,8 @@ from bench.cli import records
 from bench.models.subject import Case
 from bench.results.machine import Machine
 from bench.results.record import Record
-from bench.sensitivity import measure
-from bench.sensitivity.results import Sensitivities
+from bench.suites.sensitivity import measure
+from bench.suites.sensitivity.results import Sensitivities
 
 
 @pytest.fixture

@@ -20,12 +20,12 @@ from bench.results.tables import console
 from bench.runner import child
 from bench.runner.child import here
 from bench.runner.process_memory import ENVIRONMENT
-from bench.search.dimensions import dimensions
-from bench.systems import cell as cells
-from bench.systems import chart, subjects
-from bench.systems.fronts import front
-from bench.systems.results import Cell
-from bench.systems.subjects import made
+from bench.suites.memory.systems import cell as cells
+from bench.suites.memory.systems import chart, subjects
+from bench.suites.memory.systems.fronts import front
+from bench.suites.memory.systems.results import Cell
+from bench.suites.memory.systems.subjects import made
+from bench.suites.search.dimensions import dimensions
 from bench.ways.general import PLAIN, WAYS
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")

@@ -18,10 +18,10 @@ from bench.results.tables import console
 from bench.runner.child import here
 from bench.runner.deadline import Deadline
 from bench.runner.workers import TooLong
-from bench.systems import cell as cells
-from bench.systems import gpu_subjects, measure
-from bench.systems.results import Cell, Figures
-from bench.systems.subjects import NAMES, made
+from bench.suites.memory.systems import cell as cells
+from bench.suites.memory.systems import gpu_subjects, measure
+from bench.suites.memory.systems.results import Cell, Figures
+from bench.suites.memory.systems.subjects import NAMES, made
 from bench.ways import general as ways
 from bench.ways.general import PLAIN, WAYS
 

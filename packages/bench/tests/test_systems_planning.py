@@ -8,8 +8,8 @@ import pytest
 from actcore import checkpoint_plans
 from bench.cli import main as cli
 from bench.cli import records
-from bench.systems import planning
-from bench.systems.results import Cell, Planning
+from bench.suites.memory.systems import planning
+from bench.suites.memory.systems.results import Cell, Planning
 
 
 def test_the_search_is_beside_every_choice():

@@ -23,10 +23,10 @@ from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.child import here, in_child
-from bench.text import cell as cells
-from bench.text import chart, measure, training
-from bench.text.results import Cell, Facts, Run
-from bench.text.training import Recipe
+from bench.suites.text import cell as cells
+from bench.suites.text import chart, measure, training
+from bench.suites.text.results import Cell, Facts, Run
+from bench.suites.text.training import Recipe
 from bench.ways import text as ways
 from bench.ways.general import PLAIN
 from bench.ways.text import CONTROL, EACH_BLOCK

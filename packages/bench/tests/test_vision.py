@@ -17,9 +17,9 @@ from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.memory import Memory
-from bench.vision import measure, memory, step_time, tasks, training, variance
-from bench.vision.report import below, ratio_of
-from bench.vision.results import Ablated, StepTimes, Variance, VisionCurve, comparisons, noise_of
+from bench.suites.vision import measure, memory, step_time, tasks, training, variance
+from bench.suites.vision.report import below, ratio_of
+from bench.suites.vision.results import Ablated, StepTimes, Variance, VisionCurve, comparisons, noise_of
 from integrations.qmodules import GradientVariance, LayerVariance
 from integrations.qmodules.layers import QLayer
 

@@ -16,12 +16,12 @@ from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.child import here
-from bench.vision.compression import cell as compression_cell
-from bench.vision.compression.cell import Settings
-from bench.vision.dense import cell as cells
-from bench.vision.dense import measure as dense
-from bench.vision.dense.results import DenseCell
-from bench.vision.published import TRAINED
+from bench.suites.vision.compression import cell as compression_cell
+from bench.suites.vision.compression.cell import Settings
+from bench.suites.vision.dense import cell as cells
+from bench.suites.vision.dense import measure as dense
+from bench.suites.vision.dense.results import DenseCell
+from bench.suites.vision.published import TRAINED
 from bench.ways.conversions import PLAIN
 
 

@@ -11,8 +11,8 @@ from bench.cli import records
 from bench.errors import BenchError
 from bench.models.data import image_folder as folder
 from bench.results.record import Record
-from bench.vision import tasks, training
-from bench.vision.results import VisionCurve, comparisons
+from bench.suites.vision import tasks, training
+from bench.suites.vision.results import VisionCurve, comparisons
 
 
 @pytest.fixture(scope="module")

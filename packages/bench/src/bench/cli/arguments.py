@@ -6,9 +6,6 @@ import argparse
 
 from bench.units import GIB, KIB, MIB
 
-THREADS = 2
-"""Of torch's operators, where a command does not take as many as torch does by itself: what most figures here have."""
-
 
 def positive(text: str, least: int = 1) -> int:
     """A whole number."""

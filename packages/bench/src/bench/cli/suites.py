@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from bench.activations.command import BENCH as ACTIVATIONS
-from bench.checkpoint.command import BENCH as CHECKPOINT
+from bench.cli.activations import BENCH as ACTIVATIONS
 from bench.cli.bench import Bench
-from bench.fewbit.command import BENCH as FEWBIT
-from bench.gnn.command import BENCH as GNN
+from bench.cli.checkpoint import BENCH as CHECKPOINT
+from bench.cli.fewbit import BENCH as FEWBIT
+from bench.cli.gnn import BENCH as GNN
+from bench.cli.kernels import BENCH as KERNELS
+from bench.cli.llm import BENCH as LLM
+from bench.cli.search import BENCH as SEARCH
+from bench.cli.sensitivity import BENCH as SENSITIVITY
+from bench.cli.systems import BENCH as SYSTEMS
+from bench.cli.text import BENCH as TEXT
+from bench.cli.vision import BENCH as VISION
 from bench.gpu.results import KIND as STAGES
 from bench.gpu.stage_report import REPORT as STAGE
-from bench.kernels.command import BENCH as KERNELS
-from bench.llm.command import BENCH as LLM
 from bench.operators.command import BENCH as OPERATORS
 from bench.results.record import Kind
 from bench.results.report import Report
-from bench.search.command import BENCH as SEARCH
-from bench.sensitivity.command import BENCH as SENSITIVITY
 from bench.sweep.command import BENCH as SWEEP
-from bench.systems.command import BENCH as SYSTEMS
-from bench.text.command import BENCH as TEXT
-from bench.vision.command import BENCH as VISION
 
 # In the order in which commands are listed.
 _ALL = (

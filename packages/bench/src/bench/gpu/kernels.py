@@ -52,9 +52,9 @@ def _case(place: Place, dtypes: Sequence[str]) -> Case:
 
 def rows(record: Record) -> Iterator[Row]:
     """A row for each codec or operator and dtype."""
-    from bench.kernels.cases import cases as known
-    from bench.kernels.contenders import ACTCORE, COMPRESS, DECOMPRESS, TRAIN
-    from bench.kernels.results import Measurement
+    from bench.suites.kernels.cases import cases as known
+    from bench.suites.kernels.contenders import ACTCORE, COMPRESS, DECOMPRESS, TRAIN
+    from bench.suites.kernels.results import Measurement
 
     operators = {case.name for case in known() if not case.stores}
     for entry in record.of(Measurement):

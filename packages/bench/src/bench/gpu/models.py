@@ -13,7 +13,7 @@ from bench.gpu.to_deadline import to_deadline
 
 if TYPE_CHECKING:
     from bench.results.record import Record
-    from bench.systems.results import Cell, Figures
+    from bench.suites.memory.systems.results import Cell, Figures
 
 _PLAIN = "plain"
 _CLAIMS = ["smaller", "planned"]
@@ -28,7 +28,7 @@ def cases(place: Place) -> list[Case]:
 
 def rows(record: Record, done: Done) -> Iterator[Row]:
     """A row for each model and way, plain training's first."""
-    from bench.systems.results import Cell  # imports actcore, which the stage `build` makes
+    from bench.suites.memory.systems.results import Cell  # imports actcore, which the stage `build` makes
 
     plain = {cell.subject: cell.peak_bytes or 0 for cell in record.of(Cell, way=_PLAIN)}
     for cell in record.of(Cell):

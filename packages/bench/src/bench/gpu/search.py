@@ -29,7 +29,7 @@ def cases(place: Place) -> list[Case]:
 
 def rows(record: Record, done: Done) -> Iterator[Row]:
     """A row for each search and way, then one for each that was published: the most of its kind of ways."""
-    from bench.search.results import Search  # imports actcore, which the stage `build` makes
+    from bench.suites.search.results import Search  # imports actcore, which the stage `build` makes
 
     searches = record.of(Search)
     plain = {search.dimension: search.largest for search in searches if search.way == _PLAIN}

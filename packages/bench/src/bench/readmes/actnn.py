@@ -7,8 +7,8 @@ from pathlib import Path
 from bench.models.dense import DENSE
 from bench.readmes.made import NOT_MEASURED, Made, recorded
 from bench.results.tables import columns
-from bench.vision.dense.results import DenseCell
-from bench.vision.published import TRAINED
+from bench.suites.vision.dense.results import DenseCell
+from bench.suites.vision.published import TRAINED
 from bench.ways.conversions import PLAIN
 
 FILE = "vision-dense-cpu.json"

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from rich.text import Text
 
-from bench.checkpoint.results import Peak
-from bench.checkpoint.results import cut as cut_of
-from bench.checkpoint.targets import at_own_size, published_cut
 from bench.models.architectures import ARCHITECTURES, Architecture
 from bench.readmes.made import NOT_MEASURED, Made, recorded
 from bench.results.record import Record
 from bench.results.tables import columns, marked
+from bench.suites.memory.checkpoint.results import Peak
+from bench.suites.memory.checkpoint.results import cut as cut_of
+from bench.suites.memory.checkpoint.targets import at_own_size, published_cut
 from bench.units import MIB
 from bench.ways.checkpoints import LEAST, LEAST_MASKS, PLAIN
 

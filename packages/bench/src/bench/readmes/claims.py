@@ -10,9 +10,9 @@ from rich.console import RenderableType
 from bench.readmes.made import NOT_MEASURED, Made, recorded
 from bench.results.record import Record
 from bench.results.tables import columns, marked
-from bench.search.results import search_of, times_plain
-from bench.vision.compression.results import Cell
-from bench.vision.published import PEAK
+from bench.suites.search.results import search_of, times_plain
+from bench.suites.vision.compression.results import Cell
+from bench.suites.vision.published import PEAK
 from bench.ways.conversions import PLAIN
 
 COMPRESSION, SEARCH = "vision-compression-cpu.json", "search-cpu.json"

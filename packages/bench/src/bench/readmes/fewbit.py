@@ -9,10 +9,10 @@ from types import MappingProxyType
 
 from rich.text import Text
 
-from bench.fewbit.report import ROWS
-from bench.fewbit.results import Peak
 from bench.readmes.made import NOT_MEASURED, Made, recorded
 from bench.results.tables import columns, marked
+from bench.suites.fewbit.report import ROWS
+from bench.suites.fewbit.results import Peak
 from bench.units import MIB
 from bench.ways.roberta import WAYS
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from rich.console import RenderableType
 
-from bench.gnn.results import REFERENCE
-from bench.gnn.summary import Row, rows
 from bench.readmes.made import NOT_MEASURED, Made, recorded
 from bench.results.tables import columns
+from bench.suites.gnn.results import REFERENCE
+from bench.suites.gnn.summary import Row, rows
 
 FILES = ("gnn-cpu.json", "gnn-levels-cpu.json")
 """Of a row that several have, that of the most seeds is taken, and the later of those with as many."""

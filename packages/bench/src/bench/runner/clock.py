@@ -9,6 +9,9 @@ from contextlib import contextmanager
 
 import torch
 
+THREADS = 2
+"""Of torch's operators, where a command does not take as many as torch does by itself: what most figures here have."""
+
 Action = Callable[[], object]
 
 # Cycles that a GPU spins before what is timed: about a millisecond, in which Python enqueues some 50 calls. Where that

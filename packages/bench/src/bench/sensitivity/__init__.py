@@ -1,7 +1,0 @@
-"""``python -m bench sensitivity``: how well adaptive levels know which tensors matter, and what that buys.
-
-command.py   its options, and what makes it a bench
-measure.py   the estimator beside GACT's two-seed estimate; the gradient's error with and without a plan
-results.py   what is recorded
-report.py    the table
-"""

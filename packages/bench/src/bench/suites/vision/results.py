@@ -1,0 +1,162 @@
+"""What a run of ``python -m bench vision`` records: bytes, curves, variances and times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from bench.models.dense import DENSE
+from bench.models.image_models import MODELS
+from bench.results.entry import Entry, at, metric, metrics, nested, part, series, table
+from bench.results.record import Kind, Record, pairs_of
+from bench.results.statistics import Difference, paired_difference
+from bench.runner.clock import median_ratio
+from bench.runner.memory import Memory
+from bench.suites.vision.compression.results import Cell
+from bench.suites.vision.dense.results import DenseCell
+from bench.ways.conversions import WAYS
+from integrations.qmodules import GradientVariance, LayerVariance
+
+FACTOR = 2.0
+"""How far a predicted variance may be from the measured one, either way."""
+
+FULL = "L0"
+"""How entries call full precision."""
+
+
+@part("training", "a model that was trained in one way")
+class VisionCurve(Entry):
+    """One run."""
+
+    level: str = at("a way's name, or L0 for full precision")
+    seed: int = at("of weights and batches")
+    losses: list[float] = series("nats", "of training, by epoch, the mean over its images as they were trained on")
+    accuracy: float = metric("%", "of the test images after the last epoch", default=0.0)
+    model: str = at("what was trained", default="resnet20")
+    images_per_second: float = metric("1/s", "of training, without the test; 0 where not measured", default=0.0)
+
+
+@metrics
+class Noise(Entry):
+    """What ``qmodules.get_var`` measures of a gradient."""
+
+    layers: list[LayerVariance] = nested(LayerVariance, "of each layer by itself", many=True)
+    gradient: float = metric("", "the squared norm of the exact gradient", default=0.0)
+    variance: float = metric("", "of the whole gradient", default=0.0)
+    bias: float = metric("", "the squared distance of its mean from the exact gradient", default=0.0)
+    repeats: int = metric("", "of the measurement", default=0)
+
+    @property
+    def share(self) -> float:
+        """The variance of the whole gradient, as a part of its squared norm."""
+        return self.variance / self.gradient
+
+    @property
+    def ratios(self) -> list[float]:
+        """The predicted variance of each layer over the measured one, in the order of the layers."""
+        return [layer.predicted / layer.measured for layer in self.layers if layer.measured]
+
+
+def noise_of(found: GradientVariance) -> dict[str, Any]:
+    """The metrics of a measurement."""
+    return {**vars(found), "layers": list(found.layers)}
+
+
+@part("variance", "the gradient's variance of ResNet-20 at a level")
+class Variance(Noise):
+    """One level."""
+
+    name: str = at("the level")
+
+
+@part("ablation", "the same at a step of ActNN's ablation")
+class Ablated(Noise):
+    """One step."""
+
+    name: str = at("the step")
+
+
+@part("time", "steps of ResNet-20, with torch's own layers and at levels in turn")
+class StepTimes(Entry):
+    """One order of memory."""
+
+    order: str = at("of the images' memory")
+    batch: int = metric("", "images", default=0)
+    plain_seconds: list[float] = series("s", "of forward and backward with torch's own layers, by round")
+    seconds: dict[str, list[float]] = table("s", "of the same at each level, by its name")
+
+    def ratio(self, level: str) -> float:
+        """A step's time over torch's own in the same round, as the median over rounds."""
+        return median_ratio(self.seconds[level], self.plain_seconds)
+
+
+_MODELS = {name: place for place, name in enumerate((*MODELS, *DENSE))}
+_WAYS = {name: place for place, name in enumerate(WAYS)}
+
+
+def _order(entry: Entry) -> tuple[int, ...]:
+    if not isinstance(entry, Cell):
+        return (0,)
+    dense = isinstance(entry, DenseCell)
+    return 1 + dense, _MODELS.get(entry.model, -1), entry.batch, entry.size, entry.channels_last, _WAYS[entry.way]
+
+
+KIND = Kind(
+    "vision",
+    (Cell, DenseCell, Memory, VisionCurve, Variance, Ablated, StepTimes),
+    {"device": "device", "seed": "seed"},
+    {"data": "set of images", "recipe": "recipe"},
+    _order,
+    ("torchvision", "timm"),
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One way's runs beside full precision's of the same seeds.
+
+    Attributes:
+        model: that was trained.
+        level: the way's name; ``"L0"`` is full precision.
+        accuracies: of the test images, in percent, by seed.
+        losses: of the last epoch, by seed.
+        difference: of the accuracies, in points.
+        loss_ratio: the mean over seeds of the last epoch's training loss over full precision's.
+        images_per_second: of training, the mean over seeds; ``None`` where it was not measured.
+        speed: the mean over seeds of that over full precision's.
+    """
+
+    model: str
+    level: str
+    accuracies: list[float]
+    losses: list[float]
+    difference: Difference
+    loss_ratio: float
+    images_per_second: float | None
+    speed: float | None
+
+
+def comparisons(record: Record) -> Iterator[Comparison]:
+    """Of each model, full precision with itself and each way with it: the seeds that both were trained with."""
+    done = record.measured(VisionCurve)
+    for model, level in dict.fromkeys((curve.model, curve.level) for curve in done):
+        runs = [curve for curve in done if (curve.model, curve.level) == (model, level)]
+        if pairs := pairs_of(runs, [curve for curve in done if (curve.model, curve.level) == (model, FULL)]):
+            yield _compared(model, level, pairs)
+
+
+def _compared(model: str, level: str, pairs: Sequence[tuple[VisionCurve, VisionCurve]]) -> Comparison:
+    accuracies, references = ([curve.accuracy for curve in some] for some in zip(*pairs, strict=True))
+    timed = [(curve, exact) for curve, exact in pairs if curve.images_per_second and exact.images_per_second]
+    return Comparison(
+        model,
+        level,
+        accuracies,
+        [curve.losses[-1] for curve, _ in pairs],
+        paired_difference(accuracies, references),
+        fmean(curve.losses[-1] / exact.losses[-1] for curve, exact in pairs),
+        fmean(curve.images_per_second for curve, _ in timed) if timed else None,
+        fmean(curve.images_per_second / exact.images_per_second for curve, exact in timed) if timed else None,
+    )
