@@ -20,7 +20,7 @@ from bench.suites.memory.checkpoint import measure, memory, sizes, step_time
 from bench.suites.memory.checkpoint.memory import Job, Settings
 from bench.suites.memory.checkpoint.planning import Planner
 from bench.suites.memory.checkpoint.results import KIND, Peak, Planned, StepTimes
-from bench.suites.memory.checkpoint.step import Setup, build, inputs_of, loss
+from bench.suites.memory.checkpoint.step import Setup, build, loss, make_inputs
 from bench.ways.checkpoints import LEAST, LEAST_MASKS, PLAIN, ready
 from bench.ways.checkpoints import CheckpointWay as Way
 from integrations import checkpoint
@@ -369,12 +369,12 @@ def test_ways_by_name_and_what_they_do(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", compiled)
     model = build(TINY, Setup(CPU))
-    ready(Way("compiled", 0.1), model, [], None)(*inputs_of(TINY, 2, 16, Setup(CPU)))
+    ready(Way("compiled", 0.1), model, [], None)(*make_inputs(TINY, 2, 16, Setup(CPU)))
     assert seen == [0.1]
     assert torch._functorch.config.activation_memory_budget == 1.0
     with pytest.raises(ValueError, match="plan must be given for ours, least"):
         ready(Way("planned"), model, [], None)
-    forward = ready(Way("planned"), model, [], checkpoint.plan(model, inputs_of(TINY, 2, 16, Setup(CPU))))
+    forward = ready(Way("planned"), model, [], checkpoint.plan(model, make_inputs(TINY, 2, 16, Setup(CPU))))
     assert forward is model
     checkpoint.restore_model(model)
 
@@ -400,7 +400,7 @@ def test_parts_that_take_minutes_are_asked_for(tiny, monkeypatch):
 
 def test_channels_last_is_the_order_of_model_and_images():
     setup = Setup(CPU, channels_last=True)
-    model, (images,) = build(TINY, setup), inputs_of(TINY, 2, 16, setup)
+    model, (images,) = build(TINY, setup), make_inputs(TINY, 2, 16, setup)
     orders = [images, *(one for one in model.parameters() if one.dim() == 4)]
     assert all(one.is_contiguous(memory_format=torch.channels_last) for one in orders)
     assert replace(SETTINGS, channels_last=True).setup.channels_last

@@ -18,7 +18,7 @@ from bench.suites.search import chart, measure
 from bench.suites.search.bisection import Found, Grid, largest
 from bench.suites.search.dimensions import DEFAULT, FAMILIES, MEMORY_LIMITS, NAMES, QUICK, QUICK_LIMITS, dimensions
 from bench.suites.search.published import PUBLISHED
-from bench.suites.search.results import Search, Trial, relative_throughput, search_of, times_plain
+from bench.suites.search.results import Search, Trial, find_search, relative_throughput, times_plain
 from bench.units import GIB, MIB
 from bench.ways.general import PLAIN, WAYS
 
@@ -130,9 +130,9 @@ def test_depth_is_scaled_in_proportion():
 
 def test_q_layers_are_searched_where_there_are_convolutions():
     known = dimensions("cpu")
-    assert "Q-layers" in measure.ways_of(known["resnet50-batch"], None)
-    assert "Q-layers" not in measure.ways_of(known["bert-layers"], None)
-    assert measure.ways_of(known["bert-layers"], ["L1", "Q-layers", "L1"]) == [PLAIN, "L1", "Q-layers"]
+    assert "Q-layers" in measure.searched_ways(known["resnet50-batch"], None)
+    assert "Q-layers" not in measure.searched_ways(known["bert-layers"], None)
+    assert measure.searched_ways(known["bert-layers"], ["L1", "Q-layers", "L1"]) == [PLAIN, "L1", "Q-layers"]
 
 
 class Machinery:
@@ -230,10 +230,10 @@ def test_a_search_that_becomes_more_precise_has_no_largest_before_it_ends(machin
     file = tmp_path / "out.json"
     command = [*COMMAND[:-1], "--way", "L1", "--json", str(file)]
     assert cli.main(command) == 0
-    assert search_of(records.load(file), "gcn-layers", "L1").largest is not None
+    assert find_search(records.load(file), "gcn-layers", "L1").largest is not None
     machinery.broken = "L1"
     assert cli.main([*command, "--precise"]) == 0
-    search = search_of(records.load(file), "gcn-layers", "L1")
+    search = find_search(records.load(file), "gcn-layers", "L1")
     assert search.crash
     assert (search.ended, search.largest) == (False, None)
 
@@ -244,16 +244,16 @@ def test_a_crash_ends_a_search_and_not_the_run(machinery, tmp_path):
     command = [*COMMAND, "--way", "L1", "--way", "L2", "--json", str(file)]
     assert cli.main(command) == 0
     results = records.load(file)
-    assert search_of(results, "gcn-layers", "L1").crash == "ended with code -11"
-    assert search_of(results, "gcn-layers", "L1").largest is None
-    assert search_of(results, "gcn-layers", "L2").largest == 10
+    assert find_search(results, "gcn-layers", "L1").crash == "ended with code -11"
+    assert find_search(results, "gcn-layers", "L1").largest is None
+    assert find_search(results, "gcn-layers", "L2").largest == 10
     machinery.broken = None
     machinery.asked.clear()
     assert cli.main(command) == 0
     assert {way for way, _ in machinery.asked} == {"L1", PLAIN}  # tried again, and then proved
     again = records.load(file)
-    assert search_of(again, "gcn-layers", "L1").largest == 90
-    assert not search_of(again, "gcn-layers", "L1").crash
+    assert find_search(again, "gcn-layers", "L1").largest == 90
+    assert not find_search(again, "gcn-layers", "L1").crash
 
 
 def test_a_crash_that_more_memory_prevents_is_for_want_of_memory(machinery, tmp_path, monkeypatch):
@@ -265,7 +265,7 @@ def test_a_crash_that_more_memory_prevents_is_for_want_of_memory(machinery, tmp_
 
     monkeypatch.setattr(machinery, "take", crashing)
     assert cli.main([*COMMAND, "--way", PLAIN, "--json", str(file)]) == 0
-    search = search_of(records.load(file), "gcn-layers", PLAIN)
+    search = find_search(records.load(file), "gcn-layers", PLAIN)
     assert search.largest == 20
     assert "with 4 times the memory it finished" in search.trial(21).failure
 

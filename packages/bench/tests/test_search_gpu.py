@@ -19,7 +19,7 @@ from bench.runner.workers import TooLong
 from bench.suites.search import measure, processes
 from bench.suites.search import trial as trials
 from bench.suites.search.processes import Trials
-from bench.suites.search.results import Search, Trial, search_of
+from bench.suites.search.results import Search, Trial, find_search
 from bench.suites.search.trial import Request
 from bench.units import GIB, MIB
 from bench.ways.general import PLAIN
@@ -215,7 +215,7 @@ def test_what_the_deadline_cuts_off_is_said_and_taken_up(machinery, tmp_path):
     assert machinery.asked == asked[: machinery.count]
     [left] = cut.skipped
     assert left == "the deadline of 100 s came before the end of L1 of gcn-layers, gcn-hidden"
-    found = search_of(cut, "gcn-layers", "L1")
+    found = find_search(cut, "gcn-layers", "L1")
     assert (found.ended, found.largest) == (False, None)
     assert found.most is not None
     output = console()
@@ -233,12 +233,12 @@ def test_a_trial_that_takes_too_long_ends_its_search_alone(machinery, tmp_path):
     assert cli.main([*COMMAND, "--way", "L2", "--json", str(file)]) == 0
     found = records.load(file)
     # The least of a short time: what is measured takes no time here.
-    assert search_of(found, "gcn-layers", "L1").crash in (
+    assert find_search(found, "gcn-layers", "L1").crash in (
         "it was not done in 60 seconds",
         "it was not done in 59 seconds",
     )
     assert [way for _, way, _ in machinery.asked].count("L1") == 2  # more memory makes nothing quicker
-    assert search_of(found, "gcn-layers", "L2").largest == 90
+    assert find_search(found, "gcn-layers", "L2").largest == 90
     assert not found.skipped
 
 
@@ -255,7 +255,7 @@ def test_what_a_lent_gpu_searches(monkeypatch):
     assert given.names == list(measure.GPU_NAMES)
     assert given.ways == []
     known = trials.dimensions("cuda")
-    ways = {name: measure.ways_of(known[name], None, given.by_default) for name in given.names}
+    ways = {name: measure.searched_ways(known[name], None, given.by_default) for name in given.names}
     assert ways["resnet50-batch"] == list(measure.GPU_WAYS)
     assert ways["bert-large-batch"] == [way for way in measure.GPU_WAYS if way != "Q-layers"]
 

@@ -17,7 +17,7 @@ from bench.models.data import glue_texts as texts
 from bench.models.data import mrpc as sentences
 from bench.models.data.glue_tasks import GENERATED, TASKS
 from bench.models.data.glue_texts import Part, Texts
-from bench.suites.text.facts import facts_of
+from bench.suites.text.facts import task_facts
 from bench.suites.text.metrics import METRICS
 from bench.suites.text.published import SKETCHES, THROUGHPUTS
 from bench.ways import text as ways
@@ -132,12 +132,12 @@ def test_guesses_that_are_all_alike_have_no_correlation():
 
 def test_who_has_learned_nothing():
     part = Part([("a",)] * 4, [1, 1, 1, 0])
-    found = facts_of(Texts("mrpc", "", part, part))
+    found = task_facts(Texts("mrpc", "", part, part))
     assert found.majority["accuracy"] == 75
     assert math.isclose(found.majority["f1"], 100 * 6 / 7)
     assert math.isclose(found.frequency_loss, -(3 * math.log(4 / 6) + math.log(2 / 6)) / 4)
     numbers = Part([("a", "b")] * 2, [1.0, 3.0])
-    found = facts_of(Texts("stsb", "", numbers, numbers))
+    found = task_facts(Texts("stsb", "", numbers, numbers))
     assert found.majority == {"pearson": 0.0, "spearman": 0.0}
     assert found.frequency_loss == 1
 

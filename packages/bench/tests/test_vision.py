@@ -18,8 +18,8 @@ from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.memory import Memory
 from bench.suites.vision import measure, memory, step_time, tasks, training, variance
-from bench.suites.vision.report import below, ratio_of
-from bench.suites.vision.results import Ablated, StepTimes, Variance, VisionCurve, comparisons, noise_of
+from bench.suites.vision.report import below, times_smaller
+from bench.suites.vision.results import Ablated, StepTimes, Variance, VisionCurve, comparisons, noise_metrics
 from integrations.qmodules import GradientVariance, LayerVariance
 from integrations.qmodules.layers import QLayer
 
@@ -158,10 +158,10 @@ def test_what_several_layers_save_is_counted_once():
 
 def test_the_larger_of_graph_and_allocator_counts():
     plain = Memory("resnet50", "L0", 110, None, 100)
-    assert ratio_of(Memory("resnet50", "L2", 30, None, 100, 10), plain) == 5.0  # the allocator's 20
-    assert ratio_of(Memory("resnet50", "L2", 18, None, 100, 10), plain) == 10.0  # the graph's
-    assert ratio_of(Memory("resnet50", "L2", None, None, 100, 10, not_measured="no counters"), plain) == 10.0
-    assert ratio_of(plain, plain) is None
+    assert times_smaller(Memory("resnet50", "L2", 30, None, 100, 10), plain) == 5.0  # the allocator's 20
+    assert times_smaller(Memory("resnet50", "L2", 18, None, 100, 10), plain) == 10.0  # the graph's
+    assert times_smaller(Memory("resnet50", "L2", None, None, 100, 10, not_measured="no counters"), plain) == 10.0
+    assert times_smaller(plain, plain) is None
 
 
 def recorded(*entries, device="cpu", **settings):
@@ -170,7 +170,7 @@ def recorded(*entries, device="cpu", **settings):
 
 def entry(name, share, *ratios, kind=Variance):
     layers = tuple(LayerVariance(f"{n}", "QConv2d", 2.0, 1.0, ratio, 1.0, 1.0, 0.0) for n, ratio in enumerate(ratios))
-    return kind(name, **noise_of(GradientVariance(layers, 1.0, share, 0.0, 10)))
+    return kind(name, **noise_metrics(GradientVariance(layers, 1.0, share, 0.0, 10)))
 
 
 def test_what_is_judged():

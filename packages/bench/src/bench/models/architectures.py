@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bench.models import headless_transformers as text_models
 from bench.models import unet
 from bench.models.cell_genotypes import amoebanet, darts, nasnet
-from bench.models.cells import CellNetwork, cells_of
+from bench.models.cells import CellNetwork, list_cells
 from bench.models.image_models import swin, swin_blocks, torchvision_blocks, torchvision_model
 
 Inputs = tuple[Tensor, ...] | dict[str, Tensor]
@@ -82,7 +82,7 @@ def _torchvision(name: str, batch: int, published: Published, size: int = 224) -
 
 
 def _cells(build: Callable[[], CellNetwork], published: Published) -> Architecture:
-    return Architecture(build.__name__, "bench", build, images, 64, 32, published, cells_of)
+    return Architecture(build.__name__, "bench", build, images, 64, 32, published, list_cells)
 
 
 def _text(build: Callable[[], nn.Module]) -> Architecture:

@@ -176,6 +176,6 @@ class CellNetwork(nn.Module):
         return scores
 
 
-def cells_of(model: nn.Module) -> list[nn.Module]:
+def list_cells(model: nn.Module) -> list[nn.Module]:
     """The cells of a network."""
     return list(model.get_submodule("cells").children())

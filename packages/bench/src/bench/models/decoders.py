@@ -87,7 +87,7 @@ def decoder(shape: Shape, sizes: Sizes) -> nn.Module:
     return found
 
 
-def decoder_of(model: nn.Module) -> Any:
+def base_decoder(model: nn.Module) -> Any:
     """The decoder itself, whose ``model`` is the body and ``lm_head`` the head; adapters are around it."""
     inside = getattr(model, "get_base_model", None)
     return model if inside is None else inside()
@@ -107,4 +107,4 @@ def subject(shape: str, tokens: int, sizes: Sizes) -> Subject:
     """
     model = decoder(SHAPES[shape], sizes)
     what = f"{SHAPES[shape].what}, {tokens:,} tokens, {sizes}"
-    return Subject(model, batch(tokens, sizes.vocab_size), own_loss, what, list(decoder_of(model).model.layers))
+    return Subject(model, batch(tokens, sizes.vocab_size), own_loss, what, list(base_decoder(model).model.layers))

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from bench.readmes.made import NOT_MEASURED, Made, recorded
 from bench.results.record import Record
 from bench.results.tables import columns, marked
-from bench.suites.search.results import search_of, times_plain
+from bench.suites.search.results import find_search, times_plain
 from bench.suites.vision.compression.results import Cell
 from bench.suites.vision.published import PEAK
 from bench.ways.conversions import PLAIN
@@ -90,7 +90,7 @@ def table(folder: Path) -> Made:
 def _measured(claim: Claim, compression: Record | None, search: Record | None) -> float | None:
     if claim.measured in ("kept", "peak"):
         return None if compression is None else _smaller(compression, claim)
-    found = None if search is None else search_of(search, claim.measured, claim.way)
+    found = None if search is None else find_search(search, claim.measured, claim.way)
     return None if search is None or found is None else times_plain(search, found)
 
 

@@ -81,13 +81,13 @@ def paired(entries: Iterable[Found], references: Iterable[Found], value: Callabl
     """
     from bench.results.statistics import paired_difference  # scipy, which a machine that is lent need not have
 
-    pairs = pairs_of(entries, references)
+    pairs = match_seeds(entries, references)
     if not pairs:
         return None
     return paired_difference([value(one) for one, _ in pairs], [value(other) for _, other in pairs])
 
 
-def pairs_of(entries: Iterable[Found], references: Iterable[Found]) -> list[tuple[Found, Found]]:
+def match_seeds(entries: Iterable[Found], references: Iterable[Found]) -> list[tuple[Found, Found]]:
     """Entries, each with the reference of the same seed."""
     known = {_seed(one): one for one in references}
     return [(one, known[_seed(one)]) for one in entries if _seed(one) in known]

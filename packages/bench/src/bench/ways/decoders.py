@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from bench.errors import DoesNotApply
-from bench.models.decoders import decoder_of
+from bench.models.decoders import base_decoder
 from bench.models.libraries import needs
 from bench.models.subject import Subject
 from bench.ways.general import PLAIN, Forward, Surroundings, Way, compressed, plain, planned, planned_name
@@ -72,7 +72,7 @@ def _checkpointed_beside(level: str, subject: Subject) -> tuple[Forward, Surroun
 
 def _cut(subject: Subject) -> tuple[Forward, Surroundings]:
     """The body by itself, and the loss by cut-cross-entropy's code for all devices: its kernels are for CUDA."""
-    model, loss = decoder_of(subject.model), cut_cross_entropy()
+    model, loss = base_decoder(subject.model), cut_cross_entropy()
     softcap = getattr(model.config, "final_logit_softcapping", None)
 
     def forward(input_ids: Tensor, labels: Tensor) -> SimpleNamespace:

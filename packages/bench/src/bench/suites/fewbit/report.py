@@ -123,7 +123,7 @@ def _grid(cells: Sequence[GridCell]) -> Table:
         ("linear layers", lambda cell: "exact" if cell.ratio is None else f"{cell.ratio:.0%} of the rows"),
         ("kept\nMiB", lambda cell: mib(median(cell.kept_bytes))),
         ("activation\npeak, MiB", lambda cell: mib(cell.activation_bytes)),
-        ("\nsaving, %", lambda cell: saving(cell, "activation_bytes", least_of(cell))),
+        ("\nsaving, %", lambda cell: saving(cell, "activation_bytes", least_saving(cell))),
         ("raw\nMiB", lambda cell: mib(median(cell.raw_bytes))),
         ("\nsaving, %", lambda cell: saving(cell, "raw_bytes", None)),
         ("published\nGiB", lambda cell: _published(Exchange(cell.bits, cell.ratio))[0]),
@@ -199,7 +199,7 @@ def judged_memory(peak: Peak) -> bool:
     return str(Shape()) in peak.network
 
 
-def least_of(cell: GridCell) -> float | None:
+def least_saving(cell: GridCell) -> float | None:
     """The saving that is asked of a cell of the grid: what FewBit's table has; ``None``: nothing is."""
     row = ROWS.get((cell.bits, cell.ratio))
     return row.saving if row is not None and row.saving and cell.network == grid_network(Shape()) else None
@@ -273,7 +273,7 @@ def _sizes(found: Sequence[Times]) -> Iterator[str]:
 
 def targets(record: Record) -> Iterator[str]:
     """What was asked of the parts that were run."""
-    if any(map(judged_memory, record.of(Peak))) or any(map(least_of, record.of(GridCell))):
+    if any(map(judged_memory, record.of(Peak))) or any(map(least_saving, record.of(GridCell))):
         savings = ", ".join(f"{100 * part:.1f} %" for part in SAVINGS.values() if part)
         yield f"activation peak smaller by at least {savings}"
     if record.of(BertRun) and judged_training(record, FEW_BITS):

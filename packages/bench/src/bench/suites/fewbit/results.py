@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from bench.results.entry import Entry, at, metric, metrics, part, series
-from bench.results.record import Kind, Record, pairs_of
+from bench.results.record import Kind, Record, match_seeds
 from bench.results.statistics import Difference, paired_difference
 from bench.ways.roberta import BITS, RATIOS
 
@@ -120,7 +120,7 @@ def training_loss(record: Record, kind: str = FEW_BITS) -> Comparison:
 def _compare(record: Record, kind: str, loss: Callable[[BertRun], float]) -> Comparison:
     done = [run for run in record.of(BertRun) if run.losses]
     others = [run for run in done if run.kind == kind]
-    pairs = pairs_of(others, [run for run in done if run.kind == EXACT])
+    pairs = match_seeds(others, [run for run in done if run.kind == EXACT])
     exact, other = [loss(plain) for _, plain in pairs], [loss(run) for run, _ in pairs]
     return Comparison(exact, other, paired_difference(other, exact))
 

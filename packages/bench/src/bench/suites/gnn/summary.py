@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from bench.results.record import Record, paired, pairs_of
+from bench.results.record import Record, match_seeds, paired
 from bench.results.statistics import Difference, Reached, spread
 from bench.runner.memory import AGREEMENT, Memory
 from bench.suites.gnn.results import REFERENCE, Curve
@@ -140,7 +140,7 @@ def rows(record: Record) -> Iterator[Row]:
     for model, level in sorted(found, key=lambda one: models.index(one[0])):
         curves = [curve for curve in runs.get((model, level), ()) if not curve.failure]
         plain = {curve.seed: curve for curve in runs.get((model, REFERENCE), ()) if not curve.failure}
-        pairs = pairs_of(curves, plain.values())
+        pairs = match_seeds(curves, plain.values())
         epochs = [seconds for curve in curves for seconds in curve.epoch_seconds]
         yield Row(
             model=model,

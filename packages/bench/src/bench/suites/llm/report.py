@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.results.record import Record, paired, pairs_of
+from bench.results.record import Record, match_seeds, paired
 from bench.results.report import Report
 from bench.results.statistics import spread
 from bench.results.tables import Column, bounded, interval, marked, mean, mib, number, table
@@ -103,7 +103,7 @@ def _trainings(record: Record) -> Table:
         return "" if way == PLAIN else interval(found, 4)
 
     def scatter(way: str) -> str:
-        pairs = pairs_of(_done(record, way), _done(record, PLAIN))
+        pairs = match_seeds(_done(record, way), _done(record, PLAIN))
         return (
             "" if way == PLAIN else number(spread([(one.end or 0) - (other.end or 0) for one, other in pairs]), ".4f")
         )

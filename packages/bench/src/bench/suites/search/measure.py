@@ -20,7 +20,7 @@ from bench.runner.workers import TooLong
 from bench.suites.search.bisection import Grid, largest
 from bench.suites.search.dimensions import Dimension, dimensions
 from bench.suites.search.processes import Trials
-from bench.suites.search.results import KIND, Search, Trial, search_of
+from bench.suites.search.results import KIND, Search, Trial, find_search
 from bench.suites.search.trial import Request
 from bench.units import size_name
 from bench.ways.decoders import CONTEXT
@@ -75,7 +75,7 @@ def run(asked: argparse.Namespace) -> Record:
     families = dict.fromkeys(known[name].family for name in asked.names)
     going.set(memory_limits={family: asked.memory_limits[family] for family in families})
     names = going.present(asked.names, lambda name: needs(_LIBRARIES[known[name].family]))
-    ways = {name: ways_of(known[name], asked.ways or None, asked.by_default) for name in names}
+    ways = {name: searched_ways(known[name], asked.ways or None, asked.by_default) for name in names}
     left = [(name, way) for way in dict.fromkeys(way for some in ways.values() for way in some) for name in names]
     left = [(name, way) for name, way in left if way in ways[name]]
     with Trials() as trials, progress("search", len(left)) as advance:
@@ -119,7 +119,7 @@ class Searcher:
         A way begins where the one before it ended: that is closer than any number that is known beforehand.
         """
         found = self._largest(dimension, name, way, self._first.get(name, dimension.first))
-        plain = search_of(self._going.record, name, PLAIN)
+        plain = find_search(self._going.record, name, PLAIN)
         if found.largest is not None:
             self._first[name] = found.largest
             if way != PLAIN and plain is not None and plain.ended and found.largest > (plain.largest or 0):
@@ -127,7 +127,7 @@ class Searcher:
         return found
 
     def _largest(self, dimension: Dimension, name: str, way: str, first: int) -> Search:
-        before = search_of(self._going.record, name, way) or Search(name, way)
+        before = find_search(self._going.record, name, way) or Search(name, way)
         # Another commit's sizes, or optimizer: its numbers are of another training.
         if before.title not in ("", dimension.title) or before.optimizer not in ("", dimension.optimizer):
             before = Search(name, way)
@@ -195,7 +195,7 @@ class Searcher:
             raise
 
     def _found(self, name: str, way: str) -> Search:
-        found = search_of(self._going.record, name, way)
+        found = find_search(self._going.record, name, way)
         assert found is not None
         return found
 
@@ -208,7 +208,9 @@ class _NoAnswer(Exception):
     """A trial says neither that a number fits nor that it does not."""
 
 
-def ways_of(dimension: Dimension, ways: Sequence[str] | None, by_default: Sequence[str] = COMPRESSED) -> list[str]:
+def searched_ways(
+    dimension: Dimension, ways: Sequence[str] | None, by_default: Sequence[str] = COMPRESSED
+) -> list[str]:
     """Those that a dimension is searched in, plain first.
 
     Args:

@@ -88,20 +88,20 @@ KIND = Kind(
 )
 
 
-def search_of(record: Record, dimension: str, way: str) -> Search | None:
+def find_search(record: Record, dimension: str, way: str) -> Search | None:
     """Of a dimension, in a way."""
     return record.find(Search, dimension=dimension, way=way)
 
 
 def times_plain(record: Record, search: Search) -> float | None:
     """A way's largest number over the plain one's; ``None`` where one is not known."""
-    plain = search_of(record, search.dimension, PLAIN)
+    plain = find_search(record, search.dimension, PLAIN)
     return search.largest / plain.largest if plain and plain.largest and search.largest else None
 
 
 def relative_throughput(record: Record, search: Search) -> float | None:
     """Items per second at a way's largest number, over the plain way's at its own; ``None`` where one is not known."""
-    plain = search_of(record, search.dimension, PLAIN)
+    plain = find_search(record, search.dimension, PLAIN)
     reference = plain.best if plain else None
     if search.best is None or reference is None or not reference.throughput or not search.best.throughput:
         return None
@@ -110,7 +110,7 @@ def relative_throughput(record: Record, search: Search) -> float | None:
 
 def proof(record: Record, search: Search) -> Trial | None:
     """The plain trial at a way's largest number, if that is more than the plain way's."""
-    plain = search_of(record, search.dimension, PLAIN)
+    plain = find_search(record, search.dimension, PLAIN)
     if plain is None or not search.largest or search.largest <= (plain.largest or 0):
         return None
     return plain.trial(search.largest)

@@ -13,7 +13,7 @@ from bench.suites.text.metrics import METRICS
 from bench.suites.text.results import Facts
 
 
-def facts_of(texts: Texts) -> Facts:
+def task_facts(texts: Texts) -> Facts:
     """Metrics of the most frequent label, or of the mean of numbers, and the loss of who knows the frequencies."""
     task = TASKS[texts.task]
     labels, trained = np.array(texts.held_out.labels), texts.train.labels

@@ -24,7 +24,7 @@ from bench.runner.run import Run as Going
 from bench.runner.run import begun
 from bench.suites.text import training
 from bench.suites.text.cell import measure
-from bench.suites.text.facts import facts_of
+from bench.suites.text.facts import task_facts
 from bench.suites.text.results import KIND, Cell, Facts, Run
 from bench.suites.text.training import Recipe
 from bench.ways.text import CONTROL
@@ -95,7 +95,7 @@ def _train(going: Going, asked: argparse.Namespace, model: str, found: texts.Tex
     if all(map(going.has, wanted)):
         return
     encoded, build = _prepared(model, found, how)
-    going.add(facts_of(found))
+    going.add(task_facts(found))
     device = torch.device(asked.device)
     going.measure(
         wanted,

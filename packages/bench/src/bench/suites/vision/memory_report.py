@@ -115,9 +115,9 @@ def compression_notes(cells: Sequence[Cell]) -> Iterator[str]:
     for cell in cells:
         if cell.outcome:
             yield f"{where(cell)}, {cell.way}: {cell.outcome}: {cell.failure or cell.does_not_apply}."
-    sources = dict.fromkeys(one.source for one in _published_of(cells))
+    sources = dict.fromkeys(one.source for one in _published_beside(cells))
     if sources:
-        yield f"published: {'; '.join(map(_said, _published_of(cells)))}. Sources: {'; '.join(sources)}."
+        yield f"published: {'; '.join(map(_said, _published_beside(cells)))}. Sources: {'; '.join(sources)}."
 
 
 def compression_targets(cells: Sequence[Cell]) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _published(cell: Cell) -> list[Compressed]:
     return [one for one in COMPRESSED if (one.model, one.way) == (cell.model, cell.way)]
 
 
-def _published_of(cells: Sequence[Cell]) -> list[Compressed]:
+def _published_beside(cells: Sequence[Cell]) -> list[Compressed]:
     return [one for one in COMPRESSED if any(one in _published(cell) for cell in cells)]
 
 

@@ -68,7 +68,7 @@ def tables(record: Record) -> Iterator[Table]:
         yield _times(record, times)
 
 
-def ratio_of(memory: Memory, plain: Memory) -> float | None:
+def times_smaller(memory: Memory, plain: Memory) -> float | None:
     """How many times fewer bytes are kept, by the larger of what graph and allocator say; ``None``: unknown."""
     if not memory.stored_bytes or plain.original_bytes is None:
         return None
@@ -92,7 +92,7 @@ def _memories(memories: Sequence[Memory]) -> Table:
         return "" if found is None else marked(f"{found:.3f}", abs(found - 1) <= AGREEMENT)
 
     def smaller(memory: Memory) -> RenderableType:
-        return bounded(ratio_of(memory, plain), ".1f", least=RATIOS.get(memory.level))
+        return bounded(times_smaller(memory, plain), ".1f", least=RATIOS.get(memory.level))
 
     return table(
         memories,

@@ -10,7 +10,7 @@ from typing import Any
 from bench.models.dense import DENSE
 from bench.models.image_models import MODELS
 from bench.results.entry import Entry, at, metric, metrics, nested, part, series, table
-from bench.results.record import Kind, Record, pairs_of
+from bench.results.record import Kind, Record, match_seeds
 from bench.results.statistics import Difference, paired_difference
 from bench.runner.clock import median_ratio
 from bench.runner.memory import Memory
@@ -59,7 +59,7 @@ class Noise(Entry):
         return [layer.predicted / layer.measured for layer in self.layers if layer.measured]
 
 
-def noise_of(found: GradientVariance) -> dict[str, Any]:
+def noise_metrics(found: GradientVariance) -> dict[str, Any]:
     """The metrics of a measurement."""
     return {**vars(found), "layers": list(found.layers)}
 
@@ -143,7 +143,7 @@ def comparisons(record: Record) -> Iterator[Comparison]:
     done = record.measured(VisionCurve)
     for model, level in dict.fromkeys((curve.model, curve.level) for curve in done):
         runs = [curve for curve in done if (curve.model, curve.level) == (model, level)]
-        if pairs := pairs_of(runs, [curve for curve in done if (curve.model, curve.level) == (model, FULL)]):
+        if pairs := match_seeds(runs, [curve for curve in done if (curve.model, curve.level) == (model, FULL)]):
             yield _compared(model, level, pairs)
 
 

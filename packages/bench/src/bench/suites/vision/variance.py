@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bench.models.data.images import Images
 from bench.models.resnet20 import backward, batch_of, loss, resnet20
-from bench.suites.vision.results import Ablated, Variance, noise_of
+from bench.suites.vision.results import Ablated, Variance, noise_metrics
 from integrations import qmodules
 
 BATCH = 128
@@ -69,4 +69,4 @@ def ablate(model: nn.Module, step: str, images: Images, repeats: int) -> Ablated
 def _measured(converted: nn.Module, x: Tensor, y: Tensor, repeats: int) -> dict[str, Any]:
     for _ in range(2):  # in which layers get their bits
         backward(converted, x, y)
-    return noise_of(qmodules.get_var(converted, lambda: loss(converted, x, y).backward(), repeats))
+    return noise_metrics(qmodules.get_var(converted, lambda: loss(converted, x, y).backward(), repeats))

@@ -18,7 +18,7 @@ from bench.runner.child import Child
 from bench.runner.memory import peak_bytes
 from bench.runner.process_memory import Counters, counters, limit_allocation
 from bench.suites.memory.checkpoint.results import Peak
-from bench.suites.memory.checkpoint.step import Setup, build, inputs_of, loss
+from bench.suites.memory.checkpoint.step import Setup, build, loss, make_inputs
 from bench.ways.checkpoints import CheckpointWay, ready
 from integrations.checkpoint import Plan
 
@@ -116,6 +116,6 @@ def _measured(
 ) -> int:
     model = build(architecture, setup)
     forward = ready(way, model, architecture.blocks(model), plan)
-    loss(forward, inputs_of(architecture, peak.warm_up, peak.size, setup), setup.seed).backward()
-    inputs = inputs_of(architecture, peak.batch, peak.size, setup)
+    loss(forward, make_inputs(architecture, peak.warm_up, peak.size, setup), setup.seed).backward()
+    inputs = make_inputs(architecture, peak.batch, peak.size, setup)
     return peak_bytes(model, lambda: loss(forward, inputs, setup.seed), count)

@@ -9,7 +9,7 @@ from bench.errors import reason
 from bench.models.architectures import Architecture
 from bench.suites.memory.checkpoint.memory import LONG
 from bench.suites.memory.checkpoint.results import Planned
-from bench.suites.memory.checkpoint.step import Setup, build, inputs_of
+from bench.suites.memory.checkpoint.step import Setup, build, make_inputs
 from bench.ways.checkpoints import CheckpointWay, exchanged
 from integrations import checkpoint
 from integrations.checkpoint import Plan, paper_segments
@@ -61,7 +61,7 @@ class Planner:
         """What to record of it; why there is none, if there is none."""
         blank = Planned(self._architecture.name, batch, size)
         try:
-            return numbers_of(self.at(batch, size), blank)
+            return plan_numbers(self.at(batch, size), blank)
         except Exception as error:  # whatever planning fails with, other models are to be planned for
             return replace(blank, failure=reason(error))
 
@@ -80,13 +80,13 @@ class Planner:
     def _plan(self, batch: int, size: int, measure: bool, masks: bool) -> Plan | Exception:
         try:
             model = exchanged(CheckpointWay("planned", masks=masks), build(self._architecture, self._setup))
-            inputs = inputs_of(self._architecture, batch, size, self._setup)
+            inputs = make_inputs(self._architecture, batch, size, self._setup)
             return checkpoint.plan(model, inputs, measure=measure)
         except Exception as error:  # kept: planning again would fail again
             return error
 
 
-def numbers_of(plan: Plan, blank: Planned) -> Planned:
+def plan_numbers(plan: Plan, blank: Planned) -> Planned:
     """What to record of a plan."""
     seconds = plan.plain_seconds
     return replace(

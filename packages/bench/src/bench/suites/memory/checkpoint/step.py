@@ -43,7 +43,7 @@ def build(architecture: Architecture, setup: Setup) -> nn.Module:
     return model
 
 
-def inputs_of(architecture: Architecture, batch: int, size: int, setup: Setup) -> Inputs:
+def make_inputs(architecture: Architecture, batch: int, size: int, setup: Setup) -> Inputs:
     """Its inputs, drawn from the seed."""
     torch.manual_seed(setup.seed)
     inputs = architecture.inputs(batch, size)

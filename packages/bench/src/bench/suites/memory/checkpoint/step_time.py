@@ -14,7 +14,7 @@ from bench.errors import reason
 from bench.models.architectures import Architecture, Inputs
 from bench.runner.clock import steps_in_turn
 from bench.suites.memory.checkpoint.results import StepTimes
-from bench.suites.memory.checkpoint.step import Setup, build, inputs_of, loss
+from bench.suites.memory.checkpoint.step import Setup, build, loss, make_inputs
 from bench.ways.checkpoints import PLAIN, CheckpointWay, ready
 from bench.ways.general import Forward
 from integrations.checkpoint import Plan
@@ -57,7 +57,7 @@ def measure(
         setup: how the model and its inputs are made.
     """
     plain, seed = build(architecture, setup), setup.seed
-    inputs = inputs_of(architecture, batch, size, setup)
+    inputs = make_inputs(architecture, batch, size, setup)
     models = {way: copy.deepcopy(plain) for way in ways}
     actions = [partial(step, plain, plain, inputs, seed)]
     actions[0]()

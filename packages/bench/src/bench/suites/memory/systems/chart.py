@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
 from bench.errors import BenchError
 from bench.results.charts import BLUE, GREY, INK, ORANGE, VERMILION, footer, lined, titled
 from bench.results.record import Record
-from bench.suites.memory.systems.fronts import NOISE, front, time_of, trains
+from bench.suites.memory.systems.fronts import NOISE, front, relative_time, trains
 from bench.suites.memory.systems.results import Cell, as_fresh
 from bench.ways.general import BOUNDS, PLAIN, WAYS
 
@@ -81,19 +81,19 @@ def _draw_subject(axes: Axes, record: Record, subject: str, words: str) -> None:
     theirs = replace(record, entries=[cell for cell in cells if not WAYS[cell.way].ours])
     fronts = ((best, GREY, 3), (sorted(front(theirs, subject), key=lambda cell: cell.peak_bytes or 0), VERMILION, 1))
     for found, colour, width in fronts:
-        ends = [place(cell.peak_bytes) for cell in found], [time_of(cell) for cell in found]
+        ends = [place(cell.peak_bytes) for cell in found], [relative_time(cell) for cell in found]
         axes.step(*ends, where="post", color=colour, linewidth=width, zorder=1)
     for bound, colour in zip(BOUNDS, (BLUE, ORANGE), strict=False):
         plans = [cell for cell in cells if WAYS[cell.way].budget is not None and WAYS[cell.way].bound == bound]
         plans.sort(key=lambda cell: cell.peak_bytes or 0)
-        ends = [place(cell.peak_bytes) for cell in plans], [time_of(cell) for cell in plans]
+        ends = [place(cell.peak_bytes) for cell in plans], [relative_time(cell) for cell in plans]
         axes.plot(*ends, "-s", color=colour, markersize=6, markeredgecolor="white", zorder=5)
     for cell in cells:
         if WAYS[cell.way].budget is not None:
             continue
         colour = INK if cell.way == PLAIN else BLUE if WAYS[cell.way].ours else VERMILION
         filled = trains(cell)
-        at = place(cell.peak_bytes), time_of(cell)
+        at = place(cell.peak_bytes), relative_time(cell)
         inside = colour if filled else "white"
         above = 4 if cell in best else 3
         edge = "white" if filled else colour

@@ -41,7 +41,7 @@ class Within:
         """The plan's time over the rival's; ``None`` where one of them is missing."""
         if self.plan is None or self.rival is None:
             return None
-        return time_of(self.plan) / time_of(self.rival)
+        return relative_time(self.plan) / relative_time(self.rival)
 
     @property
     def beaten(self) -> bool:
@@ -51,7 +51,7 @@ class Within:
         return self.ratio > 1 + FASTER
 
 
-def time_of(cell: Cell) -> float:
+def relative_time(cell: Cell) -> float:
     """A step's time over a plain one's, which a plain one's is not."""
     return 1.0 if cell.way == PLAIN else cell.ratio or 0.0
 
@@ -75,7 +75,7 @@ def within_budgets(record: Record, subject: str) -> Iterator[Within]:
             fitting = [cell for cell in cells if _fits(cell, most, bound)]
             plan = next((cell for cell in asked if _fits(cell, most, float("inf"))), None)
             others = [cell for cell in fitting if cell is not plan]
-            yield Within(budget, bound, plan, min(others, key=time_of, default=None))
+            yield Within(budget, bound, plan, min(others, key=relative_time, default=None))
 
 
 def _fits(cell: Cell, most: float, bound: float) -> bool:
@@ -98,7 +98,7 @@ def front(record: Record, subject: str) -> list[Cell]:
         if cell.way == PLAIN or cell.peak_bytes < most
     ]
     best: list[Cell] = []
-    for cell in sorted(cells, key=lambda one: (time_of(one), one.peak_bytes or 0)):
+    for cell in sorted(cells, key=lambda one: (relative_time(one), one.peak_bytes or 0)):
         if not best or (cell.peak_bytes or 0) < (1 - CLOSE) * (best[-1].peak_bytes or 0):
             best.append(cell)
     return best

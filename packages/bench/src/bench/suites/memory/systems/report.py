@@ -10,7 +10,7 @@ from bench.results.record import Record
 from bench.results.report import Report
 from bench.results.tables import Column, dim, mib, milliseconds, number, percent, table
 from bench.suites.memory.systems.chart import draw
-from bench.suites.memory.systems.fronts import CLOSE, FASTER, NOISE, Within, front, time_of, within_budgets
+from bench.suites.memory.systems.fronts import CLOSE, FASTER, NOISE, Within, front, relative_time, within_budgets
 from bench.suites.memory.systems.results import Cell, Compared, Figures, Planning, as_fresh
 from bench.units import KIB, MIB
 from bench.ways.decoders import label
@@ -65,7 +65,7 @@ def _numbers(state: Record, cell: Cell, unit: int) -> tuple[str, str, str]:
     return (
         f"{found.peak_bytes / unit:,.1f}",
         percent(found.peak_bytes, plain.peak_bytes) if plain else "",
-        "" if found.ratio is None else f"{time_of(found):.2f}",
+        "" if found.ratio is None else f"{relative_time(found):.2f}",
     )
 
 
@@ -131,7 +131,7 @@ def budget_tables(record: Record) -> Iterator[Table]:
 
 
 def _time(cell: Cell | None) -> str:
-    return "" if cell is None else f"{time_of(cell):.2f}"
+    return "" if cell is None else f"{relative_time(cell):.2f}"
 
 
 def _within(record: Record, subject: str) -> Iterator[tuple[str, Within]]:
@@ -149,8 +149,8 @@ def notes_of_budgets(record: Record) -> Iterator[str]:
         for state, within in _within(record, subject):
             some = True
             if within.beaten and within.rival is not None:
-                whose = f"{within.rival.way}, {time_of(within.rival):.2f}"
-                plan = "no plan" if within.plan is None else f"the plan's {time_of(within.plan):.2f}"
+                whose = f"{within.rival.way}, {relative_time(within.rival):.2f}"
+                plan = "no plan" if within.plan is None else f"the plan's {relative_time(within.plan):.2f}"
                 yield (f"{subject}, {100 * within.budget:g} %, error {within.bound:g}, {state}: {whose} beats {plan}.")
             plan_cell = within.plan
             if plan_cell is not None and (plan_cell.error or 0) > within.bound:
