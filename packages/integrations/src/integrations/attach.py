@@ -131,6 +131,9 @@ def compress_model(
             goes together with none of ``memory``, ``time``, ``error``, ``stores``, ``checkpoint`` and ``fallback``.
         fallback: what happens if no plan keeps to ``memory`` and ``time``: ``"error"``, the default, raises
             ``ValueError`` in the first training forward; ``"least"`` warns and follows the plan of the least memory.
+            Likewise if the gradient's error cannot be measured, as where an input is an object that may change, or
+            ``fully_shard`` cuts the parameters: after four such steps ``"error"`` raises ``RuntimeError``, and
+            ``"least"`` warns and trusts the plan's estimates.
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons; and
             so an optimizer's step, while no forward was compressed. By default a warning does, once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from actcore import current_rank
-from integrations._adaptive.one_step import OneStep, Unmeasured
+from integrations._adaptive.one_step import OneStep, Unmeasured, UnmeasuredStep
 from integrations._calls.tensors import tensors_in
 from integrations._common.modules import ModulePaths
 from integrations._common.progress import stage
@@ -147,7 +147,7 @@ def measured_errors(
     if not found:
         raise Unmeasured("no parameter got a gradient in the step aside")
     if not all(map(math.isfinite, (number for one in found.values() for number in one))):
-        raise Unmeasured("the gradient of the step aside is not finite")
+        raise UnmeasuredStep("the gradient of the step aside is not finite")
     return GradientErrors(found, large_parameters(model) - _silent(model, found))
 
 

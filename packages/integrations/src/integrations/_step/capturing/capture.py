@@ -20,6 +20,7 @@ from integrations._common.plain import PLAIN
 from integrations._step.capturing.apart import bytes_of_gradient
 from integrations._step.capturing.errors import NoGradient, NotCaptured
 from integrations._step.capturing.loss import Differentiated, Loss, differentiated, is_scalar_loss
+from integrations._step.capturing.reach import Reach
 from integrations._step.capturing.recorder import Recorder
 from integrations._step.capturing.recording import Recording
 from integrations._step.capturing.stand_ins import StandIns, with_stand_ins
@@ -62,6 +63,7 @@ def capture(
     costs: Costs = modelled,
     loss: Loss | None = None,
     holds_outputs: bool | None = None,
+    reach: Reach | None = None,
 ) -> Graph:
     """The operators of a forward and its backward, with the bytes and the times of each.
 
@@ -84,6 +86,8 @@ def capture(
         costs: otherwise, the costs of operators: by constants, or by ``modelled.by`` with rates of this machine.
         loss: from the model's output to what is differentiated, see ``differentiated``.
         holds_outputs: whether the step holds the output during backward. ``None``: unless the model returns its loss.
+        reach: what the forward can get at, from ``find_reach``, if nothing but captures has run since. Finding it takes
+            longer than a capture for models of large libraries.
 
     Raises:
         TypeError: ``loss`` returned no tensors.
@@ -99,10 +103,15 @@ def capture(
             f"an input is a nested tensor ({nested[0].layout}), whose memory a plan cannot count; pass plain tensors, "
             "such as a padded batch and a mask"
         )
-    trial = _Trial(model, args, dict(kwargs or {}), hooks or _own_hooks, loss, holds_outputs)
+    trial = _Trial(model, args, dict(kwargs or {}), hooks or _own_hooks, loss, holds_outputs, reach)
     with capturing():
         found, note = contextvars.copy_context().run(_recorded, trial, real)
     return _graph(trial, found, note, measured if measure else costs, measure)
+
+
+def find_reach(model: nn.Module, args: Any, kwargs: Any) -> Reach:
+    """Return what a model's forward with these inputs can get at."""
+    return Reach(model, [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)])
 
 
 class _Trial(NamedTuple):
@@ -114,6 +123,7 @@ class _Trial(NamedTuple):
     hooks: Hooks
     loss: Loss | None
     holds_outputs: bool | None
+    reach: Reach | None
 
 
 class _Here(threading.local):
@@ -220,7 +230,7 @@ class _Loss(Function):
 
 
 def _captured(trial: _Trial, fake: bool) -> _Recorded:
-    model, args, kwargs, hooks, loss, holds = trial
+    model, args, kwargs, hooks, loss, holds, reach = trial
     mode = Fakes() if fake else None
     device = _device_of(model, args, kwargs)
     whole = whole_parameters(model)
@@ -283,10 +293,10 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
         )
 
     given_args, given_kwargs = stand_ins.of_all((args, kwargs))
-    objects = [leaf for leaf in tree_leaves((given_args, given_kwargs)) if not isinstance(leaf, Tensor)]
+    reach = find_reach(model, args, kwargs) if reach is None else reach
     try:
         with quiet():
-            return with_stand_ins(model, stand_ins, objects, recorded)
+            return with_stand_ins(model, stand_ins, reach, recorded)
     finally:
         for tensor, gradient in recorder.leaves.values():
             tensor.grad = gradient
