@@ -159,8 +159,8 @@ class Remeasuring:
         """
         if self._failures >= _MANY and not self._may_go_on:
             raise RuntimeError(
-                f"{self._failed(model)}. Remove what prevents it, or pass fallback='least' to go on by the estimates of "
-                "plans, which handle.monitor(closure) can check, or leave error= out for exact gradients"
+                f"{self._failed(model)}. Remove what prevents it, or pass fallback='least' to go on by the estimates "
+                "of plans, which handle.monitor(closure) can check, or leave error= out for exact gradients"
             )
 
     @property
