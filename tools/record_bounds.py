@@ -4,8 +4,8 @@
     python tools/record_bounds.py peaks bounds.jsonl
     python tools/record_bounds.py table bounds.jsonl
 
-``errors`` trains 20 nets for 200 steps of Adam beside plain twins. ``peaks`` takes the first steps of 20 models and asks
-the kernel for each step's peak. ``table`` prints what was recorded, in Markdown.
+``errors`` trains 20 nets for 200 steps of Adam beside plain twins. ``peaks`` takes the first steps of 20 models and
+asks the kernel for each peak. ``table`` prints what was recorded, in Markdown.
 
 Each model runs in a process of its own, with one thread. Records are appended, and what is recorded already is left
 out, so that a run that was stopped goes on. Needs timm, transformers, PEFT, diffusers and PyG; peaks need Linux with

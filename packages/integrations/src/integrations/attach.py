@@ -173,7 +173,7 @@ def compress_model(
     try:
         with exchanges.applied(inner, handle.level):
             if asked is not None:  # a plan is of the model with its exchanged layers
-                handle.recomputing = recomputing_for(inner, handle.level, asked)
+                handle._recomputing = recomputing_for(inner, handle.level, asked)
             attach(handle)
     except BaseException:
         _detach(handle)  # an interrupt may come while the block is left
@@ -262,7 +262,7 @@ def restore_model(model: Model) -> Model:
     inner = handle.model
     exchanged = Exchanges.told(inner)
     Exchanges.undo(inner)  # this may raise, and then everything is as it was
-    handle.exchanged = exchanged
+    handle._exchanged = exchanged
     with _lock:
         _steps.pop(inner, None)
     blocks.forget(inner)
