@@ -102,9 +102,9 @@ def described(name, known, recorded):
         return []
     if not (inspect.isclass(value) or inspect.isroutine(value)):
         return [f"{name}: {type(value).__name__.lstrip('_')}"]
-    if id(value) in known:
-        return [f"{name} = {known[id(value)]}"]
-    known[id(value)] = name
+    if value in known:
+        return [f"{name} = {known[value]}"]
+    known[value] = name
     if not inspect.isclass(value):
         return [name + signature_text(value)]
     listed = recorded.get(name, ())
