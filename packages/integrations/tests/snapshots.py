@@ -11,6 +11,10 @@ RENEW = "ACTCORE_RENEW_SNAPSHOTS"
 _MOST_LINES = 60
 
 
+def is_renewed():
+    return bool(os.environ.get(RENEW))
+
+
 def assert_on_record(name, found):
     """Compare a text with the file of that name; write the file if the environment asks for it.
 
@@ -19,7 +23,7 @@ def assert_on_record(name, found):
         found: the text that the library gives today, which ends with a line break.
     """
     path = FOLDER / name
-    if os.environ.get(RENEW):
+    if is_renewed():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(found, encoding="utf-8")
         return
