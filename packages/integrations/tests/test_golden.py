@@ -86,6 +86,9 @@ def report_text(model):
 @cache
 def planned(name, way):
     model, args, kwargs = net(name)
+    if name == "recurrent":
+        # The first backward of an LSTM on fake tensors in a process runs four operators more than the later ones.
+        integrations.plan(model, args, kwargs, **BOUNDS[way])
     return integrations.plan(model, args, kwargs, **BOUNDS[way])
 
 
