@@ -15,10 +15,10 @@ from bench.networks import Case
 from bench.record.record import Record
 from bench.records import shown
 from bench.vision import images, measure, memory, resnet, step_time, tasks, training, variance
+from bench.vision.gradient_variance import GradientVariance, LayerVariance
 from bench.vision.notes import below
 from bench.vision.report import ratio_of
 from bench.vision.results import Ablated, StepTimes, Variance, VisionCurve, comparisons, noise_of
-from integrations.qmodules import GradientVariance, LayerVariance
 from integrations.qmodules.layers import QLayer
 
 MACHINE = Machine("a processor", 2, "Linux", {}, "", False, "python", "today")

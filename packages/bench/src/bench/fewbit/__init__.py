@@ -8,6 +8,7 @@ published.py    what FewBit's README has
 bert.py         a small BERT that fills in masked words
 training.py     part "training": that BERT with 3-bit GELU beside the exact one, seeds in pairs
 step_time.py    part "time": activations and linear layers beside torch's own, in turn
+step_errors.py  a command of its own: the errors of few-bit derivatives
 results.py      what is recorded
 report.py       the tables, notes.py what stands below them
 chart.py        the chart

@@ -12,6 +12,7 @@ memory.py       part "memory": what ResNet-50 keeps for backward, in a process o
 training.py     part "training": a model, compressed, beside full precision, seeds in pairs
 tasks.py        what is trained on what: ResNet-20 on those images, or a model of full size on a folder
 folder.py       a folder of images in the form of ImageNet
+gradient_variance.py  measures the variance that rounding gives a gradient
 variance.py     parts "variance" and "ablation": the gradient's variance, predicted and measured
 step_time.py    part "time": a step of ResNet-20 beside torch's own, in turn
 results.py      what is recorded

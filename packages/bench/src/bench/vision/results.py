@@ -17,8 +17,8 @@ from bench.vision.compression.results import Cell
 from bench.vision.compression.ways import WAYS
 from bench.vision.dense.models import DENSE
 from bench.vision.dense.results import DenseCell
+from bench.vision.gradient_variance import GradientVariance, LayerVariance
 from bench.vision.models import MODELS
-from integrations.qmodules import GradientVariance, LayerVariance
 
 FULL = "L0"
 """How entries call full precision."""
@@ -38,7 +38,7 @@ class VisionCurve(Entry):
 
 @metrics
 class Noise(Entry):
-    """What ``qmodules.get_var`` measures of a gradient."""
+    """What ``get_var`` measures of a gradient."""
 
     layers: list[LayerVariance] = nested(LayerVariance, "of each layer by itself", many=True)
     gradient: float = metric("", "the squared norm of the exact gradient", default=0.0)
