@@ -111,7 +111,7 @@ def compress_model(
         linear: exchanges linear layers for ones that keep a random sketch of their input: ``"randomized"`` for a fifth
             of it, a ratio in (0, 1], or ``fewbit.RandomizedLinear``'s arguments.
         layers: exchanges the layers that are left for Q-layers, which store their inputs themselves: ``"q"`` for 2 bits
-            on average, or ``QModule``'s arguments, such as ``{"level": "L2"}``: ActNN's level, not this function's.
+            on average, one of ActNN's levels, such as ``"ActNN-L2"``, or ``QModule``'s arguments.
         loss: ``"chunked"`` computes a language model's cross-entropy, or the log-probabilities of chosen tokens, some
             rows of logits at a time, so that the logits never exist as a whole. Results differ from the plain ones only
             by the order in which sums are rounded. For models of transformers; for any other, name the linear layer,
