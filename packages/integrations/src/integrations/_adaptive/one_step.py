@@ -54,6 +54,7 @@ class OneStep:
             likely in each part.
         starts: the gradients of those tensors that the model returns and that require one, in their order, in the
             place of a loss.
+        changes_inputs: whether the forward may write to its inputs, so that it has to run on copies.
     """
 
     model: nn.Module
@@ -61,6 +62,7 @@ class OneStep:
     kwargs: dict[str, Any] = field(default_factory=dict)
     loss: Loss | None = None
     starts: Sequence[Tensor | None] | None = None
+    changes_inputs: bool = True
 
     def require_elements(self) -> None:
         """Checks that the model and its inputs have elements to compute with.
@@ -88,7 +90,8 @@ class OneStep:
             Exception: what the model raises.
         """
         self.require_elements()
-        model, written = self.model, set(map(id, (*self.model.buffers(), *tensors_in((self.args, self.kwargs)))))
+        model, inputs = self.model, tensors_in((self.args, self.kwargs)) if self.changes_inputs else []
+        written = set(map(id, (*model.buffers(), *inputs)))
 
         def stand_in(tensor: Tensor) -> Tensor:
             return tensor.detach() if is_only_read(tensor, written) else tensor.detach().clone()

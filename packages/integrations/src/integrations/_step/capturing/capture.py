@@ -63,7 +63,6 @@ def capture(
     costs: Costs = modelled,
     loss: Loss | None = None,
     holds_outputs: bool | None = None,
-    reach: Reach | None = None,
 ) -> Graph:
     """The operators of a forward and its backward, with the bytes and the times of each.
 
@@ -86,8 +85,6 @@ def capture(
         costs: otherwise, the costs of operators: by constants, or by ``modelled.by`` with rates of this machine.
         loss: from the model's output to what is differentiated, see ``differentiated``.
         holds_outputs: whether the step holds the output during backward. ``None``: unless the model returns its loss.
-        reach: what the forward can get at, from ``find_reach``, if nothing but captures has run since. Finding it takes
-            longer than a capture for models of large libraries.
 
     Raises:
         TypeError: ``loss`` returned no tensors.
@@ -98,12 +95,50 @@ def capture(
         Exception: what the model raises with these inputs.
     """
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    if nested := [tensor for tensor in tensors_in((args, dict(kwargs or {}))) if tensor.is_nested]:
+    reach = find_reach(model, args, kwargs)
+    return capture_reaching(
+        reach,
+        model,
+        args,
+        dict(kwargs or {}),
+        real=real,
+        hooks=hooks,
+        measure=measure,
+        costs=costs,
+        loss=loss,
+        holds_outputs=holds_outputs,
+    )
+
+
+def capture_reaching(
+    reach: Reach,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    real: bool = False,
+    hooks: Hooks | None = None,
+    measure: bool = False,
+    costs: Costs = modelled,
+    loss: Loss | None = None,
+    holds_outputs: bool | None = None,
+) -> Graph:
+    """Capture as ``capture`` does, where it is known what the forward can get at. Finding that takes longer than the
+    capture for models of large libraries.
+
+    Args:
+        reach: from ``find_reach``, if nothing but captures has run since.
+        model, args, kwargs, real, hooks, measure, costs, loss, holds_outputs: as in ``capture``.
+
+    Raises:
+        Exception: as for ``capture``.
+    """
+    if nested := [tensor for tensor in tensors_in((args, kwargs)) if tensor.is_nested]:
         raise NotCaptured(
             f"an input is a nested tensor ({nested[0].layout}), whose memory a plan cannot count; pass plain tensors, "
             "such as a padded batch and a mask"
         )
-    trial = _Trial(model, args, dict(kwargs or {}), hooks or _own_hooks, loss, holds_outputs, reach)
+    trial = _Trial(model, args, kwargs, hooks or _own_hooks, loss, holds_outputs, reach)
     with capturing():
         found, note = contextvars.copy_context().run(_recorded, trial, real)
     return _graph(trial, found, note, measured if measure else costs, measure)
@@ -123,7 +158,7 @@ class _Trial(NamedTuple):
     hooks: Hooks
     loss: Loss | None
     holds_outputs: bool | None
-    reach: Reach | None
+    reach: Reach
 
 
 class _Here(threading.local):
@@ -293,7 +328,6 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
         )
 
     given_args, given_kwargs = stand_ins.of_all((args, kwargs))
-    reach = find_reach(model, args, kwargs) if reach is None else reach
     try:
         with quiet():
             return with_stand_ins(model, stand_ins, reach, recorded)
