@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import actcore
-from bench import cli, pages, records
-from bench.errors import BenchError
+from bench import cli, records
 from bench.gpu import __main__ as command
 from bench.gpu import kernels, run, tests
 from bench.gpu import place as places
@@ -23,6 +22,7 @@ from bench.gpu.place import ROOT, Place
 from bench.gpu.results import FAILED, MISSED, NOT_REACHED, OK, SKIPPED, Row, StageResults
 from bench.gpu.stages import STAGES, Stage
 from bench.machine import Machine
+from bench.markdown import render_record
 from bench.record.record import Record
 from integrations.forecast.measured import MEASURED
 
@@ -315,33 +315,12 @@ def test_what_starts_the_stages_needs_torch_alone():
     subprocess.run(python(text), check=True)
 
 
-MARK = "<!-- stage kernels -->\n<!-- /stage -->\n"
-
-
-def test_a_page_says_that_nothing_was_measured(tmp_path):
-    made = pages.rendered(MARK, tmp_path).text
-    assert "**Not measured on a GPU yet.** What `tools/gpu.sh kernels` would settle:" in made
-    assert all(claim in made for claim in CLAIMS["kernels"].values())
-    with pytest.raises(BenchError, match="there is no stage 'other'"):
-        pages.rendered(MARK.replace("kernels", "other"), tmp_path)
-
-
-def test_a_page_shows_what_a_stage_settled(tmp_path):
+def test_a_page_shows_what_a_stage_settled():
     row = Row("GroupAffine, 4 bits, float32", MISSED, "0.9 of a copy is the goal", 0, {"compress": 0.8}, ["float32"])
-    records.save(Record("gpu", MACHINE, entries=[stage(row)]), tmp_path / "gpu-kernels.json")
-    made = pages.rendered(MARK, tmp_path).text
+    made = render_record("gpu-kernels.json", Record("gpu", MACHINE, entries=[stage(row)]))
     assert "| GroupAffine, 4 bits, float32 | 0.8 | missed: 0.9 of a copy is the goal |" in made
     assert f"| {CLAIMS['kernels']['float32']} | does not hold |" in made
     assert f"| {CLAIMS['kernels']['bfloat16']} | not settled |" in made
-    for other in (stage(row, dry=True), stage(row, device="cpu"), dataclasses.replace(stage(row), stage="build")):
-        records.save(Record("gpu", MACHINE, entries=[other]), tmp_path / "gpu-kernels.json")
-        with pytest.raises(BenchError, match="must hold the stage kernels, run on a GPU and not --dry"):
-            pages.rendered(MARK, tmp_path)
-
-
-def test_the_page_is_that_of_the_results():
-    page = (ROOT / "docs" / "benchmarks" / "gpu.md").read_text()
-    assert pages.rendered(page, RESULTS).text == page
 
 
 def test_the_devices_that_integrations_takes_for_measured_are_those_of_the_results():

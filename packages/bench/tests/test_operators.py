@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench import cli, pages, records
+from bench import cli, records
 from bench.errors import DoesNotApply
+from bench.markdown import render_record
 from bench.operators import bounds
 from bench.operators import measure as measuring
 from bench.operators.lines import FAILS, NOT_RUN, NOTHING, lines
@@ -129,8 +130,7 @@ def test_each_operator_is_in_one_table(recorded):
 
 
 def test_a_page_has_the_tables(recorded):
-    marks = [f"<!-- table {recorded.name}: {name} -->\n<!-- /table -->" for name in ("rounded", "kept", "nothing")]
-    made = pages.rendered("\n".join(marks), recorded.parent).text
+    made = render_record(recorded.name, records.load(recorded))
     assert "| sigmoid, in place too | result, input of sigmoid | slope |" in made
     assert "| exp() and division amplify an error without bound | 1 | log, in place too |" in made
     assert "| no gradient | 1 | eq |" in made

@@ -15,5 +15,5 @@ python -m bench text          BERT on GLUE's tasks: accuracy, memory and time of
 python -m bench llm           language models: the loss of large vocabularies, whole and in chunks
 tools/gpu.sh STAGE...         what only a GPU can tell: build, tests, sanitize, kernels, models, search
 python -m bench show FILE     print, and draw, results that were recorded before
-python -m bench report PAGE   make the tables and charts of a page anew, from recorded results
+python -m bench report        render recorded results as the Markdown pages that docs link to
 """
