@@ -13,7 +13,6 @@ python -m bench operators     torch's own database of operators: results bit for
 python -m bench search        the largest batch, depth, width or resolution that trains within a given memory
 python -m bench text          BERT on GLUE's tasks: accuracy, memory and time of every way
 python -m bench llm           language models: the loss of large vocabularies, whole and in chunks
-tools/gpu.sh STAGE...         what only a GPU can tell: build, tests, sanitize, kernels, models, search
 python -m bench show FILE     print, and draw, results that were recorded before
 python -m bench report        render recorded results as the Markdown pages that docs link to
 """

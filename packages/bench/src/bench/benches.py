@@ -9,8 +9,8 @@ from bench.activations.command import BENCH as ACTIVATIONS
 from bench.checkpoint.command import BENCH as CHECKPOINT
 from bench.fewbit.command import BENCH as FEWBIT
 from bench.gnn.command import BENCH as GNN
-from bench.gpu.results import KIND as STAGES
-from bench.gpu.stage_report import REPORT as STAGE
+from bench.gpu_stages import KIND as STAGES
+from bench.gpu_stages import REPORT as STAGE
 from bench.kernels.command import BENCH as KERNELS
 from bench.llm.command import BENCH as LLM
 from bench.operators.command import BENCH as OPERATORS
@@ -45,7 +45,7 @@ BENCHES: Mapping[str, Bench] = MappingProxyType({bench.kind.name: bench for benc
 RECORDS: Mapping[str, tuple[Kind, Report]] = MappingProxyType(
     {**{name: record for bench in _ALL for name, record in bench.reports.items()}, STAGES.name: (STAGES, STAGE)}
 )
-"""Kinds and reports by name: of all commands, and of the stages of ``tools/gpu.sh``."""
+"""Kinds and reports by name: of all commands, and of recorded GPU stages."""
 
 
 def kind_of(name: str) -> Kind:

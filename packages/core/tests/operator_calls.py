@@ -1,16 +1,11 @@
-"""``python -m bench.gpu.sanitized``: every operator of actcore on small tensors, for compute-sanitizer to watch.
+"""Call every operator of actcore on small tensors, and compare the results with the CPU's, bit for bit.
 
 Tensors begin at odd elements and end with their memory; lengths end within a byte, a vector, a warp's tile and a
-group; rows have widths of their own, and windows reach over all edges. On a GPU the results are compared with the
-CPU's, bit for bit.
+group; rows have widths of their own, and windows reach over all edges. compute-sanitizer watches these calls.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -21,13 +16,13 @@ from torch import Tensor
 
 from actcore import reference
 
-# Elements that tensors begin at, and their dtypes: what is worth most first, since the time may be over.
+# Elements that tensors begin at, and their dtypes.
 _PLACES = (
     *((1, torch.float32), (1, torch.bfloat16), (0, torch.bfloat16), (0, torch.float32)),
     *((3, torch.float32), (3, torch.bfloat16), (1, torch.float16), (1, torch.float64)),
 )
-_DRY_PLACES = _PLACES[:2]
-_LENGTHS, _DRY_LENGTHS = (1, 33, 1025, 4099), (1, 1025)
+_QUICK_PLACES = _PLACES[:2]
+_LENGTHS, _QUICK_LENGTHS = (1, 33, 1025, 4099), (1, 1025)
 _GROUPS = (32, 96, 192, 256, 2048)  # a warp, several in a tile, not a power of two, the default, a block's
 _KEY = (2026, -7)
 # Statistics, of a block where channels are last; elements or rows that have the same; channels that are last.
@@ -43,30 +38,22 @@ _POOLS: Sequence[tuple[tuple[int, ...], tuple[Any, ...]]] = (
 
 @dataclass
 class Calls:
-    """Calls operators on a device, and says which and how many.
+    """Calls operators on a device, and notes which.
 
     Attributes:
         device: where.
         start: the element that each tensor begins at, in memory that ends with the tensor.
         names: of the operators that were called.
-        count: of calls.
         wrong: those whose results are not the CPU's.
-        end: on the clock of ``time.monotonic``, after which no call is made.
     """
 
     device: torch.device
     start: int = 0
     names: set[str] = field(default_factory=set)
-    count: int = 0
     wrong: list[str] = field(default_factory=list)
-    end: float = float("inf")
 
     def __call__(self, name: str, *arguments: Any) -> Any:
-        """Calls an operator with tensors of the CPU; returns the CPU's results.
-
-        Raises:
-            TimeoutError: the time is over.
-        """
+        """Calls an operator with tensors of the CPU; returns the CPU's results."""
         expected, got = self._called(name, arguments)
         several = isinstance(expected, tuple)
         self._compare(name, arguments, got if several else (got,), expected if several else (expected,))
@@ -87,14 +74,11 @@ class Calls:
 
     def _called(self, name: str, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
         """What an operator returns on the CPU, and on the device."""
-        if time.monotonic() > self.end:
-            raise TimeoutError
         operator, _, overload = name.partition(".")
         function = getattr(getattr(torch.ops.actcore, operator), overload or "default")
         expected = function(*arguments)
         got = function(*(self._placed(one) if isinstance(one, Tensor) else one for one in arguments))
         self.names.add(name)
-        self.count += 1
         return expected, got
 
     def _compare(
@@ -108,30 +92,23 @@ class Calls:
         return memory[self.start :].view(tensor.shape).copy_(tensor)
 
 
-def call_all(device: torch.device, dry: bool, seconds: float = float("inf")) -> Calls:
-    """Calls every operator with all of these, for so many seconds at most. Where the time sufficed, there is no end any
-    more."""
-    calls = Calls(device, end=time.monotonic() + seconds)
-    with contextlib.suppress(TimeoutError):
-        _call_all(calls, dry)
-        calls.end = float("inf")
-    return calls
-
-
-def _call_all(calls: Calls, dry: bool) -> None:
+def call_all(device: torch.device, quick: bool) -> Calls:
+    """Calls every operator with tensors of all lengths, starts and dtypes; ``quick``: with some of each."""
+    calls = Calls(device)
     for calls.start in (1, 0, 3):
-        for numel in _DRY_LENGTHS if dry else _LENGTHS:
+        for numel in _QUICK_LENGTHS if quick else _LENGTHS:
             _integers(calls, numel)
-    for calls.start, dtype in _DRY_PLACES if dry else _PLACES:
-        for numel in _DRY_LENGTHS if dry else _LENGTHS:
+    for calls.start, dtype in _QUICK_PLACES if quick else _PLACES:
+        for numel in _QUICK_LENGTHS if quick else _LENGTHS:
             x = _normal(numel, dtype)
             _groups(calls, x)
             _masks(calls, x)
             _levels(calls, x)
-        for bits in (3, 4) if dry else range(1, 9):
+        for bits in (3, 4) if quick else range(1, 9):
             _standardized(calls, dtype, bits)
         _rows(calls, dtype)
         _pools(calls, dtype)
+    return calls
 
 
 def _groups(calls: Calls, x: Tensor) -> None:
@@ -225,21 +202,3 @@ def _described(arguments: Sequence[Any]) -> str:
         f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" if isinstance(one, Tensor) else str(one)
         for one in arguments
     )
-
-
-def _main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu.sanitized")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dry", action="store_true")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no call is made")
-    options = parser.parse_args()
-    calls = call_all(torch.device(options.device), options.dry, options.seconds)
-    for line in calls.wrong[:20]:
-        print(f"not as on the CPU: {line}")
-    found = {"operators": len(calls.names), "calls": calls.count, "wrong": len(calls.wrong)}
-    print(json.dumps({**found, "whole": calls.end == float("inf")}))
-    return int(bool(calls.wrong))
-
-
-if __name__ == "__main__":
-    raise SystemExit(_main())
