@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.networks import Case, needs
+from .case import Case
 
 NODES, EDGES = 500, 5000
 FEATURES, WIDTH, CLASSES = 32, 64, 7
@@ -63,7 +64,7 @@ Made = tuple[nn.Module, Callable[[Any, Tensor], Tensor]]
 
 def _plain(kind: str, graph: Graph, *sizes: Any, **options: Any) -> Made:
     """A layer that takes features and edges."""
-    return getattr(needs("torch_geometric.nn"), kind)(*sizes, **options), lambda layer, x: layer(x, graph.index)
+    return getattr(import_module("torch_geometric.nn"), kind)(*sizes, **options), lambda layer, x: layer(x, graph.index)
 
 
 def _of_network(kind: str, inputs: int, graph: Graph) -> Made:
@@ -74,14 +75,14 @@ def _of_network(kind: str, inputs: int, graph: Graph) -> Made:
 
 def _with_features(kind: str, graph: Graph, *sizes: Any, **options: Any) -> Made:
     """A layer that takes the edges' features, too."""
-    layer = getattr(needs("torch_geometric.nn"), kind)(*sizes, **options)
+    layer = getattr(import_module("torch_geometric.nn"), kind)(*sizes, **options)
     return layer, lambda layer, x: layer(x, graph.index, graph.features)
 
 
 def _nn(graph: Graph) -> Made:
     width = 16  # each edge has a matrix of its own, of as many times WIDTH
     network = nn.Sequential(nn.Linear(EDGE_FEATURES, 16), nn.ReLU(), nn.Linear(16, WIDTH * width))
-    layer = nn.ModuleList([needs("torch_geometric.nn").NNConv(WIDTH, width, network), nn.Linear(width, WIDTH)])
+    layer = nn.ModuleList([import_module("torch_geometric.nn").NNConv(WIDTH, width, network), nn.Linear(width, WIDTH)])
     return layer, lambda layers, x: layers[1](layers[0](x, graph.index, graph.features))
 
 
@@ -99,12 +100,12 @@ def _pna(graph: Graph) -> Made:
 
 
 def _rgcn(graph: Graph) -> Made:
-    layer = needs("torch_geometric.nn").RGCNConv(WIDTH, WIDTH, RELATIONS)
+    layer = import_module("torch_geometric.nn").RGCNConv(WIDTH, WIDTH, RELATIONS)
     return layer, lambda layer, x: layer(x, graph.index, graph.kinds)
 
 
 def _gcn2(graph: Graph) -> Made:
-    layer = needs("torch_geometric.nn").GCN2Conv(WIDTH, alpha=0.1)
+    layer = import_module("torch_geometric.nn").GCN2Conv(WIDTH, alpha=0.1)
     return layer, lambda layer, x: layer(x, x, graph.index)
 
 
@@ -126,7 +127,7 @@ def _joined(found: Mapping[str, Tensor]) -> Tensor:
 
 
 def _hetero(graph: Graph) -> Made:
-    geometric = needs("torch_geometric.nn")
+    geometric = import_module("torch_geometric.nn")
     edges = _hetero_edges(graph)
     layer = geometric.HeteroConv(
         {
@@ -140,7 +141,7 @@ def _hetero(graph: Graph) -> Made:
 
 def _hgt(graph: Graph) -> Made:
     edges = _hetero_edges(graph)
-    layer = needs("torch_geometric.nn").HGTConv(WIDTH, WIDTH, (["paper", "author"], list(edges)), heads=4)
+    layer = import_module("torch_geometric.nn").HGTConv(WIDTH, WIDTH, (["paper", "author"], list(edges)), heads=4)
     return layer, lambda layer, x: _joined(layer(_halves(x), edges))
 
 
@@ -182,7 +183,7 @@ def entries() -> Iterator[tuple[str, str, Callable[[], Case]]]:
 
 
 def _case(make: Callable[[Graph], Made]) -> Case:
-    needs("torch_geometric.nn")
+    import_module("torch_geometric.nn")
     model = Network(*make(Graph()))
     x, y = torch.randn(NODES, FEATURES), torch.randint(CLASSES, (NODES,))
     return Case(model.train(), lambda: F.cross_entropy(model(x), y), f"{NODES:,} nodes, {EDGES:,} edges")

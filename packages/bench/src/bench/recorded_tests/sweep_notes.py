@@ -1,4 +1,4 @@
-"""What stands below the tables of ``python -m bench sweep``: what the numbers are, and what is missing."""
+"""Notes below the tables of the sweep: what the numbers are, and what is missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from bench.record.record import Record
-from bench.sweep.results import ERROR, Swept, easing
+from bench.recorded_tests.sweep import ERROR, Swept, easing
 from bench.units import MIB
 from integrations import LEVELS
 
@@ -71,10 +71,18 @@ def notes(record: Record) -> Iterator[str]:
             )
     for entry in swept:
         if not entry.passed:
-            yield f"Did not pass: {entry.name}, {'; '.join(entry.shortcomings)}. {WHY.get(entry.name, '')}".rstrip()
+            yield f"Did not pass: {entry.name}, {_shortcoming(entry)}. {WHY.get(entry.name, '')}".rstrip()
     commits = sorted({entry.commit for entry in swept if entry.commit})
     if len(commits) > 1:
         yield f"Measured with commits {', '.join(commits)}; the file says which number is of which."
+
+
+def _shortcoming(entry: Swept) -> str:
+    if entry.failure:
+        return entry.failure
+    if not entry.accurate and not entry.eased_error <= ERROR:
+        return f"the gradient's error is {entry.error:.3f}, {entry.share:.0%} of its square in {entry.where}"
+    return "its loss, its report, the optimizer's step or the restored model is not as it should be"
 
 
 def _kept(swept: Sequence[Swept]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What is printed of ``python -m bench sweep``."""
+"""The tables of the sweep."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bench.marks import marked
 from bench.record.bench import Report
 from bench.record.record import Record
 from bench.record.tables import mib, table
-from bench.sweep.notes import eased, notes
-from bench.sweep.results import Swept
+from bench.recorded_tests.sweep import Swept
+from bench.recorded_tests.sweep_notes import eased, notes
 
 STEP = "Step: the quickest compressed one over the quickest plain one, of models as small as these are."
 TITLE = "Sweep: a compressed training step of many models and layers"
@@ -25,15 +25,10 @@ def parts(record: Record) -> Iterator[RenderableType]:
     yield Text("\n".join(summary(record)), style="bold")
 
 
-def of(record: Record, ecosystem: str) -> list[Swept]:
-    """The subjects of an ecosystem."""
-    return record.of(Swept, ecosystem=ecosystem)
-
-
 def summary(record: Record) -> Iterator[str]:
     """A line for each ecosystem: how many passed, and the worst of them."""
     for ecosystem in record.values(Swept, "ecosystem"):
-        entries = of(record, ecosystem)
+        entries = record.of(Swept, ecosystem=ecosystem)
         measured = [entry for entry in entries if not entry.failure]
         exact = sum(entry.passed and entry.accurate for entry in entries)
         line = f"{ecosystem}: {exact} of {len(entries)} passed at {record.settings['level']}"
@@ -48,7 +43,7 @@ def summary(record: Record) -> Iterator[str]:
 
 def _table(record: Record, ecosystem: str) -> Table:
     return table(
-        of(record, ecosystem),
+        record.of(Swept, ecosystem=ecosystem),
         (ecosystem, lambda entry: entry.name),
         ("family", lambda entry: entry.family),
         ("batch", lambda entry: entry.what),

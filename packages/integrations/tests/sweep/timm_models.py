@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from bench.networks import Case, needs
+from .case import Case
 
 BATCH = 8
 SIDE = 64  # pixels, but for models that take no image so small
@@ -101,7 +102,7 @@ def entries() -> Iterator[tuple[str, str, Callable[[], Case]]]:
 
 
 def _case(name: str, side: int) -> Case:
-    timm = needs("timm")
+    timm = import_module("timm")
     model = _of_side(timm, name, side)
     x, y = torch.randn(BATCH, 3, side, side), torch.randint(10, (BATCH,))
     return Case(model.train(), lambda: F.cross_entropy(model(x), y), f"{BATCH} at {side} x {side}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +12,13 @@ from typing import Any
 import torch
 
 import integrations
-from bench.errors import reason
-from bench.operators.bounds import STORED, Judged, bound_for, judged
-from bench.operators.results import EXACT, KEPT, ROUNDED, Operated, Saved
-from bench.operators.step import Step, flat, forward, gradients, step
-from bench.operators.stored import Saves
-from bench.operators.subjects import Applied, Subject
 from integrations.report import Report
+
+from .bounds import STORED, Judged, bound_for, judged
+from .results import EXACT, KEPT, ROUNDED, Operated, Saved
+from .step import Step, flat, forward, gradients, step
+from .stored import Saves
+from .subjects import Applied, Subject
 
 _STEPS = 2  # the second stores as the first has found
 
@@ -64,9 +65,10 @@ def measure(subject: Subject, level: str, samples: int, planned: int, seed: int)
         seed: of the samples.
 
     Raises:
-        DoesNotApply: it has no gradient.
         Exception: what the database's samples fail with.
     """
+    if subject.does_not_apply:
+        return Operated(*subject.place, does_not_apply=subject.does_not_apply)
     chosen = subject.samples(samples, seed)
     found = _Found()
     every = max(1, -(-len(chosen) // planned)) if planned else 0
@@ -92,6 +94,11 @@ def measure(subject: Subject, level: str, samples: int, planned: int, seed: int)
         error=found.error,
         wrong=dict(found.wrong),
     )
+
+
+def reason(error: Exception) -> str:
+    """An error in one line."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
 
 
 def _plain(model: Applied, found: _Found) -> Step | None:

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from bench.errors import DoesNotApply, MissingLibrary
-
 FUNCTION, IN_PLACE = "function", "in place"
 _DATABASE = "torch.testing._internal.common_methods_invocations"
 _DTYPES = torch.float32, torch.complex64
@@ -101,14 +99,15 @@ class Subject:
         found: Callable[..., Any] = self.info.op if self.form == FUNCTION else self.info.inplace_variant
         return found
 
-    def samples(self, most: int, seed: int) -> list[Any]:
-        """The largest first. Where the database has more than ``most``, every second, third, and so on.
+    @property
+    def does_not_apply(self) -> str:
+        """Why it is not run; empty where it is."""
+        if self.dtype is not None:
+            return ""
+        return "no gradient on a CPU" if self.info.supports_autograd else "no gradient"
 
-        Raises:
-            DoesNotApply: it has no gradient.
-        """
-        if self.dtype is None:
-            raise DoesNotApply("no gradient on a CPU" if self.info.supports_autograd else "no gradient")
+    def samples(self, most: int, seed: int) -> list[Any]:
+        """The largest first. Where the database has more than ``most``, every second, third, and so on."""
         seed_all(seed)
         found = list(self.info.sample_inputs("cpu", self.dtype, requires_grad=True))
         if self.form == IN_PLACE:  # a tensor that is broadcast cannot be changed in place
@@ -131,17 +130,8 @@ def seed_all(seed: int) -> None:
 
 @cache
 def subjects() -> tuple[Subject, ...]:
-    """All that there are, in the database's order.
-
-    Raises:
-        MissingLibrary: what torch's tests need is not installed.
-    """
-    try:
-        return tuple(_subjects(importlib.import_module(_DATABASE).op_db))
-    except ImportError as error:
-        raise MissingLibrary(
-            f"torch's database of operators cannot be imported ({error}); pip install {error.name or 'what it names'}"
-        ) from error
+    """All that there are, in the database's order. The import takes seconds, and expecttest."""
+    return tuple(_subjects(importlib.import_module(_DATABASE).op_db))
 
 
 def _subjects(infos: list[Any]) -> Iterator[Subject]:

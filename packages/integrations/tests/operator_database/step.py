@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench.operators.subjects import Applied, seed_all
+from .subjects import Applied, seed_all
 
 _SEED = 1
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 
-from bench.networks import Case, needs
+from .case import Case
 
 BATCH, TOKENS = 8, 64
 SIDE = 64  # pixels of an image
@@ -270,7 +271,7 @@ def entries() -> Iterator[tuple[str, str, Callable[[], Case]]]:
 
 
 def _case(configuration: str, architecture: str, inputs: Inputs, fields: Mapping[str, Any]) -> Case:
-    transformers = needs("transformers")
+    transformers = import_module("transformers")
     config = getattr(transformers, configuration)(**fields)
     if hasattr(config, "use_cache"):
         config.use_cache = False  # keys and values for generation are of no use to training

@@ -29,10 +29,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench.operators.step import Step, flat, gradients
-from bench.operators.stored import Saves
-from bench.operators.subjects import Applied
 from integrations.rules.rules import RULES, Need
+
+from .step import Step, flat, gradients
+from .stored import Saves
+from .subjects import Applied
 
 LINEAR, QUADRATIC, SLOPE, SOFTMAX = "linear", "quadratic", "slope", "softmax"
 STORED, SMOOTH = "at the stored ones", "smooth"

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 import integrations
-from bench.gradients import relative_error
-from bench.networks import Case
-from bench.sweep.results import Swept, easing
-from bench.sweep.subjects import INTEGRATIONS, Subject
 from integrations.report import Report
 from integrations.report.words import format_bytes
+
+from .case import Case, relative_error
+from .results import Swept, easing
+from .subjects import INTEGRATIONS, Subject
 
 LEARNING_RATE = 1e-3
 _REASONS = 3  # of what is kept; the largest
@@ -90,7 +90,6 @@ def measure(subject: Subject, level: str, steps: int, seed: int, device: str = "
     """Measures a subject, whose model and batch are made on the device.
 
     Raises:
-        MissingLibrary: its library is not installed.
         Exception: whatever its forward, or compression, fails with.
     """
     seed_all(seed)

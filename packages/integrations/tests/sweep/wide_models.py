@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 
-from bench.networks import Case, needs
+from .case import Case
 
 WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 FAMILIES = ("Llama", "ViT", "BERT")
@@ -61,7 +62,7 @@ def case(family: str, width: int, deviation: float = DEVIATION) -> Case:
 
 
 def _made(architecture: str, configuration: str, fields: Mapping[str, Any]) -> Any:
-    transformers = needs("transformers")
+    transformers = import_module("transformers")
     return getattr(transformers, architecture)(getattr(transformers, configuration)(**fields))
 
 

@@ -8,10 +8,10 @@ import os
 import pytest
 import torch
 
-from bench.gradients import relative_error
-from bench.sweep import wide_models
-from bench.sweep.results import ERROR
-from bench.sweep.wide_models import DEVIATION, FAMILIES, WIDTHS
+from .sweep import wide_models
+from .sweep.case import relative_error
+from .sweep.results import ERROR
+from .sweep.wide_models import DEVIATION, FAMILIES, WIDTHS
 
 LONG = os.environ.get("ACTCORE_LONG") == "1"
 

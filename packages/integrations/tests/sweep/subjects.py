@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from bench.networks import Case
-from bench.sweep import pyg_layers, timm_models, transformers_models, wide_models
+from . import pyg_layers, timm_models, transformers_models, wide_models
+from .case import Case
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,11 @@ class Subject:
     family: str
     name: str
     make: Callable[[], Case]
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Ecosystem, family and name."""
+        return self.ecosystem, self.family, self.name
 
 
 TIMM, TRANSFORMERS, PYG, OTHER = "timm", "transformers", "PyG", ""
@@ -49,16 +54,4 @@ SUBJECTS: tuple[Subject, ...] = (
 WIDE: tuple[Subject, ...] = tuple(
     Subject(TRANSFORMERS, family, name, make) for family, name, make in wide_models.entries()
 )
-"""Models of many widths, for ``--widths``: a sweep of their own."""
-
-QUICK: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        TIMM: ("mobilenetv3_small_050", "vit_tiny_patch16_224"),
-        TRANSFORMERS: ("bert", "llama", "t5"),
-        PYG: ("GCNConv", "GATConv"),
-    }
-)
-"""The names of a short run."""
-
-QUICK_WIDE: tuple[str, ...] = ("llama-512", "vit-512", "bert-512")
-"""The names of a short run of ``WIDE``."""
+"""Models of many widths: a sweep of their own."""
