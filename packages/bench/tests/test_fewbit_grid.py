@@ -13,7 +13,7 @@ from bench.fewbit.results import GridCell, Times
 from bench.fewbit.roberta import RATIOS, WAYS, Shape, Way
 from bench.layout import console
 from bench.machine import Machine
-from bench.pages import rendered
+from bench.markdown import render_record
 from bench.record.record import Record
 from bench.records import shown
 from bench.vision.memory import graph_bytes
@@ -118,8 +118,7 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     found = records.load(file)
     assert [(one.bits, one.ratio) for one in found.of(GridCell)] == [(None, None), (3, None), (None, 0.2), (3, 0.2)]
     assert all(one.commit for one in found.entries)
-    page = "<!-- table out.json: grid -->\n<!-- /table -->\n"
-    assert "| 3 bits | exact |" in rendered(page, tmp_path).text
+    assert "| 3 bits | exact |" in render_record(file.name, found)
     capsys.readouterr()
     # Another part goes into the same file, and takes nothing from it; another number of threads does not.
     monkeypatch.setattr(measure, "_RUN", {**measure._RUN, "time": lambda going, asked: going.add(TIMED)})

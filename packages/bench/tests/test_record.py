@@ -11,7 +11,7 @@ from bench.deadline import Deadline
 from bench.errors import BenchError, DoesNotApply
 from bench.layout import header
 from bench.machine import Machine
-from bench.pages import where
+from bench.markdown import describe_run
 from bench.record import files
 from bench.record.child import Child, here, in_child
 from bench.record.entry import Entry, at, metric, part, series
@@ -154,7 +154,7 @@ def test_every_command_that_made_a_file_is_kept_once(tmp_path):
         assert len(run.record.machine.commands) == known
     found = loaded(file)
     assert found.machine.commands == ["python two", "python one"]
-    assert where(found).startswith("`python two`, `python one`; a processor, 2 threads")
+    assert describe_run(found).startswith("`python two`, `python one`; a processor, 2 threads")
     assert "command  python two\n         python one; " in header("Numbers", found.machine, 0.0).plain
 
 

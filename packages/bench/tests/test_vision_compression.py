@@ -11,9 +11,9 @@ from bench import cli, records
 from bench.errors import MissingLibrary
 from bench.layout import console
 from bench.machine import Machine
+from bench.markdown import render_record
 from bench.memory import standing_peak_bytes
 from bench.networks import Case
-from bench.pages import rendered
 from bench.record.child import here
 from bench.record.record import Record
 from bench.records import shown
@@ -279,8 +279,7 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     ]
     assert all(one.commit for one in found.of(Cell))
     capsys.readouterr()
-    page = "<!-- table out.json: peak -->\n<!-- /table -->\n<!-- table out.json: compression -->\n<!-- /table -->\n"
-    assert rendered(page, tmp_path).text.count("**ResNet-50, 4 at 224**") == 2
+    assert render_record("out.json", found).count("**ResNet-50, 4 at 224**") == 2
     assert cli.main([*command, "--seed", "1"]) == 1
     assert "holds results of another seed" in capsys.readouterr().err
     # Another part goes into the same file, and takes nothing from it.

@@ -51,7 +51,7 @@ class Measurements:
         self.errors, self.plans, self.starts = list(errors), [], []
         monkeypatch.setattr(recorded_step, "measured_errors", self)
 
-    def __call__(self, model, args, kwargs, plan, loss=None, starts=None):
+    def __call__(self, model, args, kwargs, plan, loss=None, starts=None, changes_inputs=True):
         self.plans.append(plan)
         self.starts.append(starts)
         error = self.errors.pop(0) if len(self.errors) > 1 else self.errors[0]

@@ -9,16 +9,18 @@ from bench.activations.command import BENCH as ACTIVATIONS
 from bench.checkpoint.command import BENCH as CHECKPOINT
 from bench.fewbit.command import BENCH as FEWBIT
 from bench.gnn.command import BENCH as GNN
-from bench.gpu.results import KIND as STAGES
-from bench.gpu.stage_report import REPORT as STAGE
+from bench.gpu_stages import KIND as STAGES
+from bench.gpu_stages import REPORT as STAGE
 from bench.kernels.command import BENCH as KERNELS
 from bench.llm.command import BENCH as LLM
-from bench.operators.command import BENCH as OPERATORS
 from bench.record.bench import Bench, Report
 from bench.record.kind import Kind
+from bench.recorded_tests.operators import KIND as OPERATORS
+from bench.recorded_tests.operators import REPORT as OPERATORS_REPORT
+from bench.recorded_tests.sweep import KIND as SWEEP
+from bench.recorded_tests.sweep_report import REPORT as SWEEP_REPORT
 from bench.search.command import BENCH as SEARCH
 from bench.sensitivity.command import BENCH as SENSITIVITY
-from bench.sweep.command import BENCH as SWEEP
 from bench.systems.command import BENCH as SYSTEMS
 from bench.text.command import BENCH as TEXT
 from bench.vision.command import BENCH as VISION
@@ -34,8 +36,6 @@ _ALL = (
     CHECKPOINT,
     SYSTEMS,
     SEARCH,
-    SWEEP,
-    OPERATORS,
     TEXT,
     LLM,
 )
@@ -43,9 +43,14 @@ _ALL = (
 BENCHES: Mapping[str, Bench] = MappingProxyType({bench.kind.name: bench for bench in _ALL})
 
 RECORDS: Mapping[str, tuple[Kind, Report]] = MappingProxyType(
-    {**{name: record for bench in _ALL for name, record in bench.reports.items()}, STAGES.name: (STAGES, STAGE)}
+    {
+        **{name: record for bench in _ALL for name, record in bench.reports.items()},
+        SWEEP.name: (SWEEP, SWEEP_REPORT),
+        OPERATORS.name: (OPERATORS, OPERATORS_REPORT),
+        STAGES.name: (STAGES, STAGE),
+    }
 )
-"""Kinds and reports by name: of all commands, and of the stages of ``tools/gpu.sh``."""
+"""Kinds and reports by name: of all commands, of tests that record, and of recorded GPU stages."""
 
 
 def kind_of(name: str) -> Kind:

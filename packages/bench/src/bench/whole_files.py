@@ -1,6 +1,6 @@
 """Files that are written whole or not at all.
 
-``integrations`` has the same; the stages on a GPU begin before that is installed.
+``integrations`` has the same in a private module.
 """
 
 from __future__ import annotations
