@@ -85,9 +85,7 @@ def tests(session: nox.Session) -> None:
     # takes half of what another one still has.
     runs = [["-n", str(processes), "--dist", "worksteal", "-m", "not undisturbed"]]
     # Of those, their files alone: to collect all tests again takes as long as these tests do.
-    files = sorted(map(str, ROOT.glob("packages/*/tests/test_*.py")))
-    marked = [file for file in files if "pytest.mark.undisturbed" in Path(file).read_text("utf-8")]
-    runs.append(["-m", "undisturbed", *marked])
+    runs.append(["-m", "undisturbed", *marked_files("undisturbed")])
     # One thread each, also of what tests start, and no processes that inductor compiles in: more would wait for cores.
     # Tests that are about threads ask for theirs.
     one = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -99,6 +97,12 @@ def tests(session: nox.Session) -> None:
             failed.append(" ".join(arguments))
     if failed:  # after both have run, so that one failure does not hide others
         session.error(f"tests failed: pytest {'; pytest '.join(failed)}")
+
+
+def marked_files(marker: str) -> list[str]:
+    """Return the files that have tests with a marker."""
+    files = sorted(map(str, ROOT.glob("packages/*/tests/test_*.py")))
+    return [file for file in files if f"pytest.mark.{marker}" in Path(file).read_text("utf-8")]
 
 
 LONG = {
@@ -117,7 +121,7 @@ LONG = {
     ),
     "widths": (
         "Bound the gradient's error up to hidden size 8192; takes 8 GiB",
-        "bench/tests/test_sweep_widths.py",
+        "integrations/tests/test_sweep_widths.py",
     ),
 }
 """Tests of which `nox -s tests` tries some cases; by session: what the long form does, and its files."""
@@ -237,7 +241,7 @@ def types(session: nox.Session) -> None:
 
 @shared_session(tags=["check"])
 def cuda(session: nox.Session) -> None:
-    """Compile the CUDA operators, whether or not a GPU is there to run them."""
+    """Compile the CUDA operators, whether or not a GPU is there; if one is, run the tests that take it."""
     if shutil.which("nvcc") is None:
         session.skip("there is no nvcc")
     with tempfile.TemporaryDirectory() as site:
@@ -246,6 +250,10 @@ def cuda(session: nox.Session) -> None:
         run_python(session, *install, *(f"--config-settings={one}" for one in chosen), "./packages/core")
         if not list(Path(site, "actcore").glob("_ops_cuda*")):
             session.error("the CUDA operators were left out")
+        if shutil.which("nvidia-smi"):
+            run_python(
+                session, "-m", "pytest", "-m", "cuda", *(session.posargs or marked_files("cuda")), PYTHONPATH=site
+            )
 
 
 @shared_session(tags=["release"])
@@ -286,13 +294,11 @@ BENCHES = {
     "systems": "Measure memory against time, every way to train",
     "search": "Search the largest models within a given memory",
     "text": "Train BERT on GLUE's tasks in every way",
-    "sweep": "Take a compressed step of many models and layers",
-    "operators": "Run torch's own database of operators under compression",
     "llm": "Train language models in every way, the loss in chunks among them",
 }
 
 
-WITHOUT_MODELS = ("gnn", "kernels", "sensitivity", "operators")
+WITHOUT_MODELS = ("gnn", "kernels", "sensitivity")
 """Benchmarks that take no model of timm, transformers or the like."""
 
 
@@ -312,6 +318,52 @@ for entry in BENCHES.items():
     bench(*entry)
 
 
+RECORDED = {
+    "sweep": (
+        "Take a compressed step of many models and layers",
+        ("packages/integrations/tests/test_sweep.py", "-k", "compressed_step"),
+        ("mobilenetv3_small_050", "distilbert", "GATConv"),
+    ),
+    "operators": (
+        "Run torch's own database of operators under compression",
+        ("packages/integrations/tests/test_operator_database.py", "-k", "every_operator_has"),
+        ("sigmoid", "sort", "log", "linalg.eigh"),
+    ),
+}
+"""Tests that record what they measure; by name: what they do, pytest's arguments, and subjects of a quick run."""
+
+
+def record(session: nox.Session, name: str, file: Path, *options: str) -> None:
+    """Run the tests of a name with all their subjects, which ``options`` may restrict, and print what they found."""
+    _, tests, _ = RECORDED[name]
+    run_python(session, "-m", "pytest", *tests, "--record", file, *options, OMP_NUM_THREADS="1")
+    run_python(session, "-m", "bench", "show", file)
+
+
+def recorded(name: str, what: str) -> None:
+    """Make the session of tests that record."""
+
+    def run(session: nox.Session) -> None:
+        also(session, "models")
+        options = list(session.posargs)
+        if "--record" in options:
+            place = options.index("--record")
+            _, file = options[place : place + 2]
+            record(session, name, Path(file), *options[:place], *options[place + 2 :])
+            return
+        file = Path("bench-results", f"{name}.json")
+        file.parent.mkdir(exist_ok=True)
+        file.unlink(missing_ok=True)  # it would be taken up
+        record(session, name, file, *options)
+
+    run.__doc__ = f"{what}. What follows `--` goes to pytest: `--record FILE`, `--subject NAME`, `--level`, `--device`."
+    shared_session(run, name=f"bench_{name}", tags=["bench"])
+
+
+for name, (what, *_) in RECORDED.items():
+    recorded(name, what)
+
+
 @shared_session(tags=["bench"])
 def bench_quick(session: nox.Session) -> None:
     """Run every benchmark for a few minutes, to see that it works; results go to bench-results/quick/."""
@@ -321,3 +373,6 @@ def bench_quick(session: nox.Session) -> None:
     also(session, "models")
     for name in BENCHES:
         run_python(session, "-m", "bench", name, "--quick", "--json", folder / f"{name}.json", *session.posargs)
+    for name, (_, _, quick) in RECORDED.items():
+        subjects = [part for subject in quick for part in ("--subject", subject)]
+        record(session, name, folder / f"{name}.json", *subjects)

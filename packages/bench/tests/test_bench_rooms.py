@@ -9,7 +9,7 @@ import pytest
 
 import bench
 
-FLOORS = ("cli", "suites", "runner", "ways", "models", "results")
+FLOORS = ("cli", "recorded_tests", "suites", "runner", "ways", "models", "results")
 """From top to bottom."""
 
 SOURCE = Path(bench.__file__).parent

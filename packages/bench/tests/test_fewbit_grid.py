@@ -9,8 +9,8 @@ import torch
 
 from bench.cli import main as cli
 from bench.cli import records
+from bench.cli.markdown import render_record
 from bench.cli.records import shown
-from bench.pages import rendered
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
@@ -121,8 +121,7 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     found = records.load(file)
     assert [(one.bits, one.ratio) for one in found.of(GridCell)] == [(None, None), (3, None), (None, 0.2), (3, 0.2)]
     assert all(one.commit for one in found.entries)
-    page = "<!-- table out.json: grid -->\n<!-- /table -->\n"
-    assert "| 3 bits | exact |" in rendered(page, tmp_path).text
+    assert "| 3 bits | exact |" in render_record(file.name, found)
     capsys.readouterr()
     # Another part goes into the same file, and takes nothing from it; another number of threads does not.
     monkeypatch.setattr(measure, "_RUN", {**measure._RUN, "time": lambda going, asked: going.add(TIMED)})

@@ -34,7 +34,7 @@ def test_a_package_that_cannot_be_imported_has_none(nothing_is_installed, monkey
 
 
 def test_a_package_that_fails_in_any_way_has_none(nothing_is_installed, monkeypatch):
-    """As actcore where its operators were built for another torch: an OSError, which ended tools/gpu.sh."""
+    """As actcore where its operators were built for another torch: an OSError, which ended runs on a GPU."""
 
     def fail(name):
         raise OSError("undefined symbol")

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from bench.cli.markdown import describe_run
 from bench.errors import BenchError, DoesNotApply
-from bench.pages import where
 from bench.results import files
 from bench.results.entry import Entry, at, metric, part, series
 from bench.results.machine import Machine
@@ -153,7 +153,7 @@ def test_every_command_that_made_a_file_is_kept_once(tmp_path):
         assert len(run.record.machine.commands) == known
     found = loaded(file)
     assert found.machine.commands == ["python two", "python one"]
-    assert where(found).startswith("`python two`, `python one`; a processor, 2 threads")
+    assert describe_run(found).startswith("`python two`, `python one`; a processor, 2 threads")
     assert "command  python two\n         python one; " in header("Numbers", found.machine, 0.0).plain
 
 

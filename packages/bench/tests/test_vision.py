@@ -18,9 +18,9 @@ from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.memory import Memory
 from bench.suites.vision import measure, memory, step_time, tasks, training, variance
+from bench.suites.vision.gradient_variance import GradientVariance, LayerVariance
 from bench.suites.vision.report import below, times_smaller
 from bench.suites.vision.results import Ablated, StepTimes, Variance, VisionCurve, comparisons, noise_metrics
-from integrations.qmodules import GradientVariance, LayerVariance
 from integrations.qmodules.layers import QLayer
 
 MACHINE = Machine("a processor", 2, "Linux", {}, "", False, "python", "today")

@@ -9,12 +9,12 @@ from torch import nn
 import integrations
 from bench.cli import main as cli
 from bench.cli import records
+from bench.cli.markdown import render_record
 from bench.cli.records import shown
 from bench.errors import MissingLibrary
 from bench.models import image_models as models
 from bench.models.image_models import ImageModel
 from bench.models.subject import Case
-from bench.pages import rendered
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
@@ -279,8 +279,7 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     ]
     assert all(one.commit for one in found.of(Cell))
     capsys.readouterr()
-    page = "<!-- table out.json: peak -->\n<!-- /table -->\n<!-- table out.json: compression -->\n<!-- /table -->\n"
-    assert rendered(page, tmp_path).text.count("**ResNet-50, 4 at 224**") == 2
+    assert render_record("out.json", found).count("**ResNet-50, 4 at 224**") == 2
     assert cli.main([*command, "--seed", "1"]) == 1
     assert "holds results of another seed" in capsys.readouterr().err
     # Another part goes into the same file, and takes nothing from it.

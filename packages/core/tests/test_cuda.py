@@ -29,6 +29,8 @@ if actcore.build_info()["cuda_missing"]:
 if not torch.cuda.is_available():
     pytest.skip("torch finds no GPU", allow_module_level=True)
 
+pytestmark = pytest.mark.cuda
+
 ops = torch.ops.actcore
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 every_width = pytest.mark.parametrize("bits", BITS)

@@ -12,6 +12,7 @@ from actcore import reference
 
 from .samples import normal, same_bits
 
+pytestmark = pytest.mark.cuda
 ops = torch.ops.actcore
 GIB = 2**30
 TAIL = 4096 + 77

@@ -10,6 +10,8 @@ from .samples import normal, same_bits
 if not torch.cuda.is_available():
     pytest.skip("torch finds no GPU", allow_module_level=True)
 
+pytestmark = pytest.mark.cuda
+
 CODECS = [actcore.Raw()]
 if not actcore.build_info()["cuda_missing"]:
     CODECS.append(actcore.GroupAffine(bits=4))

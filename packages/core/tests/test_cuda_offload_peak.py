@@ -8,6 +8,8 @@ import actcore
 if not torch.cuda.is_available():
     pytest.skip("torch finds no GPU", allow_module_level=True)
 
+pytestmark = pytest.mark.cuda
+
 MIB = 2**20
 SIZE, COUNT = 64 * MIB, 24
 # Tensors that may lie on the device at once: the one that is being computed and the one before it, its copy, those

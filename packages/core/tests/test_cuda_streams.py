@@ -12,6 +12,8 @@ if actcore.build_info()["cuda_missing"]:
 if not torch.cuda.is_available():
     pytest.skip("torch finds no GPU", allow_module_level=True)
 
+pytestmark = pytest.mark.cuda
+
 
 def test_torchs_generator_is_neither_used_nor_moved():
     state = torch.cuda.get_rng_state()

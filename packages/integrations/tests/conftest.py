@@ -1,8 +1,11 @@
 import gc
+import importlib
 import os
 import threading
 import weakref
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +13,15 @@ import torch
 from .heap import fake_tensors
 from .lanes import take_cpu_for_gpu
 from .nets import assert_nothing_active
+
+
+def pytest_addoption(parser):
+    """Of tests that measure many subjects: ``test_sweep.py`` and ``test_operator_database.py``."""
+    options = parser.getgroup("recorded measurements")
+    options.addoption("--record", type=Path, metavar="FILE", help="measure all, into a record of actcore-bench")
+    options.addoption("--subject", action="append", default=[], metavar="NAME", help="measure these alone; repeatable")
+    options.addoption("--level", default=None, help="of the sweep; default: L1")
+    options.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="of the sweep; default: cpu")
 
 
 def pytest_configure(config):
@@ -35,6 +47,20 @@ def nothing_is_left_active():
     """Whatever a test does, hooks and modes are balanced after it."""
     yield
     assert_nothing_active()
+
+
+@pytest.fixture
+def asked(request):
+    """The option of a name; ``None`` where this file was not among pytest's arguments, and options are unknown."""
+    return lambda name: request.config.getoption(f"--{name}", None)
+
+
+@pytest.fixture
+def measured(asked):
+    """``measured(kind, settings, subjects, measure)``: what ``measure`` returns for each. ``--record`` writes it."""
+    if asked("record") is None:
+        return lambda kind, settings, subjects, measure: [measure(subject) for subject in subjects]
+    return partial(importlib.import_module("bench.recorded_tests.write").measure_subjects, asked("record").absolute())
 
 
 @pytest.fixture

@@ -153,7 +153,14 @@ def of_model(model):
         )
     handle = model.__dict__.get("_integrations_compression")
     if handle is not None:
-        found["handle"] = (handle.sessions, handle.paused, handle._trials, handle.closed, handle.timed, handle.redraw)
+        found["handle"] = (
+            handle._sessions,
+            handle._paused,
+            handle._trials,
+            handle.closed,
+            handle._timed,
+            handle._redraw,
+        )
     return found
 
 

@@ -197,7 +197,7 @@ def talking(rank):
     with patch.object(recomputing, "come_together", counted):
         made = bounded(rank, [1024, 1024, 2048 if rank == 0 else 1024, 1024], steps=4, first=means)
     measured = None if made.measured is None else made.measured.relative
-    return [measured, str(made.recomputing.measuring), len(means.seen), len(asked)]
+    return [measured, str(made._recomputing.measuring), len(means.seen), len(asked)]
 
 
 def failing(rank, failed):

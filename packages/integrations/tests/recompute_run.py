@@ -71,7 +71,7 @@ def handle_keeping(model, graph, kept, codec=None, held=None):
     choice = Choice(mask_of(kept), 0, 0.0, 0.0, None if held is None else mask_of(held))
     plan = Plan(type(model).__name__, graph, choice, (choice,), 0, exact=True)
     handle = Compression(model, "L0", LEVELS["L0"])
-    handle.recomputing = _Given(plan, None if codec is None else through(codec, handle.level))
+    handle._recomputing = _Given(plan, None if codec is None else through(codec, handle.level))
     return handle
 
 

@@ -183,6 +183,7 @@ def test_a15_the_end_of_a_backward_waits_for_nothing():
     assert "synchronize" not in inspect.getsource(scheme)
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_a15_on_cuda_no_step_synchronises():
     torch.manual_seed(0)

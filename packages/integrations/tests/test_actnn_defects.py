@@ -133,6 +133,7 @@ def test_a12_nan_and_infinity_show(value):
     assert layer.weight.grad.flatten().isnan().nonzero().tolist() == [[3]]
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="takes a GPU")
 def test_a16_side_streams_and_other_devices():
     device = torch.device("cuda", torch.cuda.device_count() - 1)

@@ -9,6 +9,7 @@ from torch import nn
 
 import integrations
 from integrations._step.capturing import put_back
+from integrations._step.capturing.reach import Reach
 from integrations._step.capturing.stand_ins import StandIns, with_stand_ins
 
 from .faults import interrupted_anywhere
@@ -99,7 +100,7 @@ def test_an_interrupt_anywhere_while_stand_ins_are_taken_out(other_threads, monk
             model.change()
             fault.__enter__()
 
-        with_stand_ins(model, StandIns(torch.empty_like), (), work)
+        with_stand_ins(model, StandIns(torch.empty_like), Reach(model), work)
 
     before, tries = model.state(), interrupted_anywhere(captured, lambda: model, quick=40)
     assert [f"{fault.place} {fault.where}" for _, fault in tries if model.state() != before] == []

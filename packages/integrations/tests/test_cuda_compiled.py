@@ -17,7 +17,7 @@ if actcore.build_info()["cuda_missing"]:
 if not torch.cuda.is_available():
     pytest.skip("torch finds no GPU", allow_module_level=True)
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("fresh_compiler")]
 MODES = ("default", "reduce-overhead")
 
 

@@ -17,6 +17,7 @@ from integrations import checkpoint, qmodules
 
 from .nets import EIGHT_BITS, mlp, normal
 
+pytestmark = pytest.mark.cuda
 X = normal(48, 64)
 
 

@@ -15,6 +15,7 @@ from integrations._runtime.packing import PackedForward
 
 from .nets import EIGHT_BITS, normal
 
+pytestmark = pytest.mark.cuda
 STEPS = 5  # the first decides, the others replay
 
 

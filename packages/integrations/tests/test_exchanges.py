@@ -147,7 +147,7 @@ WRONG = {
     "linear, argument": ({"linear": {"proj_dim": 0}}, ValueError, "proj_dim"),
     "linear, unknown": ({"linear": {"proj_dims": 3}}, TypeError, "proj_dims"),
     "activations, value": ({"activations": {"bits": 99}}, ValueError, "bits"),
-    "layers, name": ({"layers": "L9"}, ValueError, "layers must be 'q', or {'level': one of L0, L1"),
+    "layers, name": ({"layers": "L9"}, ValueError, "layers must be 'q', or one of ActNN's levels, ActNN-L0, ActNN-L1"),
     "layers, number": ({"layers": 2}, TypeError, "layers must be 'q'"),
     "layers, argument": ({"layers": {"level": "L3", "colour": 1}}, ValueError, "colour"),
     "level": ({"level": "L9", "layers": "q"}, ValueError, "level"),
@@ -193,9 +193,10 @@ class GateOfOneProduct(nn.Module):
 
 
 def test_a_level_of_the_layers_is_not_taken_for_the_models():
-    with pytest.warns(UserWarning, match="layers='L2' is ActNN's level L2, and another than level='L2'; write layers="):
+    named = integrations.compress_model(net(), layers="ActNN-L2")
+    with pytest.warns(DeprecationWarning, match="layers='L2' is ActNN's level L2, .*; write layers='ActNN-L2'"):
         model = integrations.compress_model(net(), layers="L2")
-    assert qmodules.summary(model).level == qmodules.LEVELS["L2"]
+    assert qmodules.summary(model).level == qmodules.summary(named).level == qmodules.LEVELS["L2"]
 
 
 def test_layers_that_keep_more_than_torchs_own_say_so():

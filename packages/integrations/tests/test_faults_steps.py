@@ -182,6 +182,6 @@ def test_memory_that_was_short_once_while_planning_is_planned_for_again():
             step(model)
     assert "another attempt plans again" in raised.value.__notes__[-1]
     handle = integrations.compression(model)
-    assert handle.recomputing.plan is None
+    assert handle._recomputing.plan is None
     step(model)
-    assert handle.recomputing.plan is not None
+    assert handle._recomputing.plan is not None

@@ -66,26 +66,6 @@ def test_fit_draws(capsys, tmp_path):
     assert path.stat().st_size > 30_000
 
 
-def test_errors_are_a_table(capsys, tmp_path, monkeypatch):
-    row = {"shipped": 1.5, "optimal": 0.5, "shipped_gauss": 1.0, "optimal_gauss": 0.25}
-    path = tmp_path / "fewbit_errors.json"
-    path.write_text(json.dumps({"functions": {"gelu": {"3": row}}}))
-    monkeypatch.setenv("ACTCORE_DATA", str(tmp_path))
-    code, told, _ = run(capsys, "errors")
-    lines = told.splitlines()
-    assert code == 0
-    assert len(lines) == 2 + 16 + 4
-    [gelu] = [line for line in lines if line.startswith("| gelu |")]
-    assert gelu.split("|")[4].strip() == "1.5 / 0.5 / **0.0119**"
-    assert "1 / 0.25 / **0.00191**" in run(capsys, "errors", "--weight", "normal", "--reference", str(path))[1]
-    monkeypatch.delenv("ACTCORE_DATA")
-    assert run(capsys, "errors")[::2] == (
-        1,
-        "python -m integrations.fewbit: fewbit_errors.json is not at hand: "
-        "neither --reference nor ACTCORE_DATA names it\n",
-    )
-
-
 def test_regenerate_names_its_files(capsys, tmp_path, monkeypatch):
     from integrations._step_tables import shipped
 

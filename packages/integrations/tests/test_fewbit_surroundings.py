@@ -106,6 +106,7 @@ def test_under_autocast_it_returns_what_torchs_does(name):
         assert slope.dtype == dtype
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="autocast knows softplus and pow on CUDA only")
 @pytest.mark.parametrize("name", ["softplus", "squared_relu", "gelu"])
 def test_under_autocast_on_cuda_it_returns_what_torchs_does(name):

@@ -154,5 +154,5 @@ def test_blocks_that_are_left_in_the_wrong_order():
     assert stored._here.listener is None
     with integrations.compress(first, "L1") as handle:
         first(X).sum().backward()
-    assert handle.records
+    assert handle._records
     assert_nothing_active()

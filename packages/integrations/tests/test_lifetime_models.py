@@ -172,7 +172,7 @@ def test_who_has_the_handle_keeps_the_model():
 
 def test_what_was_the_handle_of_a_model_goes_on_after_it_was_let_go():
     model = integrations.compress_model(Net())
-    integrations.compression(model).redraw = None
+    integrations.compression(model)._redraw = None
     step(model)
     assert integrations.compression(model).step == 1
     integrations.compression(model).step = 5

@@ -283,6 +283,7 @@ def test_swap_on_the_cpu_under_strict():
         model(X)
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
 @every_level
 def test_on_a_gpu(level):

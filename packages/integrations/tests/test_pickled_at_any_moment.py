@@ -91,10 +91,10 @@ def test_copied_at_any_moment(moment, options, make):
         twin = moment(model, COPIES[make])
         handle = integrations.compression(twin)
         assert handle.model is twin
-        assert handle.sessions == {}
+        assert handle._sessions == {}
         for one in (twin, model):
             assert all(gradient.isfinite().all() for gradient in gradients(one, X).values())
-        assert integrations.compression(model).sessions == {}
+        assert integrations.compression(model)._sessions == {}
     integrations.restore_model(twin)
     integrations.restore_model(model)
 

@@ -54,6 +54,10 @@ def test_a_level_out_of_range_says_what_is_wrong(options, error, message):
 def test_a_level_is_a_name_or_a_qlevel():
     with pytest.raises(TypeError, match=r"level must be a QLevel or a name, one of L0, .*, got 3"):
         resolve_level(3)
+    for name, level in LEVELS.items():
+        assert resolve_level(f"ActNN-{name}") == resolve_level(name) == level
+    with pytest.raises(ValueError, match=r"level must be one of L0, .*, got 'ActNN-L9'"):
+        resolve_level("ActNN-L9")
 
 
 def test_config_speaks_actnns_words():

@@ -95,8 +95,6 @@ def test_a_frozen_layer_is_no_item_of_the_budget():
     sizes = {"0": 4, "1": 16, "4": 8, "6": 8, "7": 32}
     assert len({after[name] for name in sizes}) > 1
     assert sum(after[name] * size for name, size in sizes.items()) <= 2 * sum(sizes.values())
-    found = qmodules.get_var(model, lambda: step(model, batch()), repeats=2)
-    assert [layer.name for layer in found.layers] == list(sizes)
 
 
 def test_bits_are_used_by_the_next_forward():

@@ -212,6 +212,7 @@ def test_a_repeated_batchnorm_copies_its_statistics():
     assert sorted(op.scratch for op in graph.ops if op.scratch) == sorted(2 * 4 * width for width in widths)
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_scratch_of_cuda():
     x = normal(1 << 20).cuda()

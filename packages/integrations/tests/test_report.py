@@ -122,7 +122,7 @@ def test_an_argument_that_changes_from_step_to_step_is_no_part_of_a_name():
         [row] = [row for row in handle.report().rows if row.operator != "linear"]
         assert row.operator == "softplus with another beta"
         assert row.why == f"no rule for softplus with beta={model.beta}: kept exactly"
-    assert len(handle.specs.under(FixedBits(handle.level))._specs) == 2  # the inputs of linear and of softplus
+    assert len(handle._specs.under(FixedBits(handle.level))._specs) == 2  # the inputs of linear and of softplus
 
 
 def printed(table, width):

@@ -187,7 +187,7 @@ def test_the_command_exchanges_layers(monkeypatch, tmp_path, looks):
 
     monkeypatch.setattr(importlib.import_module("integrations.forecast.timm"), "subject", subject)
     path = tmp_path / "report.json"
-    asked = ["--activations", "4", "--linear", "0.5", "--q-layers", "L2", "--loss", "none", "--json", str(path)]
+    asked = ["--activations", "4", "--linear", "0.5", "--q-layers", "ActNN-L2", "--loss", "none", "--json", str(path)]
     main(["report", "--timm", "net", "--batch", "64", *asked])
     report = Report.from_json(path.read_text())
     rows = {row.module: row for row in report.rows if not row.owner and row.role != "internal"}

@@ -69,7 +69,7 @@ def test_the_step_leaves_no_trace():
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     state, number = torch.get_rng_state(), handle.step
     handle.report(step(model))
-    assert (handle.step, handle.timed) == (number, None)
+    assert (handle.step, handle._timed) == (number, None)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is grads[name] for name, parameter in model.named_parameters())
     assert all(torch.equal(grads[name], copy) for name, copy in copies.items())
@@ -152,7 +152,7 @@ def test_what_the_closure_raises_comes_through_and_leaves_nothing():
     calls = iter((lambda: step(model)(), lambda: 1 / 0))
     with pytest.raises(ZeroDivisionError):
         handle.report(lambda: next(calls)())
-    assert (handle.timed, handle.in_trial) == (None, False)
+    assert (handle._timed, handle.in_trial) == (None, False)
 
 
 def test_a_block_s_handle_measures_blocks(clock):

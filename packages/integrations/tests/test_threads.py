@@ -85,7 +85,7 @@ def test_forwards_of_one_model_are_those_of_one_thread_in_some_order(level):
         same = [place for place, one in enumerate(pairs) if all(map(torch.equal, one, expected))]
         assert len(same) == 1
         del pairs[same[0]]
-    assert integrations.compression(shared).sessions == {}
+    assert integrations.compression(shared)._sessions == {}
 
 
 def test_forwards_of_one_model_are_measured_at_once():
@@ -126,7 +126,7 @@ def test_a_block_is_its_threads_alone():
     with integrations.compress(model, "L1.2") as handle:
         inside.set()
         assert left.wait(60)
-        assert handle.records == []
+        assert handle._records == []
         compressed = torch.autograd.grad(model(X).square().mean(), list(model.parameters()))
     thread.join()
     assert_same(plain, dict(zip(plain, found["plain"], strict=True)))
@@ -206,4 +206,4 @@ def test_inputs_of_other_shapes_are_planned_for_while_others_train():
         return count
 
     assert min(at_once(work)) > 0
-    assert len(integrations.compression(model).recomputing.plans._plans) > 3
+    assert len(integrations.compression(model)._recomputing.plans._plans) > 3

@@ -8,12 +8,9 @@ python -m bench vision        image models: bytes, peaks, accuracy, the gradient
 python -m bench fewbit        few-bit activations and randomized linear layers
 python -m bench checkpoint    planned recomputation: planned and measured peaks, time, gradients
 python -m bench systems       every way to train with less memory: peaks against time
-python -m bench sweep         one compressed training step of many models and layers, each beside its plain one
-python -m bench operators     torch's own database of operators: results bit for bit, gradients so or within a bound
 python -m bench search        the largest batch, depth, width or resolution that trains within a given memory
 python -m bench text          BERT on GLUE's tasks: accuracy, memory and time of every way
 python -m bench llm           language models: the loss of large vocabularies, whole and in chunks
-tools/gpu.sh STAGE...         what only a GPU can tell: build, tests, sanitize, kernels, models, search
 python -m bench show FILE     print, and draw, results that were recorded before
-python -m bench report PAGE   make the tables and charts of a page anew, from recorded results
+python -m bench report        render recorded results as the Markdown pages that docs link to
 """

@@ -13,11 +13,11 @@ import torch
 _BETWEEN = (str(Path(__file__).parent), str(Path(torch.__file__).parent), contextlib.__file__, "<eval_with_key>")
 
 
-def warn(message: str, *between: str) -> None:
+def warn(message: str | Warning, *between: str) -> None:
     """Warn at the line of the innermost frame that is neither ours nor torch's.
 
     Args:
-        message: the text.
+        message: the text, or a warning of another class than ``UserWarning``.
         between: the beginnings of other file names to skip.
     """
     frame, level = sys._getframe(), 1

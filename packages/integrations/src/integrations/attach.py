@@ -111,7 +111,7 @@ def compress_model(
         linear: exchanges linear layers for ones that keep a random sketch of their input: ``"randomized"`` for a fifth
             of it, a ratio in (0, 1], or ``fewbit.RandomizedLinear``'s arguments.
         layers: exchanges the layers that are left for Q-layers, which store their inputs themselves: ``"q"`` for 2 bits
-            on average, or ``QModule``'s arguments, such as ``{"level": "L2"}``: ActNN's level, not this function's.
+            on average, one of ActNN's levels, such as ``"ActNN-L2"``, or ``QModule``'s arguments.
         loss: ``"chunked"`` computes a language model's cross-entropy, or the log-probabilities of chosen tokens, some
             rows of logits at a time, so that the logits never exist as a whole. Results differ from the plain ones only
             by the order in which sums are rounded. For models of transformers; for any other, name the linear layer,
@@ -131,6 +131,9 @@ def compress_model(
             goes together with none of ``memory``, ``time``, ``error``, ``stores``, ``checkpoint`` and ``fallback``.
         fallback: what happens if no plan keeps to ``memory`` and ``time``: ``"error"``, the default, raises
             ``ValueError`` in the first training forward; ``"least"`` warns and follows the plan of the least memory.
+            Likewise if the gradient's error cannot be measured, as where an input is an object that may change, or
+            ``fully_shard`` cuts the parameters: after four such steps ``"error"`` raises ``RuntimeError``, and
+            ``"least"`` warns and trusts the plan's estimates.
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons; and
             so an optimizer's step, while no forward was compressed. By default a warning does, once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
@@ -170,7 +173,7 @@ def compress_model(
     try:
         with exchanges.applied(inner, handle.level):
             if asked is not None:  # a plan is of the model with its exchanged layers
-                handle.recomputing = recomputing_for(inner, handle.level, asked)
+                handle._recomputing = recomputing_for(inner, handle.level, asked)
             attach(handle)
     except BaseException:
         _detach(handle)  # an interrupt may come while the block is left
@@ -259,7 +262,7 @@ def restore_model(model: Model) -> Model:
     inner = handle.model
     exchanged = Exchanges.told(inner)
     Exchanges.undo(inner)  # this may raise, and then everything is as it was
-    handle.exchanged = exchanged
+    handle._exchanged = exchanged
     with _lock:
         _steps.pop(inner, None)
     blocks.forget(inner)

@@ -51,18 +51,18 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("results", type=Path, metavar="FILE")
     Options(show).chart()
 
-    report = parsers.add_parser("report", help="make the tables of pages anew, from recorded results")
+    report = parsers.add_parser("report", help="render recorded files as the Markdown pages that docs link to")
     report.set_defaults(command=commands.report)
-    report.add_argument("page", type=Path, nargs="+", help="Markdown with marks such as <!-- table FILE: HEADING -->")
-    report.add_argument(
-        "--results",
-        type=Path,
-        default=Path("packages/bench/results"),
-        metavar="DIR",
-        help="folder of the files that marks name; default: %(default)s",
-    )
-    report.add_argument("--check", action="store_true", help="change nothing; fail where a table is another one")
+    _add_folder(report, "--results", "packages/bench/results", "of recorded files")
+    _add_folder(report, "--pages", "docs/benchmarks/results", "that the pages are written to, one for each file")
+    report.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
     return parser
+
+
+def _add_folder(parser: argparse.ArgumentParser, name: str, default: str, what: str) -> None:
+    """An option that names a folder."""
+    words = f"folder {what}; default: %(default)s"
+    parser.add_argument(name, type=Path, default=Path(default), metavar="DIR", help=words)
 
 
 def _add(parsers: Any, bench: Bench) -> None:

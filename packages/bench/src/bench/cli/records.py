@@ -1,4 +1,4 @@
-"""JSON files in packages/bench/results: what ``--json`` writes, and ``show`` and pages read."""
+"""JSON files in packages/bench/results: what ``--json`` writes, and ``show`` and ``report`` read."""
 
 from __future__ import annotations
 

@@ -17,12 +17,14 @@ from bench.cli.sensitivity import BENCH as SENSITIVITY
 from bench.cli.systems import BENCH as SYSTEMS
 from bench.cli.text import BENCH as TEXT
 from bench.cli.vision import BENCH as VISION
-from bench.gpu.results import KIND as STAGES
-from bench.gpu.stage_report import REPORT as STAGE
-from bench.operators.command import BENCH as OPERATORS
+from bench.recorded_tests.operators import KIND as OPERATORS
+from bench.recorded_tests.operators import REPORT as OPERATORS_REPORT
+from bench.recorded_tests.sweep import KIND as SWEEP
+from bench.recorded_tests.sweep_report import REPORT as SWEEP_REPORT
 from bench.results.record import Kind
 from bench.results.report import Report
-from bench.sweep.command import BENCH as SWEEP
+from bench.suites.gpu_stages import KIND as STAGES
+from bench.suites.gpu_stages import REPORT as STAGE
 
 # In the order in which commands are listed.
 _ALL = (
@@ -35,8 +37,6 @@ _ALL = (
     CHECKPOINT,
     SYSTEMS,
     SEARCH,
-    SWEEP,
-    OPERATORS,
     TEXT,
     LLM,
 )
@@ -44,9 +44,14 @@ _ALL = (
 BENCHES: Mapping[str, Bench] = MappingProxyType({bench.kind.name: bench for bench in _ALL})
 
 RECORDS: Mapping[str, tuple[Kind, Report]] = MappingProxyType(
-    {**{name: record for bench in _ALL for name, record in bench.reports.items()}, STAGES.name: (STAGES, STAGE)}
+    {
+        **{name: record for bench in _ALL for name, record in bench.reports.items()},
+        SWEEP.name: (SWEEP, SWEEP_REPORT),
+        OPERATORS.name: (OPERATORS, OPERATORS_REPORT),
+        STAGES.name: (STAGES, STAGE),
+    }
 )
-"""Kinds and reports by name: of all commands, and of the stages of ``tools/gpu.sh``."""
+"""Kinds and reports by name: of all commands, of tests that record, and of recorded GPU stages."""
 
 
 def kind_of(name: str) -> Kind:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,13 +13,14 @@ from torch import Tensor, nn
 
 from integrations._calls.tensors import tensors_in
 from integrations._common.plain import has_elements
-from integrations._step.capturing.capture import capturing, is_only_read
+from integrations._step.capturing.capture import capturing, find_reach, is_only_read
 from integrations._step.capturing.loss import Loss, differentiated, is_scalar_loss
+from integrations._step.capturing.reach import Reach
 from integrations._step.capturing.stand_ins import StandIns, with_stand_ins
 from integrations._step.dispatch.casts import fresh_casts
 from integrations._step.dispatch.operators import lazy_views
 from integrations._step.graphs.sharding import class_of, distributed, whole_parameters
-from integrations._torch import TorchDispatchMode, tree_leaves
+from integrations._torch import TorchDispatchMode
 
 _SEED = 0x5EED
 """Seed of the gradients that backward starts from if there is no loss."""
@@ -32,6 +34,10 @@ Take = Callable[[int, Tensor], None]
 
 class Unmeasured(RuntimeError):
     """A step could not be taken for a measurement; the message says why."""
+
+
+class UnmeasuredStep(Unmeasured):
+    """This one step could not be measured, while another of the same training may be."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,7 @@ class OneStep:
             likely in each part.
         starts: the gradients of those tensors that the model returns and that require one, in their order, in the
             place of a loss.
+        changes_inputs: whether the forward may write to its inputs, so that it has to run on copies.
     """
 
     model: nn.Module
@@ -55,6 +62,7 @@ class OneStep:
     kwargs: dict[str, Any] = field(default_factory=dict)
     loss: Loss | None = None
     starts: Sequence[Tensor | None] | None = None
+    changes_inputs: bool = True
 
     def require_elements(self) -> None:
         """Checks that the model and its inputs have elements to compute with.
@@ -82,14 +90,14 @@ class OneStep:
             Exception: what the model raises.
         """
         self.require_elements()
-        model, written = self.model, set(map(id, (*self.model.buffers(), *tensors_in((self.args, self.kwargs)))))
+        model, inputs = self.model, tensors_in((self.args, self.kwargs)) if self.changes_inputs else []
+        written = set(map(id, (*model.buffers(), *inputs)))
 
         def stand_in(tensor: Tensor) -> Tensor:
             return tensor.detach() if is_only_read(tensor, written) else tensor.detach().clone()
 
         stand_ins = StandIns(stand_in)
         args, kwargs = stand_ins.of_all((self.args, self.kwargs))
-        objects = [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)]
 
         def step() -> list[Tensor | None]:
             with torch.enable_grad(), _alone():
@@ -106,7 +114,12 @@ class OneStep:
                 return [parameter.grad for parameter in parameters]
 
         with capturing():
-            return with_stand_ins(model, stand_ins, objects, step)
+            return with_stand_ins(model, stand_ins, self._reach, step)
+
+    @cached_property
+    def _reach(self) -> Reach:
+        """What the forward can get at, found once: only steps aside may run between the first of them and the last."""
+        return find_reach(self.model, self.args, self.kwargs)
 
     def _begins(self, outputs: Any) -> tuple[Sequence[Tensor], list[Tensor | None]]:
         """Return what backward is called on, and with what gradients."""

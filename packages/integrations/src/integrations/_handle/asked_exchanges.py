@@ -16,7 +16,7 @@ from torch import nn
 from integrations import fewbit, qmodules
 from integrations._common.warn import warn
 from integrations._planning.bounds import FULL
-from integrations.qmodules.levels import resolve_level
+from integrations.qmodules.levels import PREFIX, resolve_level
 
 FEWBIT, RANDOMIZED, Q, CHUNKED = "fewbit", "randomized", "q", "chunked"
 RATIO = 0.2
@@ -80,15 +80,17 @@ def layers_of(given: Any) -> Mapping[str, Any] | None:
     if isinstance(given, qmodules.QLevel):
         return {"level": given}
     if not isinstance(given, str):
-        raise TypeError(f"layers must be 'q', a QLevel, or a mapping of QModule's arguments, got {given!r}")
-    if given not in qmodules.LEVELS:
-        raise ValueError(
-            f"layers must be 'q', or {{'level': one of {', '.join(qmodules.LEVELS)}}}, ActNN's levels; got {given!r}"
+        raise TypeError(f"layers must be 'q', a level's name, a QLevel, or QModule's arguments, got {given!r}")
+    if given.removeprefix(PREFIX) not in qmodules.LEVELS:
+        names = ", ".join(PREFIX + name for name in qmodules.LEVELS)
+        raise ValueError(f"layers must be 'q', or one of ActNN's levels, {names}; got {given!r}")
+    if given in qmodules.LEVELS:
+        warn(
+            DeprecationWarning(
+                f"layers={given!r} is ActNN's level {given}, which is another than level={given!r}; write "
+                f"layers={PREFIX + given!r}"
+            )
         )
-    warn(
-        f"layers={given!r} is ActNN's level {given}, and another than level={given!r}; write "
-        f"layers={{'level': {given!r}}}, which says so"
-    )
     return {"level": given}
 
 

@@ -88,7 +88,7 @@ class BlockCompression(Compression):
             ValueError: the state is of another level or other options than the block that is open.
             RuntimeError: something was saved in the block already, or the block that is open is another handle's.
         """
-        session = self.sessions.get(threading.get_ident())
+        session = self._sessions.get(threading.get_ident())
         if session is None and in_block(self.model):
             raise RuntimeError(
                 f"a block of {type(self.model).__name__} is open, and this handle is of another: load the state with "

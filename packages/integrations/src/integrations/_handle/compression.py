@@ -51,28 +51,28 @@ class Compression(HandleState):
         self._adapter = Adapter()
         self._monitor: Monitor | None = None
         self._plain = PlainRuns()
-        self.key = key_for(self)
+        self._key = key_for(self)
 
     @property
     def _looks(self) -> bool:
         """Whether a session watches a forward at a level that is off: the first one if layers were exchanged, so that
         the report can tell what they keep."""
-        return not self.records and Exchanges.of(self.model) is not None
+        return not self._records and Exchanges.of(self.model) is not None
 
     # ---- a forward ----
 
     @property
     def active(self) -> bool:
         """Whether a forward that starts now is compressed: something is to be stored, and there will be a backward."""
-        off = (self.off and not self._looks) or self.closed or self.paused
+        off = (self.off and not self._looks) or self.closed or self._paused
         return not off and torch.is_grad_enabled() and self.model.training and not is_capturing()
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls ``forward`` under compression; plainly inside another compressed forward, in ``eval()`` and under
         ``no_grad``."""
-        if self.recomputing is None:
+        if self._recomputing is None:
             return self._run(forward, args, kwargs)
-        use = self.recomputing.users.enter()
+        use = self._recomputing.users.enter()
         try:
             return self._run(forward, args, kwargs)
         finally:
@@ -113,14 +113,14 @@ class Compression(HandleState):
             args, kwargs: its inputs.
             returned: what the model has returned.
         """
-        if self.recomputing is None:
+        if self._recomputing is None:
             return
         if session is not None:
-            self.recomputing.note_returned()
+            self._recomputing.note_returned()
         if not self._trials:
-            self.recomputing.observe_backward(self.model, returned)
+            self._recomputing.observe_backward(self.model, returned)
             if session is not None:
-                self.recomputing.note_output(session.step, args, dict(kwargs), returned)
+                self._recomputing.note_output(session.step, args, dict(kwargs), returned)
 
     def take_backward_inside(self) -> None:
         """Makes ``run`` take what it calls for a whole step from now on, whose backward may come in it or after it."""
@@ -140,27 +140,27 @@ class Compression(HandleState):
             compiled: whether torch compiles it.
             earlier: its earlier runs, if it runs once more.
         """
-        if not self.active or threading.get_ident() in self.sessions:
+        if not self.active or threading.get_ident() in self._sessions:
             return None
         meet(self)
         following = None
-        if self.recomputing is not None and self.level.off and runs_transformed(self.recomputing.plans is not None):
+        if self._recomputing is not None and self.level.off and runs_transformed(self._recomputing.plans is not None):
             return None
-        if self.recomputing is not None:
+        if self._recomputing is not None:
             any_path = sum(not run.raised for run in earlier) > 1
-            following = self.recomputing.following(
+            following = self._recomputing.following(
                 self.model,
                 self.level,
                 args,
                 dict(kwargs),
                 self.bit_plan,
                 compiled,
-                self.double,
+                self._double,
                 any_path,
                 None if self._trials else earlier[0].step if earlier else self.step,
             )
-            alike = self._plain.is_as_before(following) and not self._looks and self.timed is None
-            if following is not None and alike and not self.recomputing.may_take_less(following.plan):
+            alike = self._plain.is_as_before(following) and not self._looks and self._timed is None
+            if following is not None and alike and not self._recomputing.may_take_less(following.plan):
                 if not compiled:
                     self._plain.start(following)
                 return None  # the forward runs plainly, and the one before has warned of it
@@ -209,7 +209,7 @@ class Compression(HandleState):
     def measured(self) -> GradientError | None:
         """The gradient's error that was measured last, with its step: between two training steps, or by the
         monitor. ``None`` if nothing was measured, as for exact plans."""
-        found = None if self.recomputing is None else self.recomputing.measured
+        found = None if self._recomputing is None else self._recomputing.measured
         error = None if found is None else GradientError(found[0], measured=True, step=found[1])
         monitor = self._monitor
         if monitor is None or monitor.error is None or not monitor.error.measured:
@@ -284,9 +284,9 @@ class Compression(HandleState):
         """
         if closure is not None:
             return measure_error(self, closure)
-        followed = None if self.recomputing is None else self.recomputing.plan
+        followed = None if self._recomputing is None else self._recomputing.plan
         if followed is not None and self.level.off:
-            if self.recomputing is not None and self.recomputing.codec is not None:
+            if self._recomputing is not None and self._recomputing.codec is not None:
                 raise ValueError(
                     "closure must be given where codec stores what a plan keeps, which predicts no error: "
                     "handle.gradient_error(closure)"
@@ -350,14 +350,14 @@ class Compression(HandleState):
             RuntimeError: as for ``adapt``.
         """
         timed = None if closure is None else measure_times(self, closure)
-        records, seconds = (self.records, {}) if timed is None else (timed.records, timed.seconds)
+        records, seconds = (self._records, {}) if timed is None else (timed.records, timed.seconds)
         rows = [Row.of(record, seconds.get(place)) for place, record in enumerate(records)]
         plan = self._adapter.in_words(self.level)
         monitor = "" if self._monitor is None else self._monitor.in_words(self.level, self.obstacle)
         level, title = self.level, self.title
-        recomputed = "" if self.recomputing is None else self.recomputing.in_words()
+        recomputed = "" if self._recomputing is None else self._recomputing.in_words()
         model = type(self.model).__name__
-        exchanged = self.exchanged if self.closed else Exchanges.told(self.model)
+        exchanged = self._exchanged if self.closed else Exchanges.told(self.model)
         return Report(
             title,
             rows,
@@ -369,13 +369,13 @@ class Compression(HandleState):
             model,
             exchanged=exchanged,
             note="" if rows or trains(self.model) else NOTHING_TRAINS,
-            **step_peaks(self.model, self.recomputing, rows),
+            **step_peaks(self.model, self._recomputing, rows),
         )
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have, as plain values."""
-        if self.recomputing is not None and not self.running and not self.closed:
-            self.recomputing.settle(self.model)
+        if self._recomputing is not None and not self.running and not self.closed:
+            self._recomputing.settle(self.model)
         return state_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -389,7 +389,7 @@ class Compression(HandleState):
         take_over(self, state)
 
     def __repr__(self) -> str:
-        plan = [] if self.recomputing is None else [self.recomputing.title()]
+        plan = [] if self._recomputing is None else [self._recomputing.title()]
         level = [] if plan and self.level.off else [f"level={self.level_name!r}"]
         return f"Compression({', '.join((type(self.model).__name__, *level, *plan))}, step={self.step})"
 
@@ -398,21 +398,21 @@ class Compression(HandleState):
         state = {
             **super().__getstate__(),
             "_plain": PlainRuns(),
-            "records": [],
-            "sessions": {},
+            "_records": [],
+            "_sessions": {},
             "_trials": 0,
-            "timed": None,
+            "_timed": None,
             "waits": awaits_forward(self),
         }
-        del state["paths"], state["states"], state["specs"], state["double"]
+        del state["_paths"], state["_states"], state["_specs"], state["_double"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         waits = state.pop("waits")
         super().__setstate__(state)
-        self.paths, self.states = ModulePaths(self.model), ForwardStates(self.model)
-        self.specs = PlannedSpecs()
-        self.key = key_for(self)
-        self.double = self._new_double()
+        self._paths, self._states = ModulePaths(self.model), ForwardStates(self.model)
+        self._specs = PlannedSpecs()
+        self._key = key_for(self)
+        self._double = self._new_double()
         if waits:
             await_forward(self)

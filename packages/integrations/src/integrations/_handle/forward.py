@@ -54,17 +54,17 @@ class CompressedForward(ForwardWrapper):
     def _compiled(self) -> Compiled | None:
         """The model's compiled forward with a plan, if that needs no session."""
         handle = self.handle
-        return None if handle.closed or handle.recomputing is None else handle.recomputing.compiled
+        return None if handle.closed or handle._recomputing is None else handle._recomputing.compiled
 
     @left_to_python
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             alone = self._compiled
             if alone is not None:
-                if self.handle.recomputing is not None and self.handle.recomputing.codec is not None:
-                    _told_of_codec(self.handle.key)
+                if self.handle._recomputing is not None and self.handle._recomputing.codec is not None:
+                    _told_of_codec(self.handle._key)
                 return alone.trace(self.forward, args, kwargs)
-            if self.handle.active and _breaks_graph(self.handle.key):
+            if self.handle.active and _breaks_graph(self.handle._key):
                 return _apart(self, args, kwargs)
             return self.forward(*args, **kwargs)
         try:
@@ -172,7 +172,7 @@ def _told_of_codec(key: str) -> bool:
 
 
 def _tell_of_codec(handle: HandleState) -> None:
-    if handle.recomputing is not None and handle.recomputing.codec is not None:
+    if handle._recomputing is not None and handle._recomputing.codec is not None:
         handle.warn_once(
             "codec",
             f"{type(handle.model).__name__} is compiled by torch, which keeps what its plan keeps as it is: codec "
@@ -207,7 +207,7 @@ def _breaks_graph(key: str) -> bool:
     name = type(handle.model).__name__
     where = "in a function that is compiled with fullgraph=True, or exported"
     way_out = "compile the compressed model itself, with torch.compile(model); export it in eval() mode"
-    if handle.recomputing is not None and handle.recomputing.plans is None:
-        raise ValueError(f"{name} cannot keep to {handle.recomputing.title()} {where}: {way_out}")
+    if handle._recomputing is not None and handle._recomputing.plans is None:
+        raise ValueError(f"{name} cannot keep to {handle._recomputing.title()} {where}: {way_out}")
     handle.warn_once("compiled", f"{name} runs uncompressed {where}: {way_out}")
     return False

@@ -75,11 +75,11 @@ def measure_error(handle: HandleState, closure: Callable[[], Any]) -> GradientEr
 @contextmanager
 def _paused(handle: HandleState) -> Iterator[None]:
     """A block in which the model runs uncompressed."""
-    handle.paused = True
+    handle._paused = True
     try:
         yield
     finally:
-        handle.paused = False
+        handle._paused = False
 
 
 def _square(tensor: Tensor) -> float:

@@ -38,18 +38,6 @@ class HandleState(InModel, ABC):
         step: forwards compressed so far; each draws noise of its own.
         strict: whether a forward that compression makes no smaller raises, rather than warns once.
         closed: whether the model was restored. A reference to the compressed forward then runs the plain one.
-        exchanged: which layers were exchanged, in words, once the model was restored.
-        recomputing: the part that has a plan; ``None`` without one.
-        specs: what is known of the tensors that its forwards save.
-        redraw: a function from a saved tensor to a number; another number gives other noise in the same step. For
-            measurements.
-        records: of the last forward, or the one that runs.
-        sessions: by thread, while a forward runs.
-        paths: of the model's modules.
-        states: keeps the state before a forward that may have to run a second time.
-        paused: while an exact gradient is taken for comparison.
-        timed: the forwards of a step whose times are measured, while it runs; else ``None``.
-        double: records whether a backward with ``create_graph=True`` reads rounded tensors.
     """
 
     def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
@@ -58,20 +46,22 @@ class HandleState(InModel, ABC):
         self.level = level
         self.strict = strict
         self.step = 0
-        self.closed = self.paused = False
-        self.exchanged = ""
-        self.redraw: Callable[[SavedTensor], int] | None = None
-        self.recomputing: Recomputing | None = None
-        self.specs = PlannedSpecs()
-        self.records: list[Record] = []
-        self.timed: list[TimedSession] | None = None
-        self.sessions: dict[int, Session] = {}
-        self.paths = ModulePaths(model)
-        self.states = ForwardStates(model)
+        self.closed = False
+        self._paused = False  # while an exact gradient is taken for comparison
+        self._exchanged = ""  # which layers were exchanged, in words, once the model was restored
+        # From a saved tensor to a number; another number gives other noise in the same step. For measurements.
+        self._redraw: Callable[[SavedTensor], int] | None = None
+        self._recomputing: Recomputing | None = None  # the part that has a plan
+        self._specs = PlannedSpecs()  # what is known of the tensors that its forwards save
+        self._records: list[Record] = []  # of the last forward, or the one that runs
+        self._timed: list[TimedSession] | None = None  # the forwards of a step whose times are measured, while it runs
+        self._sessions: dict[int, Session] = {}  # by thread, while a forward runs
+        self._paths = ModulePaths(model)
+        self._states = ForwardStates(model)  # keeps the state before a forward that may have to run a second time
         self._trials = 0  # trial runs under way
         self._stores_at: tuple[Level, Level] | None = None
         self._told: set[str] = set()  # subjects that were warned of
-        self.double = self._new_double()
+        self._double = self._new_double()  # whether a backward with create_graph=True reads rounded tensors
 
     @property
     def stores_at(self) -> Level:
@@ -88,19 +78,19 @@ class HandleState(InModel, ABC):
     @property
     def title(self) -> str:
         """The level with its changed options, or the plan if that alone decides how values wait."""
-        if self.recomputing is not None and self.level.off:
-            return self.recomputing.title()
+        if self._recomputing is not None and self.level.off:
+            return self._recomputing.title()
         return self.level.title(self.level_name)
 
     @property
     def off(self) -> bool:
         """Whether a forward saves what it would save uncompressed: the level is off, and there is no plan."""
-        return self.level.off and self.recomputing is None
+        return self.level.off and self._recomputing is None
 
     @property
     def rounds_by_plan(self) -> bool:
         """Whether the plan, and not the level, may round what backward reads."""
-        return self.level.off and self.recomputing is not None and self.recomputing.rounds
+        return self.level.off and self._recomputing is not None and self._recomputing.rounds
 
     def warn_once(self, subject: str, message: str) -> None:
         """Warns, unless this handle has warned of the subject before."""
@@ -119,7 +109,7 @@ class HandleState(InModel, ABC):
     @property
     def running(self) -> bool:
         """Whether a forward of the model is being compressed, in whichever thread."""
-        return bool(self.sessions)
+        return bool(self._sessions)
 
     @property
     def in_trial(self) -> bool:
@@ -153,18 +143,18 @@ class HandleState(InModel, ABC):
         """The plan that is followed now: that of the last training forward, or before the first one the plan that was
         applied. Of a model at an adaptive level without ``memory`` or the like, the bits of its tensors. ``None`` if
         there is no plan, or none yet."""
-        return self.bit_plan if self.recomputing is None else self.recomputing.plan
+        return self.bit_plan if self._recomputing is None else self._recomputing.plan
 
     @property
     def memory(self) -> Budget | None:
         """The memory budget that was asked for; ``None`` without one."""
-        return None if self.recomputing is None else self.recomputing.memory
+        return None if self._recomputing is None else self._recomputing.memory
 
     @property
     def error(self) -> float | None:
         """The bound on the gradient's error that was asked for, 0 for exact plans; ``None`` without a plan, and where a
         level says how everything is stored."""
-        return None if self.recomputing is None else self.recomputing.error
+        return None if self._recomputing is None else self._recomputing.error
 
     @property
     @abstractmethod
@@ -179,7 +169,7 @@ class HandleState(InModel, ABC):
 def _tell_of_double_backward(reference: weakref.ref[HandleState], rounded: bool) -> None:
     """Warn about a backward with ``create_graph=True``, and make the model's plans round nothing from now on."""
     handle = reference()
-    recomputing = None if handle is None else handle.recomputing
+    recomputing = None if handle is None else handle._recomputing
     name = "a compressed model" if handle is None else handle.name
     what = f"{name}: {BY_ROUNDED}"
     if recomputing is not None and recomputing.may_become_exact:

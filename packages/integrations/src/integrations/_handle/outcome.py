@@ -53,7 +53,7 @@ def judge(handle: HandleState, session: Session) -> None:
     why = "" if compiled or without_logits else why_not_smaller(records)
     if why and not records and not trains(handle.model):
         why = NOTHING_TRAINS
-    if handle.level.off and handle.recomputing is not None:
+    if handle.level.off and handle._recomputing is not None:
         return  # a plan with room may keep everything
     if not why:
         _effective.add(handle.model)

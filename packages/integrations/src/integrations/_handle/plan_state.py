@@ -93,7 +93,8 @@ def plans_of_state(
     found.met = of_type(int, state.get("met", -1), "met")
     found.gradients = GradientHistory.of(state.get("gradients"))
     if plan is not None and plan.error:
-        found.measuring = Remeasuring(ErrorModel(model, plan.error))
+        falls_back = not isinstance(asked, Bounds) or asked.falls_back
+        found.measuring = Remeasuring(ErrorModel(model, plan.error), falls_back=falls_back)
         if state.get("measuring") is not None:
             found.measuring.load(state["measuring"])
     if plan is not None and (found.plans is None or found.measuring is not None):

@@ -235,6 +235,7 @@ class Recomputing:
         number = None if self.measuring is None or step is None else self._count(model, step)
         if self.measuring is not None and number is not None:
             self._settle(model, number)
+            self.measuring.require_measured(model)
             self.measuring.start(number, args, kwargs)
         trial = None
         if double is not None and self.may_become_exact:
@@ -352,7 +353,9 @@ class Recomputing:
             return self.plans  # the level's average was within the bounds, and other bits have the same one
         if plan is None:
             return self.plans
-        self.measuring, self.together = None if errors is None else Remeasuring(errors), together
+        falls_back = bounds.falls_back
+        self.measuring = None if errors is None else Remeasuring(errors, falls_back=falls_back)
+        self.together = together
         return Fronts(plan, level, errors, bits, fallback=bounds.fallback)
 
     @property

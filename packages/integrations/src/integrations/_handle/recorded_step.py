@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from integrations._adaptive.one_step import Unmeasured, differentiable_outputs
+from integrations._adaptive.one_step import Unmeasured, UnmeasuredStep, differentiable_outputs
 from integrations._calls.tensors import LEAVES, tensors_in
 from integrations._common.compiling import has_compiled_parts
 from integrations._common.modules import all_modules
@@ -77,7 +77,8 @@ class RecordedStep:
             model: the model.
 
         Raises:
-            Unmeasured: it cannot be measured; the message says why.
+            UnmeasuredStep: it cannot be measured, and a later step may be.
+            Unmeasured: no such step can be measured. Both messages say why.
             Exception: what the model raises.
         """
         starts = self._starts
@@ -88,15 +89,15 @@ class RecordedStep:
         if tensor_versions(self._args, self._kwargs) != self._versions:
             raise Unmeasured("its inputs were overwritten in place after the step")
         if starts is not None and all(start is None for start in starts):
-            raise Unmeasured("its backward did not run")
+            raise UnmeasuredStep("its backward did not run")
         if starts is not None and not all(start is None or bool(start.isfinite().all()) for start in starts):
-            raise Unmeasured("its gradient was not finite")
+            raise UnmeasuredStep("its gradient was not finite")
         if has_gradients(model) and not fits_beside_gradients(self._base, self.plan):
             self.plan = self._base.accumulating
             if not self.plan.choice.rounds:
-                raise Unmeasured("the plan that fits beside its gradients rounds nothing")
+                raise UnmeasuredStep("the plan that fits beside its gradients rounds nothing")
         with _under(self._autocast):
-            return measured_errors(model, self._args, self._kwargs, self.plan, starts=starts)
+            return measured_errors(model, self._args, self._kwargs, self.plan, starts=starts, changes_inputs=False)
 
 
 def tensor_versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:

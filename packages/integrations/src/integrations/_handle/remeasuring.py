@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from actcore import in_cuda_graph
-from integrations._adaptive.one_step import Unmeasured
+from integrations._adaptive.one_step import Unmeasured, UnmeasuredStep
 from integrations._adaptive.ranks import of_all
 from integrations._common.entries import entry_of, of_type
 from integrations._common.warn import warn
@@ -28,7 +28,19 @@ _DOUBTFUL = 0.5  # the part of the bound from which on an error may exceed the b
 _SETTLED = 50  # the step from which on a doubtful error is measured again when twice as many steps are over
 _MOST_AGAIN = 2  # how many steps in a row are measured because the one before was above the bound
 _MOST_WAITED = 64  # steps until a measurement that failed is tried again, at most
-_MANY = 4  # failures in a row after which a warning says that nothing is measured
+_MANY = 4  # failures in a row after which it is taken that no step can be measured
+
+
+class Failure(NamedTuple):
+    """Why a step could not be measured.
+
+    Attributes:
+        why: in words.
+        lasting: whether later steps are likely to fail for the same reason.
+    """
+
+    why: str
+    lasting: bool
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,7 @@ class Remeasuring:
     Args:
         errors: predicts the errors of plans, and learns from what is measured.
         first: the first step to measure.
+        falls_back: whether training goes on by the estimates of plans, with a warning, if no step can be measured.
 
     Attributes:
         errors: as given.
@@ -68,8 +81,8 @@ class Remeasuring:
         why: why the last attempt failed, if it did.
     """
 
-    def __init__(self, errors: ErrorModel, first: int = 0) -> None:
-        self.errors = errors
+    def __init__(self, errors: ErrorModel, first: int = 0, falls_back: bool = True) -> None:
+        self.errors, self._falls_back = errors, falls_back
         self.last: Measured | None = None
         self.why = ""
         self._next, self._again, self._failures = first, 0, 0
@@ -121,18 +134,14 @@ class Remeasuring:
         mine, self.why = None if recorded is None else self._measured(model, recorded), ""
         every = of_all(mine) if together else [mine]
         tried = [one for one in every if one is not None]
-        failed = next((one for one in tried if isinstance(one, str)), None)
-        if failed is not None:
-            self._failures += 1
-            self._next = due + 1 + min(1 << self._failures - 1, _MOST_WAITED)
-            self.why = mine if isinstance(mine, str) else failed
-            if self._failures == _MANY:
-                name, bound = type(model).__name__, self.errors.bound
-                self._tell(
-                    "unmeasured",
-                    f"the gradient's error of {name} could not be measured in {_MANY} steps: {self.why}. "
-                    f"error={bound:g} holds by the estimates of its plan alone; handle.monitor(closure) measures it",
-                )
+        failed = [one for one in tried if isinstance(one, Failure)]
+        if failed:
+            lasting = any(one.lasting for one in failed)
+            self._failures += lasting
+            self._next = due + 1 + (min(1 << self._failures - 1, _MOST_WAITED) if lasting else 1)
+            self.why = (mine if isinstance(mine, Failure) else failed[0]).why
+            if self._failures == _MANY and self._may_go_on:
+                self._tell("unmeasured", f"{self._failed(model)}. Plans keep to it by their estimates alone")
             return
         self._next, self._failures = _after(due), 0
         found = _largest([one for one in tried if isinstance(one, GradientErrors)])
@@ -142,14 +151,35 @@ class Remeasuring:
         self.last = Measured(due, found.relative, worst, name)
         self._learn(type(model).__name__, None if recorded is None else recorded.plan, found, self.last)
 
-    def _measured(self, model: nn.Module, recorded: RecordedStep) -> GradientErrors | str:
+    def require_measured(self, model: nn.Module) -> None:
+        """Check that steps can be measured.
+
+        Raises:
+            RuntimeError: several in a row could not, and none before them, and ``fallback="least"`` was not given.
+        """
+        if self._failures >= _MANY and not self._may_go_on:
+            raise RuntimeError(
+                f"{self._failed(model)}. Remove what prevents it, or pass fallback='least' to go on by the estimates "
+                "of plans, which handle.monitor(closure) can check, or leave error= out for exact gradients"
+            )
+
+    @property
+    def _may_go_on(self) -> bool:
+        return self._falls_back or self.last is not None
+
+    def _failed(self, model: nn.Module) -> str:
+        """Return a message that steps could not be measured."""
+        found = f"error={self.errors.bound:g} of {type(model).__name__} could not be measured in {_MANY} steps"
+        return f"{found}: {self.why}"
+
+    def _measured(self, model: nn.Module, recorded: RecordedStep) -> GradientErrors | Failure:
         """Return the errors of a step, or why they could not be measured."""
         try:
             return recorded.measured(model)
         except Unmeasured as error:
-            return str(error)
+            return Failure(str(error), not isinstance(error, UnmeasuredStep))
         except Exception as error:  # whatever it is, the training step itself had no such error
-            return f"{type(error).__name__}: {error}"
+            return Failure(f"{type(error).__name__}: {error}", lasting=True)
 
     def _learn(self, model: str, plan: Plan | None, found: GradientErrors, last: Measured) -> None:
         """Correct the predictions of errors by a measurement, if plans have to round less. If the error was above the

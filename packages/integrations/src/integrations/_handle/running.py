@@ -53,7 +53,7 @@ def specs_under(handle: HandleState, plan: Plan | None, way: Way | None = None, 
     else:
         fixed = fixed_bits(handle.stores_at)
         policy = fixed if plan is None else PlannedBits(fixed, plan)
-    return handle.specs.under(policy, followed)
+    return handle._specs.under(policy, followed)
 
 
 class EarlierRun:
@@ -98,25 +98,25 @@ class RunningSession:
     ) -> None:
         self._handle, self._probe, self._following = handle, probe, following
         self._open = self._raised = self._shared = False
-        kind = Session if handle.timed is None else TimedSession
+        kind = Session if handle._timed is None else TimedSession
         way = None if following is None else following.way(handle.stores_at)
         self._session = kind(
             handle.model,
-            handle.paths,
+            handle._paths,
             specs_under(handle, plan, way, None if following is None else following.schedule),
             handle.stores_at if way is None else way.level,
             step,
             current_rank(),
             observer=probe,
-            redraw=handle.redraw,
+            redraw=handle._redraw,
             look=None if look is None else look.at,
         )
         last = self._session.storages.last
-        last.double = handle.double
+        last.double = handle._double
         if following is not None and following.trial is not None:
-            handle.double.try_forward(following.trial, last)
-        if handle.timed is not None and isinstance(self._session, TimedSession):
-            handle.timed.append(self._session)
+            handle._double.try_forward(following.trial, last)
+        if handle._timed is not None and isinstance(self._session, TimedSession):
+            handle._timed.append(self._session)
 
     @property
     def plan(self) -> FollowedPlan | None:
@@ -140,19 +140,19 @@ class RunningSession:
 
     def keep_state(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Keeps what the forward may change, if it may have to run a second time."""
-        following, recomputing = self._following, self._handle.recomputing
+        following, recomputing = self._following, self._handle._recomputing
         if following is None or recomputing is None:
             return
         if following.is_coarse:
-            following.state = self._handle.states.before(args, dict(kwargs))
+            following.state = self._handle._states.before(args, dict(kwargs))
         elif recomputing.may_take_less(following.plan):
             most = int(_COPIED * following.plan.peak)
-            following.state = self._handle.states.before(args, dict(kwargs), most)
+            following.state = self._handle._states.before(args, dict(kwargs), most)
 
     def take_less(self) -> str:
         """Plan for less memory from the next forward on. Return why that is not done, or why the forward, in which
         memory ran out, cannot run a second time; empty if both are done."""
-        following, recomputing = self._following, self._handle.recomputing
+        following, recomputing = self._following, self._handle._recomputing
         if following is None or recomputing is None:
             return "it has no plan"
         if following.plan.memory is None:
@@ -174,10 +174,10 @@ class RunningSession:
         """Restores the state before the forward, which is over and runs a second time."""
         if self._raised:
             gc.collect()  # what the first run has made may be held by cycles of its frames
-        timed = self._handle.timed
+        timed = self._handle._timed
         if timed is not None and isinstance(self._session, TimedSession):
             timed.remove(self._session)
-        self._handle.records = self._before
+        self._handle._records = self._before
         if self._following is not None and self._following.state is not None:
             self._following.state.restore()
         return EarlierRun(self._session, self._raised)
@@ -193,15 +193,15 @@ class RunningSession:
 
     def __enter__(self) -> Session:
         require_no_plan()
-        self._before = self._handle.records
-        self._shared = bool(self._handle.sessions)
+        self._before = self._handle._records
+        self._shared = bool(self._handle._sessions)
         self._open = True
         try:
             self._session.__enter__()
             if self._following is not None:
                 self._following.begin(self._session)
-            self._handle.sessions[threading.get_ident()] = self._session
-            self._handle.records = self._session.records
+            self._handle._sessions[threading.get_ident()] = self._session
+            self._handle._records = self._session.records
         except BaseException:
             self.abandon()
             raise
@@ -209,10 +209,10 @@ class RunningSession:
 
     def __exit__(self, *error: Any) -> None:
         handle = self._handle
-        handle.sessions.pop(threading.get_ident(), None)
+        handle._sessions.pop(threading.get_ident(), None)
         try:
             if self._following is not None:
-                self._shared = self._shared or bool(handle.sessions) or handle.step != self._session.step + 1
+                self._shared = self._shared or bool(handle._sessions) or handle.step != self._session.step + 1
                 self._following.end(self._session, complete=error[0] is None, shared=self._shared)
         finally:
             try:
@@ -222,7 +222,7 @@ class RunningSession:
                 self._session.__exit__(*error)
                 self._open = False
         if not self._session.records and may_be_replayed():
-            self._handle.records = self._before  # back to the records of the last forward that saved something
+            self._handle._records = self._before  # back to the records of the last forward that saved something
         elif error[0] is None:
             if self._probe is not None:
                 judge_measurement(self._handle, self._probe, self._session.records)

@@ -20,12 +20,12 @@ def measure_times(handle: HandleState, closure: Callable[[], Any]) -> TimedSessi
     with handle.trial_run(), trial(handle.model) as met:
         closure()
         met.draw_again()
-        forwards, handle.timed = handle.step, []
+        forwards, handle._timed = handle.step, []
         try:
             closure()
-            sessions = handle.timed
+            sessions = handle._timed
         finally:
-            handle.timed = None
+            handle._timed = None
         if handle.step == forwards or not sessions:
             raise NothingCompressed(handle.model)
     return sessions[-1]

@@ -48,7 +48,7 @@ def two_seed_errors(
                 restore()
                 met.draw_again()
                 handle.step = step
-                handle.redraw = partial(_number, {*names}, pair)
+                handle._redraw = partial(_number, {*names}, pair)
                 for parameter in parameters:
                     parameter.grad = None
                 closure()
@@ -65,7 +65,7 @@ def two_seed_errors(
                         change += torch.linalg.vector_norm(difference, dtype=torch.float64).square().item()
                 errors.append(change / 2)
     finally:
-        handle.redraw = None
+        handle._redraw = None
     return errors
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from actcore import current_rank
-from integrations._adaptive.one_step import OneStep, Unmeasured
+from integrations._adaptive.one_step import OneStep, Unmeasured, UnmeasuredStep
 from integrations._calls.tensors import tensors_in
 from integrations._common.modules import ModulePaths
 from integrations._common.progress import stage
@@ -103,6 +103,7 @@ def measured_errors(
     plan: Plan,
     loss: Loss | None = None,
     starts: Sequence[Tensor | None] | None = None,
+    changes_inputs: bool = True,
 ) -> GradientErrors:
     """Return the errors of a model's gradients in one step with these inputs.
 
@@ -122,13 +123,14 @@ def measured_errors(
         loss: a function from the model's output to what backward starts from; ``None``: the loss that it returns, or
             else normally distributed gradients of what it returns, drawn from a fixed seed.
         starts: the gradients of the tensors that the model returns and that require one, in the place of a loss.
+        changes_inputs: whether the forward may write to its inputs, so that it has to run on copies.
 
     Raises:
         Unmeasured: there are no elements, no gradient, or no finite one; or the forward is not the plan's.
         Exception: what the model raises.
     """
     stage("measuring the gradient's error")
-    step = OneStep(model, args, kwargs, plan.loss if loss is None else loss, starts)
+    step = OneStep(model, args, kwargs, plan.loss if loss is None else loss, starts, changes_inputs)
     step.require_elements()
     named = list(model.named_parameters(remove_duplicate=True))
     parameters = [parameter for _, parameter in named]
@@ -147,7 +149,7 @@ def measured_errors(
     if not found:
         raise Unmeasured("no parameter got a gradient in the step aside")
     if not all(map(math.isfinite, (number for one in found.values() for number in one))):
-        raise Unmeasured("the gradient of the step aside is not finite")
+        raise UnmeasuredStep("the gradient of the step aside is not finite")
     return GradientErrors(found, large_parameters(model) - _silent(model, found))
 
 

@@ -19,7 +19,7 @@ from integrations._planning.offered import Weigh, menus_of, usual
 from integrations._planning.plan import Plan
 from integrations._planning.savers import Seen
 from integrations._planning.search import Captures, solved
-from integrations._step.capturing.capture import capture
+from integrations._step.capturing.capture import capture_reaching, find_reach
 from integrations._step.capturing.loss import Loss
 from integrations._step.costs.modelled import by
 from integrations._step.costs.rates import Rating, constant
@@ -65,12 +65,13 @@ def planned(
             estimates what rounding would allow, under ``WITH_ROUNDING``. The function holds the captures.
     """
     started = perf_counter()
+    reach = find_reach(model, args, kwargs)
 
     def captured(recomputes: bool) -> tuple[Graph, Seen]:
         stage("capturing the step")
         seen = Seen(recomputes, named=bits is not None)
         options: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
-        return capture(model, args, kwargs, hooks=seen.hooks, costs=by(rating), **options), seen
+        return capture_reaching(reach, model, args, kwargs, hooks=seen.hooks, costs=by(rating), **options), seen
 
     def with_menus(
         graph: Graph, seen: Seen, rounded: bool, bounds: Bounds, weigh: Weigh = weigh

@@ -143,7 +143,7 @@ class CompressedTraining:
             difference = f"at {found}, and the callback's level is {wanted}"
         elif handle.strict != self.arguments.get("strict", False):
             difference = f"with strict={handle.strict}, and the callback's is {not handle.strict}"
-        elif (None if handle.recomputing is None else handle.recomputing.asked) != self.asked:
+        elif (None if handle._recomputing is None else handle._recomputing.asked) != self.asked:
             difference = f"with another plan than the callback's: {_in_words(self.asked)}"
         elif (Exchanges.of(handle.model) or Exchanges()) != self.exchanges:
             difference = "with another choice of activations, linear, layers and loss than the callback's"

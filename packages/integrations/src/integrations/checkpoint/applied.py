@@ -56,13 +56,13 @@ def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec |
     if codec is not None and (not isinstance(codec, Codec) or isinstance(codec, type)):
         raise TypeError(f"codec must be a codec, such as actcore.GroupAffine(bits=8), got {codec!r}")
     found = CompressedForward.of(inner)
-    if found is not None and found.handle.recomputing is not None:
+    if found is not None and found.handle._recomputing is not None:
         raise ValueError(
             f"{type(inner).__name__} has a plan already; call integrations.checkpoint.restore_model(model) first"
         )
     ForwardWrapper.require_none(inner, "compress_model(model, checkpoint=plan) does both")
     handle = attach.new_handle(Compression, inner, "L0", False, {})
-    handle.recomputing = Recomputing(inner, plan, handle.level, shapes, codec)
+    handle._recomputing = Recomputing(inner, plan, handle.level, shapes, codec)
     attach.attach(handle)
     return model
 
@@ -77,7 +77,7 @@ def restore_model(model: Model) -> Model:
     """
     inner = _module(model)
     found = CompressedForward.of(inner)
-    if found is None or found.handle.recomputing is None or not found.handle.level.off:
+    if found is None or found.handle._recomputing is None or not found.handle.level.off:
         others = [one for one in ForwardWrapper.all_of(inner) if one.keeps]
         if others:
             raise ValueError(
@@ -98,7 +98,7 @@ def plan_of(model: nn.Module) -> Plan:
     """
     inner = _module(model)
     found = CompressedForward.of(inner)
-    recomputing = None if found is None else found.handle.recomputing
+    recomputing = None if found is None else found.handle._recomputing
     if recomputing is None:
         raise ValueError(
             f"{class_of(inner).__name__} has no plan; call integrations.checkpoint.apply(model, plan) first, or "

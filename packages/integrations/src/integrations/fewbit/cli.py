@@ -19,7 +19,7 @@ from integrations._step_tables.slopes import ScalarFunction
 from integrations._step_tables.steps import StepTable
 from integrations._step_tables.tables import table
 from integrations._version import __version__
-from integrations.fewbit import comparison, files, plot, roundings
+from integrations.fewbit import files, plot
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m integrations.fewbit",
-        description="Step functions in place of derivatives: fit, draw, write and check them.",
+        description="Step functions in place of derivatives: fit, draw and write them.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -56,17 +56,6 @@ def _parser() -> argparse.ArgumentParser:
     quantize.add_argument("--output", "-o", type=Path, metavar="FILE", help="default: print the table")
     for short, name in (("-M", "--max-iters"), ("-b", "--border-error"), ("-l", "--level-error"), ("-s", "--seed")):
         quantize.add_argument(short, name, help="of no effect: the optimum is computed, not searched for")
-
-    table_of_errors = commands.add_parser("errors", help="errors of the tables, beside FewBit's and the optimum")
-    table_of_errors.set_defaults(command=lambda options: print(comparison.render(options.reference, options.weight)))
-    table_of_errors.add_argument(
-        "--reference", type=Path, metavar="FILE", help="fewbit_errors.json; default: in ACTCORE_DATA"
-    )
-    table_of_errors.add_argument("--weight", choices=WEIGHTS, default="uniform", help="default: uniform")
-
-    compared = commands.add_parser("compare", help="what both roundings do to the gradient, for inputs of N(0, 1)")
-    compared.set_defaults(command=lambda options: print(roundings.render(roundings.compare(options.function))))
-    compared.add_argument("function", help="a smooth one of the catalogue")
 
     draw = commands.add_parser("draw", help="draw the steps of all smooth functions into one figure")
     draw.set_defaults(command=_draw)

@@ -88,7 +88,7 @@ def add_to(commands: Any) -> None:
     exchanged.add_argument(
         "--linear", type=_word_or_number, metavar="RATIO", help="linear layers that keep a sketch: randomized, or 0.2"
     )
-    exchanged.add_argument("--q-layers", metavar="LEVEL", help="Q-layers: q, or one of their levels such as L3")
+    exchanged.add_argument("--q-layers", metavar="LEVEL", help="Q-layers: q, or one of their levels such as ActNN-L3")
     output = parser.add_argument_group("what to print and write")
     output.add_argument("--depth", type=int, default=1, help="print modules down to this depth; default: 1")
     output.add_argument("--all", action="store_true", help="print every tensor")

@@ -7,7 +7,6 @@ model = qmodules.QModule(model, level="L3")
 print(qmodules.summary(model))
 """
 
-from integrations.qmodules.ablation import ablation, ablation_levels
 from integrations.qmodules.config import config, set_optimization_level
 from integrations.qmodules.convert import QModule, Summary, is_converted, revert, summary
 from integrations.qmodules.data import DataLoader
@@ -42,15 +41,11 @@ from integrations.qmodules.layers import (
 )
 from integrations.qmodules.levels import LEVELS, QLevel
 from integrations.qmodules.scheme import ModelPrecision, QBNScheme, QScheme, model_precision
-from integrations.qmodules.variance import GradientVariance, LayerVariance, get_var
-from integrations.qmodules.variance_plot import plot_variance
 
 __all__ = [
     "LEVELS",
     "QGELU",
     "DataLoader",
-    "GradientVariance",
-    "LayerVariance",
     "ModelPrecision",
     "QAdaptiveAvgPool2d",
     "QAvgPool2d",
@@ -83,13 +78,9 @@ __all__ = [
     "QSiLU",
     "QSyncBatchNorm",
     "Summary",
-    "ablation",
-    "ablation_levels",
     "config",
-    "get_var",
     "is_converted",
     "model_precision",
-    "plot_variance",
     "revert",
     "set_optimization_level",
     "summary",

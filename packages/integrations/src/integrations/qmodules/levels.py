@@ -13,6 +13,9 @@ import actcore
 ONE_GROUP = 1 << 40
 """A group size that no tensor exceeds: its two bounds are the whole tensor's (ActNN's ``pergroup=False``)."""
 
+PREFIX = "ActNN-"
+"""Before a level's name it says whose level it is: ``compress_model`` has levels of the same names."""
+
 _GROUPS = 3
 """Groups of layers that a single number of bits is for: as many as ActNN had."""
 
@@ -112,16 +115,20 @@ as they are. L3.1 and L5 differed from L3 and L4 in how ActNN treated the alloca
 
 
 def resolve_level(level: str | QLevel, options: Mapping[str, Any] | None = None) -> QLevel:
-    """The level, or the one of that name, with some fields replaced.
+    """Return the level, or the one of that name, with some fields replaced.
+
+    Args:
+        level: a level or a name in ``LEVELS``, with or without ``ActNN-`` before it.
+        options: fields of ``QLevel`` and their values.
 
     Raises:
         TypeError: ``level`` is neither a name nor a QLevel, or an option has the wrong type.
         ValueError: the name or an option is unknown, or a value is out of range. The message lists the valid ones.
     """
     if isinstance(level, str):
-        if level not in LEVELS:
+        if level.removeprefix(PREFIX) not in LEVELS:
             raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {level!r}")
-        level = LEVELS[level]
+        level = LEVELS[level.removeprefix(PREFIX)]
     elif not isinstance(level, QLevel):
         raise TypeError(f"level must be a QLevel or a name, one of {', '.join(LEVELS)}, got {level!r}")
     valid = [field.name for field in fields(QLevel)]

@@ -7,6 +7,7 @@ published.py    what was published of the models, and what is asked of ResNet-50
 memory.py       part "memory": what ResNet-50 keeps for backward, in a process of its own
 training.py     part "training": a model, compressed, beside full precision, seeds in pairs
 tasks.py        what is trained on what: ResNet-20 on those images, or a model of full size on a folder
+gradient_variance.py  measures the variance that rounding gives a gradient
 variance.py     parts "variance" and "ablation": the gradient's variance, predicted and measured
 step_time.py    part "time": a step of ResNet-20 beside torch's own, in turn
 results.py      what is recorded

@@ -16,8 +16,8 @@ from bench.runner.clock import median_ratio
 from bench.runner.memory import Memory
 from bench.suites.vision.compression.results import Cell
 from bench.suites.vision.dense.results import DenseCell
+from bench.suites.vision.gradient_variance import GradientVariance, LayerVariance
 from bench.ways.conversions import WAYS
-from integrations.qmodules import GradientVariance, LayerVariance
 
 FACTOR = 2.0
 """How far a predicted variance may be from the measured one, either way."""
@@ -40,7 +40,7 @@ class VisionCurve(Entry):
 
 @metrics
 class Noise(Entry):
-    """What ``qmodules.get_var`` measures of a gradient."""
+    """What ``get_var`` measures of a gradient."""
 
     layers: list[LayerVariance] = nested(LayerVariance, "of each layer by itself", many=True)
     gradient: float = metric("", "the squared norm of the exact gradient", default=0.0)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bench.models.data.images import Images
 from bench.models.resnet20 import backward, batch_of, loss, resnet20
+from bench.suites.vision.gradient_variance import ablation_levels, get_var
 from bench.suites.vision.results import Ablated, Variance, noise_metrics
 from integrations import qmodules
 
@@ -51,14 +52,14 @@ def measure(model: nn.Module, level: str, images: Images, repeats: int) -> Varia
 
 def ablation() -> list[str]:
     """The steps of ActNN's ablation, and one with the gradient norm of each sample known."""
-    return [*qmodules.ablation_levels(BITS), WITH_GRADIENTS]
+    return [*ablation_levels(BITS), WITH_GRADIENTS]
 
 
 def ablate(model: nn.Module, step: str, images: Images, repeats: int) -> Ablated:
     """The variance at one of the steps."""
     places, x, y = batch_of(images.x, images.y, BATCH)
     if step != WITH_GRADIENTS:
-        converted = qmodules.QModule(copy.deepcopy(model), qmodules.ablation_levels(BITS)[step])
+        converted = qmodules.QModule(copy.deepcopy(model), ablation_levels(BITS)[step])
         return Ablated(step, **_measured(converted, x, y, repeats))
     options = {"bits": (BITS,), "use_gradient": True, "num_samples": len(images.x)}
     converted = qmodules.QModule(copy.deepcopy(model), "L3", **options)
@@ -69,4 +70,4 @@ def ablate(model: nn.Module, step: str, images: Images, repeats: int) -> Ablated
 def _measured(converted: nn.Module, x: Tensor, y: Tensor, repeats: int) -> dict[str, Any]:
     for _ in range(2):  # in which layers get their bits
         backward(converted, x, y)
-    return noise_metrics(qmodules.get_var(converted, lambda: loss(converted, x, y).backward(), repeats))
+    return noise_metrics(get_var(converted, lambda: loss(converted, x, y).backward(), repeats))

@@ -74,7 +74,7 @@ class Segment:
         self.calls: list[RepeatedCall | None] | None = []  # None once they have been repeated for the last time
         self._becomes: dict[int, int] = {}  # values whose memory was taken over, with what they became
         self._handles: dict[int, int] = {}  # how many saved tensors are in a value's memory
-        # The handles among them whose tensors are stored once recomputed.
+        # The handles among them whose tensors may be stored once recomputed.
         self._waiting: dict[int, list[weakref.ref[Handle]]] = {}
         self._stored: dict[str, Any] = {}
         self._made: dict[int, Tensor] = {}
@@ -102,7 +102,7 @@ class Segment:
         """Counts a saved tensor in a value's memory."""
         held = self._handles.get(handle.value, 0) + 1
         self._handles[handle.value], handle.held = held, True  # both, or neither
-        if handle.later is not None:
+        if handle.later is not None or handle.shares:
             self._waiting.setdefault(handle.value, []).append(weakref.ref(handle))
 
     def release(self, value: int) -> None:
@@ -149,7 +149,7 @@ class Segment:
         if stored is not None:
             return repeated(stored.unpack)
         base = self._made[value]
-        if handle.later is not None and self._only_stored(value):
+        if _has_form(handle) and self._only_stored(value):
             del self._made[value]
         elif retained and self.calls is not None:
             # The graph is retained: the saved tensors stay alive, and what is made for them should not.
@@ -160,28 +160,32 @@ class Segment:
         return repeated(handle.geometry.view, base)
 
     def _store(self, value: int, made: dict[int, Tensor]) -> None:
-        """Stores the saved tensors in a value's memory, each in its own form."""
-        for reference in self._waiting[value]:
-            handle = reference()
-            if handle is not None and handle.later is not None:
-                handle.stored = handle.later.store(handle.geometry.view(made[value]), self._stored)
+        """Stores the saved tensors in a value's memory, each in its own form, and those that share one in that."""
+        handles = [handle for reference in self._waiting[value] if (handle := reference()) is not None]
+        stored = [handle for handle in handles if handle.later is not None]
+        for handle in handles:
+            same = handle if handle.later is not None else _alike(handle, stored)
+            if same is not None and same.later is not None:
+                handle.stored = same.later.store(handle.geometry.view(made[value]), self._stored)
 
     def _is_stored(self, value: int) -> bool:
-        handles = [reference() for reference in self._waiting.get(value, ())]
-        stored = bool(handles) and all(handle is None or handle.stored is not None for handle in handles)
+        handles = [handle for reference in self._waiting.get(value, ()) if (handle := reference()) is not None]
+        stored = bool(self._waiting.get(value)) and all(handle.stored is not None for handle in handles)
         return stored and self._only_stored(value)
 
     def _only_stored(self, value: int) -> bool:
         """Whether no inner segment reads the value as it is."""
-        there = sum(reference() is not None for reference in self._waiting.get(value, ()))
-        return there >= self._handles.get(value, 0)
+        handles = [handle for reference in self._waiting.get(value, ()) if (handle := reference()) is not None]
+        return sum(map(_has_form, handles)) >= self._handles.get(value, 0)
 
     @_alone
-    def prepare(self, value: int) -> None:
-        """Recomputes a value if it is not there."""
-        value = self._latest(value)
-        if value not in self._made:
+    def prepare(self, handle: Handle) -> None:
+        """Recomputes the tensor of a handle if it is not there in any form."""
+        value = self._latest(handle.value)
+        if value not in self._made and handle.stored is None:
             self._remake(value, _graph_is_retained())
+            if handle.stored is not None and self._only_stored(value):
+                del self._made[value]  # it waits in its form until it is read
 
     def _latest(self, value: int) -> int:
         """The value that it has become: another part of the same memory may have been written since it was saved."""
@@ -249,24 +253,43 @@ class Segment:
         self._seen.clear()
 
 
+def _has_form(handle: Handle) -> bool:
+    """Return whether what a handle stands for is, or will be, stored."""
+    return handle.later is not None or handle.stored is not None
+
+
+def _alike(handle: Handle, others: list[Handle]) -> Handle | None:
+    """Return the first of several handles that stands for the same elements in the same order."""
+    return next((other for other in others if other.geometry == handle.geometry), None)
+
+
 class Handle:
-    """What autograd, or the call of an inner segment, holds in the place of a tensor that a segment recomputes."""
+    """What autograd, or the call of an inner segment, holds in the place of a tensor that a segment recomputes.
 
-    __slots__ = ("__weakref__", "_version", "geometry", "held", "later", "segment", "stored", "value")
+    Args:
+        segment, value, tensor: the segment, the value that it makes, and the tensor in the value's memory.
+        later: how the tensor is stored once recomputed; ``None``: it waits as it is until it is read.
+        shares: whether it is read from the form that another handle stores, as an inner segment reads what a plan has
+            a store for.
+    """
 
-    def __init__(self, segment: Segment, value: int, tensor: Tensor, later: Later | None = None) -> None:
+    __slots__ = ("__weakref__", "_version", "geometry", "held", "later", "segment", "shares", "stored", "value")
+
+    def __init__(
+        self, segment: Segment, value: int, tensor: Tensor, later: Later | None = None, shares: bool = False
+    ) -> None:
         self.held = False  # until the segment counts it
         self.segment = segment
         self.value = value
         self.geometry = Geometry.of(tensor)
-        self.later = later
+        self.later, self.shares = later, shares
         self.stored: Packed | None = None  # the form that ``later`` made of it, once it was recomputed
         self._version = Version(tensor)
         segment.hold(self)
 
     def prepare(self) -> None:
         """Has the segment recompute it."""
-        self.segment.prepare(self.value)
+        self.segment.prepare(self)
 
     def unpack(self) -> Tensor:
         """The tensor.

@@ -196,7 +196,8 @@ class Tape(TorchDispatchMode):
                 if level is self._inner:
                     outer = self._outer.segment_of.get(value)
                     if outer is not None and outer.calls is not None:
-                        return Elsewhere(Handle(outer, value, given))
+                        shares = self._schedule.store_of(value) is not None
+                        return Elsewhere(Handle(outer, value, given, shares=shares))
                 return HeldTensor(self._keeping_of(value).read(given, value))
         if isinstance(given, (list, tuple)):
             return [self._noted(item, level, segment) for item in given]

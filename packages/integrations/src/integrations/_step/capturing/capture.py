@@ -20,6 +20,7 @@ from integrations._common.plain import PLAIN
 from integrations._step.capturing.apart import bytes_of_gradient
 from integrations._step.capturing.errors import NoGradient, NotCaptured
 from integrations._step.capturing.loss import Differentiated, Loss, differentiated, is_scalar_loss
+from integrations._step.capturing.reach import Reach
 from integrations._step.capturing.recorder import Recorder
 from integrations._step.capturing.recording import Recording
 from integrations._step.capturing.stand_ins import StandIns, with_stand_ins
@@ -94,15 +95,58 @@ def capture(
         Exception: what the model raises with these inputs.
     """
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    if nested := [tensor for tensor in tensors_in((args, dict(kwargs or {}))) if tensor.is_nested]:
+    reach = find_reach(model, args, kwargs)
+    return capture_reaching(
+        reach,
+        model,
+        args,
+        dict(kwargs or {}),
+        real=real,
+        hooks=hooks,
+        measure=measure,
+        costs=costs,
+        loss=loss,
+        holds_outputs=holds_outputs,
+    )
+
+
+def capture_reaching(
+    reach: Reach,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    real: bool = False,
+    hooks: Hooks | None = None,
+    measure: bool = False,
+    costs: Costs = modelled,
+    loss: Loss | None = None,
+    holds_outputs: bool | None = None,
+) -> Graph:
+    """Capture as ``capture`` does, where it is known what the forward can get at. Finding that takes longer than the
+    capture for models of large libraries.
+
+    Args:
+        reach: from ``find_reach``, if nothing but captures has run since.
+        model, args, kwargs, real, hooks, measure, costs, loss, holds_outputs: as in ``capture``.
+
+    Raises:
+        Exception: as for ``capture``.
+    """
+    if nested := [tensor for tensor in tensors_in((args, kwargs)) if tensor.is_nested]:
         raise NotCaptured(
             f"an input is a nested tensor ({nested[0].layout}), whose memory a plan cannot count; pass plain tensors, "
             "such as a padded batch and a mask"
         )
-    trial = _Trial(model, args, dict(kwargs or {}), hooks or _own_hooks, loss, holds_outputs)
+    trial = _Trial(model, args, kwargs, hooks or _own_hooks, loss, holds_outputs, reach)
     with capturing():
         found, note = contextvars.copy_context().run(_recorded, trial, real)
     return _graph(trial, found, note, measured if measure else costs, measure)
+
+
+def find_reach(model: nn.Module, args: Any, kwargs: Any) -> Reach:
+    """Return what a model's forward with these inputs can get at."""
+    return Reach(model, [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)])
 
 
 class _Trial(NamedTuple):
@@ -114,6 +158,7 @@ class _Trial(NamedTuple):
     hooks: Hooks
     loss: Loss | None
     holds_outputs: bool | None
+    reach: Reach
 
 
 class _Here(threading.local):
@@ -220,7 +265,7 @@ class _Loss(Function):
 
 
 def _captured(trial: _Trial, fake: bool) -> _Recorded:
-    model, args, kwargs, hooks, loss, holds = trial
+    model, args, kwargs, hooks, loss, holds, reach = trial
     mode = Fakes() if fake else None
     device = _device_of(model, args, kwargs)
     whole = whole_parameters(model)
@@ -283,10 +328,9 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
         )
 
     given_args, given_kwargs = stand_ins.of_all((args, kwargs))
-    objects = [leaf for leaf in tree_leaves((given_args, given_kwargs)) if not isinstance(leaf, Tensor)]
     try:
         with quiet():
-            return with_stand_ins(model, stand_ins, objects, recorded)
+            return with_stand_ins(model, stand_ins, reach, recorded)
     finally:
         for tensor, gradient in recorder.leaves.values():
             tensor.grad = gradient

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from functools import lru_cache, partial
 from itertools import islice
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
@@ -98,15 +97,25 @@ class Reach:
 
     def restore(self) -> None:
         """Puts back all that has changed since, even if putting back something raises."""
-        with ExitStack() as stack:
-            for _, found in self._found:
-                stack.callback(found.restore)
-            for owner in self._classes:  # new attributes that the code names
-                for name in self._used.intersection(vars(owner)):
-                    if (id(owner), name) not in self._names:
-                        new = class_name(owner, name)
-                        new.value = NOTHING
-                        stack.callback(new.restore)
+        failure: BaseException | None = None
+        for found in self._restored():
+            try:
+                found.restore()
+            except BaseException as error:  # an interrupt, too: the rest is put back first
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def _restored(self) -> Iterator[PutBack]:
+        """Yield what is put back: new attributes that the code names, and then all that was found, the last first."""
+        for owner in self._classes:
+            for name in self._used.intersection(vars(owner)):
+                if (id(owner), name) not in self._names:
+                    new = class_name(owner, name)
+                    new.value = NOTHING
+                    yield new
+        for _, found in reversed(self._found):
+            yield found
 
     # ---- the walk ----
 

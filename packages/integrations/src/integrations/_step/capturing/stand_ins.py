@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, TypeVar
@@ -60,7 +60,7 @@ class StandIns:
         return [made for _, made in self._made.values() if isinstance(made, nn.Parameter)]
 
 
-def with_stand_ins(model: nn.Module, stand_ins: StandIns, given: Iterable[Any], work: Callable[[], Result]) -> Result:
+def with_stand_ins(model: nn.Module, stand_ins: StandIns, reach: Reach, work: Callable[[], Result]) -> Result:
     """What ``work`` returns, called while stand-ins replace the tensors that the model's forward can get at.
 
     Afterwards gradients, generators and what ``Reach`` finds are as they were. The precision of a Q-layer learns
@@ -69,10 +69,9 @@ def with_stand_ins(model: nn.Module, stand_ins: StandIns, given: Iterable[Any], 
     Args:
         model: whose forward is tried.
         stand_ins: make the stand-ins.
-        given: what the forward is called with, beside tensors.
+        reach: what the forward can get at. Nothing but such trials has run since it was found.
         work: the trial.
     """
-    reach = Reach(model, given)
     own = [parameter for module in reach.modules for parameter in module.parameters(recurse=False)]
     undo: list[Callable[[], object]] = [random_states()]
     undo += [partial(setattr, parameter, "grad", gradient_of(parameter)) for parameter in own]

@@ -19,8 +19,8 @@ from integrations._calls.attention import recomputed
 from integrations._calls.double_backward import is_read
 from integrations._common.autocast import as_matmul
 from integrations._watching.tracker import opened
-from integrations.qmodules.functions.linear import Linear
 from integrations.qmodules.layers.base import QLayer
+from integrations.qmodules.layers.linear import LinearFunction
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.precision import LayerPrecision
 from integrations.qmodules.scheme import ModelPrecision
@@ -71,7 +71,7 @@ class QMultiheadAttention(QLayer, nn.MultiheadAttention):
         """``F.linear`` that stores ``x``."""
         x, weight, bias = as_matmul(x, weight, bias)
         saving = self._saving(x, weight) if torch.is_grad_enabled() else None
-        output: Tensor = F.linear(x, weight, bias) if saving is None else Linear.apply(x, weight, bias, saving)
+        output: Tensor = F.linear(x, weight, bias) if saving is None else LinearFunction.apply(x, weight, bias, saving)
         return output
 
     def attend(self, function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:

@@ -12,8 +12,8 @@ from integrations._common.plain import PLAIN
 from integrations._common.takeover import StandIn
 from integrations._torch import get_tracing_state, in_forward_mode, peek_interpreter_stack
 from integrations.qmodules.config import config
-from integrations.qmodules.functions.saving import Saving
 from integrations.qmodules.layers.leaf import leaf
+from integrations.qmodules.layers.saving import Saving
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.precision import LayerPrecision
 from integrations.qmodules.scheme import ModelPrecision

@@ -3,17 +3,93 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
 
+from actcore.stored import Stored, announce, is_heard
 from integrations._common.autocast import as_matmul
-from integrations.qmodules.functions.conv import Convolution, Geometry
-from integrations.qmodules.functions.padding import pad
 from integrations.qmodules.layers.base import QLayer
+from integrations.qmodules.layers.saving import Saving, placeholder
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.precision import LayerPrecision
+
+
+def pad(x: Tensor, padding: Sequence[int], mode: str) -> Tensor:
+    """``F.pad``. Under ``torch.compile`` it is torch's own: a gradient inside of a backward is not traced."""
+    if torch.compiler.is_compiling():
+        return F.pad(x, padding, mode)
+    padded: Tensor = _Pad.apply(x, padding, mode)
+    return padded
+
+
+class _Pad(Function):
+    """``F.pad`` in any mode. It is linear, so its gradient is the same wherever it is taken: at zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, padding: Sequence[int], mode: str) -> Tensor:
+        ctx.like, ctx.arguments = (x.shape, x.stride()), (padding, mode)
+        if is_heard(ctx) and mode in ("reflect", "replicate"):  # torch's keep their input
+            announce(Stored(x, "pad", "input", "shape"))
+        return F.pad(x, padding, mode)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        twice = torch.is_grad_enabled()
+        with torch.enable_grad():
+            shape, strides = ctx.like
+            at = torch.empty_strided(shape, strides, dtype=gradient.dtype, device=gradient.device).requires_grad_()
+            padded = F.pad(at, *ctx.arguments)
+            (found,) = torch.autograd.grad(padded, at, gradient, create_graph=twice)
+        return found, None, None
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The arguments of ``aten::convolution`` behind the tensors, each number once for every spatial dimension."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool = False
+    output_padding: tuple[int, ...] = ()
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """In the order of ``aten::convolution``."""
+        none = (0,) * len(self.stride)
+        return self.stride, self.padding, self.dilation, self.transposed, self.output_padding or none, self.groups
+
+
+class ConvolutionFunction(Function):
+    """``aten::convolution`` of a batch; backward is torch's at the stored input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, saving: Saving) -> Tensor:
+        ctx.geometry, ctx.shape = geometry, x.shape
+        ctx.bias_sizes = None if bias is None else bias.shape
+        saving.save(ctx, x if ctx.needs_input_grad[1] else None, weight)
+        output: Tensor = torch.ops.aten.convolution(x, weight, bias, *geometry.arguments)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        x, weight = ctx.saving.restore(ctx, 1)
+        ctx.saving.observe(gradient)
+        if x is None:  # the weight is frozen
+            x = placeholder(gradient, ctx.shape)
+        found = torch.ops.aten.convolution_backward(
+            gradient, x, weight, ctx.bias_sizes, *ctx.geometry.arguments, ctx.needs_input_grad[:3]
+        )
+        return *found, None, None
 
 
 class _AnyConv(QLayer):
@@ -51,7 +127,7 @@ class _AnyConv(QLayer):
         saving = self._saving(x, weight)
         if saving is None:
             return None
-        output: Tensor = Convolution.apply(x, weight, bias, geometry, saving)
+        output: Tensor = ConvolutionFunction.apply(x, weight, bias, geometry, saving)
         return output if batched else output.squeeze(0)
 
     def _takes(self, input: Tensor) -> bool:

@@ -4,13 +4,71 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
 
+import actcore
 from integrations._common.autocast import as_matmul
-from integrations.qmodules.functions.linear import Embedding, Linear
 from integrations.qmodules.layers.base import QLayer
+from integrations.qmodules.layers.saving import Saving
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.precision import LayerPrecision
+
+
+class LinearFunction(Function):
+    """``F.linear`` of any number of dimensions; backward multiplies with the stored input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, saving: Saving) -> Tensor:
+        saving.save(ctx, x if ctx.needs_input_grad[1] else None, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        x, weight = ctx.saving.restore(ctx, 1)
+        ctx.saving.observe(gradient)
+        to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
+        rows = _matrix(gradient)
+        with torch.autocast(gradient.device.type, enabled=False):  # in forward's dtypes, wherever backward is called
+            return (
+                gradient.matmul(weight) if to_x and weight is not None else None,
+                rows.t().mm(_matrix(x)) if to_weight and x is not None else None,
+                rows.sum(0) if to_bias else None,
+                None,
+            )
+
+
+class EmbeddingFunction(Function):
+    """``F.embedding``; its indices are stored in the bits that their range takes, exactly."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        indices: Tensor,
+        weight: Tensor,
+        padding_idx: int,
+        scale_grad_by_freq: bool,
+        sparse: bool,
+    ) -> Tensor:
+        output: Tensor = torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
+        ctx.rows, ctx.options = weight.shape[0], (padding_idx, scale_grad_by_freq, sparse)
+        narrow = actcore.Narrow(0, max(weight.shape[0] - 1, 0))
+        actcore.save_for_backward(ctx, (indices, narrow), operator="QEmbedding")
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        (indices,) = actcore.saved_tensors_of(ctx)
+        return None, torch.ops.aten.embedding_backward(gradient, indices, ctx.rows, *ctx.options), None, None, None
+
+
+def _matrix(x: Tensor) -> Tensor:
+    """All but the last dimension as one; a reshape to -1 would refuse what has no elements."""
+    return x.flatten(0, -2) if x.dim() > 1 else x[None]
 
 
 class StoredLinear(QLayer):
@@ -38,7 +96,7 @@ class StoredLinear(QLayer):
         saving = self._saving(given, factor)
         if saving is None:
             return None
-        output: Tensor = Linear.apply(given, factor, added, saving)
+        output: Tensor = LinearFunction.apply(given, factor, added, saving)
         return output
 
 
@@ -74,5 +132,5 @@ class QEmbedding(QLayer, nn.Embedding):
         if not self.precision.level.compress or self.max_norm is not None or not self._stores(input, self.weight):
             return super().forward(input)
         padding = -1 if self.padding_idx is None else self.padding_idx
-        output: Tensor = Embedding.apply(input, self.weight, padding, self.scale_grad_by_freq, self.sparse)
+        output: Tensor = EmbeddingFunction.apply(input, self.weight, padding, self.scale_grad_by_freq, self.sparse)
         return output

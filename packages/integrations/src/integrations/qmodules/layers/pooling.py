@@ -8,12 +8,41 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 
 import actcore
+from actcore.origins import note_origin, with_origin
+from actcore.stored import Stored, announce, is_heard
 from integrations._torch import adaptive_avg_pool2d, adaptive_avg_pool2d_backward
-from integrations.qmodules.functions.pooling import AveragePool
 from integrations.qmodules.layers.activations import DTYPES
 from integrations.qmodules.layers.base import QLayer
+
+
+class AveragePoolFunction(Function):
+    """An average pool of torch and its backward, to which the input's values do not matter."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        pool: Callable[..., Tensor],
+        backward: Callable[..., Tensor],
+        arguments: tuple[Any, ...],
+        backward_arguments: tuple[Any, ...],
+    ) -> Tensor:
+        ctx.like, ctx.call = (x.shape, x.stride()), (backward, backward_arguments)
+        note_origin(ctx, x)
+        if is_heard(ctx):
+            announce(Stored(x, getattr(pool, "__name__", "avg_pool").strip("_"), "input", "shape"))
+        return pool(x, *arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        backward, arguments = ctx.call
+        # Never written and never read: kernels look at its shape and memory format, which one element would not have.
+        like = torch.empty_strided(*ctx.like, dtype=gradient.dtype, device=gradient.device)
+        return with_origin(ctx, backward(gradient, like, *arguments)), None, None, None, None
 
 
 class _Pool(QLayer):
@@ -82,7 +111,9 @@ class QAvgPool2d(_Pool, nn.AvgPool2d):
         kernel, stride, padding = (_each(value, 2) for value in (self.kernel_size, self.stride, self.padding))
         arguments = (kernel, stride, padding, self.ceil_mode, self.count_include_pad, self.divisor_override)
         aten = torch.ops.aten
-        output: Tensor = AveragePool.apply(input, aten.avg_pool2d, aten.avg_pool2d_backward, arguments, arguments)
+        output: Tensor = AveragePoolFunction.apply(
+            input, aten.avg_pool2d, aten.avg_pool2d_backward, arguments, arguments
+        )
         return output
 
 
@@ -98,7 +129,9 @@ class QAdaptiveAvgPool2d(_Pool, nn.AdaptiveAvgPool2d):
         if not self._takes(input) or input.dim() not in (3, 4) or given == [1, 1] or len(given) != 2:
             return super().forward(input)
         given = [input.shape[d - 2] if number is None else number for d, number in enumerate(given)]
-        output: Tensor = AveragePool.apply(input, adaptive_avg_pool2d, adaptive_avg_pool2d_backward, (given,), ())
+        output: Tensor = AveragePoolFunction.apply(
+            input, adaptive_avg_pool2d, adaptive_avg_pool2d_backward, (given,), ()
+        )
         return output
 
 
