@@ -81,7 +81,7 @@ def no_fakes():
 @pytest.fixture
 def payloads(monkeypatch):
     """Weak references to every tensor in which something was stored, in order."""
-    from integrations._runtime import site
+    from integrations._runtime import replay_cache
     from integrations._storing.regions import Region
 
     made = []
@@ -96,9 +96,9 @@ def payloads(monkeypatch):
 
     monkeypatch.setattr(Region, "_compress", noting(Region._compress, lambda compressed: compressed.payload))
     # Of what is stored as a step before.
-    monkeypatch.setattr(site, "COMPRESS", noting(site.COMPRESS, tuple))
-    monkeypatch.setattr(site, "MASK", noting(site.MASK, lambda returned: returned[:1]))
-    monkeypatch.setattr(site, "SIGNS", noting(site.SIGNS, lambda mask: (mask,)))
+    monkeypatch.setattr(replay_cache, "COMPRESS", noting(replay_cache.COMPRESS, tuple))
+    monkeypatch.setattr(replay_cache, "MASK", noting(replay_cache.MASK, lambda returned: returned[:1]))
+    monkeypatch.setattr(replay_cache, "SIGNS", noting(replay_cache.SIGNS, lambda mask: (mask,)))
     return made
 
 

@@ -9,7 +9,7 @@ import torch
 from actcore import device_streams
 from actcore.codecs import float8, group_affine, group_affine_rows
 from integrations._adaptive import surroundings
-from integrations._runtime import site
+from integrations._runtime import replay_cache
 from integrations.rules import standardizing
 
 _CODECS = float8, group_affine, group_affine_rows, standardizing
@@ -48,7 +48,7 @@ class Draws:
             module.noise_key = self._in_python(module.noise_key)
         # What the fast path in C repeats of the forward before, which calls this in the place of the operator.
         for name in ("COMPRESS", "COMPRESS_CLAMPED", "STANDARDIZE"):
-            setattr(site, name, self._in_c(getattr(site, name)))
+            setattr(replay_cache, name, self._in_c(getattr(replay_cache, name)))
         device_streams.next_stream.register_kernel("cpu")(self._counted)
 
     def _note(self, tensor, seed, stream, what):

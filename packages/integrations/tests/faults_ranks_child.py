@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import integrations
-from integrations._handle import recomputing
+from integrations._handle import plan_manager
 
 TIMEOUT = 60  # of the group, in seconds
 X = torch.randn(1024, 64, generator=torch.Generator().manual_seed(0))
@@ -48,7 +48,7 @@ if __name__ == "__main__":
     model = integrations.compress_model(net(), memory=0.9, error=0)
     outer = DistributedDataParallel(model)
     if rank == int(dies):
-        setattr(recomputing, "of_rank_0" if rank else "front_of", die)
+        setattr(plan_manager, "of_rank_0" if rank else "front_of", die)
     before, began, told = [sorted(vars(module)) for module in model.modules()], time.monotonic(), ""
     try:
         outer(X)
@@ -58,9 +58,9 @@ if __name__ == "__main__":
     found["as before"] = before == [sorted(vars(module)) for module in model.modules()]
     found["no gradient"] = all(parameter.grad is None for parameter in model.parameters())
     handle = integrations.compression(model)
-    found["at rest"] = not handle._sessions and handle._recomputing.plan is None
+    found["at rest"] = not handle._sessions and handle._plan_manager.plan is None
     expected = step(net())
     found["goes on alone"] = all(map(torch.equal, step(model), expected))
-    found["planned"] = handle._recomputing.plan is not None
+    found["planned"] = handle._plan_manager.plan is not None
     print(json.dumps(found), flush=True)
     os._exit(0)  # the group cannot be left, as the other rank is gone

@@ -7,7 +7,7 @@ from dataclasses import replace
 import integrations
 from integrations._planning.bounds import Bounds
 from integrations._planning.choice import Choice, mask_of
-from integrations._planning.menus import Menus
+from integrations._planning.storage_candidates import StorageCandidates
 from integrations._step.capturing.capture import capture
 from integrations._watching.tracker import CallTracker
 from integrations.checkpoint import Plan
@@ -37,7 +37,9 @@ def plan_of(model, graph, kept, stores=None, held=None):
     stores = tuple(sorted((stores or {}).items()))
     held = None if held is None else mask_of(held)
     choice = Choice(mask_of(kept), 0, 0.0, 0.0, held, stores, rounded=graph.rounded)
-    plan = Plan(type(model).__name__, graph, choice, (choice,), 0, False, menus=Menus.none(len(graph.values)))
+    plan = Plan(
+        type(model).__name__, graph, choice, (choice,), 0, False, menus=StorageCandidates.none(len(graph.values))
+    )
     if not graph.rounded:
         return plan
     return replace(plan, rounded=graph, rounded_menus=plan.menus, bounds=Bounds(error=0.1, stores=plan.stores))

@@ -21,7 +21,7 @@ from two_ranks import leave
 
 from integrations import compress_model, compression
 from integrations._adaptive import ranks
-from integrations._handle import recomputing
+from integrations._handle import plan_manager
 from integrations._measuring import bounded as bounded_plans
 from integrations._step.costs.rates import constant
 from integrations.checkpoint import apply, plan
@@ -194,15 +194,15 @@ def talking(rank):
         asked.append(given)
         return ranks.come_together(*given)
 
-    with patch.object(recomputing, "come_together", counted):
+    with patch.object(plan_manager, "ranks_in_sync", counted):
         made = bounded(rank, [1024, 1024, 2048 if rank == 0 else 1024, 1024], steps=4, first=means)
     measured = None if made.measured is None else made.measured.relative
-    return [measured, str(made._recomputing.measuring), len(means.seen), len(asked)]
+    return [measured, str(made._plan_manager.measuring), len(means.seen), len(asked)]
 
 
 def failing(rank, failed):
     """Return the plan of a rank if planning fails once on one of both ranks, and the number of its attempts."""
-    real, calls = recomputing.front_of, []
+    real, calls = plan_manager.front_of, []
 
     def fails_once(*given, **named):
         calls.append(given)
@@ -210,7 +210,7 @@ def failing(rank, failed):
             raise MemoryError("no room")
         return real(*given, **named)
 
-    with patch.object(recomputing, "front_of", fails_once):
+    with patch.object(plan_manager, "front_of", fails_once):
         return [followed(bounded(rank, 1024, steps=1)), len(calls)]
 
 

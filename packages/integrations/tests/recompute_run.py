@@ -8,9 +8,9 @@ from integrations._handle.compression import Compression
 from integrations._planning.choice import Choice, mask_of
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Followed
-from integrations._runtime.following import Following
+from integrations._runtime.plan_executor import PlanExecutor
 from integrations._step.graphs.signature import Signature
-from integrations._storing.ways import through
+from integrations._storing.storage_policy import through
 from integrations.rules.levels import LEVELS
 
 
@@ -31,7 +31,7 @@ class _Given:
 
     def following(self, model, level, args, kwargs, bits=None, compiled=False, double=None, any_path=False, step=None):
         followed = Followed(self.plan, self.plan.schedule, Signature.of(args, kwargs), self.plan)
-        made = Following(model, self, followed, None, compiled, self.keeps)
+        made = PlanExecutor(model, self, followed, None, compiled, self.keeps)
         if self.made is not None:
             self.made.append(made)
         return made
@@ -71,7 +71,7 @@ def handle_keeping(model, graph, kept, codec=None, held=None):
     choice = Choice(mask_of(kept), 0, 0.0, 0.0, None if held is None else mask_of(held))
     plan = Plan(type(model).__name__, graph, choice, (choice,), 0, exact=True)
     handle = Compression(model, "L0", LEVELS["L0"])
-    handle._recomputing = _Given(plan, None if codec is None else through(codec, handle.level))
+    handle._plan_manager = _Given(plan, None if codec is None else through(codec, handle.level))
     return handle
 
 

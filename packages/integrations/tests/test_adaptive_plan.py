@@ -13,9 +13,9 @@ from torch import nn
 import integrations
 from actcore import GroupAffine
 from integrations._adaptive.allocation import plan_of
+from integrations._adaptive.bit_plan import BitPlan
 from integrations._adaptive.identity import Identity
 from integrations._adaptive.measurement import Measurement, Sensitivity, mean_of
-from integrations._adaptive.plan import Plan
 
 from .nets import Net, mlp, normal, rows
 
@@ -184,7 +184,7 @@ def test_the_report_says_where_the_bits_come_from(adapted):
 
 def test_a_plan_survives_as_plain_values(adapted):
     plan = adapted[1].plan
-    assert Plan.of(copy.deepcopy(plan.plain())) == plan
+    assert BitPlan.of(copy.deepcopy(plan.plain())) == plan
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_damaged_plan_is_refused(adapted, damage):
     plain = copy.deepcopy(adapted[1].plan.plain())
     damage(plain)
     with pytest.raises(ValueError, match="plan"):
-        Plan.of(plain)
+        BitPlan.of(plain)
 
 
 def test_a_plan_of_another_model_names_what_is_not_there(adapted):

@@ -9,7 +9,7 @@ from torch import nn
 
 import integrations
 from integrations import checkpoint
-from integrations._measuring import together
+from integrations._measuring import broadcast
 from integrations._planning import free
 from integrations._planning.bounds import Bounds
 from integrations._planning.budget import allowed_bytes, bytes_of, require_budget
@@ -192,14 +192,14 @@ def test_ranks_that_plan_together_take_the_least_of_theirs(monkeypatch, tmp_path
     machine(monkeypatch, tmp_path, available=64 * MIB)
     model, args = deep()
     others = [-1000.0]
-    monkeypatch.setattr(together, "largest", lambda value: max(value, *others) if others[0] < 0 else others[0])
+    monkeypatch.setattr(broadcast, "largest", lambda value: max(value, *others) if others[0] < 0 else others[0])
     asked = Bounds("auto")
-    assert together.with_bytes(asked, model, args, together=True)[0] == Bounds("1000B")
-    alone = together.with_bytes(asked, model, args, together=False)[0]
+    assert broadcast.with_bytes(asked, model, args, together=True)[0] == Bounds("1000B")
+    alone = broadcast.with_bytes(asked, model, args, together=False)[0]
     assert bytes_of(alone.memory, 0) == free.free_for(model).nbytes > 1000
     others[0] = math.nan  # a rank on which nothing is known
     with pytest.raises(ValueError, match="if a rank's free memory is unknown"):
-        together.with_bytes(asked, model, args, together=True)
+        broadcast.with_bytes(asked, model, args, together=True)
 
 
 def test_auto_on_a_device_of_which_nothing_is_known():

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import integrations
-from integrations._step.capturing import put_back
-from integrations._step.capturing.reach import Reach
+from integrations._step.capturing import state_snapshot
+from integrations._step.capturing.reachable_state import ReachableState
 from integrations._step.capturing.stand_ins import StandIns, with_stand_ins
 
 from .faults import interrupted_anywhere
@@ -46,7 +46,7 @@ def test_normflows_test_normal_nsf(monkeypatch):
     """A test's time was over while weights were put back. The exception was taken for the capture's, the weights stayed
     without elements, and the forward behind it raised DynamicOutputShapeException."""
     model = Inside()
-    twin, restore, raised = copy.deepcopy(model), put_back.Mapping.restore, []
+    twin, restore, raised = copy.deepcopy(model), state_snapshot.Mapping.restore, []
 
     def interrupted(self):
         if self._found is model.layer._parameters and not raised:
@@ -54,7 +54,7 @@ def test_normflows_test_normal_nsf(monkeypatch):
             raise TooLong
         restore(self)
 
-    monkeypatch.setattr(put_back.Mapping, "restore", interrupted)
+    monkeypatch.setattr(state_snapshot.Mapping, "restore", interrupted)
     integrations.compress_model(model, error=0)
     found = gradients(model)
     assert raised
@@ -100,7 +100,7 @@ def test_an_interrupt_anywhere_while_stand_ins_are_taken_out(other_threads, monk
             model.change()
             fault.__enter__()
 
-        with_stand_ins(model, StandIns(torch.empty_like), Reach(model), work)
+        with_stand_ins(model, StandIns(torch.empty_like), ReachableState(model), work)
 
     before, tries = model.state(), interrupted_anywhere(captured, lambda: model, quick=40)
     assert [f"{fault.place} {fault.where}" for _, fault in tries if model.state() != before] == []
@@ -112,7 +112,7 @@ def test_a_sequence_is_whole_after_an_interrupt_anywhere(kind):
 
     def changed():
         found = kind([1, 2])
-        sequence = put_back.Sequence(found, whole=False)
+        sequence = state_snapshot.Sequence(found, whole=False)
         found.extend([torch.ones(1), 3])
         return found, sequence
 

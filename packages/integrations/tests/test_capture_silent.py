@@ -40,7 +40,7 @@ def test_anomaly_mode_tells_nothing_of_a_capture(check_nan):
         assert (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()) == (True, check_nan)
     assert not torch.is_anomaly_enabled()
     assert_same(found, expected)
-    assert integrations.compression(model)._recomputing.plan.graph.note == rounded.graph.note == ""
+    assert integrations.compression(model)._plan_manager.plan.graph.note == rounded.graph.note == ""
 
 
 class Bag(nn.Module):

@@ -260,7 +260,7 @@ def peak_with(plan, rows):
     number, graph = chunk_op(plan.followed), plan.followed
     op = replace(graph.ops[number], scratch=rows * CLASSES * 4)
     graph = replace(graph, ops=(*graph.ops[:number], op, *graph.ops[number + 1 :]))
-    menus = plan.menus_of(plan.choice)
+    menus = plan.candidates_for(plan.choice)
     return simulate(training_step(graph, menus), *chosen_entries(plan.choice, menus)).peak - graph.gradients
 
 

@@ -44,7 +44,7 @@ def found(model, error):
 
 def noise_of(plan):
     """The noise of all values together."""
-    menus = plan.menus_of(plan.choice)
+    menus = plan.candidates_for(plan.choice)
     return sum(menus.option(value, store).noise for value, store in plan.choice.stores)
 
 

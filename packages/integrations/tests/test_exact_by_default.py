@@ -12,8 +12,8 @@ from torch import nn
 import integrations
 from integrations._handle import recorded_step
 from integrations._planning import front
+from integrations._planning.accumulation import WITH_ROUNDING
 from integrations._planning.at_peak import largest_at_peak
-from integrations._planning.noted import WITH_ROUNDING
 from integrations.checkpoint import Plan
 
 from .libraries import library_or_skip

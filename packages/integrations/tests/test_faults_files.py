@@ -68,8 +68,8 @@ def planned():
 
 TABLE = StepTable((0.0,), (0.0, 1.0))
 WRITERS = {
-    "plan.json": lambda handle, path: handle._recomputing.plan.save(path),
-    "plan.html": lambda handle, path: handle._recomputing.plan.page(path),
+    "plan.json": lambda handle, path: handle._plan_manager.plan.save(path),
+    "plan.html": lambda handle, path: handle._plan_manager.plan.page(path),
     "report.html": lambda handle, path: handle.report().html(path),
     "table.json": lambda handle, path: save(TABLE, "relu", 1, path),
     "table.npz": lambda handle, path: save(TABLE, "relu", 1, path),
@@ -149,7 +149,7 @@ def raised(function):
 
 def test_a_plan_that_is_damaged_changes_nothing(planned, tmp_path):
     """It is refused, and the model is as before; or it is still a plan."""
-    text = planned._recomputing.plan.to_json()
+    text = planned._plan_manager.plan.to_json()
     path, refused = tmp_path / "plan.json", 0
     for damage in damaged(text, 20):
         path.write_text(damage)

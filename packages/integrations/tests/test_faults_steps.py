@@ -177,11 +177,13 @@ def test_memory_that_was_short_once_while_planning_is_planned_for_again():
     short = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 512 bytes")
     assert is_out_of_memory(short)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("integrations._handle.recomputing.front_of", lambda *args, **kwargs: (_ for _ in ()).throw(short))
+        patch.setattr(
+            "integrations._handle.plan_manager.front_of", lambda *args, **kwargs: (_ for _ in ()).throw(short)
+        )
         with pytest.raises(RuntimeError, match="can't allocate memory") as raised:
             step(model)
     assert "another attempt plans again" in raised.value.__notes__[-1]
     handle = integrations.compression(model)
-    assert handle._recomputing.plan is None
+    assert handle._plan_manager.plan is None
     step(model)
-    assert handle._recomputing.plan is not None
+    assert handle._plan_manager.plan is not None

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import integrations
 from actcore.codecs import group_affine
 from integrations import saved as gact
-from integrations._runtime import site
+from integrations._runtime import replay_cache
 from integrations.saved import Controller
 from integrations.saved.controller import Config
 
@@ -104,14 +104,14 @@ def test_g10_no_generator_is_touched(level):
 
 def test_g11_no_tensor_has_the_noise_of_another_a_step_before(monkeypatch):
     streams = []
-    compress = site.COMPRESS
+    compress = replay_cache.COMPRESS
 
     def noted(*args):
         streams.append(args[-1])
         return compress(*args)
 
     monkeypatch.setattr(group_affine, "_COMPRESS_INT", noted)
-    monkeypatch.setattr(site, "COMPRESS", noted)  # of what was decided a step before
+    monkeypatch.setattr(replay_cache, "COMPRESS", noted)  # of what was decided a step before
     model = integrations.compress_model(mlp(), min_bytes=0)
     for _ in range(4):
         gradients(model, X)

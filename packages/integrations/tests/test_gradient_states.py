@@ -256,7 +256,7 @@ def test_a_measurement_says_nothing_about_the_training(planned: Plan) -> None:
     model = applied(planned, 0.0)
     assert list(train(model, late, 4))[-1] == "clearing"
     handle = integrations.compression(model)
-    before = handle._recomputing.gradients.content()
+    before = handle._plan_manager.gradients.content()
 
     def closure() -> None:
         model.zero_grad()
@@ -264,4 +264,4 @@ def test_a_measurement_says_nothing_about_the_training(planned: Plan) -> None:
 
     with handle.trial_run():
         closure()
-    assert handle._recomputing.gradients.content() == before
+    assert handle._plan_manager.gradients.content() == before

@@ -73,7 +73,7 @@ def grown(rounds, warm):
 BY_CACHES = frozenset(
     {
         "integrations.rules.norms.Standardized",  # of integrations.rules.standardizing._gains
-        "integrations.rules.levels.Level",  # of integrations._storing.ways and the hooks of levels
+        "integrations.rules.levels.Level",  # of integrations._storing.storage_policy and the hooks of levels
     }
 )
 

@@ -176,7 +176,7 @@ def test_a_copy_measures_its_own_steps(live: LiveBytes) -> None:
     model = compress_model(deep(), memory=0.8)
     step(model)
     for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert integrations.compression(made)._recomputing.first_steps.measured(plan_of(made)) == 0
+        assert integrations.compression(made)._plan_manager.first_steps.measured(plan_of(made)) == 0
 
 
 def test_the_measurement_keeps_nothing_alive(live: LiveBytes) -> None:

@@ -51,9 +51,9 @@ def test_a_budget_is_planned_for_at_the_first_forward(budget):
     plain = exact_of(model, args)
     integrations.compress_model(model, memory=budget, error=0, strict=True)
     handle = integrations.compression(model)
-    assert handle._recomputing.plan is None
+    assert handle._plan_manager.plan is None
     assert_same(gradients(model, *args), plain)
-    plan = handle._recomputing.plan
+    plan = handle._plan_manager.plan
     assert plan.peak <= budget * plan.plain_peak
     assert handle.name == f"{type(model).__name__} at plan(memory={budget}, error=0)"
     assert f"plan(memory={budget}, error=0)" in handle.report().title
@@ -86,9 +86,9 @@ def test_the_state_is_taken_over():
     state = json.loads(json.dumps(integrations.compression(model).state_dict()))
     integrations.compress_model(twin, memory=0.9)
     integrations.compression(twin).load_state_dict(state)
-    recomputing = integrations.compression(twin)._recomputing
+    recomputing = integrations.compression(twin)._plan_manager
     assert recomputing.asked == Bounds("600 KiB", 1.5, 0, ("recompute", "exact"))
-    assert recomputing.plan == integrations.compression(model)._recomputing.plan
+    assert recomputing.plan == integrations.compression(model)._plan_manager.plan
     assert_same(gradients(model, *args), gradients(twin, *args))
     for damaged in ({"memory": 2.0}, {"disk": 1}):
         before = integrations.compression(twin).state_dict()
@@ -106,7 +106,7 @@ def test_copies_have_the_plan():
     integrations.compress_model(model, memory=0.5, error=0)
     found = gradients(model, *args)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert integrations.compression(twin)._recomputing.plan == integrations.compression(model)._recomputing.plan
+        assert integrations.compression(twin)._plan_manager.plan == integrations.compression(model)._plan_manager.plan
         assert_same(gradients(twin, *args), found)
 
 
@@ -123,7 +123,7 @@ def test_an_error_buys_memory_and_is_kept():
     integrations.compress_model(model, memory=budget, error=0.2)
     found = flat(gradients(model, *args))
     handle = integrations.compression(model)
-    plan = handle._recomputing.plan
+    plan = handle._plan_manager.plan
     assert plan.peak <= budget < exact.peak
     assert "not measured yet" in handle.report().recomputed
     gradients(model, *args)
@@ -151,8 +151,8 @@ def test_a_level_is_the_only_store_that_rounds():
     integrations.compress_model(model, level="L1", memory=0.26, min_bytes=0)
     gradients(model, *args)
     found = integrations.compression(model)
-    assert found._recomputing.plan.level == found.level
-    assert "as the level says" in str(found._recomputing.plan)
+    assert found._plan_manager.plan.level == found.level
+    assert "as the level says" in str(found._plan_manager.plan)
     assert {row.codec.split("(")[0] for row in found.report().rows} <= {"GroupAffine", "recomputed", "kept", "Raw", "-"}
     integrations.restore_model(model)
     integrations.compress_model(model, level="L1", memory="1KiB")
@@ -164,7 +164,7 @@ def test_other_inputs_are_planned_for_within_the_same_bounds():
     model, args = deep()
     integrations.compress_model(model, memory=0.3, error=0.2, stores=("recompute", "bits"))
     gradients(model, *args)
-    recomputing = integrations.compression(model)._recomputing
+    recomputing = integrations.compression(model)._plan_manager
     gradients(model, normal(512, 64))
     plan = recomputing.plans.last
     assert plan.graph.inputs.shapes == ((512, 64),)

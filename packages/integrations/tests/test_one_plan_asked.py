@@ -108,7 +108,7 @@ def test_a_plan_beside_another_level_is_refused_before_anything_changes():
     at_level, other = (copy.deepcopy(model) for _ in range(2))
     integrations.compress_model(at_level, "L1", memory=0.9)
     stored = gradients(at_level, *args)
-    leveled = integrations.compression(at_level)._recomputing.plan
+    leveled = integrations.compression(at_level)._plan_manager.plan
     by_value = integrations.plan(model, args, error=0)
     refused = [
         (
@@ -182,7 +182,7 @@ def test_what_cannot_be_met_by_what_is_measured_takes_the_least_memory(monkeypat
     monkeypatch.setattr(ErrorModel, "weigh", no_rounding)
     with pytest.warns(UserWarning, match=r"fits the budget 0\.25: the least activation peak, .* is taken"):
         gradients(model, normal(2 * len(x), x.shape[1]))
-    plan = integrations.compression(model)._recomputing.plan
+    plan = integrations.compression(model)._plan_manager.plan
     assert plan.graph.inputs.shapes == ((2 * len(x), x.shape[1]),)
     assert not plan.is_bounded
 

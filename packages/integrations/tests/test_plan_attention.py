@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import integrations
-from integrations._runtime.planned_fates import Taped
+from integrations._runtime.planned_decisions import Taped
 from integrations.checkpoint import Plan
 from integrations.rules.stores import Store
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import integrations
 from integrations._handle.remeasuring import Remeasuring
-from integrations._runtime import following, replay
+from integrations._runtime import plan_executor, replay
 from integrations._runtime.repeating.tape import Tape
 from integrations.checkpoint import plan_of
 from integrations.fewbit import RandomizedLinear
@@ -37,7 +37,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
             super().__init__(*args)  # type: ignore[arg-type]
             found.append(self)
 
-    monkeypatch.setattr(following, "Tape", Counted)
+    monkeypatch.setattr(plan_executor, "Tape", Counted)
     monkeypatch.setattr(Remeasuring, "waits", lambda *given: False)  # steps aside have tapes of their own
     monkeypatch.setattr(replay, "FORCED_OFF", False)  # where the environment turns it off, these would all have one
     return found

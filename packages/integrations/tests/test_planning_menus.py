@@ -1,4 +1,4 @@
-"""Menus: which stores the values of a graph have, and what these hold."""
+"""StorageCandidates: which stores the values of a graph have, and what these hold."""
 
 import copy
 from dataclasses import replace
@@ -10,7 +10,7 @@ from torch import nn
 
 import integrations
 from actcore import GroupAffine, SavedTensor
-from integrations._planning.offered import WIDTHS, menus_of, usual
+from integrations._planning.candidates import WIDTHS, storage_candidates, usual
 from integrations._planning.savers import Seen
 from integrations._step.capturing.capture import capture
 from integrations._step.costs.rates import constant
@@ -28,7 +28,7 @@ def menus(model, *args, base=BASE, rounded=True):
     """The graph of a model, and its menus."""
     seen = Seen(recomputes=rounded)
     graph = capture(model.train(), args, hooks=seen.hooks)
-    return graph, menus_of(graph, seen, base, constant, usual, lambda store: True)
+    return graph, storage_candidates(graph, seen, base, constant, usual, lambda store: True)
 
 
 def row_of(forward, place, **options):
@@ -137,7 +137,10 @@ def test_nothing_is_aside_where_nothing_is_rounded():
     model = Net(forward, weight=normal(64, 64))
     seen = Seen(recomputes=False)
     graph = capture(model.train(), (normal(64, 64),), hooks=seen.hooks)
-    asides = [menus_of(one, seen, BASE, constant, usual, lambda store: True).aside for one in (graph, graph.as_rounded)]
+    asides = [
+        storage_candidates(one, seen, BASE, constant, usual, lambda store: True).aside
+        for one in (graph, graph.as_rounded)
+    ]
     assert [sum(aside) for aside in asides] == [0, SIZE // 8]
 
 

@@ -47,7 +47,7 @@ def test_every_choice_is_what_the_simulation_says(plan):
     """Of either graph, in both states of the gradients."""
     for one in (plan, plan.accumulating):
         for choice in one.front[:: max(1, len(one.front) // 8)]:
-            graph, menus = one.graph_of(choice), one.menus_of(choice)
+            graph, menus = one.graph_of(choice), one.candidates_for(choice)
             forms = [-1] * len(graph.values)
             for value, store in choice.stores:
                 forms[value] = menus.options[value].index(menus.option(value, store))
@@ -230,7 +230,7 @@ def test_where_logits_take_the_memory_a_loss_in_chunks_is_named(kind, classes, a
     if asked is not None:
         model = integrations.compress_model(kind(classes), memory=1.0, error=0, loss=asked)
         model(ids).backward()
-        assert integrations.compression(model)._recomputing.plan.plain_peak < found.plain_peak
+        assert integrations.compression(model)._plan_manager.plan.plain_peak < found.plain_peak
 
 
 def test_stores_and_recomputation_can_be_left_out():

@@ -16,7 +16,7 @@ from integrations import checkpoint
 from integrations._common import progress as lines
 from integrations._common.progress import progress, stage
 from integrations._planning import alternatives, front, planner
-from integrations._step.capturing.reach import _only_shows
+from integrations._step.capturing.reachable_state import _only_shows
 
 from .nets import gradients
 from .recompute_levels import deep

@@ -333,13 +333,13 @@ def test_a_state_has_the_shapes_and_says_what_codec_it_was_of():
     state = integrations.compression(model).state_dict()
     same, _ = with_codec(EIGHT)
     integrations.compression(same).load_state_dict(state)
-    assert integrations.compression(same)._recomputing.codec == EIGHT
+    assert integrations.compression(same)._plan_manager.codec == EIGHT
     with pytest.raises(ValueError, match="inputs must be of the shapes"):
         same(normal(300, 64))
     other, _ = with_codec(None)
     with pytest.warns(UserWarning, match=r"stored what its plan keeps by GroupAffine\(bits=8.*give .*apply the codec"):
         integrations.compression(other).load_state_dict(state)
-    assert integrations.compression(other)._recomputing.codec is None
+    assert integrations.compression(other)._plan_manager.codec is None
     with pytest.raises(ValueError, match="the state's shapes must be 'replan' or 'refuse', got 'any'"):
         integrations.compression(other).load_state_dict(
             {**state, "recomputing": {**state["recomputing"], "shapes": "any"}}

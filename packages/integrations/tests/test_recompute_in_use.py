@@ -152,7 +152,7 @@ def test_the_plan_of_a_compressed_model():
         restore_model(model)
     model(x).sum().backward()
     found = plan_of(torch.compile(model))
-    assert found is integrations.compression(model)._recomputing.plan
+    assert found is integrations.compression(model)._plan_manager.plan
     assert found.compressed
     assert "stores tensors as the level says" in str(found)
     # It may be given to another model, and is one that was made for a level there, too.

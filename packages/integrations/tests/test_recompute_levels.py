@@ -63,7 +63,7 @@ def test_a_plan_that_keeps_everything_is_the_level_alone(name):
     model, args = MODELS[name]()
     alone = gradients(integrations.compress_model(copy.deepcopy(model), "L1"), *args)
     found = gradients(compressed(model, checkpoint=1.0, min_bytes=1024), *args)
-    assert integrations.compression(model)._recomputing.plan.segments == ()
+    assert integrations.compression(model)._plan_manager.plan.segments == ()
     assert_same(alone, found)
 
 
@@ -121,7 +121,7 @@ def test_the_report_says_what_is_recomputed():
     again = [row for row in found.rows if row.codec == "recomputed"]
     assert sum(row.original_bytes for row in again) == found.recomputed_bytes > 0
     assert all(row.stored_bytes == 0 and row.why == "recomputed for backward" for row in again)
-    count = len(integrations.compression(model)._recomputing.plan.segments)
+    count = len(integrations.compression(model)._plan_manager.plan.segments)
     assert f"backward recomputes what {count} segment" in str(found)
     assert [row.codec for row in found.rows if row.operator == "checkpoint"]  # what is kept for that
     assert found.original_bytes == 19 * 256 * 64 * 4  # as without a plan
@@ -135,7 +135,7 @@ def test_the_state_has_the_plan():
     state = json.loads(json.dumps(integrations.compression(model).state_dict()))
     integrations.compress_model(twin, "L1").train()
     integrations.compression(twin).load_state_dict(state)
-    assert integrations.compression(twin)._recomputing.plan == integrations.compression(model)._recomputing.plan
+    assert integrations.compression(twin)._plan_manager.plan == integrations.compression(model)._plan_manager.plan
     assert_same(gradients(model, *args), gradients(twin, *args))
     state["recomputing"]["plan"] = state["recomputing"]["plan"].replace('"fingerprint": "', '"fingerprint": "0')
     before = integrations.compression(twin).state_dict()
@@ -154,9 +154,9 @@ def test_a_state_whose_plan_is_of_an_old_format_is_planned_for_again(asked):
     integrations.compress_model(twin, "L1", min_bytes=0)
     recomputing = {"asked": asked, "plan": json.dumps(old)}
     integrations.compression(twin).load_state_dict({**state, "version": 5, "recomputing": recomputing})
-    assert integrations.compression(twin)._recomputing.asked == 0.9
+    assert integrations.compression(twin)._plan_manager.asked == 0.9
     assert_same(gradients(model, *args), gradients(twin, *args))
-    assert integrations.compression(twin)._recomputing.plan == integrations.compression(model)._recomputing.plan
+    assert integrations.compression(twin)._plan_manager.plan == integrations.compression(model)._plan_manager.plan
 
 
 def test_copies_and_pickles_follow_the_same_plan():
@@ -188,7 +188,7 @@ def test_without_training_it_is_the_model_itself(calm):
         with getattr(torch, calm)():
             assert model(*args).grad_fn is None
     assert integrations.compression(model).step == 0
-    assert integrations.compression(model)._recomputing.plan is None
+    assert integrations.compression(model)._plan_manager.plan is None
 
 
 def test_inputs_of_other_shapes():
@@ -203,7 +203,7 @@ def test_inputs_of_other_shapes():
         expected = flat(gradients(plain, normal(rows, 64)))
         assert (found - expected).norm() / expected.norm() < 0.15
         assert report(model).recomputed_bytes > 0
-        seen.append(handle._recomputing.plan.graph.inputs.shapes)
+        seen.append(handle._plan_manager.plan.graph.inputs.shapes)
     assert seen == [((256, 64),), ((256, 64),), ((300, 64),)]
 
 
@@ -264,7 +264,7 @@ def test_offload(lane):
     assert (found - plain).norm() < 0.15 * plain.norm()
     # A form that is found too coarse for a repetition has been sent when the finer one is.
     assert sum(lane.sent) >= report(model).host_bytes > 0
-    assert len(lane.sent) < 19 + len(integrations.compression(model)._recomputing.plan.kept)
+    assert len(lane.sent) < 19 + len(integrations.compression(model)._plan_manager.plan.kept)
 
 
 @pytest.fixture(scope="module")

@@ -327,7 +327,7 @@ def test_a_copy_that_is_made_before_a_measurement_has_none_of_its_tensors(copied
     model = compress_model(net(), memory="least", error=0.1)
     train(model, 1)
     other = copied(model)
-    assert compression(other)._recomputing.measuring._recorded is None
+    assert compression(other)._plan_manager.measuring._recorded is None
     for one in (model, other):
         train(one, 4, 1)
     assert compression(model).measured.step == 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from actcore import GroupAffine, Layout, compress
-from integrations._runtime.site import COMPRESS_CLAMPED, STANDARDIZE, Site
+from integrations._runtime.replay_cache import COMPRESS_CLAMPED, STANDARDIZE, Site
 from integrations.rules import standardizing
 from integrations.rules.norms import CHANNELS, Standardized
 

@@ -56,7 +56,7 @@ def test_a_plan_says_its_peaks_and_a_level_estimates_them():
     integrations.compress_model(model, memory=0.9, error=0.1)
     model(x).square().sum().backward()
     handle = integrations.compression(model)
-    plan, report = handle._recomputing.plan, handle.report()
+    plan, report = handle._plan_manager.plan, handle.report()
     assert (report.original_peak_bytes, report.peak_bytes) == (plan.uncompressed_peak, plan.peak)
     assert report.title.endswith(", planned; not measured on the CPU")
     integrations.compress_model(integrations.restore_model(model), level="L1")

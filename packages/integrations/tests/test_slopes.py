@@ -11,7 +11,7 @@ from actcore import SavedTensor
 from integrations import fewbit
 from integrations._calls.call import Call
 from integrations._common.modules import ModulePaths
-from integrations._planning.offered import SLOPE_WIDTHS, menus_of, usual
+from integrations._planning.candidates import SLOPE_WIDTHS, storage_candidates, usual
 from integrations._planning.parts import part_of
 from integrations._planning.savers import Saver, Seen
 from integrations._runtime.session import Session
@@ -182,7 +182,7 @@ def test_menus_have_the_derivative_of_what_activations_alone_save():
     )
     seen = Seen(recomputes=True)
     graph = capture(model.train(), (normal(64, 64),), hooks=seen.hooks)
-    menus = menus_of(graph, seen, LEVELS["L0"], constant, usual, lambda store: True)
+    menus = storage_candidates(graph, seen, LEVELS["L0"], constant, usual, lambda store: True)
     rows = {
         seen.savers[place].saved.operator: {
             option.store: option for option in menus.options[seen.savers[place].value] if option.store.slope_bits

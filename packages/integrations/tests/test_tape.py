@@ -33,7 +33,7 @@ def _tape_of(
 ) -> Tape:
     """The tape of a forward that keeps these values, which it may have left."""
     forward = run(model, graph, kept)
-    forward.handle._recomputing.made = made = []
+    forward.handle._plan_manager.made = made = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         forward(*args, **kwargs)

@@ -206,4 +206,4 @@ def test_inputs_of_other_shapes_are_planned_for_while_others_train():
         return count
 
     assert min(at_once(work)) > 0
-    assert len(integrations.compression(model)._recomputing.plans._plans) > 3
+    assert len(integrations.compression(model)._plan_manager.plans._plans) > 3

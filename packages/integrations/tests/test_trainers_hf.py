@@ -320,7 +320,7 @@ def test_a_run_within_a_memory_is_the_plain_one_and_goes_on(tmp_path):
     plain = trained(tmp_path / "a", None)
     callback = CompressionCallback(memory=0.6, error=0)
     assert equal(plain, trained(tmp_path / "b", callback))
-    assert callback.handle._recomputing.plan.segments
+    assert callback.handle._plan_manager.plan.segments
     resumed = CompressionCallback(memory=0.6, error=0)
     assert equal(plain, trained(tmp_path / "c", resumed, tmp_path / "b" / "checkpoint-2"))
     with pytest.raises(

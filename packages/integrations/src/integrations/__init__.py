@@ -10,8 +10,7 @@ print(integrations.compression(model).report())
 """
 
 from integrations import checkpoint
-from integrations._adaptive.plan import Allotment
-from integrations._adaptive.plan import Plan as BitPlan
+from integrations._adaptive.bit_plan import Allotment, BitPlan
 from integrations._fits import Fit, explain_oom, fit
 from integrations._handle.compression import Compression
 from integrations._handle.gradient_error import GradientError

@@ -17,15 +17,15 @@ from integrations._common.compiling import compiled_module
 from integrations._common.conversion import require_no_part
 from integrations._common.ecosystem import require_one_checkpointing
 from integrations._common.forward_wrapper import ForwardWrapper
-from integrations._handle import blocks, outcome
-from integrations._handle.asked_plans import Asked, Given, level_with, require_loss, require_one, with_plan
+from integrations._handle import blocks, effectiveness_check
 from integrations._handle.blocks import BlockCompression, entered, in_block
 from integrations._handle.compression import Compression
 from integrations._handle.converted import Converted, is_converted
-from integrations._handle.exchanges import Exchanges
 from integrations._handle.forward import CompressedForward
 from integrations._handle.keeping import require_paths
-from integrations._handle.recomputing import recomputing_for
+from integrations._handle.module_conversion import Exchanges
+from integrations._handle.plan_arguments import Asked, Given, level_with, require_loss, require_one, with_plan
+from integrations._handle.plan_manager import plan_manager_for
 from integrations._handle.running import within
 from integrations._handle.unused import await_forward, await_no_longer
 from integrations._planning.bounds import Bounds
@@ -173,7 +173,7 @@ def compress_model(
     try:
         with exchanges.applied(inner, handle.level):
             if asked is not None:  # a plan is of the model with its exchanged layers
-                handle._recomputing = recomputing_for(inner, handle.level, asked)
+                handle._plan_manager = plan_manager_for(inner, handle.level, asked)
             attach(handle)
     except BaseException:
         _detach(handle)  # an interrupt may come while the block is left
@@ -266,7 +266,7 @@ def restore_model(model: Model) -> Model:
     with _lock:
         _steps.pop(inner, None)
     blocks.forget(inner)
-    outcome.forget(inner)
+    effectiveness_check.forget(inner)
     _detach(handle)
     return model
 

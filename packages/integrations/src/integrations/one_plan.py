@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from integrations._common.progress import shows_planning
-from integrations._handle.asked_plans import Given
+from integrations._handle.plan_arguments import Given
 from integrations._measuring.bounded import chosen, front_of, measured
 from integrations._measuring.error_model import ErrorModel
 from integrations._measuring.gradient_errors import GradientErrors, measured_errors

@@ -8,13 +8,13 @@ from statistics import median
 from types import MappingProxyType
 
 from actcore import allocate
+from integrations._adaptive.bit_plan import Allotment, BitPlan
 from integrations._adaptive.measurement import Measurement, Sensitivity
-from integrations._adaptive.plan import Allotment, Plan
 from integrations._adaptive.rounding import WIDTHS
 from integrations._calls.attention import OPERATOR as ATTENTION
 
 
-def plan_of(measurement: Measurement, bits: int, step: int) -> Plan:
+def plan_of(measurement: Measurement, bits: int, step: int) -> BitPlan:
     """The plan with the least predicted error among those that take no more bytes than ``bits`` an element would.
 
     Args:
@@ -28,7 +28,7 @@ def plan_of(measurement: Measurement, bits: int, step: int) -> Plan:
     costs = [tensor.costs or tuple(usual * energy for energy in tensor.energies) for tensor in measurement.tensors]
     costs = [_with_bends(tensor, row) for tensor, row in zip(measurement.tensors, costs, strict=True)]
     solved = allocate(costs, [tensor.sizes for tensor in measurement.tensors], budget)
-    return Plan(
+    return BitPlan(
         tuple(
             _allotment(tensor, row, WIDTHS[choice])
             for tensor, row, choice in zip(measurement.tensors, costs, solved.choices, strict=True)

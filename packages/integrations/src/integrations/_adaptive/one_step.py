@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from integrations._calls.tensors import tensors_in
 from integrations._common.plain import has_elements
-from integrations._step.capturing.capture import capturing, find_reach, is_only_read
+from integrations._step.capturing.capture import capturing, find_reachable_state, is_only_read
 from integrations._step.capturing.loss import Loss, differentiated, is_scalar_loss
-from integrations._step.capturing.reach import Reach
+from integrations._step.capturing.reachable_state import ReachableState
 from integrations._step.capturing.stand_ins import StandIns, with_stand_ins
 from integrations._step.dispatch.casts import fresh_casts
 from integrations._step.dispatch.operators import lazy_views
@@ -117,9 +117,9 @@ class OneStep:
             return with_stand_ins(model, stand_ins, self._reach, step)
 
     @cached_property
-    def _reach(self) -> Reach:
+    def _reach(self) -> ReachableState:
         """What the forward can get at, found once: only steps aside may run between the first of them and the last."""
-        return find_reach(self.model, self.args, self.kwargs)
+        return find_reachable_state(self.model, self.args, self.kwargs)
 
     def _begins(self, outputs: Any) -> tuple[Sequence[Tensor], list[Tensor | None]]:
         """Return what backward is called on, and with what gradients."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from actcore import GroupAffine, SavedTensor
+from integrations._adaptive.bit_plan import BitPlan
 from integrations._adaptive.identity import Identity
-from integrations._adaptive.plan import Plan
 from integrations.rules.policy import Decision, FixedBits
 
 
@@ -16,7 +16,7 @@ class PlannedBits:
     flow has changed, gets the level's."""
 
     fixed: FixedBits
-    plan: Plan
+    plan: BitPlan
 
     def decide(self, saved: SavedTensor) -> Decision:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""

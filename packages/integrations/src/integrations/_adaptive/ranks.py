@@ -18,7 +18,7 @@ class RanksDisagree(RuntimeError):
     """Ranks run the model differently, so that no one plan fits them."""
 
 
-def come_together(model: nn.Module, inputs: str) -> bool:
+def ranks_in_sync(model: nn.Module, inputs: str) -> bool:
     """Whether all ranks are in front of the same forward of a model, with inputs that look alike, so that they may talk
     to each other. Every rank calls this in its first such forward, and in no other.
 
@@ -30,12 +30,12 @@ def come_together(model: nn.Module, inputs: str) -> bool:
         model: the model whose forward it is.
         inputs: what the forward's inputs look like.
     """
-    return ranks_meet(model) and len(set(of_all(inputs))) == 1
+    return ranks_can_meet(model) and len(set(of_all(inputs))) == 1
 
 
-def ranks_meet(model: nn.Module) -> bool:
+def ranks_can_meet(model: nn.Module) -> bool:
     """Return whether all ranks are in front of the same forward of a model, as far as that can be told without asking
-    them; see ``come_together``."""
+    them; see ``ranks_in_sync``."""
     if not distributed():
         return False
     around = get_active_ddp_module()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 
-from integrations._fits.standing import Standing
+from integrations._fits.static_memory import Standing
 from integrations._fits.table import table_of
 
 

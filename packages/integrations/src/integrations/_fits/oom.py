@@ -19,8 +19,8 @@ from integrations._fits.run import fit
 from integrations._fits.trainings import Inputs
 from integrations._planning.budget import Budget
 from integrations._planning.errors import PlanningError
-from integrations._planning.found_optimizers import bytes_of_tensors, kept_like, optimizers_of, states_of
 from integrations._planning.free import measure_room, training_memory
+from integrations._planning.live_optimizers import bytes_of_tensors, kept_like, optimizers_of, states_of
 from integrations._torch import tree_map_only
 from integrations.attach import compression
 from integrations.forecast.dtypes import Precision

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from actcore import simulate
-from integrations._planning.menus import Menus
 from integrations._planning.problem import training_step
+from integrations._planning.storage_candidates import StorageCandidates
 from integrations._step.graphs.graph import Graph
 
 
@@ -134,7 +134,7 @@ def _alike(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 def profile_of(
     graph: Graph,
-    menus: Menus | None = None,
+    menus: StorageCandidates | None = None,
     kept: Sequence[bool] | None = None,
     held: Sequence[bool] | None = None,
     forms: Sequence[int] | None = None,

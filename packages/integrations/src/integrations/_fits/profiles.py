@@ -13,9 +13,9 @@ from integrations._fits.stored import stored_profile
 from integrations._fits.trainings import Training
 from integrations._measuring.error_model import ErrorModel
 from integrations._planning.bounds import USUAL_ERROR, WAYS, Bounds
+from integrations._planning.candidates import usual
 from integrations._planning.choice import Choice
 from integrations._planning.front import planned
-from integrations._planning.offered import usual
 from integrations._planning.plan import Plan
 from integrations._planning.problem import chosen_entries
 from integrations._step.capturing.capture import capture
@@ -144,5 +144,5 @@ class Profiles:
 
 def profile_of_choice(plan: Plan, choice: Choice) -> Profile:
     """The profile of a step that follows a choice of a plan's front."""
-    menus = plan.menus_of(choice)
+    menus = plan.candidates_for(choice)
     return profile_of(plan.graph_of(choice), menus, *chosen_entries(choice, menus))

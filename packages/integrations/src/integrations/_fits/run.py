@@ -16,7 +16,7 @@ from integrations._fits.growth import largest
 from integrations._fits.layers import blocks_of
 from integrations._fits.profile import Profile
 from integrations._fits.profiles import Profiles
-from integrations._fits.standing import Standing, standing_of
+from integrations._fits.static_memory import Standing, standing_of
 from integrations._fits.trainings import Training, training_of
 from integrations._fits.ways import PLANNED, WAYS, Room, Tried, Tries
 from integrations._planning.bounds import USUAL_ERROR

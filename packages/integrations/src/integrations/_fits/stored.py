@@ -11,8 +11,8 @@ from torch import nn
 from integrations._adaptive.saves import final_values
 from integrations._adaptive.weights import usual_weights
 from integrations._fits.profile import Profile, profile_of
-from integrations._planning.menus import Menus, Option
 from integrations._planning.savers import Saver, Seen
+from integrations._planning.storage_candidates import Option, StorageCandidates
 from integrations._step.capturing.capture import capture
 from integrations._step.capturing.loss import Loss
 from integrations._step.costs.modelled import by
@@ -63,7 +63,7 @@ def stored_profile(
             if graph.values[packed].producer <= number:
                 saved_at[packed] = max(saved_at[packed], number)
     weights = usual_weights(graph, seen.saves.found)
-    menus = Menus(tuple(options), weights, (0,) * len(graph.values), tuple(saved_at))
+    menus = StorageCandidates(tuple(options), weights, (0,) * len(graph.values), tuple(saved_at))
     return profile_of(graph, menus, forms=[0 if row else -1 for row in options])
 
 

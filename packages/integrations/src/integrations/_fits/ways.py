@@ -9,10 +9,10 @@ from typing import NamedTuple
 from integrations._fits.answer import Way
 from integrations._fits.profile import Moment, Profile
 from integrations._fits.profiles import Profiles, profile_of_choice
-from integrations._fits.standing import Standing
+from integrations._fits.static_memory import Standing
+from integrations._planning.accumulation import WITH_ROUNDING
 from integrations._planning.bounds import USUAL_ERROR
 from integrations._planning.budget import AUTO, LEAST
-from integrations._planning.noted import WITH_ROUNDING
 from integrations._planning.plan import Plan
 from integrations.forecast.checkpoints import code_of
 from integrations.report.words import format_bytes

@@ -11,9 +11,9 @@ from torch.nn.parameter import is_lazy
 
 from actcore import in_cuda_graph
 from integrations._adaptive.allocation import plan_of
+from integrations._adaptive.bit_plan import BitPlan
 from integrations._adaptive.guard import trial
 from integrations._adaptive.measurement import Measurement, mean_of
-from integrations._adaptive.plan import Plan
 from integrations._adaptive.probe import Probe
 from integrations._adaptive.ranks import agreed
 from integrations._common.entries import of_type
@@ -50,7 +50,7 @@ class Adapter:
     def __init__(self, blocks: bool = False) -> None:
         self.blocks = blocks
         self.obstacle = ""
-        self._plan: Plan | None = None
+        self._plan: BitPlan | None = None
         self._probe: Probe | None = None
         self._found: tuple[int, Measurement] | None = None  # measured and not planned yet
         self._attempt: int | None = None  # the forward that was measured last, until its result is settled
@@ -59,7 +59,7 @@ class Adapter:
         self._trial: list[Probe] | None = None  # the probes of ``adapt``, while it runs
         self._lock = OwnLock()  # threads that start a forward each may find the same measurement over
 
-    def plan(self, level: Level) -> Plan | None:
+    def plan(self, level: Level) -> BitPlan | None:
         """The plan in force; ``None`` before the first measurement, and for levels of fixed bits."""
         if level.bits is None or not level.adaptive:
             return None
@@ -86,7 +86,7 @@ class Adapter:
         """Lets the next forward be measured, from step ``step`` on."""
         self._next = min(self._next, step)
 
-    def start_forward(self, level: Level, step: int) -> tuple[Plan | None, Probe | None]:
+    def start_forward(self, level: Level, step: int) -> tuple[BitPlan | None, Probe | None]:
         """What a forward uses: the plan, and a probe if it is to be measured."""
         if level.bits is None or not level.adaptive:
             return None, None
@@ -131,7 +131,7 @@ class Adapter:
             if self._attempt is not None and self._probe is None and not distributed():
                 self._settle(level)
 
-    def _accept(self, plan: Plan, level: Level) -> None:
+    def _accept(self, plan: BitPlan, level: Level) -> None:
         self._plan, self._next, self._wait = plan, plan.step + level.adapt_interval, 1
 
     def forget(self) -> None:
@@ -140,7 +140,7 @@ class Adapter:
             self._probe.cancel()
         self._probe, self._found, self._attempt = None, None, None
 
-    def adapt(self, level: Level, step: int, model: nn.Module, closure: Callable[[], Any], passes: int) -> Plan:
+    def adapt(self, level: Level, step: int, model: nn.Module, closure: Callable[[], Any], passes: int) -> BitPlan:
         """Measures with ``closure`` and plans. See ``Compression.adapt``."""
         if level.bits is None or not level.adaptive:
             raise ValueError("level must be adaptive to adapt, such as 'L2'; or give compress_model adaptive=True")
@@ -239,7 +239,7 @@ class Adapter:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the state of an adaptive level must be what state_dict returned: {error}") from error
         if plan is not None:
-            self._plan = Plan.of(plan)
+            self._plan = BitPlan.of(plan)
             self._plan.require_modules((path for path, _ in model.named_modules()), type(model).__name__)
         _require_shapes(shapes, model)
 

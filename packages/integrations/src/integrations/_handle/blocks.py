@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from integrations._adaptive.plan import Plan
+from integrations._adaptive.bit_plan import BitPlan
 from integrations._handle.adapt import Adapter
 from integrations._handle.closures import require_closure
 from integrations._handle.compression import Compression
@@ -35,7 +35,7 @@ class BlockCompression(Compression):
         self._told = _told.setdefault(model, {}).setdefault(level, set())
         self.leave_step: Callable[[int], None] = _to_nobody  # is told the number of the model's next block
 
-    def adapt(self, closure: Callable[[], Any], passes: int = 1) -> Plan:
+    def adapt(self, closure: Callable[[], Any], passes: int = 1) -> BitPlan:
         """As ``Compression.adapt``; each call of the closure is a block, so it opens none itself.
 
         Raises:

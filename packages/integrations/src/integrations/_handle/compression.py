@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from integrations._adaptive.plan import Plan
+from integrations._adaptive.bit_plan import BitPlan
 from integrations._adaptive.surroundings import meet
 from integrations._common.modules import NOTHING_TRAINS, ModulePaths, trains
 from integrations._handle.adapt import Adapter
 from integrations._handle.closures import require_closure, require_compressed
-from integrations._handle.exchanges import Exchanges
 from integrations._handle.gradient_error import GradientError, measure_error
 from integrations._handle.handle_state import HandleState
 from integrations._handle.handles import key_for
+from integrations._handle.module_conversion import Exchanges
 from integrations._handle.monitor import Monitor
 from integrations._handle.plain_runs import PlainRuns
 from integrations._handle.running import EarlierRun, RunningSession
@@ -27,8 +27,8 @@ from integrations._handle.shortage import takes_less
 from integrations._handle.step_peaks import step_peaks
 from integrations._handle.timing import measure_times
 from integrations._handle.unused import await_forward, await_no_longer, awaits_forward
-from integrations._runtime.following import Following, runs_transformed
 from integrations._runtime.forward_state import ForwardStates
+from integrations._runtime.plan_executor import PlanExecutor, runs_transformed
 from integrations._runtime.specs import PlannedSpecs
 from integrations._step.capturing.capture import is_capturing
 from integrations.report import Report, Row
@@ -70,9 +70,9 @@ class Compression(HandleState):
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls ``forward`` under compression; plainly inside another compressed forward, in ``eval()`` and under
         ``no_grad``."""
-        if self._recomputing is None:
+        if self._plan_manager is None:
             return self._run(forward, args, kwargs)
-        use = self._recomputing.users.enter()
+        use = self._plan_manager.users.enter()
         try:
             return self._run(forward, args, kwargs)
         finally:
@@ -113,14 +113,14 @@ class Compression(HandleState):
             args, kwargs: its inputs.
             returned: what the model has returned.
         """
-        if self._recomputing is None:
+        if self._plan_manager is None:
             return
         if session is not None:
-            self._recomputing.note_returned()
+            self._plan_manager.note_returned()
         if not self._trials:
-            self._recomputing.observe_backward(self.model, returned)
+            self._plan_manager.observe_backward(self.model, returned)
             if session is not None:
-                self._recomputing.note_output(session.step, args, dict(kwargs), returned)
+                self._plan_manager.note_output(session.step, args, dict(kwargs), returned)
 
     def take_backward_inside(self) -> None:
         """Makes ``run`` take what it calls for a whole step from now on, whose backward may come in it or after it."""
@@ -144,11 +144,11 @@ class Compression(HandleState):
             return None
         meet(self)
         following = None
-        if self._recomputing is not None and self.level.off and runs_transformed(self._recomputing.plans is not None):
+        if self._plan_manager is not None and self.level.off and runs_transformed(self._plan_manager.plans is not None):
             return None
-        if self._recomputing is not None:
+        if self._plan_manager is not None:
             any_path = sum(not run.raised for run in earlier) > 1
-            following = self._recomputing.following(
+            following = self._plan_manager.following(
                 self.model,
                 self.level,
                 args,
@@ -160,7 +160,7 @@ class Compression(HandleState):
                 None if self._trials else earlier[0].step if earlier else self.step,
             )
             alike = self._plain.is_as_before(following) and not self._looks and self._timed is None
-            if following is not None and alike and not self._recomputing.may_take_less(following.plan):
+            if following is not None and alike and not self._plan_manager.may_take_less(following.plan):
                 if not compiled:
                     self._plain.start(following)
                 return None  # the forward runs plainly, and the one before has warned of it
@@ -169,7 +169,7 @@ class Compression(HandleState):
         return self.session(measured=True, following=following, step=earlier[0].step if earlier else None)
 
     def session(
-        self, measured: bool = False, following: Following | None = None, step: int | None = None
+        self, measured: bool = False, following: PlanExecutor | None = None, step: int | None = None
     ) -> RunningSession:
         """The session for a forward, or for a whole step. With ``measured``, backward comes after it, and an adaptive
         level may measure it. With ``following`` it follows a plan. ``step`` is its number if it has one already."""
@@ -201,7 +201,7 @@ class Compression(HandleState):
         self._adapter.obstacle = why
 
     @property
-    def bit_plan(self) -> Plan | None:
+    def bit_plan(self) -> BitPlan | None:
         """The plan in force at an adaptive level; ``None`` before the first measurement, and at other levels."""
         return self._adapter.plan(self.level)
 
@@ -209,7 +209,7 @@ class Compression(HandleState):
     def measured(self) -> GradientError | None:
         """The gradient's error that was measured last, with its step: between two training steps, or by the
         monitor. ``None`` if nothing was measured, as for exact plans."""
-        found = None if self._recomputing is None else self._recomputing.measured
+        found = None if self._plan_manager is None else self._plan_manager.measured
         error = None if found is None else GradientError(found[0], measured=True, step=found[1])
         monitor = self._monitor
         if monitor is None or monitor.error is None or not monitor.error.measured:
@@ -217,7 +217,7 @@ class Compression(HandleState):
         newest = replace(monitor.error, step=monitor.checked)
         return newest if error is None or error.step is None or error.step <= monitor.checked else error
 
-    def adapt(self, closure: Callable[[], Any], passes: int = 1) -> Plan:
+    def adapt(self, closure: Callable[[], Any], passes: int = 1) -> BitPlan:
         """Measures how much each tensor's rounding changes the gradient, and gives each its bits.
 
         ::
@@ -284,9 +284,9 @@ class Compression(HandleState):
         """
         if closure is not None:
             return measure_error(self, closure)
-        followed = None if self._recomputing is None else self._recomputing.plan
+        followed = None if self._plan_manager is None else self._plan_manager.plan
         if followed is not None and self.level.off:
-            if self._recomputing is not None and self._recomputing.codec is not None:
+            if self._plan_manager is not None and self._plan_manager.codec is not None:
                 raise ValueError(
                     "closure must be given where codec stores what a plan keeps, which predicts no error: "
                     "handle.gradient_error(closure)"
@@ -355,7 +355,7 @@ class Compression(HandleState):
         plan = self._adapter.in_words(self.level)
         monitor = "" if self._monitor is None else self._monitor.in_words(self.level, self.obstacle)
         level, title = self.level, self.title
-        recomputed = "" if self._recomputing is None else self._recomputing.in_words()
+        recomputed = "" if self._plan_manager is None else self._plan_manager.in_words()
         model = type(self.model).__name__
         exchanged = self._exchanged if self.closed else Exchanges.told(self.model)
         return Report(
@@ -369,13 +369,13 @@ class Compression(HandleState):
             model,
             exchanged=exchanged,
             note="" if rows or trains(self.model) else NOTHING_TRAINS,
-            **step_peaks(self.model, self._recomputing, rows),
+            **step_peaks(self.model, self._plan_manager, rows),
         )
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to round as this one would have, as plain values."""
-        if self._recomputing is not None and not self.running and not self.closed:
-            self._recomputing.settle(self.model)
+        if self._plan_manager is not None and not self.running and not self.closed:
+            self._plan_manager.settle(self.model)
         return state_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -389,7 +389,7 @@ class Compression(HandleState):
         take_over(self, state)
 
     def __repr__(self) -> str:
-        plan = [] if self._recomputing is None else [self._recomputing.title()]
+        plan = [] if self._plan_manager is None else [self._plan_manager.title()]
         level = [] if plan and self.level.off else [f"level={self.level_name!r}"]
         return f"Compression({', '.join((type(self.model).__name__, *level, *plan))}, step={self.step})"
 

@@ -54,14 +54,14 @@ class CompressedForward(ForwardWrapper):
     def _compiled(self) -> Compiled | None:
         """The model's compiled forward with a plan, if that needs no session."""
         handle = self.handle
-        return None if handle.closed or handle._recomputing is None else handle._recomputing.compiled
+        return None if handle.closed or handle._plan_manager is None else handle._plan_manager.compiled
 
     @left_to_python
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             alone = self._compiled
             if alone is not None:
-                if self.handle._recomputing is not None and self.handle._recomputing.codec is not None:
+                if self.handle._plan_manager is not None and self.handle._plan_manager.codec is not None:
                     _told_of_codec(self.handle._key)
                 return alone.trace(self.forward, args, kwargs)
             if self.handle.active and _breaks_graph(self.handle._key):
@@ -172,7 +172,7 @@ def _told_of_codec(key: str) -> bool:
 
 
 def _tell_of_codec(handle: HandleState) -> None:
-    if handle._recomputing is not None and handle._recomputing.codec is not None:
+    if handle._plan_manager is not None and handle._plan_manager.codec is not None:
         handle.warn_once(
             "codec",
             f"{type(handle.model).__name__} is compiled by torch, which keeps what its plan keeps as it is: codec "
@@ -207,7 +207,7 @@ def _breaks_graph(key: str) -> bool:
     name = type(handle.model).__name__
     where = "in a function that is compiled with fullgraph=True, or exported"
     way_out = "compile the compressed model itself, with torch.compile(model); export it in eval() mode"
-    if handle._recomputing is not None and handle._recomputing.plans is None:
-        raise ValueError(f"{name} cannot keep to {handle._recomputing.title()} {where}: {way_out}")
+    if handle._plan_manager is not None and handle._plan_manager.plans is None:
+        raise ValueError(f"{name} cannot keep to {handle._plan_manager.title()} {where}: {way_out}")
     handle.warn_once("compiled", f"{name} runs uncompressed {where}: {way_out}")
     return False

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from integrations._adaptive.plan import Plan as Allotted
+from integrations._adaptive.bit_plan import BitPlan
 from integrations._measuring.bounded import chosen, front_of, weighed_again
 from integrations._measuring.error_model import ErrorModel
 from integrations._planning.bounds import Fallback
@@ -37,7 +37,7 @@ class Fronts(Plans):
         plan: Plan,
         level: Level,
         errors: ErrorModel | None = None,
-        bits: Allotted | None = None,
+        bits: BitPlan | None = None,
         shapes: Shapes = "replan",
         fallback: Fallback = "error",
         version: int | None = None,

@@ -12,12 +12,12 @@ from torch import nn
 
 from actcore import SavedTensor
 from actcore.double_backward import BY_ROUNDED
-from integrations._adaptive.plan import Plan
+from integrations._adaptive.bit_plan import BitPlan
 from integrations._common.in_model import InModel
 from integrations._common.modules import ModulePaths
 from integrations._common.warn import warn
 from integrations._handle.keeping import with_kept
-from integrations._handle.recomputing import Recomputing
+from integrations._handle.plan_manager import PlanManager
 from integrations._planning.budget import Budget
 from integrations._planning.plan import Plan as FollowedPlan
 from integrations._runtime.forward_state import ForwardStates
@@ -51,7 +51,7 @@ class HandleState(InModel, ABC):
         self._exchanged = ""  # which layers were exchanged, in words, once the model was restored
         # From a saved tensor to a number; another number gives other noise in the same step. For measurements.
         self._redraw: Callable[[SavedTensor], int] | None = None
-        self._recomputing: Recomputing | None = None  # the part that has a plan
+        self._plan_manager: PlanManager | None = None  # the part that has a plan
         self._specs = PlannedSpecs()  # what is known of the tensors that its forwards save
         self._records: list[Record] = []  # of the last forward, or the one that runs
         self._timed: list[TimedSession] | None = None  # the forwards of a step whose times are measured, while it runs
@@ -78,19 +78,19 @@ class HandleState(InModel, ABC):
     @property
     def title(self) -> str:
         """The level with its changed options, or the plan if that alone decides how values wait."""
-        if self._recomputing is not None and self.level.off:
-            return self._recomputing.title()
+        if self._plan_manager is not None and self.level.off:
+            return self._plan_manager.title()
         return self.level.title(self.level_name)
 
     @property
     def off(self) -> bool:
         """Whether a forward saves what it would save uncompressed: the level is off, and there is no plan."""
-        return self.level.off and self._recomputing is None
+        return self.level.off and self._plan_manager is None
 
     @property
     def rounds_by_plan(self) -> bool:
         """Whether the plan, and not the level, may round what backward reads."""
-        return self.level.off and self._recomputing is not None and self._recomputing.rounds
+        return self.level.off and self._plan_manager is not None and self._plan_manager.rounds
 
     def warn_once(self, subject: str, message: str) -> None:
         """Warns, unless this handle has warned of the subject before."""
@@ -135,26 +135,26 @@ class HandleState(InModel, ABC):
 
     @property
     @abstractmethod
-    def bit_plan(self) -> Plan | None:
+    def bit_plan(self) -> BitPlan | None:
         """The plan in force at an adaptive level."""
 
     @property
-    def plan(self) -> FollowedPlan | Plan | None:
+    def plan(self) -> FollowedPlan | BitPlan | None:
         """The plan that is followed now: that of the last training forward, or before the first one the plan that was
         applied. Of a model at an adaptive level without ``memory`` or the like, the bits of its tensors. ``None`` if
         there is no plan, or none yet."""
-        return self.bit_plan if self._recomputing is None else self._recomputing.plan
+        return self.bit_plan if self._plan_manager is None else self._plan_manager.plan
 
     @property
     def memory(self) -> Budget | None:
         """The memory budget that was asked for; ``None`` without one."""
-        return None if self._recomputing is None else self._recomputing.memory
+        return None if self._plan_manager is None else self._plan_manager.memory
 
     @property
     def error(self) -> float | None:
         """The bound on the gradient's error that was asked for, 0 for exact plans; ``None`` without a plan, and where a
         level says how everything is stored."""
-        return None if self._recomputing is None else self._recomputing.error
+        return None if self._plan_manager is None else self._plan_manager.error
 
     @property
     @abstractmethod
@@ -169,7 +169,7 @@ class HandleState(InModel, ABC):
 def _tell_of_double_backward(reference: weakref.ref[HandleState], rounded: bool) -> None:
     """Warn about a backward with ``create_graph=True``, and make the model's plans round nothing from now on."""
     handle = reference()
-    recomputing = None if handle is None else handle._recomputing
+    recomputing = None if handle is None else handle._plan_manager
     name = "a compressed model" if handle is None else handle.name
     what = f"{name}: {BY_ROUNDED}"
     if recomputing is not None and recomputing.may_become_exact:

@@ -88,9 +88,9 @@ class Monitor:
                 raise ValueError("closure must be given for a plan, which predicts no step's error; or give bound=None")
             if raise_bits:
                 raise ValueError("raise_bits must be False for a plan, which has many numbers of bits; lower its error")
-        elif handle._recomputing is not None and level.off:
+        elif handle._plan_manager is not None and level.off:
             raise ValueError(
-                f"a monitored plan must round, got {handle._recomputing.title()}, whose gradients are exact; give "
+                f"a monitored plan must round, got {handle._plan_manager.title()}, whose gradients are exact; give "
                 "compress_model error=0.1 to allow rounding"
             )
         elif level.bits is None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from integrations._runtime.following import Following
+from integrations._runtime.plan_executor import PlanExecutor
 from integrations._step.graphs.schedule import Schedule
 from integrations._torch import get_sequence_nr
 
@@ -21,15 +21,15 @@ class PlainRuns:
     def __init__(self) -> None:
         self._schedule: Schedule | None = None  # of the forward before, if its plan left everything as it is
         self._nodes: int | None = None  # that the planned forward makes
-        self._started: dict[int, Following] = {}  # by thread
+        self._started: dict[int, PlanExecutor] = {}  # by thread
 
-    def is_as_before(self, following: Following | None) -> bool:
+    def is_as_before(self, following: PlanExecutor | None) -> bool:
         """Return whether the plan of a forward and that of the one before are the same and leave everything as it
         is."""
         before, self._schedule = self._schedule, None if following is None else following.plain
         return self._schedule is not None and self._schedule is before
 
-    def start(self, following: Following) -> None:
+    def start(self, following: PlanExecutor) -> None:
         """Note that this thread's next forward follows a plan without a session."""
         self._started[threading.get_ident()] = following
 

@@ -9,7 +9,8 @@ from torch import nn
 
 from integrations._common.entries import of_type
 from integrations._common.warn import warn
-from integrations._handle.asked_plans import (
+from integrations._handle.fronts import Fronts
+from integrations._handle.plan_arguments import (
     OPTIMAL,
     is_of_this_torch,
     require_asked,
@@ -17,8 +18,7 @@ from integrations._handle.asked_plans import (
     require_of,
     require_this_torch,
 )
-from integrations._handle.fronts import Fronts
-from integrations._handle.recomputing import Recomputing
+from integrations._handle.plan_manager import PlanManager
 from integrations._handle.remeasuring import Remeasuring
 from integrations._measuring.error_model import ErrorModel
 from integrations._planning.bounds import Bounds
@@ -33,7 +33,7 @@ _ADDED = {"shapes", "codec", "measuring", "measured_in", "version", "gradients",
 """Keys that later versions have added to a state."""
 
 
-def state_of_plans(recomputing: Recomputing) -> dict[str, Any]:
+def state_of_plans(recomputing: PlanManager) -> dict[str, Any]:
     """Return the state of a model's plans as plain values."""
     asked: Any = None if isinstance(recomputing.asked, Plan) else recomputing.asked
     plan = None if recomputing.plans is None else recomputing.plans.last
@@ -51,8 +51,8 @@ def state_of_plans(recomputing: Recomputing) -> dict[str, Any]:
 
 
 def plans_of_state(
-    state: Mapping[str, Any], model: nn.Module, level: Level, before: Recomputing | None = None
-) -> Recomputing:
+    state: Mapping[str, Any], model: nn.Module, level: Level, before: PlanManager | None = None
+) -> PlanManager:
     """Return the plans of a state. A state holds no codec, so the codec of ``before`` stays.
 
     Raises:
@@ -88,7 +88,7 @@ def plans_of_state(
             f"the state is of a {class_of(model).__name__} that stored what its plan keeps by {state['codec']}, "
             "which no state holds: give integrations.checkpoint.apply the codec, then load the state"
         )
-    found = Recomputing(model, asked, level, shapes, codec)
+    found = PlanManager(model, asked, level, shapes, codec)
     found.together = of_type(bool, state.get("together", False), "together") and distributed()
     found.met = of_type(int, state.get("met", -1), "met")
     found.gradients = GradientHistory.of(state.get("gradients"))

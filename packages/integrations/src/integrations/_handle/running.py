@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from actcore import current_rank
+from integrations._adaptive.bit_plan import BitPlan
 from integrations._adaptive.finite import Look
-from integrations._adaptive.plan import Plan
 from integrations._adaptive.planned import PlannedBits
 from integrations._adaptive.probe import Probe
 from integrations._calls.tensors import tensors_in
+from integrations._handle.effectiveness_check import warn_if_ineffective
 from integrations._handle.handle_state import HandleState
-from integrations._handle.outcome import judge
 from integrations._handle.unmeasured import judge_measurement
 from integrations._planning.errors import BudgetError
 from integrations._planning.plan import Plan as FollowedPlan
@@ -28,18 +28,20 @@ from integrations._runtime.repeating.repeating import require_no_plan
 from integrations._runtime.session import Session
 from integrations._runtime.specs import Specs
 from integrations._runtime.timed import TimedSession
-from integrations._storing.ways import Way
+from integrations._storing.storage_policy import StoragePolicy
 from integrations.rules.policy import Policy, fixed_bits
 
 if TYPE_CHECKING:
-    from integrations._runtime.following import Following
+    from integrations._runtime.plan_executor import PlanExecutor
 
 
 _COPIED = 0.01
 """The part of a plan's peak that copies may take which are made in case memory runs out."""
 
 
-def specs_under(handle: HandleState, plan: Plan | None, way: Way | None = None, followed: object = None) -> Specs:
+def specs_under(
+    handle: HandleState, plan: BitPlan | None, way: StoragePolicy | None = None, followed: object = None
+) -> Specs:
     """The specs for a forward: the handle's, with the bits of a plan if there is one, or with ``way`` if that is given.
 
     Args:
@@ -91,10 +93,10 @@ class RunningSession:
         self,
         handle: HandleState,
         step: int,
-        plan: Plan | None,
+        plan: BitPlan | None,
         probe: Probe | None,
         look: Look | None,
-        following: Following | None = None,
+        following: PlanExecutor | None = None,
     ) -> None:
         self._handle, self._probe, self._following = handle, probe, following
         self._open = self._raised = self._shared = False
@@ -140,7 +142,7 @@ class RunningSession:
 
     def keep_state(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Keeps what the forward may change, if it may have to run a second time."""
-        following, recomputing = self._following, self._handle._recomputing
+        following, recomputing = self._following, self._handle._plan_manager
         if following is None or recomputing is None:
             return
         if following.is_coarse:
@@ -152,7 +154,7 @@ class RunningSession:
     def take_less(self) -> str:
         """Plan for less memory from the next forward on. Return why that is not done, or why the forward, in which
         memory ran out, cannot run a second time; empty if both are done."""
-        following, recomputing = self._following, self._handle._recomputing
+        following, recomputing = self._following, self._handle._plan_manager
         if following is None or recomputing is None:
             return "it has no plan"
         if following.plan.memory is None:
@@ -227,7 +229,7 @@ class RunningSession:
             if self._probe is not None:
                 judge_measurement(self._handle, self._probe, self._session.records)
             if not self.repeats:
-                judge(self._handle, self._session)
+                warn_if_ineffective(self._handle, self._session)
 
     def abandon(self) -> None:
         """Leaves it if it was not left: an interrupt may have come while it was entered or left."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from integrations._common.entries import require_plain
 from integrations._handle.adapt import adapts
 from integrations._handle.monitor import Monitor
+from integrations._handle.plan_manager import PlanManager
 from integrations._handle.plan_state import plans_of_state, state_of_plans
-from integrations._handle.recomputing import Recomputing
 from integrations.rules.levels import Level, resolve_level
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def state_of(handle: Compression) -> dict[str, Any]:
         "step": handle.step,
         "adaptive": handle._adapter.state(handle.level, handle.model),
         "monitor": None if handle._monitor is None else handle._monitor.state(),
-        "recomputing": None if handle._recomputing is None else state_of_plans(handle._recomputing),
+        "recomputing": None if handle._plan_manager is None else state_of_plans(handle._plan_manager),
     }
 
 
@@ -40,7 +40,7 @@ def take_over(handle: Compression, state: Mapping[str, Any]) -> None:
     step = _checked_step(state)
     level = resolve_level(state["level"], state["options"])
     monitor = _monitor_of(handle, state.get("monitor"))
-    recomputing = handle._recomputing if state["version"] < 5 else _recomputing_of(handle, level, state)
+    recomputing = handle._plan_manager if state["version"] < 5 else _recomputing_of(handle, level, state)
     adaptive = state.get("adaptive")
     if state["version"] > 1 and (adaptive is None) == adapts(level):
         wanted = (
@@ -49,16 +49,16 @@ def take_over(handle: Compression, state: Mapping[str, Any]) -> None:
         raise ValueError(f"the state of {level.title(state['level'])} must {wanted}, got {adaptive!r:.80}")
     handle._adapter.load(adaptive, handle.model)
     handle._monitor = monitor
-    handle._recomputing = recomputing
+    handle._plan_manager = recomputing
     handle.level = level
     handle.level_name = state["level"]
     handle.step = step
 
 
-def _recomputing_of(handle: Compression, level: Level, state: Mapping[str, Any]) -> Recomputing | None:
-    """The ``Recomputing`` of a state."""
+def _recomputing_of(handle: Compression, level: Level, state: Mapping[str, Any]) -> PlanManager | None:
+    """The ``PlanManager`` of a state."""
     content = state.get("recomputing")
-    return None if content is None else plans_of_state(content, handle.model, level, handle._recomputing)
+    return None if content is None else plans_of_state(content, handle.model, level, handle._plan_manager)
 
 
 def _monitor_of(handle: Compression, state: Mapping[str, Any] | None) -> Monitor | None:

@@ -9,13 +9,13 @@ from torch import nn
 
 from integrations._handle import first_steps
 from integrations._handle.first_steps import device_of
-from integrations._handle.recomputing import Recomputing
+from integrations._handle.plan_manager import PlanManager
 from integrations.report.peak import estimated_peaks, gradient_bytes_by_module
 from integrations.report.row import Row
 from integrations.report.words import ESTIMATED, PLANNED
 
 
-def step_peaks(model: nn.Module, recomputing: Recomputing | None, rows: Sequence[Row]) -> dict[str, Any]:
+def step_peaks(model: nn.Module, recomputing: PlanManager | None, rows: Sequence[Row]) -> dict[str, Any]:
     """Return the peaks of the last step as fields of a report: those of the plan that its forward followed. If it
     followed no plan, or left it, they are estimated from the rows.
 

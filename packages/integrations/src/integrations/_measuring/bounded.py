@@ -8,20 +8,20 @@ from typing import Any
 
 from torch import nn
 
+from integrations._adaptive.bit_plan import BitPlan
 from integrations._adaptive.one_step import Unmeasured
-from integrations._adaptive.plan import Plan as Allotted
 from integrations._common.warn import warn
 from integrations._measuring.error_model import ErrorModel
 from integrations._measuring.gradient_errors import OF_TENSOR, GradientErrors
+from integrations._planning.accumulation import WITH_ROUNDING
 from integrations._planning.bounds import ONLY_RECOMPUTE, USUAL_ERROR, Bounds
 from integrations._planning.budget import LEAST
+from integrations._planning.candidates import usual
 from integrations._planning.errors import BudgetError
 from integrations._planning.front import planned
-from integrations._planning.noted import WITH_ROUNDING
-from integrations._planning.offered import usual
+from integrations._planning.infeasible import round_up_share
 from integrations._planning.plan import Plan
 from integrations._planning.search import solved_again
-from integrations._planning.unmet import round_up_share
 from integrations._step.capturing.loss import Loss
 from integrations._step.costs.calibrating import calibrated
 from integrations._step.costs.rates import constant
@@ -43,7 +43,7 @@ def front_of(
     loss: Loss | None = None,
     holds_outputs: bool | None = None,
     errors: ErrorModel | None = None,
-    bits: Allotted | None = None,
+    bits: BitPlan | None = None,
     estimates: bool = False,
 ) -> Plan:
     """Return the plan of the least memory for a forward, among those that keep to a bound on the error.

@@ -11,8 +11,8 @@ from torch import nn
 from integrations._adaptive.weights import LayerNoise, layer_noise
 from integrations._common.entries import of_type
 from integrations._measuring.gradient_errors import OF_TENSOR, GradientErrors, large_parameters
-from integrations._planning.menus import Menus
 from integrations._planning.plan import Plan
+from integrations._planning.storage_candidates import StorageCandidates
 from integrations._step.graphs.graph import Graph
 
 TARGET = 0.75
@@ -55,7 +55,9 @@ class ErrorModel:
         self._rest = 1.0  # the factor of layers that were not measured, and of what belongs to no layer
         self.version, self.last = 0, ""
 
-    def weigh(self, graph: Graph, menus: Menus, least: Mapping[str, float] | None = None) -> Menus:
+    def weigh(
+        self, graph: Graph, menus: StorageCandidates, least: Mapping[str, float] | None = None
+    ) -> StorageCandidates:
         """Return menus with the weights of a graph's values, and the most noise that each may have.
 
         Args:
@@ -144,7 +146,7 @@ class ErrorModel:
 
     def _whole(self, plan: Plan) -> float:
         """Return the predicted squared error of the whole gradient, without the part that plans leave to chance."""
-        menus = self.weigh(plan.followed, plan.menus_of(plan.choice))
+        menus = self.weigh(plan.followed, plan.candidates_for(plan.choice))
         return TARGET**2 * sum(menus.weights[value] * noise for value, noise in _noises(plan).items())
 
     def _predicted(self, plan: Plan) -> dict[str, float]:
@@ -155,10 +157,10 @@ class ErrorModel:
         return dict(zip(noise.layers, noise.errors(noises), strict=True))
 
     def _noise_of(self, plan: Plan) -> LayerNoise | None:
-        menus = plan.menus_of(plan.choice)
+        menus = plan.candidates_for(plan.choice)
         return self._noise(plan.followed, menus) if menus.saves else None
 
-    def _noise(self, graph: Graph, menus: Menus) -> LayerNoise:
+    def _noise(self, graph: Graph, menus: StorageCandidates) -> LayerNoise:
         """Return the corrected coefficients of a graph."""
         return layer_noise(graph, menus.saves).corrected(self._factors, self._rest)
 
@@ -208,5 +210,5 @@ class ErrorModel:
 
 def _noises(plan: Plan) -> dict[int, float]:
     """Return the noise of each value that a plan rounds."""
-    menus = plan.menus_of(plan.choice)
+    menus = plan.candidates_for(plan.choice)
     return {value: menus.option(value, store).noise for value, store in plan.choice.stores if not store.exact}

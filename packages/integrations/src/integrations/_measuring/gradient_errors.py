@@ -21,7 +21,7 @@ from integrations._measuring.sketch import Sketches
 from integrations._planning.budget import allowed_bytes
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Followed, Plans
-from integrations._runtime.following import Following
+from integrations._runtime.plan_executor import PlanExecutor
 from integrations._runtime.session import Session
 from integrations._runtime.specs import Specs
 from integrations._step.capturing.loss import Loss
@@ -210,7 +210,7 @@ def following(model: nn.Module, given: Any, plan: Plan, draw: int = 0) -> Iterat
     alike = inputs.shapes == plan.graph.inputs.shapes
     schedule = plan.schedule if alike else plan.schedule_of_any_sizes
     followed = Followed(plan, schedule, inputs, plan)
-    ahead = Following(model, _Strict(plan, "replan"), followed, plan.level)
+    ahead = PlanExecutor(model, _Strict(plan, "replan"), followed, plan.level)
     base = LEVELS["L0"] if plan.level is None else plan.level
     way = ahead.way(base)
     policy, level = (FixedBits(base), base) if way is None else (way.policy, way.level)

@@ -11,6 +11,7 @@ from typing import Any
 
 from actcore import simulate
 from integrations._common.progress import progress
+from integrations._planning.accumulation import accumulating_plan, note_accumulating
 from integrations._planning.bounds import Bounds
 from integrations._planning.budget import (
     AUTO,
@@ -24,12 +25,11 @@ from integrations._planning.budget import (
 from integrations._planning.choice import Choice
 from integrations._planning.chunk_rows import with_larger_chunks
 from integrations._planning.errors import BudgetError
-from integrations._planning.menus import Menus
-from integrations._planning.noted import note_accumulating, noted
+from integrations._planning.infeasible import out_of_memory, out_of_time
 from integrations._planning.problem import chosen_entries, training_step
 from integrations._planning.search import Captures, most_exact, solved
 from integrations._planning.solution import Found, Solution
-from integrations._planning.unmet import out_of_memory, out_of_time
+from integrations._planning.storage_candidates import StorageCandidates
 from integrations._step.graphs.graph import Graph
 
 _ACCUMULATING, _CLEARING = "accumulating", "clearing"
@@ -58,7 +58,7 @@ def within(plan: Found, memory: Budget | None, time: float | None, error: float 
 
 def accumulating(plan: Found) -> Found:
     """See ``Plan.accumulating``."""
-    known = noted(plan)
+    known = accumulating_plan(plan)
     if known is not None:
         return known
     if _ACCUMULATING not in plan.others:
@@ -96,7 +96,7 @@ def _fits_where_cleared(plan: Solution, choice: Choice) -> bool:
     """Return whether a choice keeps to a plan's memory in bytes if the last gradients are there in the forward."""
     if plan.compressed or plan.memory in (None, LEAST):
         return False
-    graph, menus = plan.graph_of(choice).clearing, plan.menus_of(choice)
+    graph, menus = plan.graph_of(choice).clearing, plan.candidates_for(choice)
     plain = simulate(training_step(plan.graph.clearing), [True] * len(plan.graph.values)).peak - graph.gradients
     return _peak(graph, choice, menus) <= (allowed_bytes(plan.memory, plain) or 0)
 
@@ -113,11 +113,11 @@ def fits_beside_gradients(plan: Solution, other: Solution) -> bool:
         return True
     beside = plan.accumulating
     allowed = allowed_bytes(beside.memory, beside.uncompressed_peak)
-    graph, menus = plan.graph_of(other.choice).accumulating, other.menus_of(other.choice)
+    graph, menus = plan.graph_of(other.choice).accumulating, other.candidates_for(other.choice)
     return _peak(graph, other.choice, menus) <= max(beside.peak, allowed or 0)
 
 
-def _peak(graph: Graph, choice: Choice, menus: Menus) -> int:
+def _peak(graph: Graph, choice: Choice, menus: StorageCandidates) -> int:
     """Return the activation peak of a choice in a graph."""
     return int(simulate(training_step(graph, menus), *chosen_entries(choice, menus)).peak - graph.gradients)
 

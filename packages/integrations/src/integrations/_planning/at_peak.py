@@ -50,14 +50,14 @@ def largest_at_peak(plan: Solution, most: int = 3) -> AtPeak:
 
 
 def _usage(plan: Solution, graph: Graph, choice: Choice) -> StepUsage:
-    menus = plan.menus_of(choice)
+    menus = plan.candidates_for(choice)
     return simulate(training_step(graph, menus), *chosen_entries(choice, menus))
 
 
 def _there(plan: Solution, graph: Graph, choice: Choice, usage: StepUsage) -> Iterable[tuple[int, int]]:
     """Yield the bytes of each value that is in memory at the peak, and its number with a minus sign, so that sorting
     puts the first of equal ones in front."""
-    event, menus, stores = usage.event, plan.menus_of(choice), dict(choice.stores)
+    event, menus, stores = usage.event, plan.candidates_for(choice), dict(choice.stores)
     ends, reads = _forward_ends(graph), _last_reads(graph)
     made: dict[int, int] = {}  # by recomputed value: the event in which backward makes it
     for segment in (*usage.segments, *usage.inner):

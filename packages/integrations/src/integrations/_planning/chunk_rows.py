@@ -30,7 +30,7 @@ def with_larger_chunks(plan: Found, allowed: int | None) -> Found:
     count = graph.ops[number].shapes[0][0]
     limit, least = max(plan.peak, allowed or 0), min(count, chunked.least_rows)
     most = min(count, max(chunked.most_rows, least))
-    menus = plan.menus_of(plan.choice)
+    menus = plan.candidates_for(plan.choice)
     entries = chosen_entries(plan.choice, menus)
 
     def peak_of(chunks: int) -> int:

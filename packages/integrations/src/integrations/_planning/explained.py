@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from integrations._planning.menus import Option
 from integrations._planning.solution import Solution
+from integrations._planning.storage_candidates import Option
 from integrations.report.words import format_seconds
 from integrations.rules.stores import Store
 
@@ -130,7 +130,7 @@ def _sum(one: Line, other: Line) -> Line:
 
 def _values_of(plan: Solution) -> Iterator[Line]:
     """A line for each value."""
-    graph, schedule, choice, menus = plan.followed, plan.schedule, plan.choice, plan.menus_of(plan.choice)
+    graph, schedule, choice, menus = plan.followed, plan.schedule, plan.choice, plan.candidates_for(plan.choice)
     reads = Counter(value for step in graph.steps for value in step.reads)
     repeated = {value for op in schedule.ops if op.segment >= 0 or op.inner >= 0 for value in _reads(plan, op.makes)}
     stores = dict(choice.stores)

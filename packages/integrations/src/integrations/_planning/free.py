@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from integrations._calls.tensors import gradient_of, tensors_in
 from integrations._planning.budget import AUTO, Budget, bytes_of, read_fraction
 from integrations._planning.errors import PlanningError
-from integrations._planning.found_optimizers import bytes_of_tensors, kept_like, optimizers_of, states_of
+from integrations._planning.live_optimizers import bytes_of_tensors, kept_like, optimizers_of, states_of
 from integrations._planning.optimizers import OPTIMIZERS, nbytes
 from integrations.report.words import format_bytes
 

@@ -8,18 +8,18 @@ from typing import Any
 
 from torch import nn
 
-from integrations._adaptive.plan import Plan as Allotted
+from integrations._adaptive.bit_plan import BitPlan
 from integrations._common.progress import stage
 from integrations._common.warn import warn
+from integrations._planning.accumulation import WITH_ROUNDING
 from integrations._planning.bounds import USUAL_ERROR, Bounds
+from integrations._planning.candidates import Weigh, storage_candidates, usual
 from integrations._planning.chunked import chunking
-from integrations._planning.menus import Menus
-from integrations._planning.noted import WITH_ROUNDING
-from integrations._planning.offered import Weigh, menus_of, usual
 from integrations._planning.plan import Plan
 from integrations._planning.savers import Seen
 from integrations._planning.search import Captures, solved
-from integrations._step.capturing.capture import capture_reaching, find_reach
+from integrations._planning.storage_candidates import StorageCandidates
+from integrations._step.capturing.capture import capture_reaching, find_reachable_state
 from integrations._step.capturing.loss import Loss
 from integrations._step.costs.modelled import by
 from integrations._step.costs.rates import Rating, constant
@@ -42,7 +42,7 @@ def planned(
     holds_outputs: bool | None = None,
     weigh: Weigh = usual,
     rating: Rating = constant,
-    bits: Allotted | None = None,
+    bits: BitPlan | None = None,
     estimates: Weigh | None = None,
 ) -> Plan:
     """Return the plan of the least peak, with all plans that no other beats in both peak and time.
@@ -65,7 +65,7 @@ def planned(
             estimates what rounding would allow, under ``WITH_ROUNDING``. The function holds the captures.
     """
     started = perf_counter()
-    reach = find_reach(model, args, kwargs)
+    reach = find_reachable_state(model, args, kwargs)
 
     def captured(recomputes: bool) -> tuple[Graph, Seen]:
         stage("capturing the step")
@@ -75,7 +75,7 @@ def planned(
 
     def with_menus(
         graph: Graph, seen: Seen, rounded: bool, bounds: Bounds, weigh: Weigh = weigh
-    ) -> tuple[Graph, Menus]:
+    ) -> tuple[Graph, StorageCandidates]:
         graph = graph.as_rounded if rounded else graph
         if (
             rounded and level.off
@@ -83,7 +83,7 @@ def planned(
             graph = graph.with_remade(seen.remade)
         if not bounds.recomputes:
             graph = graph.keeping_all
-        return graph, menus_of(graph, seen, level, rating, weigh, bounds.allows, bits)
+        return graph, storage_candidates(graph, seen, level, rating, weigh, bounds.allows, bits)
 
     error = (bounds.error or 0.0) if level.off else None
     bounds = replace(bounds, memory=None, time=None, error=error, fallback="error")

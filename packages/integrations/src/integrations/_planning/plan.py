@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from integrations._common.whole_files import write_text
+from integrations._planning.accumulation import fresh, only_noted
 from integrations._planning.alternatives import accumulating, clearing, within
 from integrations._planning.budget import Budget
-from integrations._planning.noted import fresh, only_noted
 from integrations._planning.page import write_page
 from integrations._planning.plot import plot_front
 from integrations._planning.serial import of_json, to_json

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from actcore import TrainingStep
 from integrations._planning.choice import Choice
-from integrations._planning.menus import Menus, Option
+from integrations._planning.storage_candidates import Option, StorageCandidates
 from integrations._step.graphs.graph import Graph
 
 
-def training_step(graph: Graph, menus: Menus | None = None) -> TrainingStep:
+def training_step(graph: Graph, menus: StorageCandidates | None = None) -> TrainingStep:
     """The graph's operators, values and steps; gradients are in its ``other``, those of the parameters included.
 
     Args:
@@ -50,7 +50,7 @@ _EXCLUDED = 1e9
 which a choice names it."""
 
 
-def _allowed(menus: Menus) -> Sequence[Sequence[Option]]:
+def _allowed(menus: StorageCandidates) -> Sequence[Sequence[Option]]:
     """Return the stores of each value, those beyond the value's limit with more noise than any bound allows."""
     if not menus.limits:
         return menus.options
@@ -68,7 +68,7 @@ class Entries(NamedTuple):
     forms: list[int]
 
 
-def chosen_entries(choice: Choice, menus: Menus) -> Entries:
+def chosen_entries(choice: Choice, menus: StorageCandidates) -> Entries:
     """Return a choice as ``actcore.simulate`` takes it.
 
     Args:

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from actcore import CheckpointPlan, CheckpointPlans, checkpoint_plans, most_exact_plan, simulate
 from integrations._planning.bounds import Bounds
 from integrations._planning.choice import Choice, mask_of
-from integrations._planning.menus import Menus
 from integrations._planning.paper import paper_segments
 from integrations._planning.problem import training_step
 from integrations._planning.solution import Found, Objective, Solution
+from integrations._planning.storage_candidates import StorageCandidates
 from integrations._step.graphs.graph import Graph
 from integrations.rules.levels import Level
 from integrations.rules.stores import Store
@@ -28,9 +28,9 @@ class Captures(NamedTuple):
     """A model's training step as it is planned for; each field is as in ``Plan``."""
 
     graph: Graph
-    menus: Menus | None = None
+    menus: StorageCandidates | None = None
     rounded: Graph | None = None
-    rounded_menus: Menus | None = None
+    rounded_menus: StorageCandidates | None = None
     level: Level | None = None
 
 
@@ -87,7 +87,7 @@ def solved(
     )
 
 
-def solved_again(plan: Found, menus: Menus | None, rounded_menus: Menus | None) -> Found:
+def solved_again(plan: Found, menus: StorageCandidates | None, rounded_menus: StorageCandidates | None) -> Found:
     """The front of a plan's model with other menus, from the same captures. The plan has the least peak."""
     captures = Captures(plan.graph, menus, plan.rounded, rounded_menus, plan.level)
     bounds = replace(plan.bounds, memory=None, time=None)
@@ -145,7 +145,7 @@ class _Front(NamedTuple):
         )
 
 
-def _fronts(graph: Graph, menus: Menus | None, variance: float = 0.0, more: float = 0.0) -> list[_Front]:
+def _fronts(graph: Graph, menus: StorageCandidates | None, variance: float = 0.0, more: float = 0.0) -> list[_Front]:
     """The choices of a graph, and those that recompute nothing, whose forwards need no tape.
 
     Args:
@@ -157,7 +157,7 @@ def _fronts(graph: Graph, menus: Menus | None, variance: float = 0.0, more: floa
     return [_front(one, menus, variance, beside) for one, beside in _followed(graph, menus, more)]
 
 
-def _followed(graph: Graph, menus: Menus | None, more: float) -> list[tuple[Graph, float]]:
+def _followed(graph: Graph, menus: StorageCandidates | None, more: float) -> list[tuple[Graph, float]]:
     """The graph and, if a tape takes time, the graph without recomputation, each with the seconds to add. The tape's
     seconds are added to all choices of the first graph, even those that recompute nothing; the second graph finds those
     without them."""
@@ -166,14 +166,14 @@ def _followed(graph: Graph, menus: Menus | None, more: float) -> list[tuple[Grap
     return [(graph, more + menus.following), (graph.keeping_all, more)]
 
 
-def _front(graph: Graph, menus: Menus | None, variance: float, more: float) -> _Front:
+def _front(graph: Graph, menus: StorageCandidates | None, variance: float, more: float) -> _Front:
     """The choices of a graph, each with so many seconds added."""
     plans = checkpoint_plans(training_step(graph, menus), variance=variance)
     front = tuple(_choice(graph, menus, plan, more) for plan in plans.front)
     return _Front(front, plans.peak_bound - graph.gradients, plans.exact)
 
 
-def _choice(graph: Graph, menus: Menus | None, plan: CheckpointPlan, more: float) -> Choice:
+def _choice(graph: Graph, menus: StorageCandidates | None, plan: CheckpointPlan, more: float) -> Choice:
     chosen: dict[int, Store] = {}
     if menus is not None and plan.forms is not None:
         named = ((value, menus.options[value][form].store) for value, form in enumerate(plan.forms) if form >= 0)
@@ -190,7 +190,7 @@ def _choice(graph: Graph, menus: Menus | None, plan: CheckpointPlan, more: float
     )
 
 
-def _front_at_level(graph: Graph, menus: Menus) -> _Front:
+def _front_at_level(graph: Graph, menus: StorageCandidates) -> _Front:
     """The choices of a graph whose values wait as a level stores them, whether they are kept or recomputed.
 
     The search may leave a value as it is, and a level may not. So what it finds, with and without stores, is simulated
@@ -211,7 +211,7 @@ def _front_at_level(graph: Graph, menus: Menus) -> _Front:
 
 
 def _forms_at_level(
-    graph: Graph, menus: Menus, kept: Sequence[bool], segments: Sequence[Sequence[int]]
+    graph: Graph, menus: StorageCandidates, kept: Sequence[bool], segments: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
     """By value: the form that a level has for it, which depends on its readers; -1 if it is left as it is."""
     read = {value for segment in segments for number in segment for value in graph.ops[number].reads}

@@ -7,13 +7,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from integrations._common.entries import complete, entry_of, fields_of, loaded, of_format, of_type
+from integrations._planning.accumulation import accumulating_plan, note_accumulating
 from integrations._planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations._planning.choice import Choice
 from integrations._planning.chunked import ChunkedLoss
-from integrations._planning.menus import Menus
-from integrations._planning.noted import note_accumulating, noted
 from integrations._planning.problem import training_step
 from integrations._planning.solution import Found, Solution
+from integrations._planning.storage_candidates import StorageCandidates
 from integrations._step.graphs.graph import Graph
 from integrations.rules.levels import Level
 
@@ -48,7 +48,7 @@ def to_json(plan: Solution) -> str:
 
 
 def _content(plan: Solution) -> dict[str, Any]:
-    other = noted(plan)
+    other = accumulating_plan(plan)
     return {
         "format": FORMAT,
         **_found_content(plan),
@@ -162,15 +162,15 @@ def _require_whole(plan: Solution) -> None:
             raise ValueError("rounded must be a graph where a choice is of that")
         if one.most >= len(plan.graph_of(one).values):  # they were among those of the larger graph
             raise ValueError("its choices name values that the graph lacks")
-        menus = plan.menus_of(one)
+        menus = plan.candidates_for(one)
         for value, store in one.stores:
             menus.option(value, store)
 
 
-def _menus(content: Any, graph: Graph | None) -> Menus | None:
+def _menus(content: Any, graph: Graph | None) -> StorageCandidates | None:
     if content is None or graph is None:
         return None
-    return Menus.from_content(content, len(graph.values))
+    return StorageCandidates.from_content(content, len(graph.values))
 
 
 def _of_this_format(content: Any) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from integrations._planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations._planning.budget import Budget
 from integrations._planning.choice import Choice
 from integrations._planning.chunked import ChunkedLoss
-from integrations._planning.menus import Menus
 from integrations._planning.planned_segments import PlannedSegment, planned_segments
 from integrations._planning.problem import training_step
+from integrations._planning.storage_candidates import StorageCandidates
 from integrations._step.capturing.loss import Loss
 from integrations._step.graphs.graph import Graph
 from integrations._step.graphs.schedule import Schedule
@@ -43,9 +43,9 @@ class Solution(ABC):
     capture_seconds: float = field(default=0.0, compare=False)
     search_seconds: float = field(default=0.0, compare=False)
     loss: Loss | None = field(default=None, repr=False, compare=False)
-    menus: Menus | None = field(default=None, repr=False)
+    menus: StorageCandidates | None = field(default=None, repr=False)
     rounded: Graph | None = field(default=None, repr=False)
-    rounded_menus: Menus | None = field(default=None, repr=False)
+    rounded_menus: StorageCandidates | None = field(default=None, repr=False)
     level: Level | None = None
     also: tuple[Self, ...] = field(default=(), repr=False)
     measured: float | None = None
@@ -100,10 +100,10 @@ class Solution(ABC):
         """The graph to which a choice of the front belongs."""
         return self.rounded if choice.rounded and self.rounded is not None else self.graph
 
-    def menus_of(self, choice: Choice) -> Menus:
+    def candidates_for(self, choice: Choice) -> StorageCandidates:
         """The menus of the choice's graph."""
         found = self.rounded_menus if choice.rounded and self.rounded is not None else self.menus
-        return Menus.none(len(self.graph_of(choice).values)) if found is None else found
+        return StorageCandidates.none(len(self.graph_of(choice).values)) if found is None else found
 
     def store_of(self, value: int) -> Store | None:
         """The store in which what the memory of a value of ``followed`` holds in the end waits, whether kept or

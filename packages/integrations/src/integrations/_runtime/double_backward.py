@@ -10,7 +10,7 @@ from integrations._runtime.repeating.segments import Handle
 from integrations._storing.double_backward import DoubleBackward
 from integrations._storing.forms import Held, SlopeForm
 from integrations._storing.regions import Exact, View, inner
-from integrations._watching.deciding import HeldInput
+from integrations._watching.data_dependence import HeldInput
 
 
 def differentiated(packed: object) -> None:

@@ -18,7 +18,7 @@ from integrations._common.in_model import ModelRef
 from integrations._common.modules import all_modules
 from integrations._common.random_states import random_states
 from integrations._runtime.repeating.repeating import drawing
-from integrations._step.capturing.put_back import Drawn, Mapping, PutBack, Sequence, Set
+from integrations._step.capturing.state_snapshot import Drawn, Mapping, PutBack, Sequence, Set
 from integrations._step.graphs.sharding import collectives_started
 
 _MOST_BYTES = 1 << 18

@@ -16,24 +16,24 @@ from integrations._calls.call import Call
 from integrations._calls.tensors import storage_of
 from integrations._common.modules import ModulePaths
 from integrations._common.storages import StorageSet
-from integrations._runtime.announced import Announced, Due, noted, settle
 from integrations._runtime.compound import record_of_compound
-from integrations._runtime.fates import Fates
+from integrations._runtime.custom_saves import Announced, PendingSave, add_record, settle
 from integrations._runtime.formulas.table import Formulas, notes_all
+from integrations._runtime.plan_decisions import PlanDecisions
 from integrations._runtime.replay import Sites
-from integrations._runtime.site import Site
+from integrations._runtime.replay_cache import Site
 from integrations._runtime.specs import Place, SavedTensorSpec, Specs
 from integrations._storing.extent import Extent
 from integrations._storing.forms import Packed
 from integrations._storing.records import RECOMPUTED, Record
 from integrations._storing.regions import inner
 from integrations._storing.storage import Storages
+from integrations._storing.storage_policy import StoragePolicy
 from integrations._storing.store import StoredLater, Storing
 from integrations._storing.watch import Observer
-from integrations._storing.ways import Way
 from integrations._torch import DisableTorchFunction, top_saved_tensors_default_hooks
 from integrations._watching.checkpoints import Boundary, Checkpoints
-from integrations._watching.deciding import DECIDES
+from integrations._watching.data_dependence import DECIDES
 from integrations._watching.owners import CAST, Owners
 from integrations._watching.tracker import CallTracker
 from integrations.rules.levels import Level
@@ -93,11 +93,11 @@ class PackedForward:
         self.step, self.rank = step, rank
         self.storages = Storages()
         self._casts = StorageSet()  # autocast's casts of weights that backward recomputes by the plan
-        self.way = Way(specs.policy, level)
+        self.way = StoragePolicy(specs.policy, level)
         self.announced = Announced(self)
         anew = level.recompute and notes_all(step)
         self._sites = Sites(self, anew or observer is not None or redraw is not None or look is not None)
-        self.fates: Fates | None = None
+        self.fates: PlanDecisions | None = None
         self.aside: Callable[[Tensor], AbstractContextManager[Any]] | None = None
         self.occurrences: dict[Place, int] = {}
         self.outer: Self | None = None
@@ -205,7 +205,7 @@ class PackedForward:
         if not beside and due is None:
             site = self._sites.site_of(spec, place, occurrence, call, owner, storage)
         if owner:
-            noted(self.records, spec.kept_by(owner), due)
+            add_record(self.records, spec.kept_by(owner), due)
             packed: Packed = Kept.of(tensor)
         else:
             packed = self.store(tensor, storage, spec, call, site, due, obstacle)
@@ -220,7 +220,7 @@ class PackedForward:
         spec: SavedTensorSpec,
         call: Call | None,
         site: Site | None = None,
-        due: Due | None = None,
+        due: PendingSave | None = None,
         obstacle: str = "",
     ) -> Packed:
         """Stores a tensor that autograd alone keeps alive.
@@ -244,7 +244,7 @@ class PackedForward:
         if due is None:
             self.records.append(record)
         else:
-            record = noted(self.records, record, due)
+            record = add_record(self.records, record, due)
         if obstacle:
             return self.storages.keep(tensor, extent, record, overlapping=True)
         stream = replayable(self.stream(spec.identity, spec.saved), tensor)

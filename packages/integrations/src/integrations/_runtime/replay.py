@@ -28,7 +28,7 @@ from actcore.replay import Replay, bind_replay
 from integrations._calls.call import Call
 from integrations._common.modules import innermost
 from integrations._runtime.double_backward import differentiated
-from integrations._runtime.site import Site, with_kernel
+from integrations._runtime.replay_cache import Site, with_kernel
 from integrations._runtime.specs import Place, SavedTensorSpec
 from integrations._storing.forms import Clamped, Packed, Placeholder
 from integrations._storing.records import RECOMPUTED, Record

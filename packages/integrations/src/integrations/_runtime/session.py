@@ -19,8 +19,8 @@ from integrations._runtime.packing import PackedForward
 from integrations._runtime.replay import Sites
 from integrations._runtime.specs import Specs
 from integrations._storing.forms import Packed
+from integrations._storing.storage_policy import StoragePolicy
 from integrations._storing.watch import Observer
-from integrations._storing.ways import Way
 from integrations._watching.checkpoints import Checkpoints
 
 
@@ -36,7 +36,7 @@ class Session(PackedForward):
     def begin_as(self, specs: Specs, step: int, observer: Observer | None) -> None:
         """Continues as another forward of the same level, before anything was saved."""
         self.specs, self.step, self._observer = specs, step, observer
-        self.way = Way(specs.policy, self.level)
+        self.way = StoragePolicy(specs.policy, self.level)
         watched = self._sites.watched or observer is not None
         self._sites.end()
         self._sites = Sites(self, watched)

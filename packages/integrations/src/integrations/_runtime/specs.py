@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from integrations._runtime.formulas.formula import Noted
-    from integrations._runtime.site import Site
+    from integrations._runtime.replay_cache import Site
     from integrations.rules.levels import Level
 
 _PLANS = 16  # plans whose tensors are remembered

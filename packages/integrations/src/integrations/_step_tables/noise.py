@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from integrations._step_tables.apart import fitted_apart
 from integrations._step_tables.catalogue import FUNCTIONS
 from integrations._step_tables.fitting import estimate_error
+from integrations._step_tables.isolated_fit import fitted_apart
 from integrations._step_tables.representatives import saved_steps, saves_one
 from integrations._step_tables.tables import table
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from integrations._step_tables.apart import fitted_apart
 from integrations._step_tables.catalogue import FUNCTIONS
 from integrations._step_tables.fitting import DOMAIN
+from integrations._step_tables.isolated_fit import fitted_apart
 from integrations._step_tables.shipped import SMOOTH
 from integrations._step_tables.steps import StepTable
 from integrations._step_tables.tables import table

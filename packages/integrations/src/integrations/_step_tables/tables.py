@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from integrations._step_tables.apart import fitted_apart
 from integrations._step_tables.catalogue import FUNCTIONS
 from integrations._step_tables.fitting import DOMAIN, Parity, approximate, checked_bits
+from integrations._step_tables.isolated_fit import fitted_apart
 from integrations._step_tables.objective import WEIGHTS
 from integrations._step_tables.shipped import SMOOTH, shipped_levels, shipped_table
 from integrations._step_tables.slopes import numbers_of

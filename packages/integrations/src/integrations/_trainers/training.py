@@ -12,9 +12,9 @@ from typing import Any
 from torch import nn
 
 from integrations._common.whole_files import write_text
-from integrations._handle.asked_plans import Asked, level_with, planning_for, require_one, with_plan
 from integrations._handle.compression import Compression
-from integrations._handle.exchanges import Exchanges
+from integrations._handle.module_conversion import Exchanges
+from integrations._handle.plan_arguments import Asked, level_with, planning_for, require_one, with_plan
 from integrations._planning.bounds import Bounds
 from integrations.attach import compress_model, compression, restore_model
 from integrations.rules.levels import resolve_level
@@ -143,7 +143,7 @@ class CompressedTraining:
             difference = f"at {found}, and the callback's level is {wanted}"
         elif handle.strict != self.arguments.get("strict", False):
             difference = f"with strict={handle.strict}, and the callback's is {not handle.strict}"
-        elif (None if handle._recomputing is None else handle._recomputing.asked) != self.asked:
+        elif (None if handle._plan_manager is None else handle._plan_manager.asked) != self.asked:
             difference = f"with another plan than the callback's: {_in_words(self.asked)}"
         elif (Exchanges.of(handle.model) or Exchanges()) != self.exchanges:
             difference = "with another choice of activations, linear, layers and loss than the callback's"

@@ -35,7 +35,7 @@ from integrations._torch import (
     len_torch_dispatch_stack,
     top_saved_tensors_default_hooks,
 )
-from integrations._watching.deciding import DECIDES, Deciding, HeldInput, Scripts
+from integrations._watching.data_dependence import DECIDES, Deciding, HeldInput, Scripts
 from integrations._watching.held import Again, Found, Packer
 
 _CHECKPOINT = torch_checkpoint.checkpoint.__module__

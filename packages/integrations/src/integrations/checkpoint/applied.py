@@ -10,10 +10,10 @@ from actcore import Codec
 from integrations import attach
 from integrations._common.compiling import compiled_module
 from integrations._common.forward_wrapper import ForwardWrapper
-from integrations._handle.asked_plans import require_of, require_this_torch
 from integrations._handle.compression import Compression
 from integrations._handle.forward import CompressedForward
-from integrations._handle.recomputing import Recomputing
+from integrations._handle.plan_arguments import require_of, require_this_torch
+from integrations._handle.plan_manager import PlanManager
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Shapes
 from integrations._step.graphs.sharding import class_of
@@ -56,13 +56,13 @@ def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec |
     if codec is not None and (not isinstance(codec, Codec) or isinstance(codec, type)):
         raise TypeError(f"codec must be a codec, such as actcore.GroupAffine(bits=8), got {codec!r}")
     found = CompressedForward.of(inner)
-    if found is not None and found.handle._recomputing is not None:
+    if found is not None and found.handle._plan_manager is not None:
         raise ValueError(
             f"{type(inner).__name__} has a plan already; call integrations.checkpoint.restore_model(model) first"
         )
     ForwardWrapper.require_none(inner, "compress_model(model, checkpoint=plan) does both")
     handle = attach.new_handle(Compression, inner, "L0", False, {})
-    handle._recomputing = Recomputing(inner, plan, handle.level, shapes, codec)
+    handle._plan_manager = PlanManager(inner, plan, handle.level, shapes, codec)
     attach.attach(handle)
     return model
 
@@ -77,7 +77,7 @@ def restore_model(model: Model) -> Model:
     """
     inner = _module(model)
     found = CompressedForward.of(inner)
-    if found is None or found.handle._recomputing is None or not found.handle.level.off:
+    if found is None or found.handle._plan_manager is None or not found.handle.level.off:
         others = [one for one in ForwardWrapper.all_of(inner) if one.keeps]
         if others:
             raise ValueError(
@@ -98,7 +98,7 @@ def plan_of(model: nn.Module) -> Plan:
     """
     inner = _module(model)
     found = CompressedForward.of(inner)
-    recomputing = None if found is None else found.handle._recomputing
+    recomputing = None if found is None else found.handle._plan_manager
     if recomputing is None:
         raise ValueError(
             f"{class_of(inner).__name__} has no plan; call integrations.checkpoint.apply(model, plan) first, or "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from integrations._calls.tensors import tensors_in
 from integrations._step.capturing.loss import Loss
-from integrations._step.capturing.reach import Reach
+from integrations._step.capturing.reachable_state import ReachableState
 from integrations._step.dispatch import indices
 from integrations._step.dispatch.fakes import Fakes
 from integrations._step.dispatch.operators import traits_of
@@ -99,7 +99,7 @@ def forecast(
     compress_model(fake, level, activations=activations, linear=linear, layers=layers, **given).train()
     inputs = (tuple(args) if isinstance(args, (tuple, list)) else (args,), dict(kwargs or {}))
     given, named = tree_map_only(Tensor, lambda tensor: _fake_input(tensor, mode, where), inputs)
-    reach = Reach(fake)  # what is not copied with the model: classes, globals, closures
+    reach = ReachableState(fake)  # what is not copied with the model: classes, globals, closures
     surroundings = mode, _Indices(mode, where), FusedAttention(), torch.enable_grad(), _told(model, where)
     with torch.random.fork_rng([]), ExitStack() as stack:
         for block in surroundings:

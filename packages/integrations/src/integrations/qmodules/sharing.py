@@ -43,7 +43,7 @@ _stored = WeakIdKeyDictionary()
 
 
 @dataclass(frozen=True)
-class Once:
+class DedupCodec:
     """A codec for one tensor that several layers may save: the second gets what was stored for the first.
 
     It does where autograd still keeps that, the tensor was not changed since, and the bits are at least those that
@@ -95,7 +95,7 @@ def once(codec: actcore.Codec, x: Tensor) -> actcore.Codec:
     """
     if torch.compiler.is_compiling() or packed() or not x.untyped_storage().resizable():
         return codec
-    return Once(codec, x)
+    return DedupCodec(codec, x)
 
 
 def packed() -> bool:

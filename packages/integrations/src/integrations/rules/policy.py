@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from actcore import FLOATS, INTEGERS, BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTensor
-from integrations._common.jumps import names
+from integrations._common.discontinuous_ops import names
 from integrations.rules.levels import GROUP_SIZE, Level
 from integrations.rules.norms import RowByRow
 from integrations.rules.rules import CHECKPOINT, RULES, Need, Rule

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from actcore import BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTensor, missing_on
 from integrations._storing.forms import SATURATED, Placeholder
-from integrations._storing.ways import Way
+from integrations._storing.storage_policy import StoragePolicy
 from integrations.rules.aten_rules import Use
 from integrations.rules.norms import RowByRow, Standardized, Statistics
 from integrations.rules.policy import UNKNOWN
@@ -140,7 +140,7 @@ def _(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_
     return parts[0].new_empty(numel, dtype=dtype)
 
 
-def form_of(way: Way, saved: SavedTensor, uses: Iterable[Use], made_by: str) -> CompiledForm:
+def form_of(way: StoragePolicy, saved: SavedTensor, uses: Iterable[Use], made_by: str) -> CompiledForm:
     """The form that suits all uses of a tensor.
 
     Args:

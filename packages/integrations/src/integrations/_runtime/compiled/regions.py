@@ -22,7 +22,7 @@ from actcore import Raw, SavedTensor
 from integrations._common.warn import warn
 from integrations._runtime.compiled.forms import CompiledForm, form_of
 from integrations._runtime.compiled.order import Order
-from integrations._storing.ways import Way, compiled, kept, way_of
+from integrations._storing.storage_policy import StoragePolicy, compiled, kept, storage_policy
 from integrations._torch import (
     HookPair,
     instruction_translator,
@@ -178,18 +178,18 @@ def _is_weight(example: Tensor | None) -> bool:
     return example is None or isinstance(example, Parameter)
 
 
-def _planned(forward: Graph, level: Level) -> dict[int, Way]:
+def _planned(forward: Graph, level: Level) -> dict[int, StoragePolicy]:
     """How the plan that the forward follows stores the tensors of the region, by storage: views are in the same one."""
     found = {}
     for node in forward.nodes:
         value = node.meta.get("val")
         if NODE_KEY in node.meta and isinstance(value, Tensor) and value.layout is torch.strided:
             store = node.meta[NODE_KEY]
-            found[value.untyped_storage()._cdata] = kept(level) if store is None else way_of(store, level)
+            found[value.untyped_storage()._cdata] = kept(level) if store is None else storage_policy(store, level)
     return found
 
 
-def _rounds(nodes: dict[str, Node], ways: dict[int, Way], level: Level, node: Node) -> bool:
+def _rounds(nodes: dict[str, Node], ways: dict[int, StoragePolicy], level: Level, node: Node) -> bool:
     """Whether an input of the backward graph may wait in fewer bits for attention.
 
     Args:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from integrations._calls.call import Call
 from integrations._common.autocast import autocast_on
-from integrations._common.jumps import names
+from integrations._common.discontinuous_ops import names
 from integrations.rules.arguments import Arguments
 from integrations.rules.rules import operator_name
 

@@ -20,7 +20,7 @@ from integrations._common.plain import PLAIN
 from integrations._step.capturing.apart import bytes_of_gradient
 from integrations._step.capturing.errors import NoGradient, NotCaptured
 from integrations._step.capturing.loss import Differentiated, Loss, differentiated, is_scalar_loss
-from integrations._step.capturing.reach import Reach
+from integrations._step.capturing.reachable_state import ReachableState
 from integrations._step.capturing.recorder import Recorder
 from integrations._step.capturing.recording import Recording
 from integrations._step.capturing.stand_ins import StandIns, with_stand_ins
@@ -95,7 +95,7 @@ def capture(
         Exception: what the model raises with these inputs.
     """
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    reach = find_reach(model, args, kwargs)
+    reach = find_reachable_state(model, args, kwargs)
     return capture_reaching(
         reach,
         model,
@@ -111,7 +111,7 @@ def capture(
 
 
 def capture_reaching(
-    reach: Reach,
+    reach: ReachableState,
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -127,7 +127,7 @@ def capture_reaching(
     capture for models of large libraries.
 
     Args:
-        reach: from ``find_reach``, if nothing but captures has run since.
+        reach: from ``find_reachable_state``, if nothing but captures has run since.
         model, args, kwargs, real, hooks, measure, costs, loss, holds_outputs: as in ``capture``.
 
     Raises:
@@ -144,9 +144,9 @@ def capture_reaching(
     return _graph(trial, found, note, measured if measure else costs, measure)
 
 
-def find_reach(model: nn.Module, args: Any, kwargs: Any) -> Reach:
+def find_reachable_state(model: nn.Module, args: Any, kwargs: Any) -> ReachableState:
     """Return what a model's forward with these inputs can get at."""
-    return Reach(model, [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)])
+    return ReachableState(model, [leaf for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)])
 
 
 class _Trial(NamedTuple):
@@ -158,7 +158,7 @@ class _Trial(NamedTuple):
     hooks: Hooks
     loss: Loss | None
     holds_outputs: bool | None
-    reach: Reach
+    reach: ReachableState
 
 
 class _Here(threading.local):

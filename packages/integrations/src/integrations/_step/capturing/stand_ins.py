@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from integrations._calls.tensors import gradient_of
 from integrations._common.random_states import random_states
-from integrations._step.capturing.put_back import replaced
-from integrations._step.capturing.reach import Reach
+from integrations._step.capturing.reachable_state import ReachableState
+from integrations._step.capturing.state_snapshot import replaced
 from integrations._step.dispatch.memory import is_plain, key_of
 from integrations._torch import tree_map_only
 
@@ -60,11 +60,11 @@ class StandIns:
         return [made for _, made in self._made.values() if isinstance(made, nn.Parameter)]
 
 
-def with_stand_ins(model: nn.Module, stand_ins: StandIns, reach: Reach, work: Callable[[], Result]) -> Result:
+def with_stand_ins(model: nn.Module, stand_ins: StandIns, reach: ReachableState, work: Callable[[], Result]) -> Result:
     """What ``work`` returns, called while stand-ins replace the tensors that the model's forward can get at.
 
-    Afterwards gradients, generators and what ``Reach`` finds are as they were. The precision of a Q-layer learns
-    nothing from forwards meanwhile.
+    Afterwards gradients, generators and what ``ReachableState`` finds are as they were. The precision of a Q-layer
+    learns nothing from forwards meanwhile.
 
     Args:
         model: whose forward is tried.
@@ -99,7 +99,7 @@ def with_stand_ins(model: nn.Module, stand_ins: StandIns, reach: Reach, work: Ca
             raise
 
 
-def _put(stand_ins: StandIns, reach: Reach) -> None:
+def _put(stand_ins: StandIns, reach: ReachableState) -> None:
     """Puts stand-ins in the place of the tensors that were found."""
     own = {id(tensor) for module in reach.modules for tensor in (*module.parameters(False), *module.buffers(False))}
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from integrations._common.jumps import JUMPING, OF_SHAPES, may_jump_unseen
+from integrations._common.discontinuous_ops import JUMPING, OF_SHAPES, may_jump_unseen
 from integrations._step.dispatch.memory import tensors_of
 from integrations._torch import OpOverload
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from integrations._calls.hook_stack import offloader_around
 from integrations._common.modules import NOTHING_TRAINS, trains
-from integrations._handle.exchanges import Exchanges
 from integrations._handle.handle_state import HandleState
+from integrations._handle.module_conversion import Exchanges
 from integrations._runtime.compiled.regions import ROLE
 from integrations._storing.records import Record
 from integrations.report.words import NOTHING_LEFT, format_bytes
@@ -28,7 +28,7 @@ _MOVES_NOTHING = (
 _effective: WeakSet[nn.Module] = WeakSet()  # models that have had a forward whose tensors were stored in fewer bytes
 
 
-def judge(handle: HandleState, session: Session) -> None:
+def warn_if_ineffective(handle: HandleState, session: Session) -> None:
     """Warns if a forward that has ended was compressed to no effect, or had such an effect on somebody's offloading.
 
     A block without a call of torch is passed over. So is a batch too small for any tensor to be worth storing, as the
@@ -53,7 +53,7 @@ def judge(handle: HandleState, session: Session) -> None:
     why = "" if compiled or without_logits else why_not_smaller(records)
     if why and not records and not trains(handle.model):
         why = NOTHING_TRAINS
-    if handle.level.off and handle._recomputing is not None:
+    if handle.level.off and handle._plan_manager is not None:
         return  # a plan with room may keep everything
     if not why:
         _effective.add(handle.model)

@@ -1,4 +1,4 @@
-"""``Plan``: the bits of each quantised tensor of one model, with the reason."""
+"""``BitPlan``: the bits of each quantised tensor of one model, with the reason."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Allotment:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BitPlan:
     """Bits for a model's quantised tensors. ``str(plan)`` is a table.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""``noted``: the plan for gradients that exist already, saved and pickled with the plan that it belongs to.
+"""``accumulating_plan``: the plan for gradients that exist already, saved and pickled with the plan that it belongs to.
 
 A new search would find another one: this one was measured, or rounds nothing because the error of rounding measured too
 large.
@@ -10,7 +10,7 @@ from typing import Any
 
 from integrations._planning.solution import Found, Solution
 
-_NOTED, _FRESH = "noted", "fresh"
+_NOTED, _FRESH = "accumulating_plan", "fresh"
 
 WITH_ROUNDING = "with rounding"
 """The key in ``Plan.others`` of a function without arguments, which makes the plan with rounding of the same captures.
@@ -23,7 +23,7 @@ def note_accumulating(plan: Found, other: Found) -> None:
     other.others[_key(other, _FRESH)] = plan
 
 
-def noted(plan: Found) -> Found | None:
+def accumulating_plan(plan: Found) -> Found | None:
     """The plan that ``note_accumulating`` was given last; ``None`` if none was searched or measured yet."""
     found: Found | None = plan.others.get(_key(plan))
     if found is not None:
@@ -40,7 +40,7 @@ def fresh(plan: Found) -> Found:
 
 def only_noted(plan: Found) -> dict[Any, Found]:
     """The one plan among ``others`` that is pickled with a plan. The other ones can be searched again."""
-    other = noted(plan)
+    other = accumulating_plan(plan)
     return {} if other is None else {_key(plan): other}
 
 

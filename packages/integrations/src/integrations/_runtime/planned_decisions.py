@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from integrations._runtime.fates import Fate
+from integrations._runtime.plan_decisions import PlanDecision
 from integrations._runtime.repeating.keeping import Exactly, Packed
 from integrations._runtime.repeating.segments import Results
 from integrations._runtime.repeating.tape import UNPLANNED, Tape
 from integrations._step.dispatch.memory import Geometry, is_plain
 from integrations._step.graphs.schedule import Schedule
 from integrations._storing.regions import View
-from integrations._storing.ways import Way, way_of
+from integrations._storing.storage_policy import StoragePolicy, storage_policy
 from integrations._torch import DisableTorchFunction
 from integrations.rules.stores import Store
 
 if TYPE_CHECKING:
+    from integrations._runtime.replay_cache import Site
     from integrations._runtime.session import Session
-    from integrations._runtime.site import Site
 
 _DECIDED = "a mask was made by it, or an operator would amplify its errors: kept exactly"
 
@@ -37,13 +37,13 @@ class WithoutStore(NamedTuple):
         rounded: whether a kept value may be rounded.
     """
 
-    kept: Way
-    recomputed: Way
+    kept: StoragePolicy
+    recomputed: StoragePolicy
     later: bool
     rounded: bool
 
 
-class _Fates:
+class _PlanDecisions:
     """What a plan says of the tensors that autograd saves in one forward.
 
     Args:
@@ -54,10 +54,10 @@ class _Fates:
 
     def __init__(self, session: Session, schedule: Schedule, others: WithoutStore) -> None:
         self._session, self._schedule, self._others = session, schedule, others
-        self._unplanned = Fate(session.way)
-        self._fates: dict[tuple[Store | None, bool], Fate] = {}
+        self._unplanned = PlanDecision(session.way)
+        self._fates: dict[tuple[Store | None, bool], PlanDecision] = {}
 
-    def _of(self, value: int) -> Fate:
+    def _of(self, value: int) -> PlanDecision:
         """What becomes of a tensor in a value's memory."""
         if value == UNPLANNED:
             return self._unplanned
@@ -69,13 +69,13 @@ class _Fates:
             fate = self._fates[key] = self._fate(*key)
         return fate
 
-    def _fate(self, store: Store | None, recomputed: bool) -> Fate:
+    def _fate(self, store: Store | None, recomputed: bool) -> PlanDecision:
         if store is not None:
-            return Fate(way_of(store, self._session.level))
-        return Fate(self._others.recomputed if recomputed else self._others.kept)
+            return PlanDecision(storage_policy(store, self._session.level))
+        return PlanDecision(self._others.recomputed if recomputed else self._others.kept)
 
 
-class Placed(_Fates):
+class Placed(_PlanDecisions):
     """The fates by the sites of tensors, for a forward that recomputes nothing. Its sites know the values of all that
     it saves, so it needs no tape. A forward that turns out to be another goes on as it would without a plan.
 
@@ -93,7 +93,7 @@ class Placed(_Fates):
         """Return ``False``: nothing is recomputed here."""
         return False
 
-    def of(self, tensor: Tensor, site: Site | None) -> Fate:
+    def of(self, tensor: Tensor, site: Site | None) -> PlanDecision:
         """What becomes of a tensor."""
         if site is None:
             self.is_other = True
@@ -101,17 +101,17 @@ class Placed(_Fates):
         return self._of(UNPLANNED if site.value is None or not is_plain(tensor) else site.value)
 
 
-class Taped(_Fates):
+class Taped(_PlanDecisions):
     """The fates by a tape that follows the forward.
 
     Args:
-        session, schedule, others: as for ``_Fates``.
+        session, schedule, others: as for ``_PlanDecisions``.
         tape: the tape.
         rounds: whether what a repetition reads may be rounded.
 
     Attributes:
         values: the plan's values, by the addresses of their storages.
-        placeholder: see ``Fate``.
+        placeholder: see ``PlanDecision``.
         placed: whether each tensor that was asked for had a site.
     """
 
@@ -126,7 +126,7 @@ class Taped(_Fates):
         value = self._tape.value_of(tensor)
         return value != UNPLANNED and self._schedule.is_recomputed(value)
 
-    def of(self, tensor: Tensor, site: Site | None) -> Fate:
+    def of(self, tensor: Tensor, site: Site | None) -> PlanDecision:
         """What becomes of a tensor."""
         self.placed = self.placed and site is not None
         return self._of(self._tape.value_of(tensor))
@@ -146,7 +146,7 @@ class Taped(_Fates):
                 return None
         return self._tape.recomputation(made)
 
-    def _fate(self, store: Store | None, recomputed: bool) -> Fate:
+    def _fate(self, store: Store | None, recomputed: bool) -> PlanDecision:
         fate = super()._fate(store, recomputed)
         if not recomputed:
             return fate
@@ -158,7 +158,7 @@ class Read(Exactly):
     """Keeps what the repetitions of one forward read, in the same form in which autograd keeps it.
 
     Args:
-        session, schedule: as for ``_Fates``.
+        session, schedule: as for ``_PlanDecisions``.
         rounded: whether a value that the plan keeps without a store may be rounded.
     """
 

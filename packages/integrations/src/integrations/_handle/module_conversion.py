@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from integrations import fewbit, qmodules
-from integrations._handle.asked_exchanges import activations_of, layers_of, linear_of, loss_of, q_level_of
+from integrations._handle.conversion_arguments import activations_of, layers_of, linear_of, loss_of, q_level_of
 from integrations._handle.keeping import kept_modules
 from integrations._planning.chunked import ChunkedLoss
 from integrations.fewbit.linear_kinds import is_linear

@@ -1,4 +1,4 @@
-"""``Way``: how a session stores a tensor, be it by its level or by a plan."""
+"""``StoragePolicy``: how a session stores a tensor, be it by its level or by a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BITS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
+class StoragePolicy:
     """A policy and a level.
 
     Attributes:
@@ -39,49 +39,49 @@ class _AsItIs:
 
 
 @lru_cache(maxsize=256)
-def way_of(store: Store, base: Level) -> Way:
+def storage_policy(store: Store, base: Level) -> StoragePolicy:
     """How a value waits in a store. ``base`` says what the store does not."""
     level = store.level(base)
     if store.exact:
-        return Way(policy_of(store, base), _unrounded(level))
-    return Way(policy_of(store, base), level, f"as planned: {store}")
+        return StoragePolicy(policy_of(store, base), _unrounded(level))
+    return StoragePolicy(policy_of(store, base), level, f"as planned: {store}")
 
 
-def through(codec: Codec, base: Level) -> Way:
+def through(codec: Codec, base: Level) -> StoragePolicy:
     """How what may be rounded waits in a codec's form, on the host if that is an ``Offload``; tensors of which backward
     needs no more than signs and the like are stored as these, exactly. ``base`` says what the codec does not."""
     own, store = inner(codec), Store(_BITS, host=isinstance(codec, Offload))
     level = store.level(base)
     if isinstance(own, GroupAffine):
         level = replace(replace(store, bits=own.bits).level(base), group_size=own.group_size)
-    return Way(Through(Shared(level), own), level, f"as planned: {codec}")
+    return StoragePolicy(Through(Shared(level), own), level, f"as planned: {codec}")
 
 
 @lru_cache(maxsize=16)
-def exactly(base: Level) -> Way:
+def exactly(base: Level) -> StoragePolicy:
     """How a tensor without a plan waits, if nothing is to be rounded."""
     level = _unrounded(replace(base, offload=False))
-    return Way(ExactForms(level), level)
+    return StoragePolicy(ExactForms(level), level)
 
 
 @lru_cache(maxsize=16)
-def in_eight_bits(base: Level) -> Way:
+def in_eight_bits(base: Level) -> StoragePolicy:
     """How a tensor without a plan waits, if it may be rounded and the level does not say how."""
     level = Store(8).level(base)
-    return Way(FixedBits(level), level)
+    return StoragePolicy(FixedBits(level), level)
 
 
 @lru_cache(maxsize=16)
-def compiled(level: Level) -> Way:
+def compiled(level: Level) -> StoragePolicy:
     """How a compiled region stores tensors without a plan in a forward at a level; for an adaptive level, with fixed
     bits."""
-    return exactly(level) if level.bits is None else Way(FixedBits(level), level)
+    return exactly(level) if level.bits is None else StoragePolicy(FixedBits(level), level)
 
 
 @lru_cache(maxsize=16)
-def kept(base: Level) -> Way:
+def kept(base: Level) -> StoragePolicy:
     """How a value waits as it is."""
-    return Way(_AsItIs(), _unrounded(replace(base, offload=False)))
+    return StoragePolicy(_AsItIs(), _unrounded(replace(base, offload=False)))
 
 
 def _unrounded(level: Level) -> Level:

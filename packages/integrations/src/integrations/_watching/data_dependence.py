@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from integrations._calls.call import Call
 from integrations._calls.history import has_history
 from integrations._calls.tensors import storage_of
-from integrations._common.jumps import JUMPING, OF_SHAPES, may_jump_unseen, names
+from integrations._common.discontinuous_ops import JUMPING, OF_SHAPES, may_jump_unseen, names
 from integrations._common.storages import StorageSet
 from integrations._storing.forms import Packed
 from integrations._torch import ScriptMethod

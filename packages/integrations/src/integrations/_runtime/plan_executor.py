@@ -1,4 +1,4 @@
-"""``Following``: a forward that follows a plan, inside of a session that stores what the plan does not recompute."""
+"""``PlanExecutor``: a forward that follows a plan, inside of a session that stores what the plan does not recompute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from integrations._common.warn import warn
 from integrations._planning.plan import Plan
 from integrations._planning.plans import Followed, Plans
 from integrations._runtime.forward_state import ForwardState
-from integrations._runtime.planned_fates import Placed, Read, Taped, WithoutStore
+from integrations._runtime.planned_decisions import Placed, Read, Taped, WithoutStore
 from integrations._runtime.repeating.repeating import aside, here, require_no_plan
 from integrations._runtime.repeating.tape import Tape
 from integrations._step.dispatch.casts import fresh_casts
@@ -22,7 +22,7 @@ from integrations._step.dispatch.versions import unseen
 from integrations._step.graphs.schedule import Schedule
 from integrations._step.graphs.sharding import hooks_unseen, units_of
 from integrations._storing.double_backward import Kinds
-from integrations._storing.ways import Way, exactly, in_eight_bits, kept
+from integrations._storing.storage_policy import StoragePolicy, exactly, in_eight_bits, kept
 from integrations._torch import get_sequence_nr, in_forward_mode, peek_interpreter_stack
 from integrations.rules.levels import Level
 
@@ -54,7 +54,7 @@ def runs_transformed(planned: bool = True) -> bool:
     return transformed
 
 
-class Following:
+class PlanExecutor:
     """A forward that follows a plan, inside of a session that stores what the plan keeps. ``begin`` and ``end`` are
     called once the session has been entered and before it is left.
 
@@ -83,7 +83,7 @@ class Following:
         followed: Followed,
         level: Level | None = None,
         compiled: bool = False,
-        keeps: Way | None = None,
+        keeps: StoragePolicy | None = None,
         trial: Kinds | None = None,
     ) -> None:
         self.trial = trial
@@ -121,7 +121,7 @@ class Following:
         changes = self._level is not None or schedule.recomputed or schedule.stores or schedule.graph.rounded
         return None if changes or self._keeps is not None else schedule
 
-    def way(self, base: Level) -> Way | None:
+    def way(self, base: Level) -> StoragePolicy | None:
         """Return how a session stores tensors that the plan does not have, as in a forward that differs from the
         planned one. ``None``: as the level does. At a level that is off, they are stored in 8 bits if ``stores`` and
         the bound on the error allow it, and otherwise in exact forms."""

@@ -29,7 +29,7 @@ WHY = "its layer stores it so"
 
 
 @dataclass(frozen=True)
-class Due:
+class PendingSave:
     """A tensor that was announced, and that autograd is about to save.
 
     Attributes:
@@ -44,7 +44,7 @@ class Due:
     role: str
 
 
-def noted(records: list[Record], record: Record, due: Due | None) -> Record:
+def add_record(records: list[Record], record: Record, due: PendingSave | None) -> Record:
     """Adds a tensor's record to the records, or to the row that the tensor is a part of."""
     if due is not None and due.row is not None:
         if due.row.parts is not None and not record.owner:
@@ -59,7 +59,7 @@ def noted(records: list[Record], record: Record, due: Due | None) -> Record:
     return record
 
 
-def settle(due: Due | None) -> None:
+def settle(due: PendingSave | None) -> None:
     """Notes that the part has been stored."""
     if due is not None and due.row is not None:
         due.row.settle()
@@ -85,7 +85,7 @@ class Announced:
 
     def __init__(self, session: PackedForward) -> None:
         self._session: PackedForward = weakref.proxy(session)
-        self.due_by_address: dict[int, list[Due]] = {}
+        self.due_by_address: dict[int, list[PendingSave]] = {}
         self._rows: list[_Row] = []
         self._held = StorageSet()
 
@@ -109,7 +109,7 @@ class Announced:
 
     # ---- what the session asks ----
 
-    def due(self, storage: torch.UntypedStorage) -> Due | None:
+    def due(self, storage: torch.UntypedStorage) -> PendingSave | None:
         """The announcement of a tensor that is packed now. Each is returned once."""
         waiting = self.due_by_address.get(storage._cdata) if self.due_by_address else None
         if waiting is None:
@@ -137,7 +137,7 @@ class Announced:
             for part in stored.parts:
                 storage = storage_of(part)
                 if storage is not None:
-                    due = Due(StorageWeakRef(storage), row, stored.operator, stored.role)
+                    due = PendingSave(StorageWeakRef(storage), row, stored.operator, stored.role)
                     self.due_by_address.setdefault(storage._cdata, []).append(due)
 
     def _record(self, stored: Stored, module: str) -> tuple[Record, StorageWeakRef | None]:

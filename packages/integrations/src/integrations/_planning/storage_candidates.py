@@ -1,4 +1,4 @@
-"""``Menus``: the stores in which each value of a graph may wait, and what each of them takes."""
+"""``StorageCandidates``: the stores in which each value of a graph may wait, and what each of them takes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Option(Form):
 
 
 @dataclass(frozen=True)
-class Menus:
+class StorageCandidates:
     """The stores for each value of a graph, an entry for each value.
 
     Attributes:
@@ -53,19 +53,19 @@ class Menus:
     saves: tuple[Save, ...] = ()
 
     @classmethod
-    def none(cls, values: int) -> Menus:
-        """Menus without stores for this number of values: each is kept as it is or recomputed."""
+    def none(cls, values: int) -> StorageCandidates:
+        """StorageCandidates without stores for this number of values: each is kept as it is or recomputed."""
         return cls(((),) * values, (0.0,) * values, (0,) * values, (-1,) * values)
 
-    def weighted(self, weights: tuple[float, ...], limits: tuple[float, ...] = ()) -> Menus:
+    def weighted(self, weights: tuple[float, ...], limits: tuple[float, ...] = ()) -> StorageCandidates:
         """Return the menus with other weights and limits."""
         return replace(self, weights=weights, limits=limits)
 
-    def exact(self) -> Menus:
+    def exact(self) -> StorageCandidates:
         """The menus without stores that round."""
         return replace(self, options=tuple(tuple(one for one in row if one.noise == 0) for row in self.options))
 
-    def allowing(self, allows: Callable[[Store], bool]) -> Menus:
+    def allowing(self, allows: Callable[[Store], bool]) -> StorageCandidates:
         """Return the menus without the stores that are not allowed."""
         rows = {
             row: tuple(one for one in row if one.store is None or allows(one.store))
@@ -101,7 +101,7 @@ class Menus:
         }
 
     @classmethod
-    def from_content(cls, content: Any, values: int) -> Menus:
+    def from_content(cls, content: Any, values: int) -> StorageCandidates:
         """The menus of such a JSON object, for this number of values.
 
         Raises:

@@ -1,4 +1,4 @@
-"""``Fate``: what a plan says of a tensor that autograd saves."""
+"""``PlanDecision``: what a plan says of a tensor that autograd saves."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from integrations._runtime.site import Site
+from integrations._runtime.replay_cache import Site
 from integrations._storing.forms import Packed
+from integrations._storing.storage_policy import StoragePolicy
 from integrations._storing.store import StoredLater
-from integrations._storing.ways import Way
 
 
-class Fate(NamedTuple):
+class PlanDecision(NamedTuple):
     """What a plan says of a tensor that autograd saves.
 
     Attributes:
@@ -26,19 +26,19 @@ class Fate(NamedTuple):
             recomputed.
     """
 
-    way: Way
+    way: StoragePolicy
     placeholder: Callable[[Tensor, StoredLater | None], Packed | None] | None = None
     waits: bool = False
     aside: bool = False
 
 
-class Fates(Protocol):
+class PlanDecisions(Protocol):
     """What a plan says of the tensors of one forward.
 
     Attributes:
         values: the plan's number of the memory at each address of a storage; ``None`` where only sites know the
             numbers.
-        placeholder: the ``placeholder`` of each ``Fate`` that has one; ``None`` where nothing is recomputed.
+        placeholder: the ``placeholder`` of each ``PlanDecision`` that has one; ``None`` where nothing is recomputed.
     """
 
     @property
@@ -50,5 +50,5 @@ class Fates(Protocol):
     def recomputes(self, tensor: Tensor) -> bool:
         """Return whether backward recomputes the tensor."""
 
-    def of(self, tensor: Tensor, site: Site | None) -> Fate:
+    def of(self, tensor: Tensor, site: Site | None) -> PlanDecision:
         """What the plan says of a tensor that is saved now. ``site`` is the tensor's, if it has one."""

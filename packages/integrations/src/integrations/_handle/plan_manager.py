@@ -1,4 +1,4 @@
-"""``Recomputing``: a compressed model's plan of how values wait for backward, as it was asked for."""
+"""``PlanManager``: a compressed model's plan of how values wait for backward, as it was asked for."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 from torch import nn
 
 from actcore import Codec, Raw
-from integrations._adaptive.plan import Plan as Allotted
-from integrations._adaptive.ranks import come_together, ranks_meet
+from integrations._adaptive.bit_plan import BitPlan
+from integrations._adaptive.ranks import ranks_can_meet, ranks_in_sync
 from integrations._common.locking import OwnLock, Users
 from integrations._common.progress import progress
-from integrations._handle.asked_plans import (
+from integrations._handle.first_steps import FirstSteps
+from integrations._handle.fronts import Fronts
+from integrations._handle.module_conversion import Exchanges
+from integrations._handle.plan_arguments import (
     OPTIMAL,
     Asked,
     planning_for,
@@ -21,13 +24,10 @@ from integrations._handle.asked_plans import (
     require_of,
     require_this_torch,
 )
-from integrations._handle.exchanges import Exchanges
-from integrations._handle.first_steps import FirstSteps
-from integrations._handle.fronts import Fronts
 from integrations._handle.remeasuring import EARLY, Remeasuring
 from integrations._measuring.bounded import chosen, front_of
+from integrations._measuring.broadcast import Answer, of_rank_0, with_bytes
 from integrations._measuring.error_model import ErrorModel
-from integrations._measuring.together import Answer, of_rank_0, with_bytes
 from integrations._planning.attempts import Attempts
 from integrations._planning.better_loss import with_better_loss
 from integrations._planning.bounds import FULL, ONLY_RECOMPUTE, Bounds
@@ -38,19 +38,19 @@ from integrations._planning.plan import Plan
 from integrations._planning.plans import Plans, Shapes
 from integrations._planning.unrounded import unrounded
 from integrations._runtime.compiled.forward import Compiled
-from integrations._runtime.following import Following
+from integrations._runtime.plan_executor import PlanExecutor
 from integrations._step.graphs.fingerprint import fingerprint
 from integrations._step.graphs.sharding import class_of
 from integrations._step.graphs.signature import Signature
 from integrations._storing.double_backward import DoubleBackward, Kinds
 from integrations._storing.regions import inner
-from integrations._storing.ways import through
+from integrations._storing.storage_policy import through
 from integrations.report.words import format_bytes
 from integrations.rules.levels import Level
 
 
-def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing:
-    """The ``Recomputing`` of a model at a level.
+def plan_manager_for(model: nn.Module, level: Level, asked: Asked) -> PlanManager:
+    """The ``PlanManager`` of a model at a level.
 
     Raises:
         TypeError: ``asked`` has the wrong type.
@@ -62,10 +62,10 @@ def recomputing_for(model: nn.Module, level: Level, asked: Asked) -> Recomputing
         require_this_torch(asked)
         require_of(asked, model)
         require_at(asked, level)
-    return Recomputing(model, asked, level)
+    return PlanManager(model, asked, level)
 
 
-class Recomputing:
+class PlanManager:
     """A model's plans of how values wait for backward, as they were asked for.
 
     Args:
@@ -97,7 +97,7 @@ class Recomputing:
         self.shapes, self.codec = shapes, codec
         self._keeps = None if codec is None else through(codec, level)
         self._attempts = Attempts()
-        self._bits: Allotted | None = None  # the bits for which the plans were made
+        self._bits: BitPlan | None = None  # the bits for which the plans were made
         self._asks = isinstance(asked, Bounds)  # whether the next forward asks other ranks, as only the first one does
         self._lock = OwnLock()
         self.users = Users()
@@ -175,7 +175,7 @@ class Recomputing:
             return self._number[1]
         if not self.together:
             number = step
-        elif ranks_meet(model):
+        elif ranks_can_meet(model):
             number = self.met = self.met + 1
         else:
             return None
@@ -195,13 +195,13 @@ class Recomputing:
         level: Level,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        bits: Allotted | None = None,
+        bits: BitPlan | None = None,
         compiled: bool = False,
         double: DoubleBackward | None = None,
         any_path: bool = False,
         step: int | None = None,
-    ) -> Following | None:
-        """Return the ``Following`` for a forward with these inputs. Return ``None`` if there is no backward to plan
+    ) -> PlanExecutor | None:
+        """Return the ``PlanExecutor`` for a forward with these inputs. Return ``None`` if there is no backward to plan
         for, or if the model has a plan already and none can be made for these inputs.
 
         If an adaptive level has given its tensors other bits than the plan was made for, a new plan is made.
@@ -231,7 +231,7 @@ class Recomputing:
             return None
         if self._joins:
             self._joins = False
-            self.together = come_together(model, f"{plans.first.model} within {plans.first.bounds}")
+            self.together = ranks_in_sync(model, f"{plans.first.model} within {plans.first.bounds}")
         number = None if self.measuring is None or step is None else self._count(model, step)
         if self.measuring is not None and number is not None:
             self._settle(model, number)
@@ -248,7 +248,7 @@ class Recomputing:
         self.first_steps.start(model, followed.of_state)
         Exchanges.follow(model, plans.followed.chunked)
         alone = level.off or (followed.plan.menus is not None and followed.plan.level is None)
-        return Following(model, plans, followed, None if alone else level, compiled, self._keeps, trial)
+        return PlanExecutor(model, plans, followed, None if alone else level, compiled, self._keeps, trial)
 
     def may_take_less(self, plan: Plan) -> bool:
         """Return whether to plan for less memory if it runs out in a forward that follows this plan."""
@@ -298,7 +298,7 @@ class Recomputing:
             exact = self._exact[1]
         return (plans, None) if exact is None or not exact.keeps_bounds(model) else (exact, kinds)
 
-    def _is_due(self, bits: Allotted | None) -> bool:
+    def _is_due(self, bits: BitPlan | None) -> bool:
         """Whether there is no plan for these bits."""
         return self.plans is None or (bits is not self._bits and not isinstance(self.asked, Plan))
 
@@ -308,7 +308,7 @@ class Recomputing:
         level: Level,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        bits: Allotted | None,
+        bits: BitPlan | None,
         compiled: bool,
     ) -> Plans | None:
         """Return the plans from now on; ``None`` if there is no backward to plan for. In front of a model's first
@@ -330,7 +330,7 @@ class Recomputing:
             return None if plan is None else chosen(plan, bounds, errors)
 
         asks, self._asks = self._asks and self.plans is None, False
-        together = asks and come_together(model, f"{inputs.structure} {inputs} of {bounds} at {level}")
+        together = asks and ranks_in_sync(model, f"{inputs.structure} {inputs} of {bounds} at {level}")
         free = None
         try:
             bounds, free = with_bytes(bounds, model, (args, kwargs), together)

@@ -1,4 +1,4 @@
-"""``Reach``: the state that a model's forward can get at, so that a trial run of the forward leaves no trace."""
+"""``ReachableState``: the state that a model's forward can get at, so that a trial run leaves no trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from integrations._step.capturing.put_back import (
+from integrations._step.capturing.state_snapshot import (
     NOTHING,
     Cached,
     Drawn,
@@ -57,7 +57,7 @@ _IMPLICIT = frozenset({"__init__", "__post_init__", "__call__", "__enter__", "__
 _this = threading.current_thread
 
 
-class Reach:
+class ReachableState:
     """What a forward can get at from its model, as it is now; ``restore`` puts it back.
 
     *Near* are the model's modules with their attributes and hooks, the containers and objects that these hold, and what

@@ -1,4 +1,4 @@
-"""``menus_of``: the stores in which each value may wait, from what the rules say of the operators that save it."""
+"""``storage_candidates``: the stores in which each value may wait, by the rules of the operators that save it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from actcore import Offload
-from integrations._adaptive.plan import Plan as Allotted
+from integrations._adaptive.bit_plan import BitPlan
 from integrations._adaptive.planned import PlannedBits
 from integrations._adaptive.saves import final_values
 from integrations._adaptive.weights import usual_weights
-from integrations._planning.menus import Menus, Option
 from integrations._planning.parts import StoredPart, part_of
 from integrations._planning.savers import Saver, Seen
+from integrations._planning.storage_candidates import Option, StorageCandidates
 from integrations._step.costs.codecs import restore_seconds, store_seconds
 from integrations._step.costs.rates import Rates, Rating
 from integrations._step.graphs.graph import Graph
@@ -33,22 +33,22 @@ many bits. Where other operators save the value, too, their stored form serves a
 _ALIKE = 0.95
 """A store that serves no repetition is considered only if it holds less than this part of one that does."""
 
-Weigh = Callable[[Graph, Menus], Menus]
+Weigh = Callable[[Graph, StorageCandidates], StorageCandidates]
 """A function that gives a graph's menus their weights, by the saved tensors in them."""
 
 Allows = Callable[[Store], bool]
 """A function that says whether a store may be used."""
 
 
-def menus_of(
+def storage_candidates(
     graph: Graph,
     seen: Seen,
     base: Level,
     rating: Rating,
     weigh: Weigh,
     allows: Allows,
-    bits: Allotted | None = None,
-) -> Menus:
+    bits: BitPlan | None = None,
+) -> StorageCandidates:
     """Return the stores of a graph's values. Some values have none: small ones, those that the caller holds to the end,
     those whose memory is written later, and casts of parameters, which are never rounded.
 
@@ -90,15 +90,15 @@ def menus_of(
     following = max((host.follow for host in hosts), default=0.0) * len(graph.ops) if base.off else 0.0
     at = _stored_at(graph)
     saves, none = tuple(seen.saves.found), (0.0,) * len(graph.values)
-    return weigh(graph, Menus(tuple(options), none, tuple(aside), at, repeating, following, saves=saves))
+    return weigh(graph, StorageCandidates(tuple(options), none, tuple(aside), at, repeating, following, saves=saves))
 
 
-def usual(graph: Graph, menus: Menus) -> Menus:
+def usual(graph: Graph, menus: StorageCandidates) -> StorageCandidates:
     """Return the menus with the weights that are usual before anything is measured."""
     return menus.weighted(usual_weights(graph, menus.saves))
 
 
-def _policies(base: Level, seen: Seen, allows: Allows, bits: Allotted | None) -> list[_Ruled]:
+def _policies(base: Level, seen: Seen, allows: Allows, bits: BitPlan | None) -> list[_Ruled]:
     leaves = any(outline.device.type == "cuda" for outline in seen.outlines)
     if not base.off:
         fixed = FixedBits(base)
