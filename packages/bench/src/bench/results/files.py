@@ -15,6 +15,7 @@ from typing import Any
 from bench.errors import BenchError
 from bench.results.machine import Machine
 from bench.results.record import Kind, Record
+from integrations._common.entries import loaded
 
 FORMAT = 2
 
@@ -53,8 +54,6 @@ def load(path: Path, kind_of: Callable[[str], Kind]) -> Record:
     Raises:
         BenchError: the file cannot be read, or holds something else.
     """
-    from integrations._common.entries import loaded  # what starts the stages on a GPU saves before that is built
-
     try:
         return _record(loaded(path.read_text(), "save"), kind_of)
     except OSError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -95,12 +95,6 @@ def match_seeds(entries: Iterable[Found], references: Iterable[Found]) -> list[t
 
 def _seed(entry: Entry) -> Any:
     return getattr(entry, "seed")  # noqa: B009, not every class of entries has one
-
-
-def in_order_of(*names: Sequence[str]) -> Callable[[Sequence[str]], tuple[int, ...]]:
-    """A function that gives the places of names in lists of them, to sort by."""
-    places = [{name: place for place, name in enumerate(some)} for some in names]
-    return lambda wanted: tuple(known.get(name, len(known)) for known, name in zip(places, wanted, strict=True))
 
 
 @dataclass(frozen=True)
