@@ -23,7 +23,7 @@ class _Given:
 
     rounds = may_become_exact = False
     codec = None
-    plans = ()  # there is one, see ``Recomputing``
+    plans = ()  # there is one, see ``PlanManager``
 
     def __init__(self, plan, keeps):
         self.plan, self.keeps, self.made, self.users = plan, keeps, None, Users()

@@ -220,7 +220,7 @@ def test_the_cause_is_shown_without_our_frames(monkeypatch):
     def broken(*args, **kwargs):
         raise KeyError("a menu")
 
-    monkeypatch.setattr("integrations._planning.front.menus_of", broken)
+    monkeypatch.setattr("integrations._planning.front.storage_candidates", broken)
     model, args = deep()
     integrations.compress_model(model, memory=0.5)
     with pytest.raises(ValueError, match="KeyError: 'a menu'") as raised:

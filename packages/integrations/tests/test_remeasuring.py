@@ -185,14 +185,37 @@ def test_an_error_that_cannot_be_measured_raises_or_rests_on_estimates_if_asked_
     assert why in handle.report().recomputed
 
 
-def test_steps_that_say_nothing_are_no_reason_to_stop(monkeypatch):
-    """As the first ones of a run whose loss scale is too large."""
+def test_steps_that_say_nothing_are_no_reason_to_stop():
+    """As the first ones of a run whose loss scale is too large. They are tried again ever later, and a warning says so
+    once."""
     model = compress_model(net(), memory="least", error=0.1)
-    for step in range(12):
-        model.zero_grad()
-        (model(normal(512, 32, seed=step)).sum() * float("inf")).backward()
+
+    def overflow():
+        for step in range(12):
+            model.zero_grad()
+            (model(normal(512, 32, seed=step)).sum() * float("inf")).backward()
+
+    with pytest.warns(UserWarning, match="could not be measured in 4 steps: its gradient was not finite") as told:
+        overflow()
+    assert len([one for one in told if "could not be measured" in str(one.message)]) == 1
     assert compression(model).measured is None
-    assert train(model, 3, 12).measured is not None
+    assert train(model, 10, 12).measured is not None
+
+
+def test_after_the_error_of_what_cannot_be_measured_steps_are_measured_again():
+    """Once what prevented it is gone."""
+    model = compress_model(Changing("object"), memory="least", error=0.1)
+    box = SimpleNamespace(x=normal(512, 32))
+
+    def steps(count, *given):
+        for _ in range(count):
+            model.zero_grad()
+            model(box.x, *given).square().mean().backward()
+
+    with pytest.raises(RuntimeError, match="is a SimpleNamespace"):
+        steps(20, box)
+    steps(4)
+    assert compression(model).measured is not None
 
 
 def test_a_state_that_is_taken_in_eval_mode_or_outside_of_autocast(monkeypatch):

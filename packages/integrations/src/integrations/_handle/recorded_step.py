@@ -97,7 +97,10 @@ class RecordedStep:
             if not self.plan.choice.rounds:
                 raise UnmeasuredStep("the plan that fits beside its gradients rounds nothing")
         with _under(self._autocast):
-            return measured_errors(model, self._args, self._kwargs, self.plan, starts=starts, changes_inputs=False)
+            found = measured_errors(model, self._args, self._kwargs, self.plan, starts=starts, changes_inputs=False)
+        if tensor_versions(self._args, self._kwargs) != self._versions:
+            raise Unmeasured("its forward changes its inputs in place")
+        return found
 
 
 def tensor_versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:

@@ -17,6 +17,7 @@ from integrations._handle.recorded_step import RecordedStep, tensor_versions
 from integrations._measuring.error_model import ErrorModel
 from integrations._measuring.gradient_errors import OF_TENSOR, GradientErrors, TensorError
 from integrations._planning.plan import Plan
+from integrations._step.graphs.sharding import distributed
 
 EARLY = (0, 10, 50, 200)
 EVERY = 500
@@ -86,6 +87,7 @@ class Remeasuring:
         self.last: Measured | None = None
         self.why = ""
         self._next, self._again, self._failures = first, 0, 0
+        self._lasting = 0  # failures in a row that later steps are likely to repeat
         self._due: int | None = None  # the step that is measured before the next one
         self._versions: list[int] = []  # of its inputs, before its forward
         self._recorded: RecordedStep | None = None
@@ -136,14 +138,14 @@ class Remeasuring:
         tried = [one for one in every if one is not None]
         failed = [one for one in tried if isinstance(one, Failure)]
         if failed:
-            lasting = any(one.lasting for one in failed)
-            self._failures += lasting
-            self._next = due + 1 + (min(1 << self._failures - 1, _MOST_WAITED) if lasting else 1)
+            self._failures += 1
+            self._lasting = self._lasting + 1 if all(one.lasting for one in failed) else 0
+            self._next = due + 1 + min(1 << self._failures - 1, _MOST_WAITED)
             self.why = (mine if isinstance(mine, Failure) else failed[0]).why
-            if self._failures == _MANY and self._may_go_on:
+            if self._failures == _MANY and not self._has_to_raise(together):
                 self._tell("unmeasured", f"{self._failed(model)}. Plans keep to it by their estimates alone")
             return
-        self._next, self._failures = _after(due), 0
+        self._next, self._failures, self._lasting = _after(due), 0, 0
         found = _largest([one for one in tried if isinstance(one, GradientErrors)])
         if found is None:  # nothing was rounded
             return
@@ -151,21 +153,28 @@ class Remeasuring:
         self.last = Measured(due, found.relative, worst, name)
         self._learn(type(model).__name__, None if recorded is None else recorded.plan, found, self.last)
 
-    def require_measured(self, model: nn.Module) -> None:
+    def require_measured(self, model: nn.Module, together: bool) -> None:
         """Check that steps can be measured.
 
+        Args:
+            model: the model.
+            together: whether all ranks call this at the same time, so that all of them raise.
+
         Raises:
-            RuntimeError: several in a row could not, and none before them, and ``fallback="least"`` was not given.
+            RuntimeError: the first four attempts have failed for a reason that lasts, and ``fallback="least"`` was not
+                given. Later forwards try again.
         """
-        if self._failures >= _MANY and not self._may_go_on:
+        if self._has_to_raise(together):
+            self._next = self._failures = self._lasting = 0
             raise RuntimeError(
                 f"{self._failed(model)}. Remove what prevents it, or pass fallback='least' to go on by the estimates "
                 "of plans, which handle.monitor(closure) can check, or leave error= out for exact gradients"
             )
 
-    @property
-    def _may_go_on(self) -> bool:
-        return self._falls_back or self.last is not None
+    def _has_to_raise(self, together: bool) -> bool:
+        """Return whether training must not go on. A rank that raised alone would leave the others waiting."""
+        keeps_on = self._falls_back or self.last is not None or (distributed() and not together)
+        return self._lasting >= _MANY and not keeps_on
 
     def _failed(self, model: nn.Module) -> str:
         """Return a message that steps could not be measured."""
@@ -179,7 +188,7 @@ class Remeasuring:
         except Unmeasured as error:
             return Failure(str(error), not isinstance(error, UnmeasuredStep))
         except Exception as error:  # whatever it is, the training step itself had no such error
-            return Failure(f"{type(error).__name__}: {error}", lasting=True)
+            return Failure(f"{type(error).__name__}: {error}", lasting=False)
 
     def _learn(self, model: str, plan: Plan | None, found: GradientErrors, last: Measured) -> None:
         """Correct the predictions of errors by a measurement, if plans have to round less. If the error was above the

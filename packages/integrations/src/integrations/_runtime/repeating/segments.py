@@ -180,12 +180,12 @@ class Segment:
 
     @_alone
     def prepare(self, handle: Handle) -> None:
-        """Recomputes the tensor of a handle if it is not there in any form."""
+        """Recomputes the tensor of a handle unless it, or a stored form of it, is there."""
         value = self._latest(handle.value)
         if value not in self._made and handle.stored is None:
             self._remake(value, _graph_is_retained())
             if handle.stored is not None and self._only_stored(value):
-                del self._made[value]  # it waits in its form until it is read
+                del self._made[value]  # only its stored form waits to be read
 
     def _latest(self, value: int) -> int:
         """The value that it has become: another part of the same memory may have been written since it was saved."""
@@ -270,7 +270,7 @@ class Handle:
         segment, value, tensor: the segment, the value that it makes, and the tensor in the value's memory.
         later: how the tensor is stored once recomputed; ``None``: it waits as it is until it is read.
         shares: whether it is read from the form that another handle stores, as an inner segment reads what a plan has
-            a store for.
+            a store for. If no handle of the same geometry stores one, the value waits as it is.
     """
 
     __slots__ = ("__weakref__", "_version", "geometry", "held", "later", "segment", "shares", "stored", "value")

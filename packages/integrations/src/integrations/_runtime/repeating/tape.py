@@ -162,6 +162,14 @@ class Tape(TorchDispatchMode):
         would take more."""
         return _EXACTLY if value == UNPLANNED or value in self._schedule.becomes else self._keeping
 
+    def _bears_store(self, value: int) -> bool:
+        """Return whether a repetition may read a recomputed value from the form that its store makes, as ``Read`` does
+        with kept values: not where it decides something exactly, nor where its memory is written to part by part."""
+        store = self._schedule.store_of(value)
+        if store is None or value in self._schedule.becomes:
+            return False
+        return store.exact or not self._schedule.graph.values[value].exact
+
     def _planned(self) -> Planned | None:
         """The operator that is expected next; ``None`` where nothing is."""
         ops = self.ops
@@ -196,8 +204,7 @@ class Tape(TorchDispatchMode):
                 if level is self._inner:
                     outer = self._outer.segment_of.get(value)
                     if outer is not None and outer.calls is not None:
-                        shares = self._schedule.store_of(value) is not None
-                        return Elsewhere(Handle(outer, value, given, shares=shares))
+                        return Elsewhere(Handle(outer, value, given, shares=self._bears_store(value)))
                 return HeldTensor(self._keeping_of(value).read(given, value))
         if isinstance(given, (list, tuple)):
             return [self._noted(item, level, segment) for item in given]

@@ -97,25 +97,29 @@ class ReachableState:
 
     def restore(self) -> None:
         """Puts back all that has changed since, even if putting back something raises."""
-        failure: BaseException | None = None
-        for found in self._restored():
+        changed, failures = [found for _, found in reversed(self._found)], list[BaseException]()
+        try:
+            changed[:0] = self._new_names()
+        except BaseException as error:
+            failures.append(error)
+        for found in changed:
             try:
                 found.restore()
             except BaseException as error:  # an interrupt, too: the rest is put back first
-                failure = error
-        if failure is not None:
-            raise failure
+                failures.append(error)
+        if failures:
+            raise next((error for error in failures if not isinstance(error, Exception)), failures[-1])
 
-    def _restored(self) -> Iterator[PutBack]:
-        """Yield what is put back: new attributes that the code names, and then all that was found, the last first."""
+    def _new_names(self) -> list[PutBack]:
+        """Return attributes of classes that the code names and that were not there before."""
+        found: list[PutBack] = []
         for owner in self._classes:
             for name in self._used.intersection(vars(owner)):
                 if (id(owner), name) not in self._names:
                     new = class_name(owner, name)
                     new.value = NOTHING
-                    yield new
-        for _, found in reversed(self._found):
-            yield found
+                    found.append(new)
+        return found
 
     # ---- the walk ----
 
