@@ -180,8 +180,8 @@ def test_planning_says_what_it_does(monkeypatch):
 
         monkeypatch.setattr(module, name, call)
 
-    for module in (front, planner):
-        noting(module, "capture")
+    for module, name in ((front, "capture_reaching"), (planner, "capture")):
+        noting(module, name)
         noting(module, "solved")
     noting(alternatives, "solved")
     capturing, searching = "Planning Sequential: capturing the step", "Planning Sequential: searching"

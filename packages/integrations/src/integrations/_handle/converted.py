@@ -26,7 +26,7 @@ class Converted(Compression):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model, "L0", LEVELS["L0"])
-        self.records = first_records(model)
+        self._records = first_records(model)
         self._kept = model
 
     @property
