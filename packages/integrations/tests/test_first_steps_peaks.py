@@ -1,5 +1,7 @@
 """Every step keeps to the memory budget, from the first one on: planning, rounding and measuring included."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,8 @@ from torch import nn
 
 import integrations
 from integrations import compress_model, compression
+from integrations._step.costs import calibrating
+from integrations._step.costs.rates import constant
 
 from .nets import normal, profiled_bytes
 from .test_errors_in_training import Attention, Gated, convolutions, mlp
@@ -50,15 +54,33 @@ def _rates():
 @pytest.mark.parametrize("memory", ["least", 0.7])
 @pytest.mark.filterwarnings("ignore:memory with")
 @pytest.mark.filterwarnings("ignore:the gradient's error of")
-def test_each_step_keeps_to_the_budget(name, error, memory, request):
+def test_each_step_keeps_to_the_budget(name, error, memory):
     """Of steps that clear gradients, and then of steps that add to them. The budget is for what a step takes beyond
     what it leaves. Steps aside copy the input. Their sketches take at most a hundredth of the peak, or 256 numbers for
     each parameter and step, some 60 KiB for these nets with what is there while they are made and compared."""
-    if (name, error, memory) == ("gates", 0.1, "least"):
-        reason = "in some runs the measured step takes 1.16 of a smaller plan's peak, for a reason that is not known"
-        request.applymarker(pytest.mark.xfail(strict=False, reason=reason))
     torch.manual_seed(0)
-    model, x, y = NETS[name](), normal(2048, 64), torch.arange(2048) % 10
+    require_budget_kept(NETS[name](), memory, error)
+
+
+@pytest.mark.parametrize("traffic", [0.25, 1.0, 4.0])
+@pytest.mark.parametrize("name", ["attention", "gates"])
+@pytest.mark.filterwarnings("ignore:the gradient's error of")
+def test_each_step_keeps_to_the_budget_on_machines_of_other_rates(name, traffic, monkeypatch):
+    """The rates decide which values plans store. Gates on a machine with fast products and slow memory were off by 5 %
+    in each step: an operator inside of a norm read a value that may be masked, which is kept exactly."""
+
+    def rates(device, index, dtype, threads):
+        found = constant(device, dtype)
+        return replace(found, product=found.product / traffic, cached=found.cached * traffic, far=found.far * traffic)
+
+    monkeypatch.setattr(calibrating, "_measured", rates)
+    torch.manual_seed(0)
+    require_budget_kept(NETS[name](), "least", 0.1)
+
+
+def require_budget_kept(model, memory, error):
+    """Take four steps that clear gradients, and four that add to them, and compare their peaks with the budget."""
+    x, y = normal(2048, 64), torch.arange(2048) % 10
     compress_model(model, memory=memory, error=error, fallback="error" if memory == "least" else "least")
     handle, aside = compression(model), (x.nbytes + (60 << 10) if error else 0)
 

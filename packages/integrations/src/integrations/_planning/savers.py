@@ -14,7 +14,6 @@ from actcore import Raw, SavedTensor
 from integrations._adaptive.saves import Saves
 from integrations._calls import attention
 from integrations._calls.call import Call
-from integrations._calls.masks import may_be_masked
 from integrations._calls.tensors import storage_of
 from integrations._step.capturing.recorder import Recorder
 from integrations._step_tables.codebook import Codebook
@@ -65,7 +64,7 @@ class Seen:
         saves: the savers under their names.
         outlines: by value: the tensor as which it was made.
         read: values that an operator reads with a gradient, so that its repetition may read them rounded.
-        masked: values that may have masked elements.
+        masked: values that an operator reads and that may have masked elements: no repetition reads them rounded.
         casts: values that are casts of parameters.
         replaced: whether attention was replaced by one that is recomputed.
         remade: results of that attention, which its backward makes anyway.
@@ -106,8 +105,6 @@ class Seen:
                     value = recorder.value_of(output)
                     if value is not None and call.recomputes and attention.is_fused(output):
                         self.remade.add(value)
-                    if value is not None and output.requires_grad and may_be_masked(output):
-                        self.masked.add(value)
 
         if self._recomputes:
             tracker.pack = pack
@@ -115,6 +112,7 @@ class Seen:
         with tracker:
             yield pack
         self.outlines, self.read, self.casts = recorder.outlines, recorder.rounded, recorder.casts
+        self.masked = recorder.masked
 
     def _note(self, recorder: Recorder, call: Call | None, tensor: Tensor, occurrence: int) -> None:
         value, storage = recorder.value_of(tensor), storage_of(tensor)

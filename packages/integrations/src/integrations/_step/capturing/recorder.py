@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from actcore import SavedTensor
+from integrations._calls.masks import may_be_masked
 from integrations._common.modules import ModulePaths
 from integrations._step.capturing.apart import Apart
 from integrations._step.capturing.backward import BackwardRecorder
@@ -49,6 +50,7 @@ class Recorder(TorchDispatchMode):
         outlines: by value: the tensor as which it was made.
         casts: values that are casts of parameters, such as those of autocast.
         leaves: by id: each leaf that has no stand-in, and its gradient as it was; this one's backward adds to none.
+        masked: values that an operator has read as a tensor that may have masked elements.
         paused: whether the operators that run now belong to no step.
         saved: the tensors that autograd saves.
     """
@@ -57,6 +59,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._recording = Recording()
         self._values = self._recording.values
+        self.masked: set[int] = set()
         self.paused = False
         self.saved = SavedTensors(self._recording, fake, self.pausing)
         self._paths = paths
@@ -284,6 +287,8 @@ class Recorder(TorchDispatchMode):
                     reads[value] = None
                     if may_be_rounded(tensor):
                         rounded.add(value)
+                        if may_be_masked(tensor):
+                            self.masked.add(value)
                     continue
                 if key not in self._given:
                     self._meet(tensor if tensor._base is None else tensor._base)
