@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from bench.errors import BenchError
 from bench.results.machine import Machine
 from bench.results.record import Kind, Record
 from integrations._common.entries import loaded
+from integrations._common.whole_files import write_text
 
 FORMAT = 2
 
@@ -70,29 +68,3 @@ def _record(content: dict[str, Any], kind_of: Callable[[str], Kind]) -> Record:
     machine = Machine(**content.pop("machine"))
     entries = [kind.entry_of(entry) for entry in content.pop("entries")]
     return Record(machine=machine, entries=entries, **content)
-
-
-@contextmanager
-def written_whole(path: str | PathLike[str]) -> Iterator[Path]:
-    """A block that writes the file of the name that it is given, which takes the place of ``path`` at the end. Where
-    the block raises, as on a full disk, what was there stays, and nothing else is left."""
-    asked = Path(path)
-    if asked.exists() and not asked.is_file():  # such as /dev/stdout, which nothing shall take the place of
-        yield asked
-        return
-    whole = asked.resolve()  # a link stays one
-    part = whole.with_name(f".{whole.stem}.{os.getpid()}.part{whole.suffix}")  # the ending names the type of a chart
-    try:
-        yield part
-        if whole.exists():
-            part.chmod(whole.stat().st_mode & 0o7777)
-        part.replace(whole)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-
-
-def write_text(path: str | PathLike[str], text: str) -> None:
-    """Writes a text in UTF-8, whole or not at all."""
-    with written_whole(path) as part:
-        part.write_text(text, encoding="utf-8")

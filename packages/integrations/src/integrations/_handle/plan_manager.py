@@ -235,7 +235,7 @@ class PlanManager:
         number = None if self.measuring is None or step is None else self._count(model, step)
         if self.measuring is not None and number is not None:
             self._settle(model, number)
-            self.measuring.require_measured(model, self.together)
+            self.measuring.require_measured(model)
             self.measuring.start(number, args, kwargs)
         trial = None
         if double is not None and self.may_become_exact:

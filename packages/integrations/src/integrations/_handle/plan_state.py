@@ -33,20 +33,20 @@ _ADDED = {"shapes", "codec", "measuring", "measured_in", "version", "gradients",
 """Keys that later versions have added to a state."""
 
 
-def state_of_plans(recomputing: PlanManager) -> dict[str, Any]:
+def state_of_plans(manager: PlanManager) -> dict[str, Any]:
     """Return the state of a model's plans as plain values."""
-    asked: Any = None if isinstance(recomputing.asked, Plan) else recomputing.asked
-    plan = None if recomputing.plans is None else recomputing.plans.last
+    asked: Any = None if isinstance(manager.asked, Plan) else manager.asked
+    plan = None if manager.plans is None else manager.plans.last
     return {
         "asked": asked.content() if isinstance(asked, Bounds) else asked,
         "plan": None if plan is None else plan.to_json(),
-        "shapes": recomputing.shapes,
-        "codec": None if recomputing.codec is None else str(recomputing.codec),
-        "measuring": None if recomputing.measuring is None else recomputing.measuring.state(),
-        "together": recomputing.together,
-        "met": recomputing.met,
-        "version": recomputing.plans.version if isinstance(recomputing.plans, Fronts) else 0,
-        "gradients": recomputing.gradients.content(),
+        "shapes": manager.shapes,
+        "codec": None if manager.codec is None else str(manager.codec),
+        "measuring": None if manager.measuring is None else manager.measuring.state(),
+        "together": manager.together,
+        "met": manager.met,
+        "version": manager.plans.version if isinstance(manager.plans, Fronts) else 0,
+        "gradients": manager.gradients.content(),
     }
 
 

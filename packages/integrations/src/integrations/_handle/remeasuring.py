@@ -17,7 +17,6 @@ from integrations._handle.recorded_step import RecordedStep, tensor_versions
 from integrations._measuring.error_model import ErrorModel
 from integrations._measuring.gradient_errors import OF_TENSOR, GradientErrors, TensorError
 from integrations._planning.plan import Plan
-from integrations._step.graphs.sharding import distributed
 
 EARLY = (0, 10, 50, 200)
 EVERY = 500
@@ -142,7 +141,7 @@ class Remeasuring:
             self._lasting = self._lasting + 1 if all(one.lasting for one in failed) else 0
             self._next = due + 1 + min(1 << self._failures - 1, _MOST_WAITED)
             self.why = (mine if isinstance(mine, Failure) else failed[0]).why
-            if self._failures == _MANY and not self._has_to_raise(together):
+            if self._failures == _MANY and not self._has_to_raise:
                 self._tell("unmeasured", f"{self._failed(model)}. Plans keep to it by their estimates alone")
             return
         self._next, self._failures, self._lasting = _after(due), 0, 0
@@ -153,28 +152,24 @@ class Remeasuring:
         self.last = Measured(due, found.relative, worst, name)
         self._learn(type(model).__name__, None if recorded is None else recorded.plan, found, self.last)
 
-    def require_measured(self, model: nn.Module, together: bool) -> None:
+    def require_measured(self, model: nn.Module) -> None:
         """Check that steps can be measured.
-
-        Args:
-            model: the model.
-            together: whether all ranks call this at the same time, so that all of them raise.
 
         Raises:
             RuntimeError: the first four attempts have failed for a reason that lasts, and ``fallback="least"`` was not
                 given. Later forwards try again.
         """
-        if self._has_to_raise(together):
+        if self._has_to_raise:
             self._next = self._failures = self._lasting = 0
             raise RuntimeError(
                 f"{self._failed(model)}. Remove what prevents it, or pass fallback='least' to go on by the estimates "
                 "of plans, which handle.monitor(closure) can check, or leave error= out for exact gradients"
             )
 
-    def _has_to_raise(self, together: bool) -> bool:
-        """Return whether training must not go on. A rank that raised alone would leave the others waiting."""
-        keeps_on = self._falls_back or self.last is not None or (distributed() and not together)
-        return self._lasting >= _MANY and not keeps_on
+    @property
+    def _has_to_raise(self) -> bool:
+        """Whether training must not go on. What lasts is the same on all ranks, so that all of them raise."""
+        return self._lasting >= _MANY and self.last is None and not self._falls_back
 
     def _failed(self, model: nn.Module) -> str:
         """Return a message that steps could not be measured."""

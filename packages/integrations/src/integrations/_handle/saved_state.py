@@ -40,7 +40,7 @@ def take_over(handle: Compression, state: Mapping[str, Any]) -> None:
     step = _checked_step(state)
     level = resolve_level(state["level"], state["options"])
     monitor = _monitor_of(handle, state.get("monitor"))
-    recomputing = handle._plan_manager if state["version"] < 5 else _recomputing_of(handle, level, state)
+    manager = handle._plan_manager if state["version"] < 5 else _restored_plan_manager(handle, level, state)
     adaptive = state.get("adaptive")
     if state["version"] > 1 and (adaptive is None) == adapts(level):
         wanted = (
@@ -49,13 +49,13 @@ def take_over(handle: Compression, state: Mapping[str, Any]) -> None:
         raise ValueError(f"the state of {level.title(state['level'])} must {wanted}, got {adaptive!r:.80}")
     handle._adapter.load(adaptive, handle.model)
     handle._monitor = monitor
-    handle._plan_manager = recomputing
+    handle._plan_manager = manager
     handle.level = level
     handle.level_name = state["level"]
     handle.step = step
 
 
-def _recomputing_of(handle: Compression, level: Level, state: Mapping[str, Any]) -> PlanManager | None:
+def _restored_plan_manager(handle: Compression, level: Level, state: Mapping[str, Any]) -> PlanManager | None:
     """The ``PlanManager`` of a state."""
     content = state.get("recomputing")
     return None if content is None else plans_of_state(content, handle.model, level, handle._plan_manager)

@@ -15,26 +15,26 @@ from integrations.report.row import Row
 from integrations.report.words import ESTIMATED, PLANNED
 
 
-def step_peaks(model: nn.Module, recomputing: PlanManager | None, rows: Sequence[Row]) -> dict[str, Any]:
+def step_peaks(model: nn.Module, manager: PlanManager | None, rows: Sequence[Row]) -> dict[str, Any]:
     """Return the peaks of the last step as fields of a report: those of the plan that its forward followed. If it
     followed no plan, or left it, they are estimated from the rows.
 
     Args:
         model: the model.
-        recomputing: its part that has a plan; ``None`` without one.
+        manager: its part that has a plan; ``None`` without one.
         rows: the rows of the last forward.
     """
-    plans = None if recomputing is None else recomputing.plans
-    if recomputing is None or plans is None or plans.left:
+    plans = None if manager is None else manager.plans
+    if manager is None or plans is None or plans.left:
         original, peak = estimated_peaks(rows, gradient_bytes_by_module(model))
         note = "" if plans is None else ": the forward left its plan"
         return _fields(original, peak, ESTIMATED if rows else "", note)
-    recomputing.first_steps.tell_of_excess()
+    manager.first_steps.tell_of_excess()
     followed = plans.followed
     if plans.inputs != followed.graph.inputs:
         measured, note = 0, f" for larger inputs ({followed.graph.inputs})"
     else:
-        measured, note = recomputing.first_steps.measured(followed), ""
+        measured, note = manager.first_steps.measured(followed), ""
         if not measured:
             device = device_of(model)
             where = "" if first_steps.read_counters(device) is not None else f" on the {device.type.upper()}"

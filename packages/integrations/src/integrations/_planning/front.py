@@ -65,12 +65,14 @@ def planned(
             estimates what rounding would allow, under ``WITH_ROUNDING``. The function holds the captures.
     """
     started = perf_counter()
-    reach = find_reachable_state(model, args, kwargs)
+    known = find_reachable_state(model, args, kwargs)
 
     def captured(recomputes: bool) -> tuple[Graph, Seen]:
         stage("capturing the step")
         seen = Seen(recomputes, named=bits is not None)
         options: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
+        # Between two captures, another thread may change what they can get at.
+        reach = known if known.alone else find_reachable_state(model, args, kwargs)
         return capture_reaching(reach, model, args, kwargs, hooks=seen.hooks, costs=by(rating), **options), seen
 
     def with_menus(

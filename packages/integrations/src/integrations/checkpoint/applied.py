@@ -98,15 +98,15 @@ def plan_of(model: nn.Module) -> Plan:
     """
     inner = _module(model)
     found = CompressedForward.of(inner)
-    recomputing = None if found is None else found.handle._plan_manager
-    if recomputing is None:
+    manager = None if found is None else found.handle._plan_manager
+    if manager is None:
         raise ValueError(
             f"{class_of(inner).__name__} has no plan; call integrations.checkpoint.apply(model, plan) first, or "
             "integrations.compress_model(model, checkpoint='optimal')"
         )
-    if recomputing.plan is None:
+    if manager.plan is None:
         raise ValueError(f"{class_of(inner).__name__} has no plan yet: its first training forward makes one")
-    return recomputing.plan
+    return manager.plan
 
 
 def _module(model: nn.Module) -> nn.Module:

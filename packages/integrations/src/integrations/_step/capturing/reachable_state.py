@@ -71,11 +71,12 @@ class ReachableState:
 
     Attributes:
         modules: the model's own, and others that were found near; where no other thread runs, far ones, too.
+        alone: whether no other thread runs that might change what is found.
     """
 
     def __init__(self, model: nn.Module, given: Iterable[Any] = ()) -> None:
         self.modules: list[nn.Module] = []
-        self._alone = all(_only_shows(one) for one in threading.enumerate() if one != _this())
+        self.alone = all(_only_shows(one) for one in threading.enumerate() if one != _this())
         self._own = set(map(id, model.modules()))
         self._found: list[tuple[bool, PutBack]] = []  # whether it is near
         self._names: set[tuple[int, str]] = set()
@@ -92,7 +93,7 @@ class ReachableState:
         """The tensors that the forward can get at, those in tuples as a tuple, each with a function that puts another
         in its place: the near ones, and the far ones if no other thread runs."""
         for near, found in self._found:
-            if near or self._alone:
+            if near or self.alone:
                 yield from found.tensors()
 
     def restore(self) -> None:
@@ -138,7 +139,7 @@ class ReachableState:
         if kind in _ATOMS or id(found) in self._seen or issubclass(kind, Tensor):
             return
         self._seen[id(found)] = found
-        whole = near and self._alone
+        whole = near and self.alone
         if issubclass(kind, (dict, list, deque, set)):
             if not _is_data(found):
                 holder: Any = Mapping if issubclass(kind, dict) else Set if issubclass(kind, set) else Sequence
@@ -169,7 +170,7 @@ class ReachableState:
 
     def _visit_module(self, found: nn.Module, kind: type, near: bool) -> None:
         near = near or id(found) in self._own
-        if near or self._alone:
+        if near or self.alone:
             self.modules.append(found)
         attributes = Mapping(vars(found), whole=near)
         self._seen[id(vars(found))] = vars(found)
