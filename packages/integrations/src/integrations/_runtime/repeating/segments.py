@@ -18,6 +18,7 @@ from integrations._runtime.repeating.repeating import repeated
 from integrations._step.dispatch.memory import Geometry
 from integrations._step.dispatch.versions import Version
 from integrations._storing.double_backward import DoubleBackward
+from integrations._storing.regions import View
 from integrations._torch import current_graph_task_id, get_current_graph_task_keep_graph
 
 _USED_UP = (
@@ -165,8 +166,11 @@ class Segment:
         stored = [handle for handle in handles if handle.later is not None]
         for handle in handles:
             same = handle if handle.later is not None else _alike(handle, stored)
-            if same is not None and same.later is not None:
-                handle.stored = same.later.store(handle.geometry.view(made[value]), self._stored)
+            if same is None or same.later is None:
+                continue
+            packed = same.later.store(handle.geometry.view(made[value]), self._stored)
+            # What a repetition restores is not lent to autograd: it would stay alive until backward reads it.
+            handle.stored = packed.beside() if same is not handle and isinstance(packed, View) else packed
 
     def _is_stored(self, value: int) -> bool:
         handles = [handle for reference in self._waiting.get(value, ()) if (handle := reference()) is not None]
