@@ -1,7 +1,6 @@
 """What operators take on this machine: each call that differs is made on tensors that look like its own."""
 
 import contextlib
-import itertools
 import random
 
 import pytest
@@ -14,11 +13,10 @@ from integrations._step.costs import workspaces
 from integrations._step.costs.calls import DistinctCalls
 from integrations._step.costs.modelled import Cost, modelled
 from integrations._step.costs.repeated import Repeated
-from integrations._step.costs.scratch import scratch_of
 from integrations._step.costs.workspaces import measured
 from integrations.checkpoint import Graph, apply, capture, plan, plan_of
 
-from .nets import mlp, normal, profiled_bytes
+from .nets import mlp, normal
 from .recompute_nets import net
 
 aten = torch.ops.aten
@@ -225,21 +223,3 @@ def test_scratch_of_cuda():
     assert found[1].scratch == 0
     assert all(cost.seconds > 0 for cost in found)
     assert torch.equal(state, torch.cuda.get_rng_state())
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("orders", itertools.product((torch.contiguous_format, torch.channels_last), repeat=2))
-def test_the_gradient_of_batch_normalization_takes_what_the_model_says(orders, dtype, wanted):
-    """Torch makes it twice where gradient and image lie alike. Up to a few numbers for each channel and thread."""
-    gradient, image = (
-        normal(64, 16, 8, 8, seed=seed).to(dtype).contiguous(memory_format=order) for seed, order in enumerate(orders)
-    )
-    mean, deviation = torch.zeros(16), torch.ones(16)
-    args = (gradient, image, deviation, mean, deviation, mean, deviation, True, 1e-5, [wanted, True, True])
-    function = aten.native_batch_norm_backward.default
-    made = function(*args)
-    kept = []
-    most, _ = profiled_bytes(lambda: kept.append(function(*args)))
-    results = sum(one.nbytes for one in made if one is not None)
-    assert abs(most - results - scratch_of(function, args, made)) <= 64 * torch.get_num_threads() * 16

@@ -1,10 +1,9 @@
 """``scratch_of``: the bytes that a kernel takes beside its arguments and results, where arithmetic tells them.
 
-These are the loss in chunks, the gradient of batch normalization on a CPU, and oneDNN's convolutions there, which make
-up most of it. Convolutions read weights in blocks of their own, and images, too, unless channels come last; a product
-over the channels alone takes its arguments as they lie. A tensor that lies in another order than the others, or with
-gaps, as a part of a concatenation does, is copied first. The model is within some per cent of what was measured with
-AVX-512; ``workspaces`` measures it.
+These are the loss in chunks, and oneDNN's convolutions on a CPU, which make up most of it. Convolutions read weights in
+blocks of their own, and images, too, unless channels come last; a product over the channels alone takes its arguments
+as they lie. A tensor that lies in another order than the others, or with gaps, as a part of a concatenation does, is
+copied first. The model is within some per cent of what was measured with AVX-512; ``workspaces`` measures it.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, 
     if args and isinstance(args[0], Tensor) and args[0].device.type == "cuda":
         return kernel_scratch_bytes(function, args, results)
     packet = function.overloadpacket
-    if packet is torch.ops.aten.native_batch_norm_backward:
-        return _batch_norm_gradient(args[0], args[1], bool(args[-1][0]))
     backward = packet is torch.ops.aten.convolution_backward
     if not backward and packet is not torch.ops.aten.convolution:
         return 0
@@ -58,24 +55,6 @@ def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, 
     if backward:
         return copied + max(inside + outside + count_bytes(weight), 2 * inside)
     return copied + max(inside, outside) + count_bytes(weight)
-
-
-def _batch_norm_gradient(gradient: Tensor, image: Tensor, wanted: bool) -> int:
-    """Bytes that the gradient of batch normalization takes on a CPU.
-
-    Args:
-        gradient: of what the forward returned.
-        image: the forward's input.
-        wanted: whether the input's gradient is asked for. Torch makes it twice where both tensors lie in one order.
-            Halves whose channels come last are copied, and so is their gradient, where the gradient's do not.
-    """
-    if image.device.type != "cpu":
-        return 0
-    last = _LAST.get(image.dim(), torch.contiguous_format)
-    both = gradient, image
-    if any(all(one.is_contiguous(memory_format=order) for one in both) for order in (torch.contiguous_format, last)):
-        return count_bytes(image) if wanted else 0
-    return sum(map(count_bytes, both)) if image.itemsize < 4 and image.is_contiguous(memory_format=last) else 0
 
 
 def _in_groups(weight: Tensor, groups: int, dilated: bool, backward: bool) -> int:
