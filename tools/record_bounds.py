@@ -5,11 +5,12 @@
     python tools/record_bounds.py table bounds.jsonl
 
 ``errors`` trains 20 nets for 200 steps of Adam beside plain twins. ``peaks`` takes the first steps of 20 models and
-asks the kernel for each peak. ``table`` prints what was recorded, in Markdown.
+asks the kernel, or CUDA's allocator, for each peak. ``table`` prints what was recorded, in Markdown. With
+``--device cuda`` the models of ``peaks`` have eight times the batch.
 
 Each model runs in a process of its own, with one thread. Records are appended, and what is recorded already is left
-out, so that a run that was stopped goes on. Needs timm, transformers, PEFT, diffusers and PyG; peaks need Linux with
-glibc.
+out, so that a run that was stopped goes on. Needs timm, transformers, PEFT, diffusers and PyG; peaks on a CPU need
+Linux with glibc.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 import integrations
 from bench.runner.process_memory import ENVIRONMENT, counters
@@ -36,7 +39,7 @@ from bench.runner.process_memory import ENVIRONMENT, counters
 STEPS, EVERY, ERROR, LARGE = 200, 10, 0.1, 1e-3
 BUDGETS = ("least", 0.5)
 PEAK_BUDGETS = ("least", 0.3, 0.5)
-ALLOWED = 1.05
+TIMES = {"cpu": 4, "cuda": 32}  # the batches of the peaks' models, over those of the errors'
 
 Data = Callable[[int], tuple[tuple[Any, ...], dict[str, Any], Any]]
 """A function from the number of a step to the forward's inputs, and what the loss compares the output with."""
@@ -186,19 +189,18 @@ class Recurrent(nn.Module):
         return logits
 
 
-def recurrent() -> Made:
+def recurrent(rows: int) -> Made:
     """``Recurrent`` on noise."""
 
     def data(step: int) -> Any:
-        x = torch.randn(256, 32 * 64, generator=drawn(500 + step))
+        x = torch.randn(rows, 32 * 64, generator=drawn(500 + step))
         return (x,), {}, (x[:, :10]).argmax(1)
 
     return Recurrent(), data, F.cross_entropy
 
 
-def nets(large: bool) -> dict[str, Callable[[], Made]]:
-    """Return the nets of the errors' record; or, if ``large``, the models of the peaks', with larger batches."""
-    times = 4 if large else 1
+def nets(times: int = 1) -> dict[str, Callable[[], Made]]:
+    """Return the nets of the errors' record; or the models of the peaks', with batches so many times as large."""
     library: dict[str, Callable[[], Made]] = {
         "ViT": lambda: timm_model("vit_tiny_patch16_224", 32 * times, 32, img_size=32, patch_size=4, depth=4),
         "ConvNeXt": lambda: timm_model("convnext_atto", 16 * times, 64, depths=(1, 1, 2, 1)),
@@ -216,9 +218,9 @@ def nets(large: bool) -> dict[str, Callable[[], Made]]:
         "GAT": lambda: graph("GAT", 1000 * times, heads=4),
         "U-Net": lambda: unet(8 * times),
         "MoE": lambda: transformer("Mixtral", 8 * times, 64, **{**LLAMA, "num_hidden_layers": 2}, num_local_experts=4),
-        "ResNet-18": lambda: timm_model("resnet18", 32 * times // 2, 64),
+        "ResNet-18": lambda: timm_model("resnet18", max(32, 16 * times), 64),
     }
-    if not large:
+    if times == 1:
         widths = ((64, 256), (512, 2048))
         plain = {
             f"{name} {width}": lambda name=name, width=width, rows=rows: mlp(name, width, rows)
@@ -227,33 +229,38 @@ def nets(large: bool) -> dict[str, Callable[[], Made]]:
         }
         return {**plain, **library}
     return {
-        "SiLU 512": lambda: mlp("SiLU", 512, 4096),
-        "GELU 512": lambda: mlp("GELU", 512, 4096),
-        "Tanh 512": lambda: mlp("Tanh", 512, 4096),
-        "LSTM cell": recurrent,
+        "SiLU 512": lambda: mlp("SiLU", 512, 1024 * times),
+        "GELU 512": lambda: mlp("GELU", 512, 1024 * times),
+        "Tanh 512": lambda: mlp("Tanh", 512, 1024 * times),
+        "LSTM cell": lambda: recurrent(64 * times),
         **library,
-        "GCN": lambda: graph("GCN", 16000),
-        "GraphSAGE": lambda: graph("GraphSAGE", 16000),
-        "Swin": lambda: timm_model("swin_tiny_patch4_window7_224", 8, 112, img_size=112, embed_dim=48),
-        "EfficientNet": lambda: timm_model("efficientnet_b0", 32, 64),
-        "GPT-2": lambda: transformer("GPT2", 32, 128, n_embd=128, n_layer=4, n_head=4),
+        "GCN": lambda: graph("GCN", 4000 * times),
+        "GraphSAGE": lambda: graph("GraphSAGE", 4000 * times),
+        "Swin": lambda: timm_model("swin_tiny_patch4_window7_224", 2 * times, 112, img_size=112, embed_dim=48),
+        "EfficientNet": lambda: timm_model("efficientnet_b0", 8 * times, 64),
+        "GPT-2": lambda: transformer("GPT2", 8 * times, 128, n_embd=128, n_layer=4, n_head=4),
         "T5": lambda: transformer(
-            "T5", 32, 64, d_model=128, d_ff=512, num_layers=3, num_heads=4, d_kv=32, decoder_start_token_id=0
+            "T5", 8 * times, 64, d_model=128, d_ff=512, num_layers=3, num_heads=4, d_kv=32, decoder_start_token_id=0
         ),
-        "LoRA Llama": lambda: transformer("Llama", 32, 128, lora=True, **LLAMA),
-        "RegNet": lambda: timm_model("regnety_002", 32, 64),
+        "LoRA Llama": lambda: transformer("Llama", 8 * times, 128, lora=True, **LLAMA),
+        "RegNet": lambda: timm_model("regnety_002", 8 * times, 64),
     }
+
+
+def made_on(device: torch.device, made: Callable[[], Made]) -> Made:
+    """Return a net on a device, with data that come to it. Weights and data are the same on each device."""
+    torch.manual_seed(0)
+    model, data, loss = made()
+    return model.to(device).train(), lambda step: tree_map_only(Tensor, lambda one: one.to(device), data(step)), loss
 
 
 # ---- errors ----
 
 
-def record_errors(name: str) -> Iterable[dict[str, Any]]:
+def record_errors(name: str, device: torch.device) -> Iterable[dict[str, Any]]:
     """Yield for each budget how wrong gradients are in each tenth step."""
     for memory in BUDGETS:
-        torch.manual_seed(0)
-        model, data, loss = nets(False)[name]()
-        model.train()
+        model, data, loss = made_on(device, nets()[name])
         twin = copy.deepcopy(model)
         integrations.compress_model(model, memory=memory, error=ERROR, fallback="least")
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -263,15 +270,12 @@ def record_errors(name: str) -> Iterable[dict[str, Any]]:
             args, kwargs, y = data(step)
             optimizer.zero_grad()
             if step % EVERY == 0:
-                state = torch.get_rng_state()
                 twin.load_state_dict(model.state_dict())
+                twin.zero_grad()
+                with torch.random.fork_rng():
+                    loss(twin(*args, **kwargs), y).backward()
             loss(model(*args, **kwargs), y).backward()
             if step % EVERY == 0:
-                after = torch.get_rng_state()
-                torch.set_rng_state(state)
-                twin.zero_grad()
-                loss(twin(*args, **kwargs), y).backward()
-                torch.set_rng_state(after)
                 whole[step], tensor[step] = relative_errors(model, twin)
             optimizer.step()
         handle = integrations.compression(model)
@@ -304,12 +308,14 @@ def relative_errors(model: nn.Module, twin: nn.Module) -> tuple[float, float]:
 # ---- peaks ----
 
 
-def record_peaks(name: str) -> Iterable[dict[str, Any]]:
+def record_peaks(name: str, device: torch.device) -> Iterable[dict[str, Any]]:
     """Yield for each budget, bound on the error and kind of step the peaks of the first steps over the budget."""
-    counter = counters(torch.device("cpu"))
+    counter = counters(device)
     if isinstance(counter, str):
         raise SystemExit(f"peaks cannot be measured: {counter}")
-    integrations.plan(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8), memory=1.0)  # measures rates
+    small = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).to(device)
+    integrations.plan(small, torch.randn(4, 8, device=device), memory=1.0)  # measures rates
+    made = nets(TIMES[device.type])[name]
 
     def peak(model: nn.Module, data: Data, loss: Loss, step: int, fresh: bool) -> int:
         args, kwargs, y = data(step)
@@ -320,13 +326,11 @@ def record_peaks(name: str) -> Iterable[dict[str, Any]]:
         most = counter.peak()
         return most - counter.start_peak()  # beyond what is left
 
-    torch.manual_seed(0)
-    model, data, loss = nets(True)[name]()
+    model, data, loss = made_on(device, made)
     plain = [peak(model, data, loss, step, True) for step in range(3)][-1]
     for memory in PEAK_BUDGETS:
         for error in (0, ERROR):
-            torch.manual_seed(0)
-            model, data, loss = nets(True)[name]()
+            model, data, loss = made_on(device, made)
             integrations.compress_model(model, memory=memory, error=error, fallback="least")
             found: dict[str, list[float]] = {}
             for kind in ("fresh", "accumulating"):
@@ -385,6 +389,8 @@ def main() -> None:
     parser.add_argument("what", choices=("errors", "peaks", "table"))
     parser.add_argument("file", type=Path, help="records, one in each line")
     parser.add_argument("--net", help="record this one here, instead of all in processes")
+    parser.add_argument("--device", default="cpu", type=torch.device)
+    parser.add_argument("--jobs", default=1, type=int, help="processes at once; no time is recorded")
     asked = parser.parse_args()
     records = [json.loads(line) for line in asked.file.read_text().splitlines()] if asked.file.exists() else []
     if asked.what == "table":
@@ -394,16 +400,23 @@ def main() -> None:
         warnings.filterwarnings("ignore", category=UserWarning)
         torch.set_num_threads(1)
         place = {"torch": torch.__version__, "machine": platform.machine(), "python": platform.python_version()}
-        for record in (record_errors if asked.what == "errors" else record_peaks)(asked.net):
+        if asked.device.type == "cuda":
+            place["machine"] = torch.cuda.get_device_name(asked.device)
+        for record in (record_errors if asked.what == "errors" else record_peaks)(asked.net, asked.device):
             with asked.file.open("a") as out:
                 out.write(json.dumps({**record, **place}) + "\n")
         return
     done = {one["net"] for one in records if one["kind"] == asked.what}
-    for name in nets(asked.what == "peaks"):
-        if name not in done:
-            command = [sys.executable, __file__, asked.what, str(asked.file), "--net", name]
-            environment = {**os.environ, "INTEGRATIONS_PROGRESS": "0", **ENVIRONMENT}
-            subprocess.run(command, env=environment, check=False)
+
+    def run(name: str) -> None:
+        command = [sys.executable, __file__, asked.what, str(asked.file), "--net", name, "--device", str(asked.device)]
+        environment = {**os.environ, "INTEGRATIONS_PROGRESS": "0", **ENVIRONMENT}
+        subprocess.run(command, env=environment, check=False)
+
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for name in nets(1 if asked.what == "errors" else TIMES[asked.device.type]):
+            if name not in done:
+                pool.submit(run, name)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """``Offload`` without a GPU: tensors of the CPU are taken for a GPU's, and a lane that takes notes makes the copies."""
 
+import numpy as np
 import torch
 
 from actcore.codecs import offload
@@ -25,7 +26,7 @@ class Lane:
 
     def copy_out(self, parts):
         self.sent.append(sum(part.nbytes for part in parts))
-        return tuple(part.clone() for part in parts), offload.Crossing(tuple(parts), Event(), self.stream, None)
+        return tuple(map(host_copy, parts)), offload.Crossing(tuple(parts), Event(), self.stream, None)
 
     def copy_back(self, parts, arrived):
         copies = tuple(part.clone() for part in parts)
@@ -36,6 +37,13 @@ class Lane:
         return self.stream
 
 
+def host_copy(part):
+    """A copy in memory that torch has not allocated, so that its profiler does not count it."""
+    memory = torch.from_numpy(np.empty(part.numel() * part.element_size(), np.uint8)).view(part.dtype)
+    like = torch.empty_like(part, device="meta")
+    return memory.as_strided(like.shape, like.stride()).copy_(part)
+
+
 def take_cpu_for_gpu(monkeypatch):
     """Tensors of the CPU are offloaded as a GPU's would be; the copies are those of the lane that is returned."""
     lane = Lane()
@@ -44,4 +52,5 @@ def take_cpu_for_gpu(monkeypatch):
     for order in ("_last", "_leaving", "_ahead"):
         monkeypatch.setattr(offload, order, {})
     monkeypatch.setattr("integrations._storing.store._can_leave", lambda tensor: True)
+    monkeypatch.setattr("integrations._planning.candidates._may_leave", lambda device: True)
     return lane

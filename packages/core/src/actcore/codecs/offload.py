@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -18,13 +18,12 @@ from actcore.codec import Codec, require_codec
 from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.device_streams import in_cuda_graph
+from actcore.forms import require_int
 from actcore.ops import Key
 
 Event: TypeAlias = Any  # torch.cuda.Event; torch builds without CUDA have a stand-in
 Stream: TypeAlias = Any  # torch.cuda.Stream, likewise
 
-# Payloads that may still be on a device on their way out: the one that is copied, and the next in the queue.
-_LEAVING = 2
 # Tensors that may be back on a device before they are asked for: the next one, and one that the order was wrong about.
 _AHEAD = 2
 
@@ -38,10 +37,11 @@ class Offload:
     stored before it is started. Where the order is another, the older one is dropped and copied again. What ``inner``
     stores without a copy (``Raw``) is copied on the device first, so that a change in place cannot reach it.
 
-    However far the host is ahead, the device holds the payloads of at most two tensors on their way out and of at most
-    two on their way back, besides the one in use: storing a third lets the stream that stores wait for the first to
-    arrive, and a copy back begins when the stream has come to where it was started. Their memory then serves the
-    stream's next tensors.
+    However far the host is ahead, the device holds the payloads of at most ``leaving`` tensors on their way out and of
+    at most two on their way back, besides the one in use: storing a third lets the stream that stores wait for the
+    first to arrive, and a copy back begins when the stream has come to where it was started. Their memory then serves
+    the stream's next tensors. With ``leaving=0`` the stream waits for each copy where it is made, so that a tensor
+    which ``inner`` stores without a copy needs none on the device.
 
     What is stored while a CUDA graph is captured stays on the device, as ``inner`` stores it: each replay would write
     to the same pinned memory, which the pool may have given to others by then.
@@ -57,13 +57,27 @@ class Offload:
     Args:
         inner: what the payload is made with.
         device: where ``decompress`` puts the tensor; ``compress`` fills it in.
+        leaving: how many payloads may be on their way out, and on the device, once this one is stored: 2 are the one
+            that is copied, and the next in the queue.
+        ahead: whether decompressing starts the copy back of what was stored before.
+
+    Raises:
+        TypeError: ``inner`` is no codec, or an ``Offload`` itself; ``leaving`` is no int, or ``ahead`` no bool.
+        ValueError: ``leaving`` is negative.
     """
 
     inner: Codec = field(default_factory=Raw)
     device: torch.device | None = None
+    leaving: int = 2
+    ahead: bool = True
 
     def __post_init__(self) -> None:
         require_codec(self.inner)
+        require_int("leaving", self.leaving)
+        if self.leaving < 0:
+            raise ValueError(f"leaving must be at least 0, got {self.leaving}")
+        if not isinstance(self.ahead, bool):
+            raise TypeError(f"ahead must be a bool, got {self.ahead!r}")
         if isinstance(self.inner, Offload):
             raise TypeError(f"inner must store tensors on their device, got {self.inner!r}; use its inner codec")
 
@@ -78,20 +92,22 @@ class Offload:
             return self.inner.compress(tensor, seed=seed, stream=stream)
         stays = in_cuda_graph()
         if not stays:
-            _make_room(lane(device))
+            _make_room(lane(device), self.leaving)
         stored = self.inner.compress(tensor, seed=seed, stream=stream)
-        given = tensor.untyped_storage()._cdata
-        parts = tuple(part.clone() if part.untyped_storage()._cdata == given else part for part in stored.payload)
+        parts = stored.payload
+        if stays or self.leaving:
+            given = tensor.untyped_storage()._cdata
+            parts = tuple(part.clone() if part.untyped_storage()._cdata == given else part for part in parts)
         if stays:
             return Compressed(stored.codec, parts, stored.layout, stored.dtype)
-        payload = _store(lane(device), parts)
-        return Compressed(Offload(stored.codec, device), payload, stored.layout, stored.dtype)
+        payload = _store(lane(device), parts, self.leaving)
+        return Compressed(replace(self, inner=stored.codec, device=device), payload, stored.layout, stored.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor, on the device that it was stored from."""
         if self.device is None:
             raise ValueError(f"the codec of {compressed!r} must name a device; it is damaged: store the tensor again")
-        parts = _restore(lane(self.device), compressed.payload)
+        parts = _restore(lane(self.device), compressed.payload, self.ahead)
         return self.inner.decompress(Compressed(self.inner, parts, compressed.layout, compressed.dtype))
 
     def settle(self, compressed: Compressed) -> None:
@@ -234,10 +250,10 @@ def _transfer_of(payload: Sequence[Tensor]) -> _Transfer | None:
     return _transfers.get(payload[0].untyped_storage())
 
 
-def _make_room(lane: Lane) -> None:
-    """Lets memory of the device go, so that the next payload is one of the last ``_LEAVING``."""
+def _make_room(lane: Lane, leaving: int) -> None:
+    """Lets memory of the device go, so that the next payload is one of the last ``leaving``."""
     with _lock:
-        _let_go(lane, _LEAVING - 1)
+        _let_go(lane, max(leaving - 1, 0))
 
 
 def _let_go(lane: Lane, remain: int) -> None:
@@ -250,17 +266,19 @@ def _let_go(lane: Lane, remain: int) -> None:
     del leaving[:begin]
 
 
-def _store(lane: Lane, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    payload, leaving = lane.copy_out(parts)
+def _store(lane: Lane, parts: Sequence[Tensor], leaving: int) -> tuple[Tensor, ...]:
+    payload, crossing = lane.copy_out(parts)
     with _lock:
-        transfer = _Transfer(payload, leaving, _still_there(_last.get(lane.device)))
+        transfer = _Transfer(payload, crossing, _still_there(_last.get(lane.device)))
         _transfers[payload[0].untyped_storage()] = transfer
         _last[lane.device] = transfer.place
         _leaving.setdefault(lane.device, []).append(weakref.ref(transfer))
+        del crossing
+        _let_go(lane, leaving)
     return payload
 
 
-def _restore(lane: Lane, payload: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _restore(lane: Lane, payload: Sequence[Tensor], ahead: bool) -> tuple[Tensor, ...]:
     with _lock:
         transfer = _transfer_of(payload)
         if transfer is None or in_cuda_graph():  # loaded from a file, or there since before the capture
@@ -270,7 +288,8 @@ def _restore(lane: Lane, payload: Sequence[Tensor]) -> tuple[Tensor, ...]:
             transfer.fetch(lane)
             assert transfer.coming is not None
             coming, transfer.coming = transfer.coming, None
-            _fetch_ahead(lane, transfer.place)
+            if ahead:
+                _fetch_ahead(lane, transfer.place)
     return coming.hand_over(lane.current())
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from actcore import StepUsage, simulate
 from integrations._planning.choice import Choice
+from integrations._planning.host_copies import first_read
 from integrations._planning.problem import chosen_entries, training_step
 from integrations._planning.solution import Solution
 from integrations._step.graphs.graph import Graph
@@ -61,7 +62,8 @@ def _there(plan: Solution, graph: Graph, choice: Choice, usage: StepUsage) -> It
     ends, reads = _forward_ends(graph), _last_reads(graph)
     made: dict[int, int] = {}  # by recomputed value: the event in which backward makes it
     for segment in (*usage.segments, *usage.inner):
-        at = _first_read(graph, segment, plan.schedule.recomputed)
+        read = first_read(graph, segment, plan.schedule.recomputed)
+        at = len(graph.ops) if read is None else read
         for number in segment:
             for made_here in graph.ops[number].makes:
                 made[made_here] = min(at, made.get(made_here, at))
@@ -97,13 +99,6 @@ def _last_reads(graph: Graph) -> list[int]:
         for value in step.reads:
             reads[value] = number
     return reads
-
-
-def _first_read(graph: Graph, segment: Sequence[int], recomputed: frozenset[int]) -> int:
-    """Return the event at which backward first reads what a segment makes."""
-    makes = {value for number in segment for value in graph.ops[number].makes} & recomputed
-    events = (number for number, step in enumerate(graph.steps, len(graph.ops)) if makes.intersection(step.reads))
-    return next(events, len(graph.ops))
 
 
 def _maker(graph: Graph, number: int) -> str:

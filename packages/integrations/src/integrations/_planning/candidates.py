@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import torch
+
 from actcore import Offload
 from integrations._adaptive.bit_plan import BitPlan
 from integrations._adaptive.planned import PlannedBits
@@ -98,8 +100,13 @@ def usual(graph: Graph, menus: StorageCandidates) -> StorageCandidates:
     return menus.weighted(usual_weights(graph, menus.saves))
 
 
+def _may_leave(device: torch.device) -> bool:
+    """Whether values may wait on the host instead."""
+    return device.type == "cuda"
+
+
 def _policies(base: Level, seen: Seen, allows: Allows, bits: BitPlan | None) -> list[_Ruled]:
-    leaves = any(outline.device.type == "cuda" for outline in seen.outlines)
+    leaves = any(_may_leave(outline.device) for outline in seen.outlines)
     if not base.off:
         fixed = FixedBits(base)
         level = _Ruled(None, fixed if bits is None else PlannedBits(fixed, bits))

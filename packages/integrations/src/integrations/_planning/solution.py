@@ -13,6 +13,7 @@ from integrations._planning.bounds import ONLY_RECOMPUTE, Bounds
 from integrations._planning.budget import Budget
 from integrations._planning.choice import Choice
 from integrations._planning.chunked import ChunkedLoss
+from integrations._planning.host_copies import host_copies
 from integrations._planning.planned_segments import PlannedSegment, planned_segments
 from integrations._planning.problem import training_step
 from integrations._planning.storage_candidates import StorageCandidates
@@ -164,7 +165,8 @@ class Solution(ABC):
     @cached_property
     def schedule(self) -> Schedule:
         """What the choice means for each operator."""
-        return self.choice.schedule(self.followed)
+        made = self.choice.schedule(self.followed)
+        return replace(made, copies=host_copies(self.followed, self.choice, self.candidates_for(self.choice), made))
 
     @cached_property
     def schedule_of_any_sizes(self) -> Schedule:

@@ -270,7 +270,9 @@ class PackedForward:
         exposed = self.tracker.exposed
         if exposed.by_address and storage in exposed:
             self.storages.forget(storage)
-        packed, codec = Storing(way.level, self.storages).store(tensor, decision, extent, record, call, stream)
+        packed, codec = Storing(way.level, self.storages, way.copies).store(
+            tensor, decision, extent, record, call, stream
+        )
         if due is not None:
             settle(due)
         if codec is None:

@@ -17,7 +17,7 @@ from integrations._step.graphs.schedule import Schedule
 from integrations._storing.regions import View
 from integrations._storing.storage_policy import StoragePolicy, storage_policy
 from integrations._torch import DisableTorchFunction
-from integrations.rules.stores import Store
+from integrations.rules.stores import WAITING, HostCopies, Store
 
 if TYPE_CHECKING:
     from integrations._runtime.replay_cache import Site
@@ -55,7 +55,7 @@ class _PlanDecisions:
     def __init__(self, session: Session, schedule: Schedule, others: WithoutStore) -> None:
         self._session, self._schedule, self._others = session, schedule, others
         self._unplanned = PlanDecision(session.way)
-        self._fates: dict[tuple[Store | None, bool], PlanDecision] = {}
+        self._fates: dict[tuple[Store | None, bool, HostCopies], PlanDecision] = {}
 
     def _of(self, value: int) -> PlanDecision:
         """What becomes of a tensor in a value's memory."""
@@ -63,15 +63,15 @@ class _PlanDecisions:
             return self._unplanned
         schedule = self._schedule
         value = schedule.final(value)
-        key = schedule.stores.get(value), value in schedule.recomputed
+        key = schedule.stores.get(value), value in schedule.recomputed, schedule.copies.get(value, WAITING)
         fate = self._fates.get(key)
         if fate is None:
             fate = self._fates[key] = self._fate(*key)
         return fate
 
-    def _fate(self, store: Store | None, recomputed: bool) -> PlanDecision:
+    def _fate(self, store: Store | None, recomputed: bool, copies: HostCopies) -> PlanDecision:
         if store is not None:
-            return PlanDecision(storage_policy(store, self._session.level))
+            return PlanDecision(storage_policy(store, self._session.level, copies))
         return PlanDecision(self._others.recomputed if recomputed else self._others.kept)
 
 
@@ -146,8 +146,8 @@ class Taped(_PlanDecisions):
                 return None
         return self._tape.recomputation(made)
 
-    def _fate(self, store: Store | None, recomputed: bool) -> PlanDecision:
-        fate = super()._fate(store, recomputed)
+    def _fate(self, store: Store | None, recomputed: bool, copies: HostCopies) -> PlanDecision:
+        fate = super()._fate(store, recomputed, copies)
         if not recomputed:
             return fate
         later = store is not None or self._others.later

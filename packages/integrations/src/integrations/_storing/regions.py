@@ -13,7 +13,7 @@ view is still to come and no other region is restored. So at most one tensor is 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -132,7 +132,7 @@ class Region:
                 record.codec, record.why = codec_name(self.sign.codec), "shares the copy that is stored already"
         elif self.value is None or fineness(codec) > fineness(self.value.codec):
             if isinstance(codec, Raw) and self.value is not None and isinstance(self.value.codec, Offload):
-                codec = Offload(codec)  # what was on the host stays there
+                codec = replace(self.value.codec, inner=codec)  # what was on the host stays there
             self.value = self._compress(tensor, whole, codec, record, seed, stream)
             _share(self.record, record)
             self.record = record

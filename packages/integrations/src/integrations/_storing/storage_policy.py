@@ -9,7 +9,7 @@ from actcore import Codec, GroupAffine, Offload, Raw, SavedTensor
 from integrations._storing.regions import inner
 from integrations.rules.levels import Level
 from integrations.rules.policy import Decision, ExactForms, FixedBits, Policy, Shared, Through, policy_of
-from integrations.rules.stores import Store
+from integrations.rules.stores import BESIDE, HostCopies, Store
 
 _BITS = 8
 """The bits of the level that says what may be rounded, where a codec says how."""
@@ -23,11 +23,13 @@ class StoragePolicy:
         policy: decides the codecs.
         level: gives the seed, and whether the stored form goes to the host.
         planned: the beginning of a record's reason for a rounded tensor; empty if no plan says so.
+        copies: those to the host and back, if the level asks for them.
     """
 
     policy: Policy
     level: Level
     planned: str = ""
+    copies: HostCopies = BESIDE
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,13 @@ class _AsItIs:
 
 
 @lru_cache(maxsize=256)
-def storage_policy(store: Store, base: Level) -> StoragePolicy:
-    """How a value waits in a store. ``base`` says what the store does not."""
+def storage_policy(store: Store, base: Level, copies: HostCopies = BESIDE) -> StoragePolicy:
+    """How a value waits in a store. ``base`` says what the store does not, and ``copies`` how it goes to the host if
+    the store is there."""
     level = store.level(base)
     if store.exact:
-        return StoragePolicy(policy_of(store, base), _unrounded(level))
-    return StoragePolicy(policy_of(store, base), level, f"as planned: {store}")
+        return StoragePolicy(policy_of(store, base), _unrounded(level), copies=copies)
+    return StoragePolicy(policy_of(store, base), level, f"as planned: {store}", copies)
 
 
 def through(codec: Codec, base: Level) -> StoragePolicy:

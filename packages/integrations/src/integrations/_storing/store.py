@@ -22,6 +22,7 @@ from integrations._torch import tree_map_only
 from integrations.rules.levels import Level
 from integrations.rules.policy import Decision
 from integrations.rules.slopes import activation_of, codebook_of
+from integrations.rules.stores import BESIDE, HostCopies
 
 _STORAGES = "storages"
 
@@ -33,10 +34,12 @@ class Storing:
     Attributes:
         level: the level of all of them.
         storages: what is stored of each storage so far.
+        copies: those to the host and back, if the level asks for them.
     """
 
     level: Level
     storages: Storages
+    copies: HostCopies = BESIDE
 
     def store(
         self, tensor: Tensor, decision: Decision, extent: Extent, record: Record, call: Call | None, stream: Stream
@@ -107,7 +110,7 @@ class Storing:
         if not self.level.offload or not _can_leave(tensor):
             return codec
         small = Layout.of(tensor).stored_numel * tensor.itemsize < self.level.min_bytes
-        return codec if small or lazy(tensor) else Offload(codec)
+        return codec if small or lazy(tensor) else Offload(codec, None, *self.copies)
 
 
 class StoredLater:

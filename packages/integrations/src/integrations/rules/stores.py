@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 from integrations.rules.levels import Level
 
@@ -13,6 +13,24 @@ NODE_KEY = "actcore_store"
 result is kept as it is."""
 
 _WORDS = re.compile(r"(?:exact|([1-8]) bits)(?:, ([1-8])-bit derivative)?(, on the host)?")
+
+
+class HostCopies(NamedTuple):
+    """How far the copies of a value to the host and back may run beside the computation, as in ``actcore.Offload``.
+
+    Attributes:
+        leaving: how many values may be on their way out once this one is stored.
+        ahead: whether restoring the value starts the copy back of the one that was stored before it.
+    """
+
+    leaving: int
+    ahead: bool
+
+
+BESIDE = HostCopies(2, True)
+"""All copies run beside the computation, and the device holds the memory of a few."""
+WAITING = HostCopies(0, False)
+"""The computation waits for each copy, so that the device holds nothing of a value that is on the host."""
 
 
 @dataclass(frozen=True, order=True)

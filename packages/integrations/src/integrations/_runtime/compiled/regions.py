@@ -33,7 +33,7 @@ from integrations.rules.aten_attention import RECOMPUTED_ATTENTION, recompute_at
 from integrations.rules.aten_nodes import hint, operator_of
 from integrations.rules.aten_rules import BackwardUses, find_copies
 from integrations.rules.levels import Level
-from integrations.rules.stores import NODE_KEY
+from integrations.rules.stores import NODE_KEY, WAITING
 
 ROLE = "compiled"
 
@@ -185,7 +185,8 @@ def _planned(forward: Graph, level: Level) -> dict[int, StoragePolicy]:
         value = node.meta.get("val")
         if NODE_KEY in node.meta and isinstance(value, Tensor) and value.layout is torch.strided:
             store = node.meta[NODE_KEY]
-            found[value.untyped_storage()._cdata] = kept(level) if store is None else storage_policy(store, level)
+            way = kept(level) if store is None else storage_policy(store, level, WAITING)
+            found[value.untyped_storage()._cdata] = way
     return found
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from integrations._step.graphs.graph import Graph
 from integrations._step.graphs.sharding import within_units
-from integrations.rules.stores import Store
+from integrations.rules.stores import HostCopies, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class Schedule:
         kept, held: as they were asked for.
         any_sizes: whether it is for inputs of any sizes.
         stores: by what a value's memory holds in the end: its store, if it does not wait as it is.
+        copies: of values whose store is on the host: how far their copies may run beside the computation. The
+            computation waits for the copies of others.
     """
 
     ops: tuple[Planned, ...]
@@ -56,6 +58,7 @@ class Schedule:
     held: frozenset[int] | None = field(repr=False)
     any_sizes: bool = False
     stores: Mapping[int, Store] = field(default_factory=dict)
+    copies: Mapping[int, HostCopies] = field(default_factory=dict)
     _within: dict[frozenset[str], Schedule] = field(default_factory=dict, repr=False, compare=False)
 
     def within(self, units: frozenset[str]) -> Schedule:
@@ -110,7 +113,7 @@ class Schedule:
     def of_any_sizes(self) -> Schedule:
         """The schedule for inputs of other sizes."""
         ops = tuple(replace(op, shapes=None) for op in self.ops)
-        return replace(self, ops=ops, any_sizes=True, _within={})
+        return replace(self, ops=ops, any_sizes=True, copies={}, _within={})
 
     @classmethod
     def of(
