@@ -72,6 +72,49 @@ def stored(number):
     return actcore.compress(torch.full((4,), float(number)), actcore.Offload())
 
 
+def test_without_leaving_each_copy_is_waited_for_and_comes_back_alone(noted):
+    codec = actcore.Offload(leaving=0, ahead=False)
+    tensors = [torch.full((4,), float(number)) for number in (1, 2)]
+    one, two = (actcore.compress(tensor, codec) for tensor in tensors)
+    assert noted.log == ["out 1", "wait for out 1", "out 2", "wait for out 2"]
+    assert one.codec == actcore.Offload(device=torch.device("cpu"), leaving=0, ahead=False)
+    noted.log.clear()
+    for stored_, tensor in ((two, tensors[1]), (one, tensors[0])):
+        assert torch.equal(stored_.decompress(), tensor)
+    assert noted.log == ["back 2 after out 2", "wait for back 2", "back 1 after out 1", "wait for back 1"]
+
+
+def test_what_leaves_at_once_is_not_copied_on_the_device(noted, monkeypatch):
+    """A tensor that may stay a while is: it may be changed in place meanwhile."""
+    given, sent = torch.zeros(4), []
+    copy_out = noted.copy_out
+    monkeypatch.setattr(
+        noted, "copy_out", lambda parts: (sent.extend(part.data_ptr() for part in parts), copy_out(parts))[1]
+    )
+    actcore.compress(given, actcore.Offload(leaving=0))
+    actcore.compress(given, actcore.Offload())
+    assert sent[0] == given.data_ptr() != sent[1]
+
+
+def test_one_may_be_on_its_way_out(noted):
+    held = [actcore.compress(torch.full((4,), float(number)), actcore.Offload(leaving=1)) for number in (1, 2, 3)]
+    assert noted.log == ["out 1", "wait for out 1", "out 2", "wait for out 2", "out 3"]
+    assert len(held) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"leaving": -1}, ValueError, "leaving must be at least 0, got -1"),
+        ({"leaving": 1.5}, TypeError, "leaving must be an int, got 1.5"),
+        ({"ahead": 1}, TypeError, "ahead must be a bool, got 1"),
+    ],
+)
+def test_options_out_of_range(options, error, message):
+    with pytest.raises(error, match=message):
+        actcore.Offload(**options)
+
+
 def test_the_one_stored_before_comes_back_ahead_of_its_use(noted):
     one, two, three = map(stored, (1, 2, 3))
     assert noted.log == ["out 1", "out 2", "wait for out 1", "out 3"]

@@ -63,7 +63,7 @@ def test_what_is_dropped_and_what_dies_on_its_way_is_not_given_out_too_early(cud
             if kept:
                 del kept[order.choice(list(kept))]
     kept.clear()
-    assert cuda.reserved <= (1 + offload._LEAVING + 1 + offload._AHEAD) * BLOCK
+    assert cuda.reserved <= (1 + actcore.Offload().leaving + 1 + offload._AHEAD) * BLOCK
 
 
 def test_another_stream_may_use_what_was_fetched_for_one(cuda):

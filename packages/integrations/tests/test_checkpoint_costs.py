@@ -55,6 +55,13 @@ def test_kinds(function, args, kind):
     assert work(function, *args).kind is kind
 
 
+def test_a_sum_in_a_wider_dtype_has_the_rates_of_what_it_reads():
+    """Else the loss in chunks would have the rates of float64 measured, for one number."""
+    assert work(aten.sum.default, IMAGE, dtype=torch.float64).dtype is torch.float32
+    assert work(aten.exp.default, IMAGE.double()).dtype is torch.float64
+    assert work(aten._to_copy.default, IMAGE, dtype=torch.bfloat16).dtype is torch.bfloat16
+
+
 def test_constant_seconds_are_of_arithmetic_or_of_traffic():
     product = work(aten.mm.default, normal(64, 64), normal(64, 64))
     assert product.seconds(constant("cpu", torch.float32)) == LAUNCH + max(2 * 64**3 / FLOPS, 3 * 4 * 64**2 / BYTES)

@@ -2,18 +2,20 @@
 
 import contextlib
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from integrations import compress_model, compression
 from integrations._planning.problem import training_step
 from integrations._step.capturing import capture as capturing
 from integrations._step.costs import workspaces
 from integrations._step.costs.calls import DistinctCalls
 from integrations._step.costs.modelled import Cost, modelled
 from integrations._step.costs.repeated import Repeated
-from integrations._step.costs.workspaces import measured
+from integrations._step.costs.workspaces import measured, with_workspaces_of_cudnn
 from integrations.checkpoint import Graph, apply, capture, plan, plan_of
 
 from .nets import mlp, normal
@@ -89,6 +91,76 @@ def test_a_call_is_measured_on_the_device_of_its_tensors(monkeypatch):
     monkeypatch.setattr(workspaces, "_cost_on_cuda", lambda call: asked.append(current[-1]))
     workspaces._on_cuda([noted(aten.exp.default, normal(4)).packed()])
     assert asked == [torch.device("cuda", 1)]
+
+
+CONVOLVED = normal(2, 4, 5, 5), normal(4, 4, 3, 3)
+ONE, NONE = [1, 1], [0, 0]
+
+
+@pytest.fixture
+def allocator(monkeypatch):
+    """A GPU whose convolution takes 1000 bytes, its image's gradient 3000, and its weight's gradient 2000."""
+    sums = {"allocated_bytes.all.allocated": 0, "allocated_bytes.all.current": 0}
+
+    def run(call):
+        mask = call.argument(10) if len(call._args) > 9 else None
+        taken = 1000 if mask is None else 3000 * mask[0] + 2000 * mask[1]
+        sums["allocated_bytes.all.allocated"] += taken + 512
+        sums["allocated_bytes.all.current"] += 512  # the result
+
+    monkeypatch.setattr(Repeated, "__call__", run)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: dict(sums))
+    workspaces._workspace_bytes.cache_clear()
+    yield
+    workspaces._workspace_bytes.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "expected"),
+    [
+        (aten.convolution.default, (*CONVOLVED, None, ONE, ONE, ONE, False, NONE, 1), 1000),
+        (
+            aten.convolution_backward.default,
+            (CONVOLVED[0], *CONVOLVED, None, ONE, ONE, ONE, False, NONE, 1, [True] * 3),
+            3000,
+        ),
+        (
+            aten.convolution_backward.default,
+            (CONVOLVED[0], *CONVOLVED, None, ONE, ONE, ONE, False, NONE, 1, [False, True, True]),
+            2000,
+        ),
+        (aten.exp.default, CONVOLVED[:1], 7),
+    ],
+)
+def test_workspaces_of_cudnn_are_those_of_one_gradient_at_a_time(function, args, expected, allocator):
+    call = replace(noted(function, *args), device="cuda")
+    costs = with_workspaces_of_cudnn(lambda calls: [Cost(1.0, 7) for _ in calls])
+    assert costs([call]) == [Cost(1.0, expected)]
+
+
+def test_a_convolution_that_cannot_run_is_as_modelled(allocator, monkeypatch):
+    def run(call):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(Repeated, "__call__", run)
+    call = replace(noted(aten.convolution.default, *CONVOLVED, None, ONE, ONE, ONE, False, NONE, 1), device="cuda")
+    assert with_workspaces_of_cudnn(lambda calls: [Cost(1.0, 7)])([call]) == [Cost(1.0, 7)]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_plans_count_workspaces_of_cudnn():
+    model = nn.Sequential(*(nn.Conv2d(64, 64, 3, padding=1) for _ in range(3)), nn.Flatten(), nn.Linear(64 * 256, 1))
+    model, x = model.cuda(), normal(64, 64, 16, 16).cuda()
+    compress_model(model, memory="least")
+    for _ in range(3):
+        model.zero_grad()
+        torch.cuda.reset_peak_memory_stats()
+        model(x).sum().backward()
+        taken = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+        assert taken <= 1.05 * compression(model).plan.peak + 2**20  # cuBLAS keeps a workspace
 
 
 def test_where_a_call_runs():

@@ -23,6 +23,7 @@ from integrations._step.capturing.capture import capture_reaching, find_reachabl
 from integrations._step.capturing.loss import Loss
 from integrations._step.costs.modelled import by
 from integrations._step.costs.rates import Rating, constant
+from integrations._step.costs.workspaces import with_workspaces_of_cudnn
 from integrations._step.graphs.graph import Graph
 from integrations._step.graphs.sharding import class_of
 from integrations.rules.levels import Level
@@ -65,6 +66,7 @@ def planned(
             estimates what rounding would allow, under ``WITH_ROUNDING``. The function holds the captures.
     """
     started = perf_counter()
+    costs = with_workspaces_of_cudnn(by(rating))
     known = find_reachable_state(model, args, kwargs)
 
     def captured(recomputes: bool) -> tuple[Graph, Seen]:
@@ -73,7 +75,7 @@ def planned(
         options: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
         # Between two captures, another thread may change what they can get at.
         reach = known if known.alone else find_reachable_state(model, args, kwargs)
-        return capture_reaching(reach, model, args, kwargs, hooks=seen.hooks, costs=by(rating), **options), seen
+        return capture_reaching(reach, model, args, kwargs, hooks=seen.hooks, costs=costs, **options), seen
 
     def with_menus(
         graph: Graph, seen: Seen, rounded: bool, bounds: Bounds, weigh: Weigh = weigh

@@ -251,7 +251,7 @@ class PackedForward:
         if fate is not None and fate.placeholder is not None and not isinstance(call, Boundary):
             handle = None
             if not (fate.aside and decision.from_forward):
-                later = StoredLater(way.level, decision, extent, spec.saved, stream, call) if fate.waits else None
+                later = StoredLater(way, decision, extent, spec.saved, stream, call) if fate.waits else None
                 handle = fate.placeholder(tensor, later)
             if handle is not None:
                 record.codec, record.why = RECOMPUTED, "recomputed for backward"

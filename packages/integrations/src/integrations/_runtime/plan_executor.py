@@ -22,7 +22,7 @@ from integrations._step.dispatch.versions import unseen
 from integrations._step.graphs.schedule import Schedule
 from integrations._step.graphs.sharding import hooks_unseen, units_of
 from integrations._storing.double_backward import Kinds
-from integrations._storing.storage_policy import StoragePolicy, exactly, in_eight_bits, kept
+from integrations._storing.storage_policy import StoragePolicy, exactly, in_eight_bits, kept, on_device
 from integrations._torch import get_sequence_nr, in_forward_mode, peek_interpreter_stack
 from integrations.rules.levels import Level
 
@@ -186,7 +186,7 @@ class PlanExecutor:
     def _without_store(self, session: Session) -> WithoutStore:
         """How values wait that the plan has no store for."""
         if self._level is not None:
-            return WithoutStore(session.way, session.way, later=True, rounded=True)
+            return WithoutStore(session.way, on_device(session.way), later=True, rounded=True)
         # A recomputed value waits as it is. Its signs and the like may have to be stored now.
         kept_so, recomputed = self._keeps or kept(session.level), exactly(session.level)
         return WithoutStore(kept_so, recomputed, later=False, rounded=self._keeps is not None)

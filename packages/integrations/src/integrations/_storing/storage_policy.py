@@ -82,6 +82,13 @@ def compiled(level: Level) -> StoragePolicy:
 
 
 @lru_cache(maxsize=16)
+def on_device(way: StoragePolicy) -> StoragePolicy:
+    """How a recomputed tensor waits where a level says how all are stored: not on the host, since it is about to be
+    read."""
+    return replace(way, level=replace(way.level, offload=False)) if way.level.offload else way
+
+
+@lru_cache(maxsize=16)
 def kept(base: Level) -> StoragePolicy:
     """How a value waits as it is."""
     return StoragePolicy(_AsItIs(), _unrounded(replace(base, offload=False)))

@@ -18,6 +18,7 @@ from integrations._storing.projection import projection
 from integrations._storing.records import RECOMPUTED, Record
 from integrations._storing.regions import Stream
 from integrations._storing.storage import Storages
+from integrations._storing.storage_policy import StoragePolicy
 from integrations._torch import tree_map_only
 from integrations.rules.levels import Level
 from integrations.rules.policy import Decision
@@ -114,28 +115,31 @@ class Storing:
 
 
 class StoredLater:
-    """How a recomputed tensor is stored from then on until backward reads it.
-
-    It is stored as it would be in the forward, with the same noise; but never on the host, since it is about to be
-    read.
+    """How a recomputed tensor is stored from then on until backward reads it: as it would be in the forward, with the
+    same noise.
     """
 
-    __slots__ = ("_call", "_decision", "_extent", "_level", "_saved", "_stream")
+    __slots__ = ("_call", "_decision", "_extent", "_saved", "_stream", "_way")
 
     def __init__(
-        self, level: Level, decision: Decision, extent: Extent, saved: SavedTensor, stream: Stream, call: Call | None
+        self,
+        way: StoragePolicy,
+        decision: Decision,
+        extent: Extent,
+        saved: SavedTensor,
+        stream: Stream,
+        call: Call | None,
     ) -> None:
-        self._level, self._decision, self._extent = level, decision, extent
+        self._way, self._decision, self._extent = way, decision, extent
         self._saved, self._stream = saved, stream
         # Only plain values and shapes of the call are read; its tensors are not to be kept alive.
         self._call = _without_tensors(call) if decision.asks_call and call is not None else None
 
     def store(self, tensor: Tensor, stored: dict[str, Any]) -> Packed:
         """Stores the tensor."""
-        storages = stored.setdefault(_STORAGES, Storages())
-        level = replace(self._level, offload=False) if self._level.offload else self._level
+        storing = Storing(self._way.level, stored.setdefault(_STORAGES, Storages()), self._way.copies)
         record = Record(self._saved, RECOMPUTED, self._decision.why)
-        return Storing(level, storages).store(tensor, self._decision, self._extent, record, self._call, self._stream)[0]
+        return storing.store(tensor, self._decision, self._extent, record, self._call, self._stream)[0]
 
 
 def _without_tensors(call: Call) -> Call:

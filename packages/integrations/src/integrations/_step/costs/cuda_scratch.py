@@ -9,7 +9,7 @@ The formulas of sums, embeddings, and flash and memory-efficient attention follo
 cuDNN's attention are not published: its formula is that of flash attention without padding. One figure each for sums
 and for cuDNN's attention was recorded on an H100 (``packages/bench/results/systems-cuda.json``). The formulas give
 these figures to the byte. The other formulas were not measured. Workspaces of cuDNN's convolutions depend on the
-kernel that it chooses, and are not modelled.
+kernel that it chooses; where there is a GPU, ``workspaces`` measures them.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def _of_embedding(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
 
 
 def _of_convolution(args: tuple[Any, ...], results: tuple[Any, ...]) -> list[int]:
-    """Return the bytes for the gradient of a bias, which is a sum. Workspaces of cuDNN are not known."""
+    """Return the bytes for the gradient of a bias, which is a sum. Those of cuDNN are not known here."""
     gradient, wanted = args[0], args[10]
     if not wanted[2]:
         return []

@@ -100,7 +100,7 @@ class Work:
 
     Attributes:
         kind: the operator's kind.
-        dtype: of its results, or of its arguments if it has no results.
+        dtype: of its results, or of its arguments if it has no results or sums them to a number.
         flops: floating-point operations.
         elements: elements of the largest result.
         moved: bytes that it reads and writes.
@@ -175,7 +175,7 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
         scratch = 0
     work = Work(
         kind=Kind.GROUPED if grouped else kind,
-        dtype=next((tensor.dtype for tensor in (*made, *given)), torch.float32),
+        dtype=_dtype_of(made, given),
         flops=flops,
         elements=max((count_elements(tensor) for tensor in made), default=0),
         moved=moved,
@@ -185,6 +185,13 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
         scratch=scratch,
     )
     return _in_chunks(work, args) if is_chunked_loss(function) else work
+
+
+def _dtype_of(made: Sequence[Tensor], given: Sequence[Tensor]) -> torch.dtype:
+    """Return the dtype whose rates hold for a call: that of its results, or of its arguments if it has no results or
+    sums them to a number, maybe in a wider dtype."""
+    alike = given if given and all(count_elements(tensor) <= 1 for tensor in made) else (*made, *given)
+    return next((tensor.dtype for tensor in alike), torch.float32)
 
 
 def _in_chunks(work: Work, args: tuple[Any, ...]) -> Work:

@@ -7,6 +7,7 @@ for each call that could be run: ``ANSWER``, the call's place, its seconds and i
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
 import io
@@ -53,6 +54,16 @@ class Repeated:
         """Runs the call below autograd and autocast, where it was seen."""
         with torch.set_grad_enabled(self._grad), AutoDispatchBelowAutograd(), DisableAutocast():
             return self._function(*self._args, **self._kwargs)
+
+    def argument(self, place: int) -> Any:
+        """The positional argument at a place."""
+        return self._args[place]
+
+    def with_argument(self, place: int, value: Any) -> Repeated:
+        """The call with another positional argument, on the same tensors."""
+        other = copy.copy(self)
+        other._args = (*self._args[:place], value, *self._args[place + 1 :])
+        return other
 
     @property
     def device(self) -> torch.device:

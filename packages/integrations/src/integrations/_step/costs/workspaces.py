@@ -12,15 +12,18 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 import torch
 
 from integrations._common.warn import warn
 from integrations._step.costs import repeated
 from integrations._step.costs.calls import CostedCall
-from integrations._step.costs.modelled import Cost, modelled
+from integrations._step.costs.modelled import Cost, Costs, modelled
 from integrations._step.costs.repeated import ANSWER, MMAP_THRESHOLD, Repeated, setting
+from integrations._torch import disable_current_modes
 
 # Keeps the script's folder off sys.path.
 _SCRIPT = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
@@ -46,6 +49,68 @@ def measured(calls: Sequence[CostedCall]) -> list[Cost]:
             for place, cost in measure([calls[place].packed() for place in places]).items():
                 costs[places[place]] = cost
     return costs
+
+
+def with_workspaces_of_cudnn(costs: Costs) -> Costs:
+    """Return costs whose scratch includes the workspaces of CUDA's convolutions. cuDNN chooses an algorithm for each
+    shape, and the workspace of some is larger than all tensors of the step, so each distinct call runs twice. Costs of
+    other calls, and of all calls where there is no GPU, are left alone.
+
+    Args:
+        costs: a function that returns the cost of each call.
+    """
+
+    def found(calls: Sequence[CostedCall]) -> list[Cost]:
+        return [_with_workspace(call, cost) for call, cost in zip(calls, costs(calls), strict=True)]
+
+    return found
+
+
+_CONVOLUTION, _BACKWARD = "aten.convolution.default", "aten.convolution_backward.default"
+_MASK = 10  # the place of the argument that says which gradients are asked for
+
+
+def _with_workspace(call: CostedCall, cost: Cost) -> Cost:
+    if call.device != "cuda" or call.name not in (_CONVOLUTION, _BACKWARD) or not torch.cuda.is_available():
+        return cost
+    cudnn = torch.backends.cudnn
+    chosen_by = cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32
+    try:
+        return replace(cost, scratch=max(cost.scratch, _workspace_bytes(call.name, call.packed(), chosen_by)))
+    except Exception:  # the call cannot be run with tensors made up for it, or there is no room
+        return cost
+
+
+@lru_cache(maxsize=4096)
+def _workspace_bytes(name: str, packed: bytes, chosen_by: tuple[bool, ...]) -> int:
+    """Return the most bytes that a convolution, or one of its gradients, takes beside its arguments and results.
+    ``chosen_by`` tells apart the settings by which cuDNN chooses an algorithm."""
+    with disable_current_modes(), torch.inference_mode(False):
+        call = Repeated(packed)
+        with torch.cuda.device(call.device):
+            return max(map(_passing_bytes, _gradients(call) if name == _BACKWARD else [call]), default=0)
+
+
+def _gradients(call: Repeated) -> Iterator[Repeated]:
+    """Yield a call for each gradient that a convolution's backward computes with cuDNN: one after the other, so that
+    their workspaces are not there at once. That of a bias is a sum."""
+    mask = call.argument(_MASK)
+    for place in range(2):
+        if mask[place]:
+            yield call.with_argument(_MASK, [place == number for number in range(len(mask))])
+
+
+def _passing_bytes(call: Repeated) -> int:
+    """Return the bytes that a call allocates and frees. The allocator's sums tell, which nobody resets."""
+    call()  # loads kernels, and lets cuDNN choose
+    before = torch.cuda.memory_stats()
+    out = call()
+    after = torch.cuda.memory_stats()
+    del out
+    total, now = (
+        after[name] - before[name] for name in ("allocated_bytes.all.allocated", "allocated_bytes.all.current")
+    )
+    return int(total - now)
 
 
 def _on_cpu(calls: Sequence[bytes]) -> Mapping[int, Cost]:
