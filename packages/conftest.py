@@ -28,7 +28,7 @@ def measured_once(monkeypatch, _measured):
 
     Every measurement starts a process that imports torch. What it finds is tested in test_recompute_workspaces.py.
     """
-    from integrations._step.costs import workspaces
+    from integrations.capture.costs import workspaces
 
     on_cpu = workspaces._on_cpu
 

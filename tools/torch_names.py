@@ -22,12 +22,12 @@ def main() -> None:
     sys.modules["integrations"] = package
     import torch
 
-    from integrations import _torch_versions
-    from integrations._torch import NAMES
+    from integrations._utils import torch_versions
+    from integrations._utils.torch_internals import NAMES
 
     version = torch.__version__.partition("+")[0]
     found = {path: name.is_there for path, name in NAMES.items()}
-    (PACKAGE / _torch_versions.FILE).write_text(_torch_versions.content_with(version, found), encoding="utf-8")
+    (PACKAGE / torch_versions.FILE).write_text(torch_versions.content_with(version, found), encoding="utf-8")
     print(f"torch {version} has {sum(found.values())} of {len(found)} names")
     for path, is_there in found.items():
         if not is_there:

@@ -1,6 +1,6 @@
 // The fast path of integrations' runtime: a saved tensor that is the one that the forward before saved at this place is
 // stored as that was. All that its store follows from is compared here, field by field; what differs, and what is more
-// than one codec's call, goes the full way, in Python. integrations/_runtime/replay.py says what the objects are.
+// than one codec's call, goes the full way, in Python. integrations/runtime/replay.py says what the objects are.
 #include "bindings/replay.h"
 
 #include "bindings/calls.h"

@@ -27,7 +27,7 @@ def own_rules(monkeypatch):
     """Rules that are gone after the test."""
     added = dict(rules._rules)
     monkeypatch.setattr(rules, "_rules", added)
-    monkeypatch.setattr("integrations.rules.policy.RULES", added)
+    monkeypatch.setattr("integrations.policies.policy.RULES", added)
 
 
 @pytest.mark.parametrize("heading", ["A codec", "A subject of a benchmark"])

@@ -15,7 +15,7 @@ from bench.cli.markdown import render_record
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.suites.gpu_stages import CLAIMS, FAILED, MISSED, NOT_REACHED, OK, Row, StageResults
-from integrations.forecast.measured import MEASURED
+from integrations.estimate.forecast.measured import MEASURED
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "packages" / "bench" / "results"
@@ -181,6 +181,6 @@ def test_a_page_shows_what_a_stage_settled():
 
 
 def test_the_devices_that_integrations_takes_for_measured_are_those_of_the_results():
-    """MEASURED in integrations.forecast.measured, by which the report says what nobody has measured."""
+    """MEASURED in integrations.estimate.forecast.measured, by which the report says what nobody has measured."""
     found = {records.load(file).settings.get("device", "cpu") for file in RESULTS.glob("*.json")}
     assert set(MEASURED) == found

@@ -81,8 +81,8 @@ def no_fakes():
 @pytest.fixture
 def payloads(monkeypatch):
     """Weak references to every tensor in which something was stored, in order."""
-    from integrations._runtime import replay_cache
-    from integrations._storing.regions import Region
+    from integrations.runtime import replay_cache
+    from integrations.tracing.storage.regions import Region
 
     made = []
 
@@ -111,8 +111,8 @@ def lane(monkeypatch):
 @pytest.fixture
 def following_takes_no_time(monkeypatch):
     """Python's time for a forward that follows a plan counts as none: it is several times a step of models so small."""
-    from integrations._measuring import bounded
-    from integrations._step.costs.calibrating import calibrated
+    from integrations.api.error_control import bounded
+    from integrations.capture.costs.calibrating import calibrated
 
     def rating(device, dtype):
         rates = calibrated(device, dtype)

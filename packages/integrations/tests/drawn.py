@@ -8,9 +8,9 @@ import torch
 
 from actcore import device_streams
 from actcore.codecs import float8, group_affine, group_affine_rows
-from integrations._adaptive import surroundings
-from integrations._runtime import replay_cache
+from integrations.planner.sensitivity import surroundings
 from integrations.rules import standardizing
+from integrations.runtime import replay_cache
 
 _CODECS = float8, group_affine, group_affine_rows, standardizing
 _SEED = 3, 4  # of an operator's arguments behind the tensor: its seed and its stream
@@ -22,7 +22,7 @@ Draw = namedtuple("Draw", "moment shape total")
 def _of_a_measured_plan():
     """Whether a step aside is under way by which a plan is made, or its error measured: a trial, too."""
     frame = sys._getframe(2)
-    while frame is not None and not frame.f_globals.get("__name__", "").startswith("integrations._measuring."):
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith("integrations.api.error_control."):
         frame = frame.f_back
     return frame is not None
 

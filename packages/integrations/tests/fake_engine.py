@@ -78,7 +78,7 @@ def _run_function(node, inputs):
 def _current(name, number):
     node = SimpleNamespace(name=lambda: name, _sequence_nr=lambda: number)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("integrations._step.capturing.backward.current_autograd_node", lambda: node)
+        patch.setattr("integrations.capture.backward.current_autograd_node", lambda: node)
         yield
 
 

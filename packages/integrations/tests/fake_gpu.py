@@ -9,18 +9,18 @@ import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import integrations
-from integrations._runtime.repeating import segments, tape
-from integrations._step.capturing import capture as capturing
-from integrations._step.capturing import recorder
-from integrations._step.costs.scratch import scratch_of
-from integrations._step.dispatch import indices
-from integrations._step.dispatch.fakes import Fakes
-from integrations._step.dispatch.memory import allocated
-from integrations._torch import fake_mode
-from integrations.forecast.attention import FusedAttention
-from integrations.forecast.device import OnDevice
-from integrations.forecast.run import _fake_input, _Indices, _without_elements
+from integrations._utils.torch_internals import fake_mode
+from integrations.capture import capture as capturing
+from integrations.capture import recorder
+from integrations.capture.costs.scratch import scratch_of
+from integrations.capture.dispatch import indices
+from integrations.capture.dispatch.fakes import Fakes
+from integrations.capture.dispatch.memory import allocated
+from integrations.estimate.forecast.attention import FusedAttention
+from integrations.estimate.forecast.device import OnDevice
+from integrations.estimate.forecast.run import _fake_input, _Indices, _without_elements
 from integrations.losses import _differentiated
+from integrations.runtime.repeating import segments, tape
 
 from . import fake_engine
 

@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 import actcore
 import integrations
 from actcore import stored
-from integrations._adaptive import surroundings
-from integrations._runtime.compiled.hooks import session_here
-from integrations._runtime.repeating import repeating
-from integrations._runtime.session import Session
-from integrations._storing.regions import Region
+from integrations.planner.sensitivity import surroundings
+from integrations.runtime.compiled.hooks import session_here
+from integrations.runtime.repeating import repeating
+from integrations.runtime.session import Session
+from integrations.tracing.storage.regions import Region
 
 from .fault_ways import step
 from .long_form import LONG

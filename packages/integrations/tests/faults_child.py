@@ -11,7 +11,7 @@ import warnings
 
 import torch
 
-from integrations._common.out_of_memory import is_out_of_memory
+from integrations._utils.out_of_memory import is_out_of_memory
 
 from .fault_ways import WAYS, step
 from .faults import Trial, counting_alone, places

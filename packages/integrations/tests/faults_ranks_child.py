@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import integrations
-from integrations._handle import plan_manager
+from integrations.api.handle import plan_manager
 
 TIMEOUT = 60  # of the group, in seconds
 X = torch.randn(1024, 64, generator=torch.Generator().manual_seed(0))

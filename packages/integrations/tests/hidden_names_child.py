@@ -15,9 +15,9 @@ from torch import nn
 
 
 def hide(file, gone):
-    """Has ``integrations._names`` not find a name. Torch itself keeps it."""
-    spec = importlib.util.spec_from_file_location("integrations._names", file)
-    names = sys.modules["integrations._names"] = importlib.util.module_from_spec(spec)
+    """Has ``integrations._utils.torch_names`` not find a name. Torch itself keeps it."""
+    spec = importlib.util.spec_from_file_location("integrations._utils.torch_names", file)
+    names = sys.modules["integrations._utils.torch_names"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(names)
     get = names.Name.get
 

@@ -51,6 +51,6 @@ def take_cpu_for_gpu(monkeypatch):
     monkeypatch.setattr(offload, "_leaves", lambda device: True)
     for order in ("_last", "_leaving", "_ahead"):
         monkeypatch.setattr(offload, order, {})
-    monkeypatch.setattr("integrations._storing.store._can_leave", lambda tensor: True)
-    monkeypatch.setattr("integrations._planning.candidates._may_leave", lambda device: True)
+    monkeypatch.setattr("integrations.tracing.storage.store._can_leave", lambda tensor: True)
+    monkeypatch.setattr("integrations.planner.candidates._may_leave", lambda device: True)
     return lane

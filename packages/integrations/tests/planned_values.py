@@ -5,13 +5,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import integrations
-from integrations._planning.bounds import Bounds
-from integrations._planning.choice import Choice, mask_of
-from integrations._planning.storage_candidates import StorageCandidates
-from integrations._step.capturing.capture import capture
-from integrations._watching.tracker import CallTracker
+from integrations.capture.capture import capture
 from integrations.checkpoint import Plan
-from integrations.rules.stores import Store
+from integrations.planner.bounds import Bounds
+from integrations.planner.choice import Choice, mask_of
+from integrations.planner.storage_candidates import StorageCandidates
+from integrations.policies.stores import Store
+from integrations.tracing.tracker import CallTracker
 
 
 @contextmanager

@@ -20,11 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from two_ranks import leave
 
 from integrations import compress_model, compression
-from integrations._adaptive import ranks
-from integrations._handle import plan_manager
-from integrations._measuring import bounded as bounded_plans
-from integrations._step.costs.rates import constant
+from integrations.api.error_control import bounded as bounded_plans
+from integrations.api.handle import plan_manager
+from integrations.capture.costs.rates import constant
 from integrations.checkpoint import apply, plan
+from integrations.planner.sensitivity import ranks
 
 OPTIONS = {
     "plain": {},

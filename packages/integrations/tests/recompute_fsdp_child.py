@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from two_ranks import leave
 
 from integrations import compress_model
-from integrations._step.graphs.sharding import units_of
+from integrations.capture.graphs.sharding import units_of
 from integrations.checkpoint import apply, capture, plan
 from integrations.checkpoint.applied import plan_of
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import integrations
 from integrations import checkpoint
-from integrations._planning.choice import mask_of
+from integrations.planner.choice import mask_of
 
 from .nets import normal
 from .recompute_nets import Transformer, net

@@ -16,8 +16,8 @@ from recompute_run import run
 from torch import nn
 
 from actcore import checkpoint_plans, simulate
-from integrations._planning.problem import training_step
 from integrations.checkpoint import capture
+from integrations.planner.problem import training_step
 
 
 def layers():

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from integrations._step.graphs.schedule import Schedule
+from integrations.capture.graphs.schedule import Schedule
 
 from .recompute_run import run
 

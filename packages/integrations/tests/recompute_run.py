@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from integrations._common.locking import Users
-from integrations._common.warn import warn
-from integrations._handle.compression import Compression
-from integrations._planning.choice import Choice, mask_of
-from integrations._planning.plan import Plan
-from integrations._planning.plans import Followed
-from integrations._runtime.plan_executor import PlanExecutor
-from integrations._step.graphs.signature import Signature
-from integrations._storing.storage_policy import through
-from integrations.rules.levels import LEVELS
+from integrations._utils.locking import Users
+from integrations._utils.warn import warn
+from integrations.api.handle.compression import Compression
+from integrations.capture.graphs.signature import Signature
+from integrations.planner.choice import Choice, mask_of
+from integrations.planner.plan import Plan
+from integrations.planner.plans import Followed
+from integrations.policies.levels import LEVELS
+from integrations.runtime.plan_executor import PlanExecutor
+from integrations.tracing.storage.storage_policy import through
 
 
 class _Given:

@@ -5,7 +5,7 @@ import copy
 
 import torch
 
-from integrations._step.graphs.schedule import Schedule
+from integrations.capture.graphs.schedule import Schedule
 from integrations.checkpoint import capture
 
 from .recompute_run import run

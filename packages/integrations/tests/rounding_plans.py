@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from integrations._planning.choice import Choice
-from integrations.rules.levels import LEVELS
-from integrations.rules.stores import Store
+from integrations.planner.choice import Choice
+from integrations.policies.levels import LEVELS
+from integrations.policies.stores import Store
 
 BASE = replace(LEVELS["L0"], min_bytes=0)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import integrations
-from integrations._measuring import bounded
+from integrations.api.error_control import bounded
 
 WAYS = {
     "exact": {"memory": 0.6},

@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 import integrations
 from actcore import Compressed
-from integrations._adaptive.errors import Error
-from integrations._adaptive.graph import backward_of
-from integrations._adaptive.probe import Probe
-from integrations._handle import adapt
+from integrations.api.handle import adapt
+from integrations.planner.sensitivity.errors import Error
+from integrations.planner.sensitivity.graph import backward_of
+from integrations.planner.sensitivity.probe import Probe
 
 from .nets import assert_nothing_active, mlp, normal
 
@@ -161,7 +161,7 @@ def in_the_last_gradient(loop, monkeypatch):
 
 
 def in_a_packing(loop, monkeypatch):
-    monkeypatch.setattr(integrations._storing.storage.Storages, "store", no_memory)
+    monkeypatch.setattr(integrations.tracing.storage.storage.Storages, "store", no_memory)
 
 
 def in_the_plan(loop, monkeypatch):
@@ -201,7 +201,7 @@ def test_out_of_memory_in_the_measurement_is_no_failure(monkeypatch):
     loop = Loop()
     before = loop.state()
     with monkeypatch.context() as patched:
-        patched.setattr("integrations._adaptive.probe.backward_of", failing)
+        patched.setattr("integrations.planner.sensitivity.probe.backward_of", failing)
         plan = loop.handle.adapt(loop.closure)
     assert all("OutOfMemoryError" in entry.why for entry in plan.allotments)
     assert_equal(before, loop.state())

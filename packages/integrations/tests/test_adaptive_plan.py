@@ -12,10 +12,10 @@ from torch import nn
 
 import integrations
 from actcore import GroupAffine
-from integrations._adaptive.allocation import plan_of
-from integrations._adaptive.bit_plan import BitPlan
-from integrations._adaptive.identity import Identity
-from integrations._adaptive.measurement import Measurement, Sensitivity, mean_of
+from integrations.planner.sensitivity.allocation import plan_of
+from integrations.planner.sensitivity.bit_plan import BitPlan
+from integrations.planner.sensitivity.identity import Identity
+from integrations.planner.sensitivity.measurement import Measurement, Sensitivity, mean_of
 
 from .nets import Net, mlp, normal, rows
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import integrations
 from actcore import GroupAffine, compress, decompress
-from integrations._adaptive.rounding import rounding_energies, rounding_noise
-from integrations._handle.two_seed import two_seed_errors
+from integrations.api.handle.two_seed import two_seed_errors
+from integrations.planner.sensitivity.rounding import rounding_energies, rounding_noise
 
 from .nets import assert_same, mlp, normal
 

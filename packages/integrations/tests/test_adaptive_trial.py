@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import integrations
-from integrations._adaptive.graph import backward_of
+from integrations.planner.sensitivity.graph import backward_of
 
 from .nets import mlp
 from .trainer import Trainer, X, assert_equal
@@ -106,7 +106,7 @@ def test_an_error_inside_the_measurement_does_not_reach_the_step(monkeypatch):
         backward_of(*args)
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr("integrations._adaptive.probe.backward_of", failing)
+    monkeypatch.setattr("integrations.planner.sensitivity.probe.backward_of", failing)
     assert trainer.train(2) == expected
     assert all("OutOfMemoryError" in entry.why for entry in trainer.handle.plan.allotments)
 

@@ -7,9 +7,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import flop_registry
 
 import integrations
-from integrations._step.costs import calibrating, modelled
-from integrations._step.costs.calls import DistinctCalls
-from integrations._step.costs.modelled import Kind, work_of
+from integrations.capture.costs import calibrating, modelled
+from integrations.capture.costs.calls import DistinctCalls
+from integrations.capture.costs.modelled import Kind, work_of
 
 from .nets import mlp, normal
 

@@ -123,7 +123,7 @@ def test_a_block_with_its_backward():
 
 @pytest.mark.parametrize("calm", [torch.no_grad, torch.inference_mode])
 def test_without_gradients_nothing_is_replaced(calm, monkeypatch):
-    monkeypatch.setattr(integrations._calls.attention._Recomputed, "apply", None)
+    monkeypatch.setattr(integrations.tracing.attention._Recomputed, "apply", None)
     model = integrations.compress_model(copy.deepcopy(DROPPING))
     with calm():
         model(X)
@@ -178,7 +178,7 @@ def test_a_query_changed_in_place_raises_torchs_message():
 @pytest.mark.parametrize("kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
 def test_nothing_is_held_after_backward(payloads, monkeypatch, kernel):
     """Neither what was stored nor what torch's own attention saves, for instance its result, in either pass."""
-    results, attention = [], integrations._calls.attention
+    results, attention = [], integrations.tracing.attention
 
     def noting(call):
         def noted(*given):

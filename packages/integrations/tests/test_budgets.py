@@ -9,11 +9,11 @@ from torch import nn
 
 import integrations
 from integrations import checkpoint
-from integrations._measuring import broadcast
-from integrations._planning import free
-from integrations._planning.bounds import Bounds
-from integrations._planning.budget import allowed_bytes, bytes_of, require_budget
+from integrations.api.error_control import broadcast
 from integrations.cli import main
+from integrations.planner import free
+from integrations.planner.bounds import Bounds
+from integrations.planner.budget import allowed_bytes, bytes_of, require_budget
 
 from .fit_llama import config_of, llama, sample
 from .nets import assert_same, gradients, normal

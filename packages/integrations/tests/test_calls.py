@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from integrations._watching.checkpoints import Checkpoints
-from integrations._watching.tracker import CallTracker
+from integrations.tracing.checkpoints import Checkpoints
+from integrations.tracing.tracker import CallTracker
 
 
 def watched(tracker):

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import integrations
-from integrations._step.capturing import state_snapshot
-from integrations._step.capturing.reachable_state import ReachableState
-from integrations._step.capturing.stand_ins import StandIns, with_stand_ins
+from integrations.capture import state_snapshot
+from integrations.capture.reachable_state import ReachableState
+from integrations.capture.stand_ins import StandIns, with_stand_ins
 
 from .faults import interrupted_anywhere
 from .nets import normal

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from integrations import checkpoint, compress_model
-from integrations._planning.front import planned
 from integrations.checkpoint import Plan
-from integrations.rules.levels import resolve_level
+from integrations.planner.front import planned
+from integrations.policies.levels import resolve_level
 
 from .nets import mlp, normal
 from .recompute_reference import LiveBytes

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from integrations import checkpoint
-from integrations._calls.tensors import tensors_in
+from integrations.tracing.tensors import tensors_in
 
 from .capture_models import MODELS
 from .heap import changes, snapshot

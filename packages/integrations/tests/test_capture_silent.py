@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 
 import integrations
-from integrations._step.dispatch.fakes import quiet
+from integrations.capture.dispatch.fakes import quiet
 
 from .nets import assert_same, gradients, mlp, normal
 

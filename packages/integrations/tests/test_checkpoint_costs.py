@@ -8,12 +8,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actcore import GroupAffine, Narrow, Offload, Positive, Raw
-from integrations._step.costs import calibrating
-from integrations._step.costs.calibrating import calibrated
-from integrations._step.costs.calls import DistinctCalls
-from integrations._step.costs.codecs import restore_seconds, store_seconds
-from integrations._step.costs.modelled import Kind, by, modelled, work_of
-from integrations._step.costs.rates import BYTES, FLOPS, LARGE, LAUNCH, MAPPED, SMALL, LinearTime, Rates, constant
+from integrations.capture.costs import calibrating
+from integrations.capture.costs.calibrating import calibrated
+from integrations.capture.costs.calls import DistinctCalls
+from integrations.capture.costs.codecs import restore_seconds, store_seconds
+from integrations.capture.costs.modelled import Kind, by, modelled, work_of
+from integrations.capture.costs.rates import BYTES, FLOPS, LARGE, LAUNCH, MAPPED, SMALL, LinearTime, Rates, constant
 from integrations.checkpoint import capture
 
 from .nets import mlp, normal

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import actcore
 import integrations
-from integrations._watching.data_dependence import DECIDES
+from integrations.tracing.data_dependence import DECIDES
 
 from .deciding_nets import DECISIONS, Deciding, by_function, by_operator
 from .nets import assert_same, gradients, normal, rows

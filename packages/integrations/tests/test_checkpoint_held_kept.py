@@ -8,7 +8,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
-from integrations._calls.rebuild import Place, Rebuilder, build
+from integrations.tracing.rebuild import Place, Rebuilder, build
 
 from .nets import EIGHT_BITS, assert_same, gradients, normal, rows
 from .segments import Held, X, compressed, positional, recomputed

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import integrations
-from integrations._calls.masks import is_masked, may_be_masked
-from integrations._storing.choice import MASKED
+from integrations.tracing.masks import is_masked, may_be_masked
+from integrations.tracing.storage.choice import MASKED
 
 from .nets import Net, assert_same, normal, plain_and_compressed, rows
 
@@ -93,7 +93,7 @@ def test_a_mask_is_known_by_the_operator_that_put_it(name):
 @pytest.mark.parametrize("name", MASKINGS)
 def test_a_mask_is_known_by_its_elements(name, monkeypatch):
     """If its operator were not known, the CPU's memory would tell."""
-    monkeypatch.setattr("integrations._watching.checkpoints.may_be_masked", lambda tensor: False)
+    monkeypatch.setattr("integrations.tracing.checkpoints.may_be_masked", lambda tensor: False)
     assert_kept_exactly(MASKINGS[name], MASKED)
 
 

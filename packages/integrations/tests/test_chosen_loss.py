@@ -12,13 +12,13 @@ from torch.utils.checkpoint import checkpoint
 import integrations
 from actcore import simulate
 from integrations import Plan
-from integrations._planning.better_loss import with_better_loss
-from integrations._planning.bounds import Bounds
-from integrations._planning.chunked import chunk_op
-from integrations._planning.front import planned
-from integrations._planning.problem import chosen_entries, training_step
 from integrations.losses.head import ChunkedHead
-from integrations.rules.levels import LEVELS
+from integrations.planner.better_loss import with_better_loss
+from integrations.planner.bounds import Bounds
+from integrations.planner.chunked import chunk_op
+from integrations.planner.front import planned
+from integrations.planner.problem import chosen_entries, training_step
+from integrations.policies.levels import LEVELS
 
 from .decoder import CLASSES, IDS, SUMS, Decoder, shifted, step
 from .largest import Largest

@@ -8,7 +8,7 @@ from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import default_partition
 
 import integrations
-from integrations.rules.aten_attention import is_recomputed, recompute_attention
+from integrations.policies.aten_attention import is_recomputed, recompute_attention
 
 from .nets import Net, assert_same, gradients, normal, relative_error, rows
 from .regions import compiled, report_of, trained

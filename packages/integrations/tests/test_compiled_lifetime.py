@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import integrations
-from integrations._runtime.compiled.hooks import _Inlineable, _pair
-from integrations._runtime.compiled.regions import entries
-from integrations._torch import top_saved_tensors_default_hooks
+from integrations._utils.torch_internals import top_saved_tensors_default_hooks
+from integrations.runtime.compiled.hooks import _Inlineable, _pair
+from integrations.runtime.compiled.regions import entries
 
 from .nets import mlp, normal
 

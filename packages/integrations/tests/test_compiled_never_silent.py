@@ -6,8 +6,8 @@ import pytest
 import torch.nn.functional as F
 
 import integrations
-from integrations._common import compiling
-from integrations._runtime.compiled import regions as compiled_regions
+from integrations._utils import compiling
+from integrations.runtime.compiled import regions as compiled_regions
 
 from .nets import Net, assert_nothing_active, assert_same, gradients, mlp, rows
 from .regions import W, X, compiled, trained

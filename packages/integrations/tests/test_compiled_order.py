@@ -9,7 +9,7 @@ from torch import nn
 from torch.fx import Graph
 
 import integrations
-from integrations._runtime.compiled.order import Order
+from integrations.runtime.compiled.order import Order
 
 from .nets import EIGHT_BITS, gradients, normal, relative_error
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import integrations
-from integrations._runtime.compiled.matching import Operator, is_same_path
 from integrations.checkpoint import plan_of
+from integrations.runtime.compiled.matching import Operator, is_same_path
 
 from .varying_nets import DEPTH, WIDTH, Chain, Net, errors, net
 

@@ -15,11 +15,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import integrations
 from integrations import checkpoint
-from integrations._planning.bounds import Bounds
-from integrations._planning.front import planned
-from integrations._step.costs.rates import constant
-from integrations.rules.aten_rules import BackwardUses
-from integrations.rules.levels import LEVELS
+from integrations.capture.costs.rates import constant
+from integrations.planner.bounds import Bounds
+from integrations.planner.front import planned
+from integrations.policies.aten_rules import BackwardUses
+from integrations.policies.levels import LEVELS
 
 from .compiled_peak import compiled_peak
 from .nets import assert_nothing_active, assert_same, gradients, normal, relative_error

@@ -10,8 +10,8 @@ from torch import nn
 
 import actcore
 import integrations
-from integrations._runtime import replay
-from integrations._runtime.packing import PackedForward
+from integrations.runtime import replay
+from integrations.runtime.packing import PackedForward
 
 from .nets import EIGHT_BITS, normal
 

@@ -7,9 +7,9 @@ from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import default_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from integrations._step.dispatch.decisions import Decides, decides
-from integrations._step.dispatch.operators import traits_of
-from integrations.rules.aten_rules import _ATTENTIONS, BackwardUses
+from integrations.capture.dispatch.decisions import Decides, decides
+from integrations.capture.dispatch.operators import traits_of
+from integrations.policies.aten_rules import _ATTENTIONS, BackwardUses
 
 aten = torch.ops.aten
 SIZE = (2, 4, 16, 8)

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from integrations import _torch, _torch_versions, doctor
+from integrations._utils import torch_internals, torch_versions
+from integrations.api import doctor
 from integrations.cli import main
 
 HERE = torch.__version__.partition("+")[0]
@@ -17,8 +18,8 @@ def without(monkeypatch):
     """Hides names of torch."""
 
     def hide(*paths, spared=False):
-        hidden = {path: replace(_torch.NAMES[path], path=f"{path}_gone", spared=spared) for path in paths}
-        monkeypatch.setattr(doctor, "NAMES", {**_torch.NAMES, **hidden})
+        hidden = {path: replace(torch_internals.NAMES[path], path=f"{path}_gone", spared=spared) for path in paths}
+        monkeypatch.setattr(doctor, "NAMES", {**torch_internals.NAMES, **hidden})
 
     return hide
 
@@ -31,12 +32,12 @@ def line_of(path, capsys):
 def test_it_says_what_is_here(capsys):
     assert main(["doctor"]) == 0
     printed = capsys.readouterr().out
-    assert f"has {len(_torch.NAMES)} of {len(_torch.NAMES)} private names" in printed
+    assert f"has {len(torch_internals.NAMES)} of {len(torch_internals.NAMES)} private names" in printed
     assert "actcore: version" in printed
     assert "transformers" in printed
     assert f"{HERE} here" in printed
-    assert all(path in printed for path in _torch.NAMES)
-    assert all(version in printed for version in _torch_versions.recorded())
+    assert all(path in printed for path in torch_internals.NAMES)
+    assert all(version in printed for version in torch_versions.recorded())
     assert " NO" not in printed
 
 
@@ -63,17 +64,19 @@ def test_a_version_that_lacks_a_name_is_told_of_in_front(capsys, monkeypatch):
 
 
 def test_the_record_is_of_the_names_that_are_used():
-    known = _torch_versions.recorded()
+    known = torch_versions.recorded()
     assert {"2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1"} <= known.keys()
-    assert all(names.keys() <= _torch.NAMES.keys() for names in known.values()), "run tools/torch_names.py"
+    assert all(names.keys() <= torch_internals.NAMES.keys() for names in known.values()), "run tools/torch_names.py"
     if HERE in known:  # what was recorded of this torch is what it has
-        here = {path: "y" if name.is_there else "n" for path, name in _torch.NAMES.items() if path in known[HERE]}
+        here = {
+            path: "y" if name.is_there else "n" for path, name in torch_internals.NAMES.items() if path in known[HERE]
+        }
         assert known[HERE] == here
 
 
 def test_a_version_is_recorded_beside_the_others():
-    before = _torch_versions.recorded()
-    made = json.loads(_torch_versions.content_with("2.9.0", {"torch._C.ScriptMethod": False, "torch._new": True}))
+    before = torch_versions.recorded()
+    made = json.loads(torch_versions.content_with("2.9.0", {"torch._C.ScriptMethod": False, "torch._new": True}))
     assert made["versions"] == ["2.9.0", *before]
     assert made["names"]["torch._new"] == "y" + "?" * len(before)
     assert made["names"]["torch._C.ScriptMethod"][0] == "n"

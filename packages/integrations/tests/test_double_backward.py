@@ -10,8 +10,8 @@ from torch import nn
 
 import integrations
 from actcore.double_backward import builds_graph
-from integrations._calls.double_backward import is_read
 from integrations.checkpoint import plan_of
+from integrations.tracing.double_backward import is_read
 
 from .nets import normal
 
@@ -91,7 +91,7 @@ def warned(function, *args):
 @pytest.mark.parametrize("level", ["L1", "L1.2", "lean"])
 def test_a_level_warns_once_with_ways_out(level, replays, monkeypatch):
     if not replays:
-        monkeypatch.setattr("integrations._runtime.replay.FORCED_OFF", True)
+        monkeypatch.setattr("integrations.runtime.replay.FORCED_OFF", True)
     model = integrations.compress_model(net(), level=level, min_bytes=0)
     _, messages = warned(trained, model, forces)
     assert len(messages) == 1

@@ -12,7 +12,7 @@ from torch import nn
 
 import integrations
 from integrations import fewbit
-from integrations._common.ecosystem import library
+from integrations._utils.ecosystem import library
 
 from .libraries import library_or_skip
 from .nets import assert_same, gradients, normal, relative_error

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from integrations._measuring.bounded import chosen, front_of, measured, weighed_again
-from integrations._measuring.error_model import TARGET, ErrorModel
-from integrations._measuring.gradient_errors import OF_TENSOR, GradientErrors, TensorError, large_parameters
-from integrations._planning.bounds import Bounds
-from integrations._step.costs.rates import constant
-from integrations.rules.levels import LEVELS
+from integrations.api.error_control.bounded import chosen, front_of, measured, weighed_again
+from integrations.api.error_control.error_model import TARGET, ErrorModel
+from integrations.api.error_control.gradient_errors import OF_TENSOR, GradientErrors, TensorError, large_parameters
+from integrations.capture.costs.rates import constant
+from integrations.planner.bounds import Bounds
+from integrations.policies.levels import LEVELS
 
 from .nets import normal
 
@@ -21,7 +21,7 @@ BOUNDS = Bounds(error=0.1)
 @pytest.fixture(autouse=True)
 def usual_rates(monkeypatch):
     """Plans are the same on every machine."""
-    monkeypatch.setattr("integrations._measuring.bounded.calibrated", constant)
+    monkeypatch.setattr("integrations.api.error_control.bounded.calibrated", constant)
 
 
 def net(depth=4):
@@ -86,7 +86,7 @@ def test_a_layer_whose_bound_would_be_broken_counts_more():
 
 def test_no_plan_of_the_last_search_breaks_the_bound_of_a_layer(monkeypatch):
     """Whatever else is predicted."""
-    monkeypatch.setattr("integrations._measuring.bounded._MOST_SEARCHES", 1)
+    monkeypatch.setattr("integrations.api.error_control.bounded._MOST_SEARCHES", 1)
     model = net(12)
     plan, errors = planned_for(model)
     assert plan.choice.rounds

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from integrations import compress_model, compression
-from integrations._measuring.gradient_errors import OF_TENSOR, large_parameters
+from integrations.api.error_control.gradient_errors import OF_TENSOR, large_parameters
 
 ERROR = 0.1
 

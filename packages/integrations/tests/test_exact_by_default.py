@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import integrations
-from integrations._handle import recorded_step
-from integrations._planning import front
-from integrations._planning.accumulation import WITH_ROUNDING
-from integrations._planning.at_peak import largest_at_peak
+from integrations.api.handle import recorded_step
 from integrations.checkpoint import Plan
+from integrations.planner import front
+from integrations.planner.accumulation import WITH_ROUNDING
+from integrations.planner.at_peak import largest_at_peak
 
 from .libraries import library_or_skip
 from .nets import assert_same, gradients, normal
@@ -220,7 +220,7 @@ def test_the_cause_is_shown_without_our_frames(monkeypatch):
     def broken(*args, **kwargs):
         raise KeyError("a menu")
 
-    monkeypatch.setattr("integrations._planning.front.storage_candidates", broken)
+    monkeypatch.setattr("integrations.planner.front.storage_candidates", broken)
     model, args = deep()
     integrations.compress_model(model, memory=0.5)
     with pytest.raises(ValueError, match="KeyError: 'a menu'") as raised:

@@ -7,7 +7,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import integrations
-from integrations._torch import FakeTensor, current_graph_task_id
+from integrations._utils.torch_internals import FakeTensor, current_graph_task_id
 from integrations.report.words import format_bytes
 
 from .libraries import library_or_skip
@@ -140,7 +140,7 @@ def test_what_cannot_be_told():
 
 def test_other_errors_are_left_alone(monkeypatch):
     model = integrations.compress_model(mlp(), level="L1")
-    monkeypatch.setattr(integrations._fits.oom, "told", None)  # which an out-of-memory error would call
+    monkeypatch.setattr(integrations.estimate.fit.oom, "told", None)  # which an out-of-memory error would call
     with pytest.raises(RuntimeError) as raised, integrations.explain_oom(model):
         model(normal(4, 3))
     assert not getattr(raised.value, "__notes__", [])

@@ -14,10 +14,10 @@ import torch
 
 import integrations
 from integrations import checkpoint
-from integrations._common.whole_files import write_text, written_whole
-from integrations._step_tables.steps import StepTable
+from integrations._utils.whole_files import write_text, written_whole
 from integrations.fewbit.files import save
 from integrations.fewbit.store import StepwiseStore
+from integrations.policies.codebooks.steps import StepTable
 
 from .fault_ways import WAYS, gradients, net, step
 from .faults import places
@@ -26,7 +26,7 @@ from .long_form import LONG
 FULL = """
 import resource, signal, sys
 from pathlib import Path
-from integrations._common.whole_files import write_text
+from integrations._utils.whole_files import write_text
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 path, text = Path(sys.argv[1]), "new " * 1000
 for most in (0, 1, 100, 3999):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from integrations._adaptive.guard import trial
-from integrations._common.locking import OwnLock, Users
+from integrations._utils.locking import OwnLock, Users
+from integrations.planner.sensitivity.guard import trial
 
 from .faults import interrupted_anywhere
 

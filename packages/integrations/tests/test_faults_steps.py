@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import integrations
-from integrations._calls import hook_stack
-from integrations._common.out_of_memory import is_out_of_memory
+from integrations._utils.out_of_memory import is_out_of_memory
+from integrations.tracing import hook_stack
 
 from .fault_ways import WAYS, X, step
 from .faults import AtCall, AtFunction, AtOperator, Trial, counting_alone, places
@@ -178,7 +178,7 @@ def test_memory_that_was_short_once_while_planning_is_planned_for_again():
     assert is_out_of_memory(short)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "integrations._handle.plan_manager.front_of", lambda *args, **kwargs: (_ for _ in ()).throw(short)
+            "integrations.api.handle.plan_manager.front_of", lambda *args, **kwargs: (_ for _ in ()).throw(short)
         )
         with pytest.raises(RuntimeError, match="can't allocate memory") as raised:
             step(model)

@@ -67,7 +67,7 @@ def test_fit_draws(capsys, tmp_path):
 
 
 def test_regenerate_names_its_files(capsys, tmp_path, monkeypatch):
-    from integrations._step_tables import shipped
+    from integrations.policies.codebooks import shipped
 
     fitted = shipped.fitted
     monkeypatch.setattr(shipped, "fitted", lambda function: fitted(function, (1,)))

@@ -9,10 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import actcore
 from integrations import fewbit
-from integrations._step_tables import codebook as codebooks
-from integrations._step_tables.catalogue import FUNCTIONS
-from integrations._step_tables.representatives import saves_one
-from integrations._step_tables.shipped import SMOOTH, WIDTHS
+from integrations.policies.codebooks import codebook as codebooks
+from integrations.policies.codebooks.catalogue import FUNCTIONS
+from integrations.policies.codebooks.representatives import saves_one
+from integrations.policies.codebooks.shipped import SMOOTH, WIDTHS
 
 from .nets import normal
 

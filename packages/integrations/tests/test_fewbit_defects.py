@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from integrations import fewbit
-from integrations._step_tables.tables import table
+from integrations.policies.codebooks.tables import table
 
 from .fewbit_samples import PIECEWISE, SMOOTH, code_bytes, few_bits, gradient_of, normal, same_bits
 

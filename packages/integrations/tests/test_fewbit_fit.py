@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from integrations._step_tables.fitting import fit_tables
-from integrations._step_tables.objective import Objective
-from integrations._step_tables.refine import refine, score
-from integrations._step_tables.slopes import Slope
 from integrations.fewbit import FUNCTIONS, LevelTable, StepTable, approximate, estimate_error
+from integrations.policies.codebooks.fitting import fit_tables
+from integrations.policies.codebooks.objective import Objective
+from integrations.policies.codebooks.refine import refine, score
+from integrations.policies.codebooks.slopes import Slope
 
 
 def plain_slope(function, x):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from integrations import fewbit
-from integrations._step_tables.tables import table
+from integrations.policies.codebooks.tables import table
 
 from .fewbit_samples import DTYPES, SMOOTH, STRETCH, code_bytes, few_bits, gradient_of, name_of, normal, same_bits
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from integrations._step_tables import shipped, tables
 from integrations.fewbit import FUNCTIONS, LevelTable, StepTable, approximate, estimate_error, level_table, table
+from integrations.policies.codebooks import shipped, tables
 
 SMOOTH = [name for name, function in FUNCTIONS.items() if not function.piecewise]
 EVEN = [name for name in SMOOTH if FUNCTIONS[name].even]

@@ -9,9 +9,9 @@ from torch import nn
 
 import integrations
 from integrations import compress_model, compression
-from integrations._step.costs import calibrating
-from integrations._step.costs.rates import constant
-from integrations.rules.stores import BESIDE, WAITING
+from integrations.capture.costs import calibrating
+from integrations.capture.costs.rates import constant
+from integrations.policies.stores import BESIDE, WAITING
 
 from .nets import normal, profiled_bytes
 from .test_errors_in_training import Attention, Gated, mlp

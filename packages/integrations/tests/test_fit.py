@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import integrations
-from integrations._fits.ways import in_words
 from integrations.cli import main
+from integrations.estimate.fit.ways import in_words
 
 from .fit_llama import VOCABULARY, config_of, llama, sample
 from .libraries import library_or_skip

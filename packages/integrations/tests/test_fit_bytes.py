@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 import integrations
-from integrations._fits.layers import blocks_of
-from integrations._fits.profiles import Profiles
-from integrations._fits.trainings import training_of
-from integrations._step.capturing.capture import capture
-from integrations._step.costs.modelled import by
-from integrations._step.costs.rates import constant
-from integrations.forecast.dtypes import precision_of
+from integrations.capture.capture import capture
+from integrations.capture.costs.modelled import by
+from integrations.capture.costs.rates import constant
+from integrations.estimate.fit.layers import blocks_of
+from integrations.estimate.fit.profiles import Profiles
+from integrations.estimate.fit.trainings import training_of
+from integrations.estimate.forecast.dtypes import precision_of
 from integrations.losses.head import chunk_logits, head_of
-from integrations.rules.arguments import _clamp_passes_at_bounds
+from integrations.policies.arguments import _clamp_passes_at_bounds
 
 from .fit_llama import BATCH, DEEP, TOKENS, VOCABULARY, allocated, beyond, config_of, llama, sample
 from .libraries import library_or_skip

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import integrations
-from integrations._planning.optimizers import OPTIMIZERS
+from integrations.planner.optimizers import OPTIMIZERS
 
 from .fit_llama import DEEP, VOCABULARY, config_of
 from .libraries import library_or_skip

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import integrations
-from integrations.forecast.scaled import scaled
-from integrations.forecast.subject import Subject
+from integrations.estimate.forecast.scaled import scaled
+from integrations.estimate.forecast.subject import Subject
 
 from .nets import Net, as_told, mlp, normal
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import integrations
-from integrations._runtime.formulas.formula import There
-from integrations._runtime.formulas.table import Formulas
+from integrations.runtime.formulas.formula import There
+from integrations.runtime.formulas.table import Formulas
 
 from .formula_nets import FEATURES, Between, close, expected, inputs, step
 

@@ -9,9 +9,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import integrations
-from integrations._runtime import replay
-from integrations._runtime.formulas.formula import Bound
-from integrations._runtime.formulas.table import Formulas
+from integrations.runtime import replay
+from integrations.runtime.formulas.formula import Bound
+from integrations.runtime.formulas.table import Formulas
 
 from .formula_nets import FEATURES, Between, close, expected, inputs, step
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import integrations
-from integrations._calls.hook_stack import OnStack
-from integrations._runtime import session as session_module
+from integrations.runtime import session as session_module
+from integrations.tracing.hook_stack import OnStack
 
 from .nets import EIGHT_BITS, Net, assert_nothing_active, assert_same, gradients, mlp, normal, relative_error, rows
 

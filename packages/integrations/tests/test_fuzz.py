@@ -25,9 +25,9 @@ from torch import nn
 
 import integrations
 from integrations import Report
-from integrations._common import entries
-from integrations._common.archives import arrays_in
-from integrations._step.graphs.graph import Graph
+from integrations._utils import entries
+from integrations._utils.archives import arrays_in
+from integrations.capture.graphs.graph import Graph
 from integrations.checkpoint import Plan
 from integrations.fewbit.store import StepwiseStore, store
 

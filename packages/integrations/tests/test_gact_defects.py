@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import integrations
 from actcore.codecs import group_affine
 from integrations import saved as gact
-from integrations._runtime import replay_cache
+from integrations.runtime import replay_cache
 from integrations.saved import Controller
 from integrations.saved.controller import Config
 

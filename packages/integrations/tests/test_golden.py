@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import integrations
-from integrations._runtime import replay
-from integrations._step.costs import calibrating
-from integrations._step.costs.rates import constant
+from integrations.capture.costs import calibrating
+from integrations.capture.costs.rates import constant
+from integrations.runtime import replay
 
 from .golden_nets import NETS, loss_of, net
 from .nets import assert_same

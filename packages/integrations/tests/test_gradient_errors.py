@@ -8,11 +8,16 @@ import torch
 from torch import nn
 
 import integrations
-from integrations._adaptive.one_step import OneStep, Unmeasured
-from integrations._measuring.gradient_errors import GradientErrors, TensorError, large_parameters, measured_errors
-from integrations._measuring.sketch import Sketches
-from integrations._planning.bounds import Bounds
-from integrations._planning.front import planned
+from integrations.api.error_control.gradient_errors import (
+    GradientErrors,
+    TensorError,
+    large_parameters,
+    measured_errors,
+)
+from integrations.api.error_control.sketch import Sketches
+from integrations.planner.bounds import Bounds
+from integrations.planner.front import planned
+from integrations.planner.sensitivity.one_step import OneStep, Unmeasured
 
 from .nets import gradients, normal, profiled_bytes
 from .rounding_plans import BASE, all_stored, blocks

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import integrations
 from integrations import checkpoint, compress_model
-from integrations._planning.gradient_states import GradientHistory
 from integrations.checkpoint import Plan, plan_of
+from integrations.planner.gradient_states import GradientHistory
 
 from .nets import normal
 from .recompute_reference import LiveBytes
@@ -236,7 +236,7 @@ def test_a_compiled_model_is_observed_too(monkeypatch: pytest.MonkeyPatch) -> No
 
     model = compress_model(deep(4), memory="least")
     model.compile(backend="eager")
-    monkeypatch.setattr("integrations._handle.forward._compiled_for", lambda *given: SimpleNamespace(run=run))
+    monkeypatch.setattr("integrations.api.handle.forward._compiled_for", lambda *given: SimpleNamespace(run=run))
     assert list(train(model, late, 4))[-1] == "clearing"
 
 

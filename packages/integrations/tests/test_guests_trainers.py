@@ -14,7 +14,7 @@ from .trainer_nets import equal, weights
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
 
-from integrations._trainers.hf import CompressionCallback  # noqa: E402
+from integrations.api.trainers.hf import CompressionCallback  # noqa: E402
 
 BFLOAT16 = 2**-8
 """A rounding of bfloat16, relative."""

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import integrations
-from integrations._adaptive import graph, surroundings
-from integrations._calls.history import has_history, node_of
+from integrations.planner.sensitivity import graph, surroundings
+from integrations.tracing.history import has_history, node_of
 
 from .history_child import CASES
 from .nets import Net, normal

@@ -7,7 +7,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import integrations
 from actcore import stored
-from integrations._runtime.compiled.hooks import session_here
+from integrations.runtime.compiled.hooks import session_here
 
 from .nets import assert_nothing_active, normal
 

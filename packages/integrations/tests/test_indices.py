@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import actcore
 import integrations
-from integrations.rules.policy import Decision, FixedBits
+from integrations.policies.policy import Decision, FixedBits
 
 from .nets import Net, assert_same, normal, plain_and_compressed, rows
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import integrations
-from integrations._planning.bounds import EIGHT_BITS
+from integrations.planner.bounds import EIGHT_BITS
 
 from .capture_models import MODELS
 from .long_form import LONG

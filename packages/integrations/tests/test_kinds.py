@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from actcore import BitMask
-from integrations._storing.regions import codec_name
+from integrations.tracing.storage.regions import codec_name
 
 from .nets import EIGHT_BITS, Net, assert_same, normal, plain_and_compressed, relative_error, rows
 

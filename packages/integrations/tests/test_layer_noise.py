@@ -7,10 +7,10 @@ from torch import nn
 
 import integrations
 from actcore import GroupAffine
-from integrations._adaptive.weights import layer_noise, noise_of
-from integrations._measuring.gradient_errors import measured_errors
-from integrations._planning.bounds import Bounds
-from integrations._planning.front import planned
+from integrations.api.error_control.gradient_errors import measured_errors
+from integrations.planner.bounds import Bounds
+from integrations.planner.front import planned
+from integrations.planner.sensitivity.weights import layer_noise, noise_of
 
 from .nets import mlp, normal
 from .rounding_plans import BASE
@@ -57,7 +57,7 @@ def test_layers_of_a_large_model_are_merged_by_the_modules_around_them(monkeypat
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 64)) for _ in range(3)))
     whole = planned(model, BASE, (normal(32, 64),), {}, Bounds(error=0.1))
     noise = layer_noise(whole.rounded, whole.rounded_menus.saves)
-    monkeypatch.setattr("integrations._adaptive.weights._MOST_LAYERS", 4)
+    monkeypatch.setattr("integrations.planner.sensitivity.weights._MOST_LAYERS", 4)
     merged = layer_noise(whole.rounded, whole.rounded_menus.saves)
     assert noise.layers == ("0.0", "0.2", "1.0", "1.2", "2.0", "2.2")
     assert merged.layers == ("0", "1", "2")

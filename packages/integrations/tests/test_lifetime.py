@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import integrations
-from integrations._runtime import session as session_module
+from integrations.runtime import session as session_module
 
 from .nets import mlp, normal
 
@@ -42,7 +42,7 @@ def sessions(monkeypatch):
             super().__init__(*args, **kwargs)
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr("integrations._handle.running.Session", Noted)
+    monkeypatch.setattr("integrations.api.handle.running.Session", Noted)
     return made
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import integrations
 from integrations import checkpoint, fewbit, qmodules
-from integrations._common.module_tree import exchange, paths_of
+from integrations._utils.module_tree import exchange, paths_of
 
 from .nets import mlp, normal
 

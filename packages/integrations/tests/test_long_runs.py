@@ -72,8 +72,8 @@ def grown(rounds, warm):
 # Objects that are nothing but entries of caches with a bound, which fill as shapes and options come by.
 BY_CACHES = frozenset(
     {
-        "integrations.rules.norms.Standardized",  # of integrations.rules.standardizing._gains
-        "integrations.rules.levels.Level",  # of integrations._storing.storage_policy and the hooks of levels
+        "integrations.policies.norms.Standardized",  # of integrations.policies.standardizing._gains
+        "integrations.policies.levels.Level",  # of integrations.tracing.storage.storage_policy and the hooks of levels
     }
 )
 
@@ -113,7 +113,8 @@ def test_growth_of_each_kind_is_seen(told):
         assert name in found
     assert leaks[-1]["bytes"] - leaks[0]["bytes"] > GROWTH
     assert (
-        leaks[-1]["objects"]["integrations.rules.levels.Level"] > leaks[0]["objects"]["integrations.rules.levels.Level"]
+        leaks[-1]["objects"]["integrations.policies.levels.Level"]
+        > leaks[0]["objects"]["integrations.policies.levels.Level"]
     )
 
 

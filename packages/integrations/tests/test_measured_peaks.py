@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import integrations
 from integrations import compress_model
-from integrations._handle import first_steps
+from integrations.api.handle import first_steps
 from integrations.checkpoint import plan_of
 
 from .nets import normal

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from actcore import checkpoint_plans, checkpoint_segments
-from integrations._planning.problem import training_step
 from integrations.checkpoint import apply, capture, optimal_grad_checkpointing, plan, plan_of
+from integrations.planner.problem import training_step
 
 from .nets import mlp, normal
 from .recompute_nets import net

@@ -9,8 +9,8 @@ from torch import nn
 
 import integrations
 from integrations import checkpoint
-from integrations._planning import alternatives
-from integrations._planning.bounds import WAYS, Bounds
+from integrations.planner import alternatives
+from integrations.planner.bounds import WAYS, Bounds
 
 from .nets import assert_same, gradients, normal
 from .recompute_levels import deep, deep_net, flat

@@ -7,10 +7,10 @@ import re
 import pytest
 
 import integrations
-from integrations._measuring.error_model import ErrorModel
-from integrations._planning.bounds import WAYS, Bounds
-from integrations._planning.plans import Plans
-from integrations.rules.stores import Store
+from integrations.api.error_control.error_model import ErrorModel
+from integrations.planner.bounds import WAYS, Bounds
+from integrations.planner.plans import Plans
+from integrations.policies.stores import Store
 
 from .nets import assert_same, gradients, normal
 from .recompute_levels import deep

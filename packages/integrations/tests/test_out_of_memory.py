@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import integrations
 from integrations import compress_model
-from integrations._torch import FakeTensor
+from integrations._utils.torch_internals import FakeTensor
 from integrations.checkpoint import plan_of
 
 from .nets import normal
@@ -204,7 +204,7 @@ def test_a_compiled_forward_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> 
 
     model = compress_model(net(4), memory=0.9)
     model.compile(backend="eager")
-    monkeypatch.setattr("integrations._handle.forward._compiled_for", lambda *given: SimpleNamespace(run=fails))
+    monkeypatch.setattr("integrations.api.handle.forward._compiled_for", lambda *given: SimpleNamespace(run=fails))
     (note, _) = raised(model)
     assert "since torch compiles it. Pass memory=" in note
 

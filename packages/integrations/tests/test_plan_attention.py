@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import integrations
-from integrations._runtime.planned_decisions import Taped
 from integrations.checkpoint import Plan
-from integrations.rules.stores import Store
+from integrations.policies.stores import Store
+from integrations.runtime.planned_decisions import Taped
 
 from .nets import Net, gradients, normal
 from .planned_values import follow, graph_of

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import integrations
-from integrations._planning.plan import Plan
-from integrations._planning.plans import Plans
-from integrations._runtime import replay
 from integrations.checkpoint import plan_of
+from integrations.planner.plan import Plan
+from integrations.planner.plans import Plans
+from integrations.runtime import replay
 
 from .varying_nets import DEPTH, WIDTH, Attention, Chain, Net, errors, gradient, net
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import integrations
-from integrations._handle.remeasuring import Remeasuring
-from integrations._runtime import plan_executor, replay
-from integrations._runtime.repeating.tape import Tape
+from integrations.api.handle.remeasuring import Remeasuring
 from integrations.checkpoint import plan_of
 from integrations.fewbit import RandomizedLinear
+from integrations.runtime import plan_executor, replay
+from integrations.runtime.repeating.tape import Tape
 
 from .replay_nets import NETS, WIDTH, InPlace, Net, Overwriting
 

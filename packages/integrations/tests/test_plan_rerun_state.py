@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from integrations._runtime import forward_state, replay
+from integrations.runtime import forward_state, replay
 
 from .rerun_nets import (
     ERROR,

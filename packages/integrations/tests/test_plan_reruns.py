@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import integrations
-from integrations._runtime import forward_state
-from integrations._step.capturing.capture import is_capturing
+from integrations.capture.capture import is_capturing
 from integrations.checkpoint import plan_of
+from integrations.runtime import forward_state
 
 from .rerun_nets import (
     ERROR,

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import integrations
-from integrations._runtime.repeating.segments import Segment
-from integrations._storing.regions import Region
-from integrations.rules.stores import Store
+from integrations.policies.stores import Store
+from integrations.runtime.repeating.segments import Segment
+from integrations.tracing.storage.regions import Region
 
 from .nets import gradients, normal
 from .planned_values import EXACT, ROUNDED, drawn, follow, graph_of

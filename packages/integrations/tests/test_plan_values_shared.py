@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import integrations
-from integrations.rules.stores import Store
+from integrations.policies.stores import Store
 
 from .nets import Net, normal
 from .planned_values import follow, graph_of

@@ -10,13 +10,13 @@ from torch import nn
 
 import integrations
 from actcore import GroupAffine, SavedTensor
-from integrations._planning.candidates import WIDTHS, storage_candidates, usual
-from integrations._planning.savers import Seen
-from integrations._step.capturing.capture import capture
-from integrations._step.costs.rates import constant
-from integrations.rules.levels import LEVELS, Level
-from integrations.rules.policy import policy_of
-from integrations.rules.stores import Store
+from integrations.capture.capture import capture
+from integrations.capture.costs.rates import constant
+from integrations.planner.candidates import WIDTHS, storage_candidates, usual
+from integrations.planner.savers import Seen
+from integrations.policies.levels import LEVELS, Level
+from integrations.policies.policy import policy_of
+from integrations.policies.stores import Store
 
 from .nets import Net, gradients, normal
 

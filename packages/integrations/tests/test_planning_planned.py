@@ -10,14 +10,14 @@ from torch import nn
 import integrations
 from actcore import simulate
 from integrations import checkpoint
-from integrations._planning.bounds import Bounds
-from integrations._planning.choice import Choice, mask_of
-from integrations._planning.front import planned
-from integrations._planning.plan import Plan
-from integrations._planning.problem import training_step
-from integrations._step.costs.rates import constant
-from integrations.rules.levels import LEVELS
-from integrations.rules.stores import Store
+from integrations.capture.costs.rates import constant
+from integrations.planner.bounds import Bounds
+from integrations.planner.choice import Choice, mask_of
+from integrations.planner.front import planned
+from integrations.planner.plan import Plan
+from integrations.planner.problem import training_step
+from integrations.policies.levels import LEVELS
+from integrations.policies.stores import Store
 
 from .graphs import Block
 from .nets import normal

@@ -13,10 +13,10 @@ from rich.live import Live
 
 import integrations
 from integrations import checkpoint
-from integrations._common import progress as lines
-from integrations._common.progress import progress, stage
-from integrations._planning import alternatives, front, planner
-from integrations._step.capturing.reachable_state import _only_shows
+from integrations._utils import progress as lines
+from integrations._utils.progress import progress, stage
+from integrations.capture.reachable_state import _only_shows
+from integrations.planner import alternatives, front, planner
 
 from .nets import gradients
 from .recompute_levels import deep

@@ -9,8 +9,8 @@ from torch import nn
 
 from actcore import simulate
 from integrations import checkpoint, compress_model
-from integrations._planning.problem import training_step
 from integrations.checkpoint import Plan
+from integrations.planner.problem import training_step
 
 from .nets import assert_same, normal
 from .recompute_reference import LiveBytes

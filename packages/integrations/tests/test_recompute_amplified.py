@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from integrations._step.dispatch.decisions import amplified
+from integrations.capture.dispatch.decisions import amplified
 
 from .nets import EIGHT_BITS, Net, gradients, normal, relative_error
 from .recompute_levels import compressed, keeping_the_first

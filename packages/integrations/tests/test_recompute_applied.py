@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from integrations._planning import plans
 from integrations.checkpoint import apply, capture, plan, plan_of, restore_model
+from integrations.planner import plans
 
 from .nets import assert_nothing_active, mlp, normal
 from .recompute_nets import NETS, net

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from integrations import checkpoint
-from integrations._step.graphs.schedule import Schedule
+from integrations.capture.graphs.schedule import Schedule
 from integrations.checkpoint import Graph, capture
 
 from .nets import Net, mlp, normal

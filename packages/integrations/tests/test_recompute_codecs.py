@@ -10,8 +10,8 @@ from torch import nn
 
 import actcore
 import integrations
-from integrations._step.graphs.graph import Graph
-from integrations._step.graphs.schedule import Schedule
+from integrations.capture.graphs.graph import Graph
+from integrations.capture.graphs.schedule import Schedule
 from integrations.checkpoint import apply, capture, plan
 
 from .nets import EIGHT_BITS, Net, gradients, normal, relative_error

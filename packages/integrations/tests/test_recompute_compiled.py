@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from integrations import checkpoint as ck
-from integrations._planning.planner import plan_of_graph
-from integrations._runtime.compiled.matching import Operator, match
+from integrations.planner.planner import plan_of_graph
+from integrations.runtime.compiled.matching import Operator, match
 
 from .compiled_peak import compiled_peak
 from .nets import assert_nothing_active, normal

@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from integrations._calls.tensors import tensors_in
-from integrations._planning.front import planned
-from integrations._step.capturing import capture as capturing
-from integrations._step.costs import workspaces
-from integrations._step.dispatch.memory import allocated
+from integrations.capture import capture as capturing
+from integrations.capture.costs import workspaces
+from integrations.capture.dispatch.memory import allocated
 from integrations.checkpoint import capture, plan
-from integrations.rules.levels import resolve_level
+from integrations.planner.front import planned
+from integrations.policies.levels import resolve_level
+from integrations.tracing.tensors import tensors_in
 
 from . import fake_engine
 from .recompute_nets import net

@@ -16,14 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import actcore
 from actcore import simulate
 from integrations import checkpoint
-from integrations._planning.choice import mask_of
-from integrations._planning.front import planned
-from integrations._planning.problem import training_step
-from integrations._runtime.repeating.repeating import here
-from integrations._step.capturing.capture import capture
-from integrations._step.dispatch.decisions import Decides, decides
-from integrations._step.graphs.schedule import Schedule
-from integrations.rules.levels import resolve_level
+from integrations.capture.capture import capture
+from integrations.capture.dispatch.decisions import Decides, decides
+from integrations.capture.graphs.schedule import Schedule
+from integrations.planner.choice import mask_of
+from integrations.planner.front import planned
+from integrations.planner.problem import training_step
+from integrations.policies.levels import resolve_level
+from integrations.runtime.repeating.repeating import here
 
 from .deciding_nets import DECISIONS, Deciding, by_function, by_operator, deciding, flipping, picked_op
 from .libraries import library_or_skip

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from integrations._step.graphs.schedule import Schedule
+from integrations.capture.graphs.schedule import Schedule
 from integrations.checkpoint import capture
 
 from .recompute_nets import net

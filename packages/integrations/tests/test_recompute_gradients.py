@@ -2,7 +2,7 @@
 
 import pytest
 
-from integrations._step.graphs.schedule import Schedule
+from integrations.capture.graphs.schedule import Schedule
 from integrations.checkpoint import capture
 
 from .recompute_nets import NETS, net, random_net

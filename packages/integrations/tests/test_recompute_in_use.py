@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import integrations
-from integrations._measuring import bounded
-from integrations._planning import plans
+from integrations.api.error_control import bounded
 from integrations.checkpoint import apply, capture, plan, plan_of, restore_model
+from integrations.planner import plans
 
 from .nets import assert_same, gradients, mlp, normal
 from .recompute_nets import net

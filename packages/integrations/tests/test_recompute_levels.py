@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 import integrations
 from integrations import checkpoint
-from integrations._runtime.repeating.segments import Segment
+from integrations.runtime.repeating.segments import Segment
 
 from .nets import Net, assert_same, gradients, normal
 from .recompute_levels import MODELS, compressed, deep, flat, report, small_resnet

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from integrations._runtime.repeating.segments import Segment
-from integrations._step.graphs.schedule import Schedule
+from integrations.capture.graphs.schedule import Schedule
 from integrations.checkpoint import capture
+from integrations.runtime.repeating.segments import Segment
 
 from .nets import mlp, normal
 from .recompute_nets import net

@@ -10,10 +10,10 @@ from torch import nn
 
 from actcore import simulate
 from integrations import checkpoint
-from integrations._planning.problem import training_step
-from integrations._runtime.repeating.segments import Segment
-from integrations._step.graphs.schedule import Schedule
+from integrations.capture.graphs.schedule import Schedule
 from integrations.checkpoint import Plan, capture
+from integrations.planner.problem import training_step
+from integrations.runtime.repeating.segments import Segment
 
 from .nets import Net, normal
 from .recompute_nets import NETS, net, random_net

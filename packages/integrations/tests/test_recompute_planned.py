@@ -12,8 +12,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from actcore import checkpoint_plans, simulate
-from integrations._planning.problem import training_step
 from integrations.checkpoint import capture
+from integrations.planner.problem import training_step
 
 from .nets import mlp, normal
 from .recompute_nets import NETS, net

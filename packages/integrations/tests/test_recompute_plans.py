@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from actcore import simulate
-from integrations._planning.paper import paper_segments
-from integrations._planning.problem import training_step
 from integrations.checkpoint import Plan, capture, plan
+from integrations.planner.paper import paper_segments
+from integrations.planner.problem import training_step
 
 from .nets import mlp, normal
 from .recompute_nets import NETS, net

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 import integrations
 from integrations import checkpoint
-from integrations._measuring import bounded
-from integrations._planning import plans
-from integrations._planning.front import planned
+from integrations.api.error_control import bounded
+from integrations.planner import plans
+from integrations.planner.front import planned
 
 from .nets import assert_same, gradients, mlp, normal
 
@@ -67,7 +67,7 @@ def test_a_capture_that_fails_warns_once_and_the_forward_runs(way, monkeypatch):
         raise RuntimeError("operators that no capture knows")
 
     monkeypatch.setattr(plans, "capture", capture)
-    monkeypatch.setattr("integrations._planning.front.capture_reaching", capture)
+    monkeypatch.setattr("integrations.planner.front.capture_reaching", capture)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         found = gradients(model, LARGER)
@@ -255,7 +255,7 @@ def test_a_failure_behind_the_capture_says_so_too(monkeypatch):
     def broken(*args, **kwargs):
         raise KeyError("a menu")
 
-    monkeypatch.setattr("integrations._planning.front.storage_candidates", broken)
+    monkeypatch.setattr("integrations.planner.front.storage_candidates", broken)
     model = integrations.compress_model(mlp(), memory=0.5)
     with pytest.raises(ValueError, match="no plan can be made of Sequential for inputs 48x64: KeyError: 'a menu'"):
         model(X)
@@ -270,7 +270,7 @@ def test_memory_that_runs_out_for_the_first_plan_is_said_as_such(error, monkeypa
         raise error("none left")
 
     with monkeypatch.context() as patch:
-        patch.setattr("integrations._planning.front.capture_reaching", short)
+        patch.setattr("integrations.planner.front.capture_reaching", short)
         with pytest.raises(error, match="none left") as raised:
             model(X)
     assert any("another attempt plans again" in note for note in raised.value.__notes__)

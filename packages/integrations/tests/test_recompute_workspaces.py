@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from integrations import compress_model, compression
-from integrations._planning.problem import training_step
-from integrations._step.capturing import capture as capturing
-from integrations._step.costs import workspaces
-from integrations._step.costs.calls import DistinctCalls
-from integrations._step.costs.modelled import Cost, modelled
-from integrations._step.costs.repeated import Repeated
-from integrations._step.costs.workspaces import measured, with_workspaces_of_cudnn
+from integrations.capture import capture as capturing
+from integrations.capture.costs import workspaces
+from integrations.capture.costs.calls import DistinctCalls
+from integrations.capture.costs.modelled import Cost, modelled
+from integrations.capture.costs.repeated import Repeated
+from integrations.capture.costs.workspaces import measured, with_workspaces_of_cudnn
 from integrations.checkpoint import Graph, apply, capture, plan, plan_of
+from integrations.planner.problem import training_step
 
 from .nets import mlp, normal
 from .recompute_nets import net

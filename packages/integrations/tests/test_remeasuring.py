@@ -13,10 +13,10 @@ from torch import nn
 
 import integrations
 from integrations import compress_model, compression
-from integrations._handle import recorded_step, remeasuring
-from integrations._handle.remeasuring import EARLY, EVERY, Measured
-from integrations._measuring.gradient_errors import GradientErrors, TensorError, large_parameters
-from integrations._step.costs.rates import constant
+from integrations.api.error_control.gradient_errors import GradientErrors, TensorError, large_parameters
+from integrations.api.handle import recorded_step, remeasuring
+from integrations.api.handle.remeasuring import EARLY, EVERY, Measured
+from integrations.capture.costs.rates import constant
 
 from .nets import normal
 from .rounding_plans import blocks
@@ -25,7 +25,7 @@ from .rounding_plans import blocks
 @pytest.fixture(autouse=True)
 def usual_rates(monkeypatch):
     """Plans are the same on every machine."""
-    monkeypatch.setattr("integrations._measuring.bounded.calibrated", constant)
+    monkeypatch.setattr("integrations.api.error_control.bounded.calibrated", constant)
 
 
 def net():

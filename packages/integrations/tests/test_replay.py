@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import integrations
-from integrations._runtime import replay
+from integrations.runtime import replay
 
 from .replay_nets import NETS, WIDTH, Alternating, Net, Repeating, Swapping, input_of
 

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import integrations
 from actcore import replay as native
 from integrations import checkpoint
-from integrations._runtime import replay
-from integrations._runtime import session as sessions
+from integrations.runtime import replay
+from integrations.runtime import session as sessions
 
 from .replay_nets import WIDTH, Net, Thinning, input_of
 

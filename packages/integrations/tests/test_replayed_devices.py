@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from actcore import GroupAffine, Layout, compress
-from integrations._runtime.replay_cache import COMPRESS_CLAMPED, STANDARDIZE, Site
+from integrations.policies.norms import CHANNELS, Standardized
 from integrations.rules import standardizing
-from integrations.rules.norms import CHANNELS, Standardized
+from integrations.runtime.replay_cache import COMPRESS_CLAMPED, STANDARDIZE, Site
 
 from .nets import normal
 

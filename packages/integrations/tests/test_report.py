@@ -11,10 +11,10 @@ from torch import nn
 
 import integrations
 from integrations import Report, Row
-from integrations._storing.records import RECOMPUTED
 from integrations.fewbit import RandomizedLinear
+from integrations.policies.policy import FixedBits
 from integrations.report.words import format_bytes
-from integrations.rules.policy import FixedBits
+from integrations.tracing.storage.records import RECOMPUTED
 
 from .nets import Net, mlp, normal
 

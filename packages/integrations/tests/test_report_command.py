@@ -11,7 +11,7 @@ from torch import nn
 import integrations
 from integrations import Report
 from integrations.cli import main
-from integrations.forecast.subject import Subject
+from integrations.estimate.forecast.subject import Subject
 
 from .libraries import library_or_skip
 from .nets import as_told
@@ -185,7 +185,7 @@ def test_the_command_exchanges_layers(monkeypatch, tmp_path, looks):
             name, model, (torch.randn(batch, 64) if elements else torch.empty(batch, 64, device="meta"),), {}
         )
 
-    monkeypatch.setattr(importlib.import_module("integrations.forecast.timm"), "subject", subject)
+    monkeypatch.setattr(importlib.import_module("integrations.estimate.forecast.timm"), "subject", subject)
     path = tmp_path / "report.json"
     asked = ["--activations", "4", "--linear", "0.5", "--q-layers", "ActNN-L2", "--loss", "none", "--json", str(path)]
     main(["report", "--timm", "net", "--batch", "64", *asked])

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import integrations
 from integrations import fewbit, qmodules
-from integrations._common.forward_wrapper import ForwardWrapper
+from integrations._utils.forward_wrapper import ForwardWrapper
 
 from .nets import gradients, normal
 

@@ -12,10 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import actcore
 import integrations
 from actcore import device_streams
-from integrations._common.autocast import autocast_as_on
-from integrations._storing import choice
+from integrations._utils.autocast import autocast_as_on
 from integrations.cli import main
-from integrations.rules.rules import RULES
+from integrations.policies.rules import RULES
+from integrations.tracing.storage import choice
 
 from .libraries import library_or_skip
 from .nets import Net, normal

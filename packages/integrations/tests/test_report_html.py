@@ -10,7 +10,7 @@ from torch import nn
 
 import integrations
 from integrations import Report, Row
-from integrations._storing.records import RECOMPUTED
+from integrations.tracing.storage.records import RECOMPUTED
 
 from .nets import mlp, normal
 

@@ -11,8 +11,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import integrations
 from integrations import Report, Row
-from integrations._storing.records import IN_CHUNKS
 from integrations.report.peak import estimated_peaks, gradient_bytes_by_module
+from integrations.tracing.storage.records import IN_CHUNKS
 
 from .nets import mlp, normal
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import integrations
-from integrations._runtime import timed
+from integrations.runtime import timed
 
 from .nets import Net, gradients, mlp, normal
 

@@ -12,14 +12,12 @@ ROOT = Path(integrations.__file__).parent
 MOST_IN_A_CIRCLE = 5
 
 # What users import is on the highest floor, with the files that are in no room.
-HIGHEST = ("_trainers", "_fits", "forecast", "checkpoint", "saved")
+HIGHEST = ("checkpoint", "saved")
 # The rooms below, the upper ones first. A room may import those after it.
 FLOORS = (
-    *("_handle", "_measuring", "qmodules", "fewbit", "_runtime", "_planning", "report"),
-    *("losses", "_adaptive", "_step", "_watching", "_storing", "_calls", "rules", "_common", "_step_tables"),
+    *("estimate", "api", "qmodules", "fewbit", "runtime", "planner", "report", "losses"),
+    *("capture", "tracing", "policies", "_utils"),
 )
-# The files that are below all rooms, the upper one first: what is private in torch, and what becomes of a name of it.
-LOWEST = ("_torch", "_names")
 
 
 def module_of(path):
@@ -52,14 +50,14 @@ def circles(graph):
 def room_of(module):
     """The room that a module is in; empty on the highest floor."""
     if module == "integrations._version":
-        return "_common"
+        return "_utils"
     room = module.split(".")[1:2]
-    return room[0] if room and room[0] in (*FLOORS, *LOWEST) else ""
+    return room[0] if room and room[0] in FLOORS else ""
 
 
 def upwards(graph):
     """The imports of a room below by one above it."""
-    floors = {room: floor for floor, room in enumerate(("", *FLOORS, *LOWEST))}
+    floors = {room: floor for floor, room in enumerate(("", *FLOORS))}
     return [
         (module, other)
         for module, other in graph.edges
@@ -87,10 +85,12 @@ def test_each_room_is_known(house):
 
 
 def test_a_circle_and_an_import_upwards_are_seen():
-    ring = {f"integrations.rules.m{place}": f"from integrations.rules import m{(place + 1) % 6}" for place in range(6)}
+    ring = {
+        f"integrations.policies.m{place}": f"from integrations.policies import m{(place + 1) % 6}" for place in range(6)
+    }
     assert len(circles(imports_between(ring))) == 1
     sources = {
-        "integrations.rules.one": "def f():\n    from integrations._handle.two import g",
-        "integrations._handle.two": "",
+        "integrations.policies.one": "def f():\n    from integrations.runtime.two import g",
+        "integrations.runtime.two": "",
     }
-    assert upwards(imports_between(sources)) == [("integrations.rules.one", "integrations._handle.two")]
+    assert upwards(imports_between(sources)) == [("integrations.policies.one", "integrations.runtime.two")]

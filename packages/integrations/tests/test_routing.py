@@ -7,9 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import integrations
-from integrations._handle.remeasuring import Remeasuring
-from integrations._torch import current_graph_task_id
-from integrations._watching.data_dependence import Deciding as Decisions
+from integrations._utils.torch_internals import current_graph_task_id
+from integrations.api.handle.remeasuring import Remeasuring
+from integrations.tracing.data_dependence import Deciding as Decisions
 
 from . import nets
 from .deciding_nets import Deciding, routed

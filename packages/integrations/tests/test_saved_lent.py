@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import integrations
-from integrations._storing import regions as saved_regions
+from integrations.tracing.storage import regions as saved_regions
 
 from .nets import normal
 

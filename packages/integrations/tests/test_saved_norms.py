@@ -9,12 +9,12 @@ from torch import nn
 
 import integrations
 from actcore import GroupAffine, SavedTensor, compress, decompress
-from integrations._adaptive.copies import MeasuredCopy
-from integrations._storing.extent import Extent
-from integrations._storing.records import Record
-from integrations._storing.regions import View
-from integrations._storing.storage import Storages
-from integrations.rules.norms import CHANNELS, FEW, Normalizer, RowByRow, Standardized
+from integrations.planner.sensitivity.copies import MeasuredCopy
+from integrations.policies.norms import CHANNELS, FEW, Normalizer, RowByRow, Standardized
+from integrations.tracing.storage.extent import Extent
+from integrations.tracing.storage.records import Record
+from integrations.tracing.storage.regions import View
+from integrations.tracing.storage.storage import Storages
 
 from .nets import EIGHT_BITS, Net, assert_same, gradients, normal, plain_and_compressed, relative_error, rows
 from .qnets import q_layer, step

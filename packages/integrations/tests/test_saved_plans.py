@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import integrations
-from integrations._measuring import bounded
-from integrations._planning import plans
-from integrations._trainers.training import CompressedTraining
+from integrations.api.error_control import bounded
+from integrations.api.trainers.training import CompressedTraining
 from integrations.checkpoint import Plan
+from integrations.planner import plans
 
 from . import saved_plan_child
 from .nets import assert_same, gradients, normal

@@ -9,24 +9,24 @@ from torch import nn
 
 from actcore import SavedTensor
 from integrations import fewbit
-from integrations._calls.call import Call
-from integrations._common.modules import ModulePaths
-from integrations._planning.candidates import SLOPE_WIDTHS, storage_candidates, usual
-from integrations._planning.parts import part_of
-from integrations._planning.savers import Saver, Seen
-from integrations._runtime.session import Session
-from integrations._runtime.specs import Specs
-from integrations._step.capturing.capture import capture
-from integrations._step.costs.codecs import restore_seconds, store_seconds
-from integrations._step.costs.rates import constant
-from integrations._storing.extent import Extent
-from integrations._storing.forms import SlopeForm
-from integrations._storing.store import StoredLater
-from integrations.rules.arguments import Arguments
-from integrations.rules.levels import LEVELS, Level
-from integrations.rules.policy import policy_of
-from integrations.rules.slopes import activation_of
-from integrations.rules.stores import Store
+from integrations._utils.modules import ModulePaths
+from integrations.capture.capture import capture
+from integrations.capture.costs.codecs import restore_seconds, store_seconds
+from integrations.capture.costs.rates import constant
+from integrations.planner.candidates import SLOPE_WIDTHS, storage_candidates, usual
+from integrations.planner.parts import part_of
+from integrations.planner.savers import Saver, Seen
+from integrations.policies.arguments import Arguments
+from integrations.policies.levels import LEVELS, Level
+from integrations.policies.policy import policy_of
+from integrations.policies.slopes import activation_of
+from integrations.policies.stores import Store
+from integrations.runtime.session import Session
+from integrations.runtime.specs import Specs
+from integrations.tracing.call import Call
+from integrations.tracing.storage.extent import Extent
+from integrations.tracing.storage.forms import SlopeForm
+from integrations.tracing.storage.store import StoredLater
 
 from .nets import Net, normal
 

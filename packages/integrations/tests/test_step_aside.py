@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from integrations._adaptive.one_step import OneStep, Unmeasured, differentiable_outputs
+from integrations.planner.sensitivity.one_step import OneStep, Unmeasured, differentiable_outputs
 
 from .nets import normal
 from .rounding_plans import blocks

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import integrations
-from integrations._runtime.repeating.tape import Tape
-from integrations._step.capturing.capture import capture
-from integrations._step.dispatch.operators import traits_of
-from integrations._step.graphs.graph import Graph
-from integrations._step.graphs.schedule import Schedule
+from integrations.capture.capture import capture
+from integrations.capture.dispatch.operators import traits_of
+from integrations.capture.graphs.graph import Graph
+from integrations.capture.graphs.schedule import Schedule
+from integrations.runtime.repeating.tape import Tape
 
 from .nets import Net, normal
 from .recompute_nets import NETS, net, random_net

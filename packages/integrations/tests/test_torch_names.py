@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import integrations
-from integrations._names import NAMES as TABLE
-from integrations._names import Missing, bound, later
-from integrations._torch import NAMES
+from integrations._utils.torch_internals import NAMES
+from integrations._utils.torch_names import NAMES as TABLE
+from integrations._utils.torch_names import Missing, bound, later
 
 ROOT = Path(integrations.__file__).parent
-HERE = ROOT / "_torch.py"
+HERE = ROOT / "_utils" / "torch_internals.py"
 
 # Paths of names that only other versions of torch have, and which those are.
 OF_OTHER_VERSIONS: dict[str, str] = {}
@@ -198,8 +198,8 @@ def test_a_module_that_fails_to_import_says_so_itself(monkeypatch, tmp_path):
 # In a process of its own: names are bound once. Torch itself keeps what is gone for us.
 _WITHOUT = """
 import importlib.util, pkgutil, sys
-spec = importlib.util.spec_from_file_location("integrations._names", sys.argv[1])
-names = sys.modules["integrations._names"] = importlib.util.module_from_spec(spec)
+spec = importlib.util.spec_from_file_location("integrations._utils.torch_names", sys.argv[1])
+names = sys.modules["integrations._utils.torch_names"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(names)
 get, kept, gone = names.Name.get, "torch.nn.Module._call_impl.__code__", sys.argv[2:]
 
@@ -216,7 +216,7 @@ import integrations
 
 def run_without(script, *gone):
     """What a script prints in a process whose torch lacks these names; without any, all that a process can lack."""
-    command = [sys.executable, "-c", _WITHOUT + script, str(ROOT / "_names.py"), *gone]
+    command = [sys.executable, "-c", _WITHOUT + script, str(ROOT / "_utils" / "torch_names.py"), *gone]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip().splitlines()
@@ -227,7 +227,7 @@ def test_every_file_can_be_imported_without_any():
 for found in pkgutil.walk_packages(integrations.__path__, "integrations."):
     if not found.name.endswith("__main__") and found.name.rsplit(".")[-1] not in ("hf", "lightning", "pyg", "timm"):
         importlib.import_module(found.name)
-print(sum(isinstance(value, names.Missing) for value in vars(integrations._torch).values()))
+print(sum(isinstance(value, names.Missing) for value in vars(integrations._utils.torch_internals).values()))
 """
     [missing] = run_without(script)
     assert int(missing) > 50

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import integrations
-from integrations._torch import NAMES
+from integrations._utils import torch_names
+from integrations._utils.torch_internals import NAMES
 
 from .long_form import LONG
 
@@ -29,7 +29,7 @@ CHOSEN = sorted(NAMES)[:: 1 if LONG else SOME]
 @pytest.fixture(scope="module")
 def outcomes():
     """What came of each feature, by the name that was hidden."""
-    child, table = HERE.with_name("hidden_names_child.py"), Path(integrations.__file__).with_name("_names.py")
+    child, table = HERE.with_name("hidden_names_child.py"), Path(torch_names.__file__)
     command = [sys.executable, str(child), str(table), *CHOSEN]
     run = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert run.returncode == 0, run.stderr

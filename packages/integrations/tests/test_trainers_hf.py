@@ -15,7 +15,7 @@ from .trainer_nets import bert, equal, sentences, weights
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
 
-from integrations._trainers.hf import CompressionCallback  # noqa: E402
+from integrations.api.trainers.hf import CompressionCallback  # noqa: E402
 
 DATA = sentences()
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import integrations
 from integrations import fewbit
-from integrations.rules.rules import RULES, operator_name
+from integrations.policies.rules import RULES, operator_name
 
 from .nets import (
     EIGHT_BITS,

@@ -41,7 +41,7 @@ def found(whole, resumed):
 def of_transformers(folder):
     from transformers import Trainer, TrainingArguments
 
-    from integrations._trainers.hf import CompressionCallback
+    from integrations.api.trainers.hf import CompressionCallback
 
     def run(name, resume=None):
         callback = CompressionCallback(LEVEL, report=folder / f"{name}.json")

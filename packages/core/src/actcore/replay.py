@@ -1,5 +1,5 @@
-"""The part of ``integrations``' runtime that is C. ``integrations._watching.tracker``, ``integrations._runtime.replay``
-and ``integrations._runtime.repeating.tape`` say what it does, and what with.
+"""The part of ``integrations``' runtime that is C. ``integrations.tracing.tracker``, ``integrations.runtime.replay``
+and ``integrations.runtime.repeating.tape`` say what it does, and what with.
 
 ``bind_calls`` and ``bind_checkpoints`` name that; ``Calls`` runs each torch function of a forward, and notes what is
 known of its tensors; ``hold`` notes whose a storage is.

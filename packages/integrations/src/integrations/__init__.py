@@ -10,17 +10,17 @@ print(integrations.compression(model).report())
 """
 
 from integrations import checkpoint
-from integrations._adaptive.bit_plan import Allotment, BitPlan
-from integrations._fits import Fit, explain_oom, fit
-from integrations._handle.compression import Compression
-from integrations._handle.gradient_error import GradientError
-from integrations._planning.plan import Plan
 from integrations._version import __version__
-from integrations.attach import compress, compress_model, compression, restore_model
-from integrations.forecast import forecast
-from integrations.one_plan import apply, plan
+from integrations.api.compress import compress, compress_model, compression, restore_model
+from integrations.api.handle.compression import Compression
+from integrations.api.handle.gradient_error import GradientError
+from integrations.api.plan import apply, plan
+from integrations.estimate.fit import Fit, explain_oom, fit
+from integrations.estimate.forecast import forecast
+from integrations.planner.plan import Plan
+from integrations.planner.sensitivity.bit_plan import Allotment, BitPlan
+from integrations.policies.levels import LEVELS, Level
 from integrations.report import Report, Row
-from integrations.rules.levels import LEVELS, Level
 
 __all__ = [
     "LEVELS",

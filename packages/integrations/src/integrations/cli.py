@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from integrations import doctor
-from integrations._common.command_line import Parser, run
-from integrations._fits import command as fits
-from integrations.forecast import command
+from integrations._utils.command_line import Parser, run
+from integrations.api import doctor
+from integrations.estimate.fit import command as fits
+from integrations.estimate.forecast import command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

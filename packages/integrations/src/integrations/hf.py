@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from integrations import attach
-from integrations._common.ecosystem import checkpoints_itself, library, require_member
-from integrations._common.warn import warn
-from integrations.attach import compression, restore_model
+from integrations._utils.ecosystem import checkpoints_itself, library, require_member
+from integrations._utils.warn import warn
+from integrations.api import compress
+from integrations.api.compress import compression, restore_model
 
 transformers: Any = library("transformers", "hf")
 
-from integrations._trainers.hf import CompressionCallback  # noqa: E402  # which imports transformers without saying so
+from integrations.api.trainers.hf import CompressionCallback  # noqa: E402  # which imports transformers without saying so
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -46,7 +46,7 @@ def compress_model(model: Model, level: str | None = None, **options: Any) -> Mo
         TypeError, ValueError: as ``integrations.compress_model`` does, or the model has nothing of transformers.
     """
     require_member(model, ("transformers",), "a model of transformers")
-    attach.compress_model(model, level, **options)
+    compress.compress_model(model, level, **options)
     if _caches(model):
         warn(
             f"{type(model).__name__} has config.use_cache=True: each training forward returns keys and values for "

@@ -5,6 +5,6 @@ from integrations.lightning import CompressionCallback
 trainer = Trainer(callbacks=[CompressionCallback(level="L1")])
 """
 
-from integrations._trainers.lightning import CompressionCallback
+from integrations.api.trainers.lightning import CompressionCallback
 
 __all__ = ["CompressionCallback"]

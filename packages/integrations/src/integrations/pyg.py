@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from integrations import attach
-from integrations._common.ecosystem import library, require_member
-from integrations.attach import compression, restore_model
+from integrations._utils.ecosystem import library, require_member
+from integrations.api import compress
+from integrations.api.compress import compression, restore_model
 
 library("torch_geometric", "pyg")
 
@@ -38,4 +38,4 @@ def compress_model(model: Model, level: str | None = None, **options: Any) -> Mo
         TypeError, ValueError: as ``integrations.compress_model`` does, or the model has nothing of PyG.
     """
     require_member(model, ("torch_geometric",), "a model of PyTorch Geometric")
-    return attach.compress_model(model, level, **options)
+    return compress.compress_model(model, level, **options)

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from integrations import attach
-from integrations._common.ecosystem import library, require_member
-from integrations.attach import compression, restore_model
+from integrations._utils.ecosystem import library, require_member
+from integrations.api import compress
+from integrations.api.compress import compression, restore_model
 
 library("timm", "timm")
 
@@ -37,4 +37,4 @@ def compress_model(model: Model, level: str | None = None, **options: Any) -> Mo
         TypeError, ValueError: as ``integrations.compress_model`` does, or the model has nothing of timm.
     """
     require_member(model, ("timm",), "a model of timm")
-    return attach.compress_model(model, level, **options)
+    return compress.compress_model(model, level, **options)

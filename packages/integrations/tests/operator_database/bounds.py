@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from integrations.rules.rules import RULES, Need
+from integrations.policies.rules import RULES, Need
 
 from .step import Step, flat, gradients
 from .stored import Saves

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from bench.errors import BenchError
 from bench.results.machine import Machine
-from integrations._common.whole_files import written_whole
+from integrations._utils.whole_files import written_whole
 
 # Okabe and Ito's colours, which keep apart for every kind of colour vision (https://jfly.uni-koeln.de/color/).
 BLUE, GREEN, VERMILION, PURPLE, ORANGE = "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00"

@@ -12,8 +12,8 @@ from typing import Any
 from bench.errors import BenchError
 from bench.results.machine import Machine
 from bench.results.record import Kind, Record
-from integrations._common.entries import loaded
-from integrations._common.whole_files import write_text
+from integrations._utils.entries import loaded
+from integrations._utils.whole_files import write_text
 
 FORMAT = 2
 

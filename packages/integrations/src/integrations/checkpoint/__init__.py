@@ -8,19 +8,19 @@
 It uses ``actcore``'s search and follows Feng & Huang, "Optimal gradient checkpoint search for arbitrary computation
 graphs" (CVPR 2021): ``optimal_grad_checkpointing`` is the call of its README.
 
-This room has the calls; captures are in ``integrations._step``, the search in ``_planning``, repetitions in
-``_runtime``.
+This room has the calls; captures are in ``integrations.capture``, the search in ``planner``, repetitions in
+``runtime``.
 """
 
-from integrations._planning.choice import Choice
-from integrations._planning.paper import PaperSegments, paper_segments
-from integrations._planning.plan import Plan
-from integrations._planning.planned_segments import PlannedSegment
-from integrations._planning.planner import plan
-from integrations._step.capturing.capture import capture
-from integrations._step.graphs.graph import Graph
+from integrations.capture.capture import capture
+from integrations.capture.graphs.graph import Graph
 from integrations.checkpoint.applied import apply, plan_of, restore_model
 from integrations.checkpoint.optimal import optimal_grad_checkpointing
+from integrations.planner.choice import Choice
+from integrations.planner.paper import PaperSegments, paper_segments
+from integrations.planner.plan import Plan
+from integrations.planner.planned_segments import PlannedSegment
+from integrations.planner.planner import plan
 
 __all__ = [
     "Choice",

@@ -7,16 +7,16 @@ from typing import TypeVar, get_args
 from torch import nn
 
 from actcore import Codec
-from integrations import attach
-from integrations._common.compiling import compiled_module
-from integrations._common.forward_wrapper import ForwardWrapper
-from integrations._handle.compression import Compression
-from integrations._handle.forward import CompressedForward
-from integrations._handle.plan_arguments import require_of, require_this_torch
-from integrations._handle.plan_manager import PlanManager
-from integrations._planning.plan import Plan
-from integrations._planning.plans import Shapes
-from integrations._step.graphs.sharding import class_of
+from integrations._utils.compiling import compiled_module
+from integrations._utils.forward_wrapper import ForwardWrapper
+from integrations.api import compress
+from integrations.api.handle.compression import Compression
+from integrations.api.handle.forward import CompressedForward
+from integrations.api.handle.plan_arguments import require_of, require_this_torch
+from integrations.api.handle.plan_manager import PlanManager
+from integrations.capture.graphs.sharding import class_of
+from integrations.planner.plan import Plan
+from integrations.planner.plans import Shapes
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -61,9 +61,9 @@ def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec |
             f"{type(inner).__name__} has a plan already; call integrations.checkpoint.restore_model(model) first"
         )
     ForwardWrapper.require_none(inner, "compress_model(model, checkpoint=plan) does both")
-    handle = attach.new_handle(Compression, inner, "L0", False, {})
+    handle = compress.new_handle(Compression, inner, "L0", False, {})
     handle._plan_manager = PlanManager(inner, plan, handle.level, shapes, codec)
-    attach.attach(handle)
+    compress.attach(handle)
     return model
 
 
@@ -83,7 +83,7 @@ def restore_model(model: Model) -> Model:
             raise ValueError(
                 f"{class_of(inner).__name__} has no plan; it is {others[0].what}: call {others[0].undo} instead"
             )
-    return attach.restore_model(model)
+    return compress.restore_model(model)
 
 
 def plan_of(model: nn.Module) -> Plan:

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from integrations._common.warn import warn
-from integrations._planning.budget import Budget
-from integrations._planning.planner import plan
-from integrations._step.capturing.loss import Loss
+from integrations._utils.warn import warn
+from integrations.capture.loss import Loss
 from integrations.checkpoint.applied import apply
 from integrations.checkpoint.parsed import ParsedForward
+from integrations.planner.budget import Budget
+from integrations.planner.planner import plan
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -1,11 +1,5 @@
 """fewbit: activations whose backward needs a few bits an element; linear layers that keep a sketch of their input."""
 
-from integrations._step_tables.catalogue import FUNCTIONS, FewBitFunction
-from integrations._step_tables.codebook import Codebook
-from integrations._step_tables.fitting import approximate, estimate_error
-from integrations._step_tables.noise import slope_error, slope_noise
-from integrations._step_tables.steps import LevelTable, StepTable
-from integrations._step_tables.tables import level_table, table
 from integrations.fewbit import functional
 from integrations.fewbit.conversion import Summary
 from integrations.fewbit.convert import convert, is_converted, restore_model, summary
@@ -49,6 +43,12 @@ from integrations.fewbit.modules import (
 from integrations.fewbit.store import StepwiseStore
 from integrations.fewbit.util import convert_linear, map_module
 from integrations.fewbit.variance import VarianceEstimator
+from integrations.policies.codebooks.catalogue import FUNCTIONS, FewBitFunction
+from integrations.policies.codebooks.codebook import Codebook
+from integrations.policies.codebooks.fitting import approximate, estimate_error
+from integrations.policies.codebooks.noise import slope_error, slope_noise
+from integrations.policies.codebooks.steps import LevelTable, StepTable
+from integrations.policies.codebooks.tables import level_table, table
 
 __all__ = [
     "CELU",

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from integrations._step_tables.fitting import fit_tables
-from integrations._step_tables.slopes import Slope
+from integrations.policies.codebooks.fitting import fit_tables
+from integrations.policies.codebooks.slopes import Slope
 
 __all__ = ["StepWiseFunction", "approximate", "estimate_error", "is_sorted", "stepwise"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from integrations._step_tables.catalogue import FUNCTIONS
 from integrations.fewbit.conversion import SAVED_ANYWAY, Skip, fits
+from integrations.policies.codebooks.catalogue import FUNCTIONS
 
 
 def chosen_functions(functions: str | Iterable[str] | None) -> frozenset[str]:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
-from integrations._torch import MODULE_CALL, attr_source, guard_builder, install_guard, instruction_translator
+from integrations._utils.torch_internals import (
+    MODULE_CALL,
+    attr_source,
+    guard_builder,
+    install_guard,
+    instruction_translator,
+)
 
 if TYPE_CHECKING:
     from integrations.fewbit.calls import FewBitCalls

@@ -14,14 +14,14 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from integrations._calls.checkpoint_frames import checkpoint_of
-from integrations._common.in_model import ModelRef
-from integrations._torch import constant_when_traced, top_saved_tensors_default_hooks
+from integrations._utils.in_model import ModelRef
+from integrations._utils.torch_internals import constant_when_traced, top_saved_tensors_default_hooks
 from integrations.fewbit import functional
 from integrations.fewbit.callers import around_checkpoint, callers, callers_when_traced, reentrant_checkpoints
 from integrations.fewbit.conversion import Calls, calls_of
 from integrations.fewbit.functional.conditions import keeps_few_bits
 from integrations.fewbit.registry import CALLS
+from integrations.tracing.checkpoint_frames import checkpoint_of
 
 
 class FewBitCalls(TorchFunctionMode):

@@ -10,16 +10,16 @@ from time import perf_counter
 
 from torch import Tensor
 
-from integrations._common.command_line import Parser, run
-from integrations._step_tables import shipped
-from integrations._step_tables.catalogue import FUNCTIONS
-from integrations._step_tables.fitting import DOMAIN, approximate, checked_bits, estimate_error
-from integrations._step_tables.objective import WEIGHTS
-from integrations._step_tables.slopes import ScalarFunction
-from integrations._step_tables.steps import StepTable
-from integrations._step_tables.tables import table
+from integrations._utils.command_line import Parser, run
 from integrations._version import __version__
 from integrations.fewbit import files, plot
+from integrations.policies.codebooks import shipped
+from integrations.policies.codebooks.catalogue import FUNCTIONS
+from integrations.policies.codebooks.fitting import DOMAIN, approximate, checked_bits, estimate_error
+from integrations.policies.codebooks.objective import WEIGHTS
+from integrations.policies.codebooks.slopes import ScalarFunction
+from integrations.policies.codebooks.steps import StepTable
+from integrations.policies.codebooks.tables import table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,10 +12,10 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from torch import nn
 
-from integrations._common.conversion import Conversion, conversion_lines
-from integrations._common.forward_wrapper import ForwardWrapper
-from integrations._common.in_model import ModelRef
-from integrations._common.module_tree import paths_of
+from integrations._utils.conversion import Conversion, conversion_lines
+from integrations._utils.forward_wrapper import ForwardWrapper
+from integrations._utils.in_model import ModelRef
+from integrations._utils.module_tree import paths_of
 from integrations.fewbit.registry import is_activation
 
 SAVED_ANYWAY = ("sigmoid", "tanh")

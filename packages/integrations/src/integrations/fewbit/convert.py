@@ -9,12 +9,9 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from integrations._common.compiling import compiled_module
-from integrations._common.module_tree import exchange
-from integrations._common.takeover import give_back, remember, remembered, take_over
-from integrations._runtime.first_forward import listen_no_longer, listen_once
-from integrations._step_tables.options import DEFAULT_BITS
-from integrations._step_tables.tables import table
+from integrations._utils.compiling import compiled_module
+from integrations._utils.module_tree import exchange
+from integrations._utils.takeover import give_back, remember, remembered, take_over
 from integrations.fewbit import functional, modules
 from integrations.fewbit.arguments import chosen_functions, linear_options, require_found, skip_entries
 from integrations.fewbit.conversion import (
@@ -31,6 +28,9 @@ from integrations.fewbit.linear_kinds import is_linear, why_kept, with_sketch
 from integrations.fewbit.modules.approximated import Approximated
 from integrations.fewbit.norm_kinds import is_norm, sharing_kind
 from integrations.fewbit.registry import CALLS, Recognised, likeness, recognised
+from integrations.policies.codebooks.options import DEFAULT_BITS
+from integrations.policies.codebooks.tables import table
+from integrations.runtime.first_forward import listen_no_longer, listen_once
 
 Model = TypeVar("Model", bound=nn.Module)
 

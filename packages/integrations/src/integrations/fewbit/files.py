@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from integrations._common.whole_files import write_text, written_whole
-from integrations._step_tables.steps import StepTable
+from integrations._utils.whole_files import write_text, written_whole
 from integrations.fewbit.store import END, read_arrays
+from integrations.policies.codebooks.steps import StepTable
 
 TYPES = (".npz", ".json")
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from integrations._runtime.first_forward import ListensOnce
-from integrations._torch import get_tracing_state
+from integrations._utils.torch_internals import get_tracing_state
 from integrations.fewbit.calls import FewBitCalls
 from integrations.fewbit.conversion import Calls
+from integrations.runtime.first_forward import ListensOnce
 
 
 class FewBitForward(ListensOnce):

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from integrations._calls.tensors import storages_of
-from integrations._common.storages import StorageSet
+from integrations._utils.storages import StorageSet
+from integrations.tracing.tensors import storages_of
 
 _RAW = "_raw_saved_"
 _LEAF = "torch::autograd::AccumulateGrad"

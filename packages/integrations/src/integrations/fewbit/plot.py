@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from integrations._common.drawing import BLUE, INK, VERMILION, new_figure, plain_axes, write_figure
-from integrations._step_tables.slopes import ScalarFunction, Slope
-from integrations._step_tables.steps import StepTable
+from integrations._utils.drawing import BLUE, INK, VERMILION, new_figure, plain_axes, write_figure
+from integrations.policies.codebooks.slopes import ScalarFunction, Slope
+from integrations.policies.codebooks.steps import StepTable
 
 _POINTS = 4001
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from integrations._common.archives import arrays_in
-from integrations._step_tables.shipped import SMOOTH, WIDTHS
-from integrations._step_tables.steps import StepTable
-from integrations._step_tables.tables import table
+from integrations._utils.archives import arrays_in
+from integrations.policies.codebooks.shipped import SMOOTH, WIDTHS
+from integrations.policies.codebooks.steps import StepTable
+from integrations.policies.codebooks.tables import table
 
 MOST_BYTES = 1 << 24
 """Of a file's arrays: a table of 8 bits takes some 4 KiB."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from integrations._common.chunked_loss import WEIGHT_ROWS
+from integrations._utils.chunked_loss import WEIGHT_ROWS
 
 # The least rows of a chunk: with fewer, a product would not pay for reading the weight and its gradient.
 _LEAST = {"cpu": 128, "cuda": 512}

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from integrations._common.autocast import autocast_on
+from integrations._utils.autocast import autocast_on
 from integrations.losses._chunks import rows_of_chunk
 from integrations.losses._derived import Derived
 from integrations.losses._layers import layer_cross_entropy, rows_of_layer

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from integrations._common.autocast import autocast_on
+from integrations._utils.autocast import autocast_on
 
 
 @dataclass(eq=False)

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from actcore.stored import Absent, Stored, announce, is_heard
-from integrations._storing.records import IN_CHUNKS
-from integrations._torch import get_current_graph_task_keep_graph
+from integrations._utils.torch_internals import get_current_graph_task_keep_graph
+from integrations.tracing.storage.records import IN_CHUNKS
 
 _TENSORS = 4  # the place of the first tensor among the arguments
 _OPERATOR = "chunked cross_entropy"

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actcore.stored import Absent
-from integrations._common.autocast import dtype_of_product
-from integrations._common.plain import has_elements
-from integrations._torch import peek_interpreter_stack
+from integrations._utils.autocast import dtype_of_product
+from integrations._utils.plain import has_elements
+from integrations._utils.torch_internals import peek_interpreter_stack
 from integrations.losses import _operator
 from integrations.losses._chunks import rows_of_chunk
 from integrations.losses._differentiated import differentiated

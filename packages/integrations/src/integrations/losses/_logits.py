@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import enable_reentrant_dispatch
 
-from integrations._common.warn import warn
-from integrations._step.graphs.sharding import is_of_unit
-from integrations._torch import DisableTorchFunctionSubclass, make_wrapper_subclass, tree_map_only
+from integrations._utils.torch_internals import DisableTorchFunctionSubclass, make_wrapper_subclass, tree_map_only
+from integrations._utils.warn import warn
+from integrations.capture.graphs.sharding import is_of_unit
 from integrations.losses import _deriving as deriving
 from integrations.losses._derived import Derived
 from integrations.losses._differentiated import NO_SECOND_DERIVATIVE

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from integrations._common.chunked_loss import OPERATOR
+from integrations._utils.chunked_loss import OPERATOR
 from integrations.losses._chunks import Sums, Terms, chunked
 from integrations.losses._differentiated import NO_SECOND_DERIVATIVE
 

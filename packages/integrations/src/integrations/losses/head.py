@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from integrations._common.autocast import autocast_on, dtype_of_product
-from integrations._common.forward_wrapper import ForwardWrapper
-from integrations._common.plain import PLAIN
-from integrations._common.warn import warn
-from integrations._step.capturing.capture import is_capturing
-from integrations._step.graphs.sharding import is_unit
-from integrations._torch import in_forward_mode, peek_interpreter_stack
+from integrations._utils.autocast import autocast_on, dtype_of_product
+from integrations._utils.forward_wrapper import ForwardWrapper
+from integrations._utils.plain import PLAIN
+from integrations._utils.torch_internals import in_forward_mode, peek_interpreter_stack
+from integrations._utils.warn import warn
+from integrations.capture.capture import is_capturing
+from integrations.capture.graphs.sharding import is_unit
 from integrations.losses._derived import Derived, Source
 from integrations.losses._logits import Logits
 

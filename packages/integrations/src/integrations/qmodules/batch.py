@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from integrations._common.warn import warn
+from integrations._utils.warn import warn
 from integrations.qmodules.config import config
 
 

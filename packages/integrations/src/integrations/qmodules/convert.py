@@ -12,15 +12,15 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from integrations._common.conversion import Conversion, conversion_lines
-from integrations._common.module_tree import exchange
-from integrations._common.warn import warn
-from integrations._runtime.first_forward import listen_no_longer, listen_once
+from integrations._utils.conversion import Conversion, conversion_lines
+from integrations._utils.module_tree import exchange
+from integrations._utils.warn import warn
 from integrations.qmodules.config import config
 from integrations.qmodules.counterparts import find_q_layer, name_of, why_none
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.levels import QLevel, resolve_level
 from integrations.qmodules.scheme import ModelPrecision
+from integrations.runtime.first_forward import listen_no_longer, listen_once
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 import actcore
-from integrations._storing.double_backward import DoubleBackward
+from integrations.policies.norms import Normalizer
+from integrations.policies.standardizing import CHANNELS
 from integrations.qmodules.batch import Batch
 from integrations.qmodules.device_rows import DeviceRows, rows_of
 from integrations.qmodules.forwards import Forward, source_of, squared_norms
@@ -23,8 +24,7 @@ from integrations.qmodules.levels import QLevel
 from integrations.qmodules.per_sample import range_energies, rounding_profile, sample_bits
 from integrations.qmodules.scheme import ModelPrecision, Observation, QBNScheme, QScheme, new_double_backward
 from integrations.qmodules.sharing import packed
-from integrations.rules.norms import Normalizer
-from integrations.rules.standardizing import CHANNELS
+from integrations.tracing.storage.double_backward import DoubleBackward
 
 Kind = Literal["linear", "norm", "other"]
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 import actcore
 from actcore.double_backward import BY_ROUNDED
-from integrations._common.warn import warn
-from integrations._storing.double_backward import DoubleBackward
-from integrations._torch import current_graph_task_id, queue_callback
+from integrations._utils.torch_internals import current_graph_task_id, queue_callback
+from integrations._utils.warn import warn
 from integrations.qmodules.batch import Batch
 from integrations.qmodules.device_rows import code_bytes
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.per_sample import costs_of_totals
+from integrations.tracing.storage.double_backward import DoubleBackward
 
 if TYPE_CHECKING:
     from integrations.qmodules.precision import LayerPrecision

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 import actcore
-from integrations._torch import top_saved_tensors_default_hooks
-from integrations.rules.norms import OfChannels
+from integrations._utils.torch_internals import top_saved_tensors_default_hooks
+from integrations.policies.norms import OfChannels
 
 
 @dataclass(frozen=True)

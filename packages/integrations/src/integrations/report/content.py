@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from integrations._storing.records import RECOMPUTED
 from integrations.report.row import Row
 from integrations.report.words import ESTIMATED, IT_TAKES, NOTHING_LEFT, format_bytes, format_change
+from integrations.tracing.storage.records import RECOMPUTED
 
 _REASONS = 3
 """The number of reasons in a caption for exact tensors of compiled regions."""

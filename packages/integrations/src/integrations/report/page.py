@@ -8,7 +8,7 @@ from importlib.resources import files
 from os import PathLike
 from string import Template
 
-from integrations._common.whole_files import write_text
+from integrations._utils.whole_files import write_text
 from integrations.report.content import Content
 from integrations.report.row import Row
 from integrations.report.svg import bars, step

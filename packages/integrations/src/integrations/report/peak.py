@@ -14,10 +14,10 @@ from math import prod
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from integrations._step.dispatch.memory import is_wrapper, parts_of
-from integrations._storing.records import IN_CHUNKS
+from integrations.capture.dispatch.memory import is_wrapper, parts_of
 from integrations.report.row import Row
 from integrations.report.words import KEPT
+from integrations.tracing.storage.records import IN_CHUNKS
 
 
 def gradient_bytes_by_module(model: nn.Module) -> dict[str, int]:

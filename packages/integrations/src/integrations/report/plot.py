@@ -5,7 +5,7 @@ from __future__ import annotations
 from os import PathLike
 from typing import Any
 
-from integrations._common.drawing import BLUE, FAINT, GREY, GRID, INK, VERMILION, new_figure, plain_axes, write_figure
+from integrations._utils.drawing import BLUE, FAINT, GREY, GRID, INK, VERMILION, new_figure, plain_axes, write_figure
 from integrations.report.content import Content
 from integrations.report.curve import Curve, curve_of
 from integrations.report.tree import Part, cut, tree_of

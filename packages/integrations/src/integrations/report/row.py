@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from integrations._storing.records import Record
+from integrations.tracing.storage.records import Record
 
 
 @dataclass(frozen=True)

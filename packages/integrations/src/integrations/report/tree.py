@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from integrations._storing.records import RECOMPUTED
 from integrations.report.row import Row
+from integrations.tracing.storage.records import RECOMPUTED
 
 MODEL = "(model)"
 """The name of the model itself, whose path is empty."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from integrations._storing.records import RECOMPUTED
+from integrations.tracing.storage.records import RECOMPUTED
 
 LOSS = "(loss)"
 """In the place of a module's path: what a loss saves that is computed from the model's output."""

@@ -14,12 +14,12 @@ import actcore
 
 # The package, and not its names: this module is imported while the package is.
 import integrations
-from integrations._common.warn import warn
-from integrations._handle.unused import SUBJECT, why_unused
-from integrations.rules.levels import Level, resolve_level
+from integrations._utils.warn import warn
+from integrations.api.handle.unused import SUBJECT, why_unused
+from integrations.policies.levels import Level, resolve_level
 
 if TYPE_CHECKING:
-    from integrations._handle.compression import Compression
+    from integrations.api.handle.compression import Compression
 
 Result = TypeVar("Result")
 

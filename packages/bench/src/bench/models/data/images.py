@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from bench.errors import BenchError
-from integrations._common.archives import arrays_in
+from integrations._utils.archives import arrays_in
 
 DATASETS = ("auto", "cifar10", "digits")
 FILE = "cifar10_subset.npz"

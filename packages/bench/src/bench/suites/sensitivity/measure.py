@@ -21,7 +21,7 @@ from bench.runner.gradients import backward, gradient, relative_error
 from bench.runner.run import begun
 from bench.suites.sensitivity.results import KIND, Sensitivities
 from integrations import LEVELS
-from integrations._handle.two_seed import two_seed_errors
+from integrations.api.handle.two_seed import two_seed_errors
 
 PAIRS, PASSES, STEPS = 40, 5, 10
 QUICK_PAIRS, QUICK_STEPS, QUICK_MODELS = 4, 3, ("bert", "gcn")

@@ -7,7 +7,6 @@ Each takes torch's arguments under torch's names and computes torch's values. Wi
 are no plain floating-point ones, it *is* torch's function.
 """
 
-from integrations._step_tables.options import Options
 from integrations.fewbit.functional.activation import activation
 from integrations.fewbit.functional.column_rows import linear_crs
 from integrations.fewbit.functional.gates import geglu, glu, reglu, swiglu
@@ -42,6 +41,7 @@ from integrations.fewbit.functional.smooth import (
 )
 from integrations.fewbit.functional.stepwise import stepwise
 from integrations.fewbit.gradients import GradientStorage, catch_gradients
+from integrations.policies.codebooks.options import Options
 
 __all__ = [
     "GradientStorage",

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from torch import Tensor
 
 import actcore
-from integrations._step_tables.fitting import approximate
-from integrations._step_tables.isolated_fit import fitted_apart
-from integrations._step_tables.options import DEFAULT_BITS, Rounding, check_options, constant, steps_of
-from integrations._step_tables.steps import LevelTable, StepTable
 from integrations.fewbit.functional.conditions import keeps_few_bits
+from integrations.policies.codebooks.fitting import approximate
+from integrations.policies.codebooks.isolated_fit import fitted_apart
+from integrations.policies.codebooks.options import DEFAULT_BITS, Rounding, check_options, constant, steps_of
+from integrations.policies.codebooks.steps import LevelTable, StepTable
 
 ScalarFunction = Callable[[Tensor], Tensor]
 

@@ -14,8 +14,8 @@ from torch.autograd import Function
 import actcore
 from actcore.origins import note_origin, with_origin
 from actcore.stored import announce_pointwise, stands_for
-from integrations._step_tables.options import constant
-from integrations._torch import constant_when_traced
+from integrations._utils.torch_internals import constant_when_traced
+from integrations.policies.codebooks.options import constant
 
 _ops = torch.ops.actcore
 

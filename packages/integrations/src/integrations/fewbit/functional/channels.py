@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from integrations._common.plain import has_elements
+from integrations._utils.plain import has_elements
 
 
 def capacity(channels: int) -> int:

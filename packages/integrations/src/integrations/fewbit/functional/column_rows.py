@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from integrations._common.autocast import as_matmul
-from integrations._storing.double_backward import DoubleBackward
+from integrations._utils.autocast import as_matmul
 from integrations.fewbit.functional.linear import (
     announce_input,
     announce_more,
@@ -20,6 +19,7 @@ from integrations.fewbit.functional.linear import (
     require_one_source,
 )
 from integrations.fewbit.sketches import drawn_key, sample_features, seeded_key
+from integrations.tracing.storage.double_backward import DoubleBackward
 
 
 def linear_crs(

@@ -6,8 +6,13 @@ import torch
 from torch import Tensor
 
 import actcore
-from integrations._common.plain import PLAIN
-from integrations._torch import constant_when_traced, get_tracing_state, in_forward_mode, peek_interpreter_stack
+from integrations._utils.plain import PLAIN
+from integrations._utils.torch_internals import (
+    constant_when_traced,
+    get_tracing_state,
+    in_forward_mode,
+    peek_interpreter_stack,
+)
 
 
 def keeps_few_bits(x: Tensor) -> bool:

@@ -14,11 +14,11 @@ import actcore
 from actcore.autograd import reads_rounded, restore_saved
 from actcore.double_backward import BY_ROUNDED
 from actcore.stored import Absent, Stored, announce, is_heard
-from integrations._common.warn import warn
-from integrations._step_tables.catalogue import FUNCTIONS
-from integrations._step_tables.options import check_approximate, check_options
+from integrations._utils.warn import warn
 from integrations.fewbit.functional import piecewise, smooth
 from integrations.fewbit.functional.conditions import keeps_few_bits
+from integrations.policies.codebooks.catalogue import FUNCTIONS
+from integrations.policies.codebooks.options import check_approximate, check_options
 
 _FEW_BITS: Mapping[str, Callable[..., Tensor]] = {
     "sigmoid": smooth.sigmoid,

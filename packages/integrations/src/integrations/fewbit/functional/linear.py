@@ -19,13 +19,13 @@ import actcore
 from actcore.autograd import restore_saved
 from actcore.double_backward import builds_graph
 from actcore.stored import Stored, announce, is_heard
-from integrations._calls.double_backward import is_wanted
-from integrations._common.autocast import as_matmul
-from integrations._common.plain import PLAIN
-from integrations._common.warn import warn
-from integrations._storing.double_backward import DoubleBackward
+from integrations._utils.autocast import as_matmul
+from integrations._utils.plain import PLAIN
+from integrations._utils.warn import warn
 from integrations.fewbit.functional.conditions import in_transform
 from integrations.fewbit.sketches import Sketching, drawn_key, project, sample_tokens, seeded_key, storage
+from integrations.tracing.double_backward import is_wanted
+from integrations.tracing.storage.double_backward import DoubleBackward
 
 
 def linear_randomized(

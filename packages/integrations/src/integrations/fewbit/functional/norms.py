@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from actcore.stored import Stored, announce, is_heard
-from integrations._common.autocast import is_available, is_known
-from integrations._common.norm_statistics import mean_of, rms_product
-from integrations._common.plain import PLAIN
-from integrations._torch import fused_rms_norm
+from integrations._utils.autocast import is_available, is_known
+from integrations._utils.norm_statistics import mean_of, rms_product
+from integrations._utils.plain import PLAIN
+from integrations._utils.torch_internals import fused_rms_norm
 from integrations.fewbit.functional.channels import channels_to_keep, divisor, most_lost
 from integrations.fewbit.functional.conditions import in_transform
 

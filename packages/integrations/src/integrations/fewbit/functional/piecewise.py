@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import actcore
-from integrations._common.in_place import placed
+from integrations._utils.in_place import placed
 from integrations.fewbit.functional.bands import band
 from integrations.fewbit.functional.conditions import keeps_few_bits, numbers
 

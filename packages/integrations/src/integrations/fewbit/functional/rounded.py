@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import actcore
-from integrations._common.autocast import in_float32
-from integrations._common.in_place import placed
-from integrations._step_tables.catalogue import FUNCTIONS
-from integrations._step_tables.options import (
+from integrations._utils.autocast import in_float32
+from integrations._utils.in_place import placed
+from integrations.fewbit.functional.conditions import keeps_few_bits, numbers
+from integrations.policies.codebooks.catalogue import FUNCTIONS
+from integrations.policies.codebooks.options import (
     DEFAULT_BITS,
     Options,
     Steps,
@@ -20,8 +21,7 @@ from integrations._step_tables.options import (
     steps_of,
     user_steps,
 )
-from integrations._step_tables.tables import level_table, table
-from integrations.fewbit.functional.conditions import keeps_few_bits, numbers
+from integrations.policies.codebooks.tables import level_table, table
 
 # The operators that autocast may know among those that a function is made of.
 _AUTOCAST: Mapping[str, str] = {"softplus": "aten::softplus", "squared_relu": "aten::pow.Tensor_Scalar"}

@@ -11,8 +11,8 @@ from typing import Unpack
 
 from torch import Tensor
 
-from integrations._step_tables.options import Options, check_approximate
 from integrations.fewbit.functional.rounded import rounded
+from integrations.policies.codebooks.options import Options, check_approximate
 
 
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False, **options: Unpack[Options]) -> Tensor:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import actcore
-from integrations._step_tables.options import constant, steps_of, trimmed
-from integrations._step_tables.steps import StepTable
 from integrations.fewbit.functional.conditions import keeps_few_bits
+from integrations.policies.codebooks.options import constant, steps_of, trimmed
+from integrations.policies.codebooks.steps import StepTable
 
 Numbers = Tensor | Sequence[float]
 

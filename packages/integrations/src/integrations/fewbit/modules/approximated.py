@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from integrations._common.takeover import remembered
-from integrations._step_tables.options import Rounding
-from integrations._step_tables.tables import level_table, table
+from integrations._utils.takeover import remembered
 from integrations.fewbit.functional.activation import activation
+from integrations.policies.codebooks.options import Rounding
+from integrations.policies.codebooks.tables import level_table, table
 
 
 class Approximated(nn.Module):

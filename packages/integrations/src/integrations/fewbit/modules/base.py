@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from integrations._step_tables.options import DEFAULT_BITS, Options, check_options
-from integrations._step_tables.steps import StepTable
+from integrations.policies.codebooks.options import DEFAULT_BITS, Options, check_options
+from integrations.policies.codebooks.steps import StepTable
 
 
 class FewBitActivation(nn.Module):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from integrations._step_tables.options import check_approximate, check_options
 from integrations.fewbit.functional import gates
+from integrations.policies.codebooks.options import check_approximate, check_options
 
 
 class GLU(nn.GLU):

@@ -7,12 +7,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from integrations._common.takeover import StandIn
-from integrations._storing.double_backward import DoubleBackward
+from integrations._utils.takeover import StandIn
 from integrations.fewbit.functional.column_rows import require_features, sampled_linear
 from integrations.fewbit.functional.linear import new_double_backward, require_one_source, sketched_linear
 from integrations.fewbit.sketches import Sketching, drawn_key, seeded_key
 from integrations.fewbit.sketches.keys import next_stream
+from integrations.tracing.storage.double_backward import DoubleBackward
 
 
 class _Noisy(nn.Module):

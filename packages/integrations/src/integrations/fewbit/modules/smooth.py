@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from integrations._step_tables.catalogue import FUNCTIONS
 from integrations.fewbit.functional import smooth
 from integrations.fewbit.modules.base import Smooth
+from integrations.policies.codebooks.catalogue import FUNCTIONS
 
 
 class CELU(Smooth, nn.CELU):

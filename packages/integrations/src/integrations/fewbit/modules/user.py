@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from integrations._step_tables.fitting import approximate
-from integrations._step_tables.options import DEFAULT_BITS, Rounding
-from integrations._step_tables.steps import LevelTable, StepTable
 from integrations.fewbit.functional.activation import ScalarFunction, activation, check_arguments
 from integrations.fewbit.functional.stepwise import Numbers, piecewise_linear, step_table
+from integrations.policies.codebooks.fitting import approximate
+from integrations.policies.codebooks.options import DEFAULT_BITS, Rounding
+from integrations.policies.codebooks.steps import LevelTable, StepTable
 
 
 class Activation(nn.Module):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import actcore
-from integrations._common.in_place import placed
-from integrations._step_tables.tables import table
+from integrations._utils.in_place import placed
+from integrations.policies.codebooks.tables import table
 from integrations.qmodules.layers.base import QLayer
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -15,16 +15,16 @@ from torch.overrides import TorchFunctionMode
 import actcore
 from actcore.saved_hooks import policy_hooks
 from actcore.stored import called
-from integrations._calls.attention import recomputed
-from integrations._calls.double_backward import is_read
-from integrations._common.autocast import as_matmul
-from integrations._watching.tracker import opened
+from integrations._utils.autocast import as_matmul
+from integrations.policies.arguments import Arguments
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.layers.linear import LinearFunction
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.precision import LayerPrecision
 from integrations.qmodules.scheme import ModelPrecision
-from integrations.rules.arguments import Arguments
+from integrations.tracing.attention import recomputed
+from integrations.tracing.double_backward import is_read
+from integrations.tracing.tracker import opened
 
 # What saves query, key, value and the softmax: their errors go through the softmax, and few bits are not enough.
 _FACTORS = ("bmm", "baddbmm", "softmax")

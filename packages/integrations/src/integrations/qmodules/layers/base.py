@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import actcore
-from integrations._common.plain import PLAIN
-from integrations._common.takeover import StandIn
-from integrations._torch import get_tracing_state, in_forward_mode, peek_interpreter_stack
+from integrations._utils.plain import PLAIN
+from integrations._utils.takeover import StandIn
+from integrations._utils.torch_internals import get_tracing_state, in_forward_mode, peek_interpreter_stack
 from integrations.qmodules.config import config
 from integrations.qmodules.layers.leaf import leaf
 from integrations.qmodules.layers.saving import Saving

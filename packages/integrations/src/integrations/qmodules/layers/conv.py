@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from actcore.stored import Stored, announce, is_heard
-from integrations._common.autocast import as_matmul
+from integrations._utils.autocast import as_matmul
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.layers.saving import Saving, placeholder
 from integrations.qmodules.levels import QLevel

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import actcore
-from integrations._common.in_place import placed
+from integrations._utils.in_place import placed
 from integrations.qmodules.layers.activations import DTYPES
 from integrations.qmodules.layers.base import QLayer
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 import actcore
-from integrations._common.autocast import as_matmul
+from integrations._utils.autocast import as_matmul
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.layers.saving import Saving
 from integrations.qmodules.levels import QLevel

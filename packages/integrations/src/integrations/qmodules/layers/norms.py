@@ -19,14 +19,18 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from actcore.origins import note_origin, with_origin
-from integrations._common.autocast import in_float32
-from integrations._common.norm_statistics import mean_of, rms_of, rms_product, statistic_shape
-from integrations._torch import batch_norm_impl_index, batch_norm_impl_index_backward, native_batch_norm_legit
+from integrations._utils.autocast import in_float32
+from integrations._utils.norm_statistics import mean_of, rms_of, rms_product, statistic_shape
+from integrations._utils.torch_internals import (
+    batch_norm_impl_index,
+    batch_norm_impl_index_backward,
+    native_batch_norm_legit,
+)
+from integrations.policies.norms import FEW
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.layers.saving import Saving
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.precision import LayerPrecision
-from integrations.rules.norms import FEW
 
 
 class BatchNormFunction(Function):

@@ -13,7 +13,7 @@ from torch.autograd import Function
 import actcore
 from actcore.origins import note_origin, with_origin
 from actcore.stored import Stored, announce, is_heard
-from integrations._torch import adaptive_avg_pool2d, adaptive_avg_pool2d_backward
+from integrations._utils.torch_internals import adaptive_avg_pool2d, adaptive_avg_pool2d_backward
 from integrations.qmodules.layers.activations import DTYPES
 from integrations.qmodules.layers.base import QLayer
 

@@ -11,10 +11,10 @@ from torch import Tensor
 import actcore
 from actcore.autograd import reads_rounded, restore_saved
 from actcore.stored import Absent, Stored, announce, is_heard
-from integrations._calls.double_backward import is_wanted
+from integrations.policies.norms import OfChannels
 from integrations.qmodules.precision import LayerPrecision
 from integrations.qmodules.sharing import once
-from integrations.rules.norms import OfChannels
+from integrations.tracing.double_backward import is_wanted
 
 
 @dataclass(frozen=True)

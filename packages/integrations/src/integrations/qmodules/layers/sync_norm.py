@@ -13,10 +13,10 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 import actcore
-from integrations._torch import BatchNorm, sync_norm_check_channels, sync_norm_check_input_dim
+from integrations._utils.torch_internals import BatchNorm, sync_norm_check_channels, sync_norm_check_input_dim
+from integrations.policies.norms import FEW
 from integrations.qmodules.layers.norms import AnyBatchNorm
 from integrations.qmodules.layers.saving import Saving
-from integrations.rules.norms import FEW
 
 
 class SyncBatchNormFunction(Function):

@@ -1,0 +1,114 @@
+"""Which frames of a compressed model dynamo compiles, the part of ``torch.compile`` that reads Python."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from types import FunctionType
+from typing import Any, TypeVar
+from weakref import finalize
+
+import torch
+from torch import nn
+
+from integrations._utils.torch_internals import (
+    DYNAMO,
+    FrameAction,
+    FrameExecStrategy,
+    get_eval_frame_callback,
+    instruction_translator,
+    optimized_module,
+    reset_code,
+    set_code_exec_strategy,
+)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _can_skip() -> bool:
+    """Whether torch has the private names that the functions here need."""
+    return None not in (FrameExecStrategy, FrameAction, set_code_exec_strategy, get_eval_frame_callback)
+
+
+def left_to_python(function: Function) -> Function:
+    """A decorator: dynamo skips the function's own frames, and goes on with those that it calls.
+
+    ``torch.compiler.disable(recursive=False)`` would import the compiler for everyone, and break the graph of a
+    function that calls this one. Where torch has no such thing, dynamo traces the frames as it does others.
+    """
+    if _can_skip():
+        skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
+        set_code_exec_strategy(function.__code__, skip)
+    return function
+
+
+def not_inlined(function: Function) -> Function:
+    """``left_to_python``, and dynamo also breaks the graph of a function that calls this one."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return left_to_python(function)
+
+
+_SKIPS = _can_skip()
+
+
+def skips_frames() -> bool:
+    """Whether ``left_to_python`` does anything here."""
+    return _SKIPS
+
+
+# The function without dynamo, for itself and all that it calls.
+without_dynamo: Callable[[Function], Function] = cache(torch.compiler.disable)
+
+
+@left_to_python
+def compiles_callees() -> bool:
+    """Whether dynamo compiles the frames that the caller calls: it is on, and has skipped the caller's own frame."""
+    return DYNAMO in sys.modules and _SKIPS and callable(get_eval_frame_callback())
+
+
+def compiled_module(model: nn.Module) -> nn.Module:
+    """The module inside, if ``torch.compile`` made this one: it wraps that module, and its copies lack the attributes
+    that were set on it."""
+    if DYNAMO not in sys.modules:
+        return model
+    inner = getattr(model, "_orig_mod", None) if isinstance(model, optimized_module()) else None
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def has_compiled_parts(modules: Iterable[nn.Module]) -> bool:
+    """Return whether ``torch.compile`` made one of the modules, or compiles its calls."""
+    if DYNAMO not in sys.modules:
+        return False
+    kind = optimized_module()
+    return any(isinstance(module, kind) or module._compiled_call_impl is not None for module in modules)
+
+
+def may_break_graph() -> bool:
+    """Whether the graph that is being traced may be broken, with the frame behind the break left to Python. With
+    ``fullgraph=True`` it may not."""
+    if not _SKIPS:
+        return False
+    try:
+        tracing = instruction_translator().current_tx()
+        return not (tracing.one_graph or tracing.error_on_graph_break)
+    except (ImportError, AttributeError):
+        return False
+
+
+def own_frame() -> Callable[..., Any]:
+    """A new function that calls what it is given, for dynamo to compile, since dynamo skips the frames of torch's own
+    modules.
+
+    Dynamo keeps and counts what it compiled by code object, so each model gets a function of its own. What was compiled
+    refers to the code object, which the collector does not look into, so that neither would ever go by itself: they go
+    with the function.
+    """
+    function = FunctionType(_call.__code__.replace(), _call.__globals__, _call.__name__)
+    if reset_code is not None:
+        finalize(function, reset_code, function.__code__).atexit = False
+    return function
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return function(*args, **kwargs)

@@ -1,1 +1,0 @@
-"""Watches a forward: its calls, who owns its tensors, and the checkpoints that it enters."""

@@ -1,0 +1,1 @@
+"""What users call: compressing a model, its handle, plans for it, and the control of errors in training."""

@@ -1,0 +1,348 @@
+"""Compressing a model in place, finding its handle, undoing it; and compression for the length of a block."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from integrations import fewbit, qmodules
+from integrations._utils.compiling import compiled_module
+from integrations._utils.conversion import require_no_part
+from integrations._utils.ecosystem import require_one_checkpointing
+from integrations._utils.forward_wrapper import ForwardWrapper
+from integrations.api.handle import blocks, effectiveness_check
+from integrations.api.handle.blocks import BlockCompression, entered, in_block
+from integrations.api.handle.compression import Compression
+from integrations.api.handle.converted import Converted, is_converted
+from integrations.api.handle.forward import CompressedForward
+from integrations.api.handle.keeping import require_paths
+from integrations.api.handle.module_conversion import Exchanges
+from integrations.api.handle.plan_arguments import Asked, Given, level_with, require_loss, require_one, with_plan
+from integrations.api.handle.plan_manager import plan_manager_for
+from integrations.api.handle.running import within
+from integrations.api.handle.unused import await_forward, await_no_longer
+from integrations.planner.bounds import Bounds
+from integrations.planner.budget import Budget
+from integrations.planner.plan import Plan
+from integrations.planner.sensitivity.surroundings import undo_after_trial
+from integrations.policies.levels import resolve_level
+from integrations.qmodules import QLevel
+from integrations.runtime.first_forward import listen_no_longer
+
+Model = TypeVar("Model", bound=nn.Module)
+Handle = TypeVar("Handle", bound=Compression)
+
+_HANDLE = Compression.PLACE
+
+# How many forwards a model has had, passed from one block to the next, until restore_model.
+_steps: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def compress_model(
+    model: Model,
+    level: str | None = None,
+    *,
+    memory: Budget | None = None,
+    time: float | None = None,
+    error: float | None = None,
+    stores: Iterable[str] | None = None,
+    activations: str | int | Mapping[str, Any] | None = None,
+    linear: str | float | Mapping[str, Any] | None = None,
+    layers: str | QLevel | Mapping[str, Any] | None = None,
+    loss: str | Mapping[str, str] | None = None,
+    checkpoint: Asked | None = None,
+    plan: Given | None = None,
+    fallback: str | None = None,
+    strict: bool = False,
+    **options: Any,
+) -> Model:
+    """Make a model train in less memory, from now on and in place, by compressing the tensors that autograd saves for
+    backward.
+
+    ::
+
+        compress_model(model, memory="8GiB")  # the fastest exact training that fits
+        compress_model(model, memory="least")  # the least memory with exact gradients
+        compress_model(model, memory=0.2, error=0.1)  # a fifth of the plain step's, gradients within 10 %
+        compress_model(model, level="L1")  # everything in 4 bits or as many as it bears, without a plan
+        compress_model(model, plan="plan.json")  # a plan that was saved before, without planning and measuring
+
+    With ``memory``, ``time``, ``error`` or ``stores``, a plan is built during the first training forward. The plan
+    keeps each saved tensor, stores it exactly in fewer bits, recomputes it, offloads it, or, with ``error``, rounds it.
+    Unconstrained quantities are minimized: the time within ``memory``, the memory within ``time``, the memory if
+    neither is given. If ``memory``, ``time`` and ``error`` are all given, the plan has the least error that was found
+    within them.
+
+    The training loop stays as it is. Weights, buffers, hooks, dtype, device, ``state_dict`` keys and the class survive;
+    ``restore_model`` undoes it. ``eval()``, ``no_grad`` and ``inference_mode`` are not affected.
+
+    Args:
+        model: any module.
+        memory: the most that forward and backward may have allocated at once, beyond what is still allocated after
+            them: ``torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()`` right after backward, peak
+            statistics reset before the step. Bytes as an int, a string such as ``"8GiB"``, or a fraction of the plain
+            step's, as a float in (0, 1] or a string such as ``"40%"``. ``"least"``: the least that there is.
+            ``"auto"``: what is free on the model's device when the plan is made, less the gradients and optimizer
+            states to come and a margin of 5 % of the device's memory. The optimizer is the one that trains the model
+            by then, or AdamW if there is none.
+        time: the most that a step may take, over the plain step's; 1.1 allows a tenth more.
+        error: the largest error of the whole gradient, relative to its norm, in [0, 1). 0, the default, makes gradients
+            bit for bit those of the model. With an error above 0, such as 0.1, the plan may round. The gradient's
+            error is measured between steps.
+        stores: what a plan may do with values beside keeping them, of ``"recompute"``, ``"exact"`` (signs, masks and
+            the like in few bits), ``"bits"`` (2 to 8, rounded), ``"slopes"`` (an activation's derivative in steps) and
+            ``"host"``; forms such as ``"8 bits"`` by their names. All that ``error`` allows by default. ``"bits"``,
+            ``"slopes"`` and forms by name round, and need ``error``.
+        level: one of ``integrations.LEVELS``. Without a plan ``"L1"`` by default; with one, all that is not recomputed
+            is stored as the level says, whatever the error, and the plan says what is recomputed. ``"L0"`` off,
+            ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits; ``"lean"`` 4 to 6 bits of what backward recomputes
+            the rest from; ``"L2"``, ``"L2.1"``, ``"L2.2"`` 4, 3 and 2 bits on
+            average, each tensor its own; ``"L3"`` those of L2 in host memory, ``"L4bit-swap"`` 4 bits there, ``"swap"``
+            tensors as they are there.
+        activations: exchanges activations for few-bit ones, before what is left is stored as the level says:
+            ``"fewbit"`` for 3 bits, a number of bits from 1 to 8, or ``fewbit.convert``'s arguments.
+        linear: exchanges linear layers for ones that keep a random sketch of their input: ``"randomized"`` for a fifth
+            of it, a ratio in (0, 1], or ``fewbit.RandomizedLinear``'s arguments.
+        layers: exchanges the layers that are left for Q-layers, which store their inputs themselves: ``"q"`` for 2 bits
+            on average, one of ActNN's levels, such as ``"ActNN-L2"``, or ``QModule``'s arguments.
+        loss: ``"chunked"`` computes a language model's cross-entropy, or the log-probabilities of chosen tokens, some
+            rows of logits at a time, so that the logits never exist as a whole. Results differ from the plain ones only
+            by the order in which sums are rounded. For models of transformers; for any other, name the linear layer,
+            as in ``{"head": "lm_head"}``. ``"full"`` computes the loss from whole logits, bit for bit as the model
+            does. By default, a plan for ``memory`` chooses the loss in chunks if the model returns its loss, and whole
+            logits do not fit, or only in more time; otherwise the loss is full. See ``integrations.losses``.
+        checkpoint: without the bounds above, lets backward recompute some of what it needs, whatever the level does to
+            the rest: ``"optimal"`` as much as gives the least peak; a budget of activation peak, in the forms of
+            ``memory``, as little as that takes; a ``Plan`` of ``integrations.checkpoint.plan`` what
+            it says, which may have a ``loss`` of its own. The first training forward is planned for, on tensors without
+            elements. What is kept for that is stored in ``checkpoint_bits``, and what is recomputed as the level says,
+            until backward reads it.
+        plan: a plan to follow as it is: a ``Plan``, or the path of a file that ``Plan.save`` wrote, such as
+            ``integrations.compression(model).plan.save("plan.json")`` after a training step. Nothing is planned
+            for inputs that are no larger than the plan's. Pass the same options (``seed``, ``keep``,
+            ``group_size``, ``min_bytes``) and exchanges as when the plan was made. The level is the plan's. ``plan``
+            goes together with none of ``memory``, ``time``, ``error``, ``stores``, ``checkpoint`` and ``fallback``.
+        fallback: what happens if no plan keeps to ``memory`` and ``time``: ``"error"``, the default, raises
+            ``ValueError`` in the first training forward; ``"least"`` warns and follows the plan of the least memory.
+            Likewise if the gradient's error cannot be measured, as where an input is an object that may change, or
+            ``fully_shard`` cuts the parameters: after four such steps ``"error"`` raises ``RuntimeError``, and
+            ``"least"`` warns and trusts the plan's estimates.
+        strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons; and
+            so an optimizer's step, while no forward was compressed. By default a warning does, once.
+        **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
+            ``attention_bits``, ``checkpoint_bits``, ``group_size``, ``min_bytes``, ``seed``, ``adaptive``,
+            ``adapt_interval``, ``offload``, ``recompute``, ``keep``; see ``Level``.
+
+    Returns:
+        The same object.
+
+    Raises:
+        TypeError: ``model`` is not a module, or an argument has the wrong type.
+        OSError: the file of the plan cannot be read.
+        ValueError: the level or an option is unknown, a value is out of range, or the model is compressed or converted
+            already, or follows a plan; an option applies to no layer of it; with a plan, if a part of the model is
+            compressed, or the plan is damaged, of another model, of another minor version of torch, or for another
+            level; or ``stores`` names a way that rounds, without ``error``. The model is unchanged then. In the first
+            training forward: no plan keeps to the bounds, and the message names the lowest possible bound, the largest
+            tensors at its peak, and what rounding would allow; or no plan can be made, and it names the module, the
+            cause and the alternatives. The next training forward plans again.
+    """
+    inner = compiled_module(model)
+    if plan is not None:
+        others = {"memory": memory, "time": time, "error": error, "stores": stores, "checkpoint": checkpoint}
+        checkpoint, level, options = with_plan(plan, level, options, **others, fallback=fallback)
+    bounds = Bounds.asked(memory, time, error, stores, level, options, fallback, loss)
+    exchanges = Exchanges.asked(activations, linear, layers, loss)
+    level = level_with(level, bounds)
+    handle = new_handle(Compression, inner, level, strict, options)
+    require_paths(inner, handle.level.keep)
+    asked = require_one(bounds, checkpoint)
+    if asked is not None:
+        exchanges.require_repeatable()
+        require_one_checkpointing(inner, "memory" if asked is bounds else "checkpoint" if plan is None else "plan")
+        ForwardWrapper.require_none(inner, "give it to the whole model's compress_model")
+        if isinstance(asked, Plan):
+            require_loss(asked, loss)
+    try:
+        with exchanges.applied(inner, handle.level):
+            if asked is not None:  # a plan is of the model with its exchanged layers
+                handle._plan_manager = plan_manager_for(inner, handle.level, asked)
+            attach(handle)
+    except BaseException:
+        _detach(handle)  # an interrupt may come while the block is left
+        raise
+    return model
+
+
+def attach(handle: Compression) -> None:
+    """Has a handle's model run its forwards under it, from now on; or, where anything raises, as before."""
+    model = handle.model
+    listen_no_longer(model)  # the handle records these tensors, too
+    try:
+        # The instance's own dictionary: it is copied with the model, and state_dict and nn.Module's attributes do not
+        # see it.
+        model.__dict__[_HANDLE] = handle
+        await_forward(handle)
+        CompressedForward(handle, model.forward, "forward" in model.__dict__).put()
+    except BaseException:
+        _detach(handle)
+        raise
+
+
+def _detach(handle: Compression) -> None:
+    """Has a handle's model run its forwards as before. The handle in the model goes last: what has come so far can be
+    done again."""
+    model = handle.model
+    handle.closed = True
+    await_no_longer(handle)
+    forward = CompressedForward.of(model)
+    if forward is not None:  # otherwise something has wrapped it
+        forward.take_out()
+    model.__dict__.pop(_HANDLE, None)
+
+
+def compression(model: nn.Module) -> Compression:
+    """Return the handle of a compressed model.
+
+    For a model that was only converted by ``QModule`` or ``fewbit.convert``, the handle's report lists the tensors that
+    exchanged layers stored in the first training forward.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: the model is neither compressed nor converted.
+    """
+    _require_module(model)
+    inner = compiled_module(model)
+    if _HANDLE not in inner.__dict__ and is_converted(inner):
+        return Converted(inner)
+    return _handle_in(model).for_user()
+
+
+def _handle_in(model: nn.Module) -> Compression:
+    """The handle that lies in the model and does not keep it alive. See ``compression``."""
+    _require_module(model)
+    model = compiled_module(model)
+    handle = model.__dict__.get(_HANDLE)
+    if not isinstance(handle, Compression):
+        raise ValueError(
+            f"{type(model).__name__} is not compressed; call compress_model(model, memory=0.5), or level='L1'"
+        )
+    if handle._model.alive is not model:
+        raise ValueError(f"{type(model).__name__} is a shallow copy of a compressed model; use copy.deepcopy instead")
+    return handle
+
+
+def restore_model(model: Model) -> Model:
+    """Undoes ``compress_model`` completely, the layers that it exchanged included, and returns the same object.
+
+    What compresses the model after that, blocks among them, begins anew: at step 0, so with the same noise again, and
+    without a plan. The handle's ``state_dict``, loaded into the next one, goes on instead.
+
+    A model that is not compressed, for example because it was restored before, is returned unchanged.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: the model is not compressed, but a module in it is, or it was converted in another way; or an
+            exchanged layer was parametrized since. The model is unchanged then.
+    """
+    _require_module(model)
+    if _HANDLE not in compiled_module(model).__dict__:
+        if others := _ways_back(compiled_module(model)):
+            raise ValueError(f"{type(model).__name__} is not compressed; call {others} to undo its conversion")
+        require_no_part(compiled_module(model), _HANDLE, "compressed")
+        return model
+    handle = _handle_in(model)
+    inner = handle.model
+    exchanged = Exchanges.told(inner)
+    Exchanges.undo(inner)  # this may raise, and then everything is as it was
+    handle._exchanged = exchanged
+    with _lock:
+        _steps.pop(inner, None)
+    blocks.forget(inner)
+    effectiveness_check.forget(inner)
+    _detach(handle)
+    return model
+
+
+@contextmanager
+def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **options: Any) -> Iterator[Compression]:
+    """Compression for a block, for instance a whole step with its loss.
+
+    ::
+
+        with integrations.compress(model, level="L1") as handle:
+            loss = criterion(model(x), y)
+            loss.backward()
+        print(handle.report())
+
+    Arguments and errors are those of ``compress_model``; the handle lives on for its report. In ``eval()`` and without
+    gradients the block runs as it is. A block is one step, its backward in it or after it: open one for each step of a
+    loop. Blocks of one model at one level, with the same options, adapt as the forwards of ``compress_model`` do: the
+    second is measured, and every ``adapt_interval``-th from there on; of several backwards in a block, the first.
+    To resume a run, ``handle.load_state_dict(state)`` in its first block, before the forward.
+    ``handle.adapt(closure)``, outside of the block, measures at once, and makes a block of each call of the closure.
+    """
+    model = compiled_module(model)
+    for name in ("checkpoint", "memory", "time", "error", "stores", "plan", "fallback"):
+        if name in options:
+            raise ValueError(
+                f"{name} must be left out of a block, whose forward follows no plan of what backward recomputes; "
+                f"integrations.compress_model(model, {name}=...) has the model follow one"
+            )
+    handle = new_handle(BlockCompression, model, level, strict, options)
+    require_paths(model, handle.level.keep)
+    handle.leave_step = partial(_steps.__setitem__, model)
+    if not handle.active:
+        yield handle
+        return
+    with entered(model):
+        with _lock:
+            handle.step = _steps.get(model, 0)
+            undo_after_trial(partial(_steps.__setitem__, model, handle.step))
+            _steps[model] = handle.step + 1
+        try:
+            with within(handle.session(measured=True)):
+                yield handle
+        finally:
+            with _lock:
+                _steps[model] = max(_steps.get(model, 0), handle.step)  # more, if a state was loaded
+
+
+def new_handle(kind: type[Handle], model: nn.Module, level: str, strict: bool, options: Mapping[str, Any]) -> Handle:
+    """A handle of that class, which is not attached yet. Arguments and errors are those of ``compress_model``."""
+    _require_module(model)
+    if not isinstance(strict, bool):
+        raise TypeError(f"strict must be True or False, got {strict!r}")
+    name = type(model).__name__
+    if _HANDLE in model.__dict__:
+        raise ValueError(f"{name} is compressed already; call integrations.restore_model(model) first")
+    if in_block(model):
+        raise ValueError(f"{name} is in a block of integrations.compress already; leave it first")
+    handle = kind(model, level, resolve_level(level, options), strict)
+    handle.step = _steps.get(model, 0)
+    return handle
+
+
+def _ways_back(model: nn.Module) -> str:
+    """The calls that undo what was done to a model by other means than ``compress_model``; empty if nothing was."""
+    found = [
+        call
+        for call, done in (
+            ("integrations.fewbit.restore_model(model)", fewbit.is_converted(model)),
+            ("integrations.qmodules.revert(model)", qmodules.is_converted(model)),
+        )
+        if done
+    ]
+    return " and ".join(found)
+
+
+def _require_module(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")

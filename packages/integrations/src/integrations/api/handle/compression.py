@@ -1,0 +1,235 @@
+"""``Compression``: a model's live handle. It measures, monitors, reports, and saves its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from integrations._utils.modules import NOTHING_TRAINS, trains
+from integrations.api.handle.closures import require_closure, require_compressed
+from integrations.api.handle.forward_runner import ForwardRunner
+from integrations.api.handle.gradient_error import GradientError, measure_error
+from integrations.api.handle.handles import key_for
+from integrations.api.handle.module_conversion import Exchanges
+from integrations.api.handle.monitor import Monitor
+from integrations.api.handle.saved_state import state_of, take_over
+from integrations.api.handle.step_peaks import step_peaks
+from integrations.api.handle.timing import measure_times
+from integrations.planner.sensitivity.bit_plan import BitPlan
+from integrations.policies.levels import Level
+from integrations.report import Report, Row
+
+
+class Compression(ForwardRunner):
+    """How one model's saved tensors are stored.
+
+    ``compress_model`` and ``compress`` make it, and ``compression(model)`` returns it. A deep copy or an unpickled
+    model has one of its own, with the same level and step and no shared state. A handle keeps its model alive.
+    """
+
+    PLACE = "_integrations_compression"
+
+    def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
+        super().__init__(model, level_name, level, strict)
+        self._key = key_for(self)
+
+    # ---- the gradient's error ----
+
+    @property
+    def measured(self) -> GradientError | None:
+        """The gradient's error that was measured last, with its step: between two training steps, or by the
+        monitor. ``None`` if nothing was measured, as for exact plans."""
+        found = None if self._plan_manager is None else self._plan_manager.measured
+        error = None if found is None else GradientError(found[0], measured=True, step=found[1])
+        monitor = self._monitor
+        if monitor is None or monitor.error is None or not monitor.error.measured:
+            return error
+        newest = replace(monitor.error, step=monitor.checked)
+        return newest if error is None or error.step is None or error.step <= monitor.checked else error
+
+    def adapt(self, closure: Callable[[], Any], passes: int = 1) -> BitPlan:
+        """Measures how much each tensor's rounding changes the gradient, and gives each its bits.
+
+        ::
+
+            def closure():
+                optimizer.zero_grad()
+                criterion(model(x), y).backward()
+
+            handle.adapt(closure)
+
+        In an unchanged loop this happens by itself, in the second step and every ``adapt_interval`` steps. The state of
+        training is as before afterwards: ``.grad``, buffers such as batch norm's statistics, the random generators of
+        torch, NumPy and Python, and this handle's step. At most one more copy of the gradients is held meanwhile.
+
+        So is that of other models which the closure runs, such as a GAN's discriminator: ``.grad`` of every leaf that
+        its calls get or its backward reaches, the buffers of every module in whose forward it makes a call, and the
+        steps of compressed models, which are neither measured nor monitored meanwhile. Not put back are the buffers of
+        another model that is compiled by torch and not compressed, and what is no gradient, buffer or step: a count of
+        the closure's own, a generator that it made, the place of a data loader.
+
+        Args:
+            closure: runs a forward of the model and its backward; it may call ``zero_grad``, but steps no optimizer.
+            passes: how often it is called, 1 to 10; the mean is taken, which evens out dropout and the data. A pass
+                takes about as long as 8 to 14 ordinary steps.
+
+        Returns:
+            The plan, in force from the next forward on.
+
+        Raises:
+            TypeError: the closure cannot be called, or ``passes`` is not an int.
+            ValueError: the level is not adaptive, or ``passes`` is out of range.
+            RuntimeError: the model was restored; the closure steps an optimizer or changes a parameter, which is
+                prevented; it runs no forward and backward of this model; nothing in it can be measured, as in a model
+                that is compiled as a whole; its gradients are not finite; or ranks run different tensors. What the
+                closure itself raises comes through.
+        """
+        require_closure(closure)
+        require_compressed(self, "adapt")
+        with self.trial_run():
+            return self._adapter.adapt(self.level, self.step, self.model, closure, passes)
+
+    def adapt_soon(self) -> None:
+        """Makes a plan for bits that have changed: at once with the monitor's closure, otherwise from the next
+        forward's backward."""
+        if self._monitor is not None and self._monitor.closure is not None and not self.obstacle:
+            self.adapt(self._monitor.closure)
+        else:
+            self._adapter.hasten(self.step)
+
+    def gradient_error(self, closure: Callable[[], Any] | None = None) -> GradientError:
+        """The relative error of the whole gradient that compression causes.
+
+        Args:
+            closure: as for ``adapt``. It is called twice with equal random generators, exactly and compressed, and the
+                two gradients are compared. The state of training is as before afterwards, as far as ``adapt`` puts it
+                back. Without it, the answer is the plan's prediction for the step that was measured last, and says so;
+                of a plan within a bound on the error, what was measured last.
+
+        Raises:
+            TypeError: the closure cannot be called.
+            ValueError: there is neither a closure nor a plan, or the level is off; or there is no closure, and what the
+                plan keeps is stored by a codec, of which the plan knows nothing.
+            RuntimeError: as for ``adapt``.
+        """
+        if closure is not None:
+            return measure_error(self, closure)
+        followed = None if self._plan_manager is None else self._plan_manager.plan
+        if followed is not None and self.level.off:
+            if self._plan_manager is not None and self._plan_manager.codec is not None:
+                raise ValueError(
+                    "closure must be given where codec stores what a plan keeps, which predicts no error: "
+                    "handle.gradient_error(closure)"
+                )
+            return self.measured or GradientError(followed.choice.error, measured=False)
+        if self.bit_plan is None:
+            raise ValueError(
+                "closure must be given while there is no plan to predict from: handle.gradient_error(closure)"
+            )
+        return GradientError(self.bit_plan.relative_error, measured=False)
+
+    def monitor(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        every: int | None = 100,
+        bound: float | None = 0.1,
+        raise_bits: bool = False,
+    ) -> None:
+        """Looks at the gradient's error every ``every`` steps, and warns when it passes the bound.
+
+        The report and ``last_error`` have the result. Among several ranks, the largest error counts. The report also
+        names the first tensor that those steps save with a NaN or an infinity, whatever the bound.
+
+        Args:
+            closure: as for ``adapt``; it is called twice before every ``every``-th forward, outside of autocast, which
+                it enters by itself if training does. It calls the model itself, not what wraps it
+                (DistributedDataParallel). What it changes comes back as far as ``adapt`` puts it back: gradients,
+                buffers and steps of other models, too. Without it, the plan's prediction is taken, at adaptive levels,
+                and said to be one; a model that is compiled as a whole has none. A copy of the model, and
+                ``state_dict``, have the monitor without its closure.
+            every: steps from one look to the next; ``None`` ends monitoring.
+            bound: of the relative error, a fraction; ``None`` looks at no error.
+            raise_bits: whether an error above the bound raises the level's ``bits`` by one, up to 8.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: a value is out of range; neither the level nor a plan quantises anything; or there is a bound,
+                and neither a closure nor an adaptive level.
+        """
+        self._monitor = None if every is None else Monitor.asked(self, closure, every, bound, raise_bits)
+
+    def _look_before_step(self) -> None:
+        if self._monitor is not None:
+            self._monitor.before_forward(self)
+
+    @property
+    def last_error(self) -> GradientError | None:
+        """What the monitor found last; ``None`` before, and without a monitor."""
+        return None if self._monitor is None else self._monitor.error
+
+    # ---- what the user asks ----
+
+    def report(self, closure: Callable[[], Any] | None = None) -> Report:
+        """What the last compressed forward saved, and where the bytes went; in a block, what it has saved so far.
+
+        Args:
+            closure: as for ``adapt``. It is called twice, and the rows have the time that storing and restoring each
+                tensor took in the second call, which is the one reported. The state of training is as before
+                afterwards, as far as ``adapt`` puts it back.
+
+        Raises:
+            TypeError: the closure cannot be called.
+            ValueError: there is a closure, and the level is off.
+            RuntimeError: as for ``adapt``.
+        """
+        timed = None if closure is None else measure_times(self, closure)
+        records, seconds = (self._records, {}) if timed is None else (timed.records, timed.seconds)
+        rows = [Row.of(record, seconds.get(place)) for place, record in enumerate(records)]
+        plan = self._adapter.in_words(self.level)
+        monitor = "" if self._monitor is None else self._monitor.in_words(self.level, self.obstacle)
+        level, title = self.level, self.title
+        recomputed = "" if self._plan_manager is None else self._plan_manager.in_words()
+        model = type(self.model).__name__
+        exchanged = self._exchanged if self.closed else Exchanges.told(self.model)
+        return Report(
+            title,
+            rows,
+            self.off,
+            level.offload,
+            plan,
+            monitor,
+            recomputed,
+            model,
+            exchanged=exchanged,
+            note="" if rows or trains(self.model) else NOTHING_TRAINS,
+            **step_peaks(self.model, self._plan_manager, rows),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to round as this one would have, as plain values."""
+        if self._plan_manager is not None and not self.running and not self.closed:
+            self._plan_manager.settle(self.model)
+        return state_of(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over another handle's level, step, plan and monitor; the monitor's closure stays this handle's own.
+
+        Raises:
+            TypeError: the state, or its options, are no mapping.
+            ValueError: the state is of another version, lacks a key or has one too many, or names an unknown level or
+                option; or its plan is of another model, whose modules are others or have parameters of other shapes.
+        """
+        take_over(self, state)
+
+    def __repr__(self) -> str:
+        plan = [] if self._plan_manager is None else [self._plan_manager.title()]
+        level = [] if plan and self.level.off else [f"level={self.level_name!r}"]
+        return f"Compression({', '.join((type(self.model).__name__, *level, *plan))}, step={self.step})"
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._key = key_for(self)

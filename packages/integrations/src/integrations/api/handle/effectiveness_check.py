@@ -1,0 +1,125 @@
+"""What a compressed forward says of itself when it did nothing: compression is never a silent no-op."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from torch import nn
+
+from integrations._utils.modules import NOTHING_TRAINS, trains
+from integrations.api.handle.handle_state import HandleState
+from integrations.api.handle.module_conversion import Exchanges
+from integrations.report.words import NOTHING_LEFT, format_bytes
+from integrations.runtime.compiled.regions import ROLE
+from integrations.tracing.hook_stack import offloader_around
+from integrations.tracing.storage.records import Record
+
+if TYPE_CHECKING:
+    from integrations.runtime.session import Session
+
+_REASONS = 5  # at most so many, so that the message can be read
+_MOVES_NOTHING = (
+    "is around the forward and moves nothing of what that saves, because torch asks the innermost saved-tensor hooks "
+    "alone, and those store it: leave it out. On a GPU, offload=True sends what is stored to host memory, as bits"
+)
+_effective: WeakSet[nn.Module] = WeakSet()  # models that have had a forward whose tensors were stored in fewer bytes
+
+
+def warn_if_ineffective(handle: HandleState, session: Session) -> None:
+    """Warns if a forward that has ended was compressed to no effect, or had such an effect on somebody's offloading.
+
+    A block without a call of torch is passed over. So is a batch too small for any tensor to be worth storing, as the
+    last one of an epoch may be, if larger batches of the same model were stored in fewer bytes.
+
+    Raises:
+        RuntimeError: the forward had no effect and the handle is strict; or activations were to be exchanged, and there
+            were none.
+    """
+    records, level = session.records, handle.level
+    if not (level.offload or handle.off) and (theirs := offloader_around()):
+        handle.warn_once("around", f"{handle.name}: {theirs} {_MOVES_NOTHING}")
+    exchanges = Exchanges.of(handle.model)
+    if exchanges is not None and (none := exchanges.why_no_activations(handle.model)):
+        if handle.strict:
+            raise RuntimeError(f"{handle.name}: {none}; without strict=True this is a warning")
+        handle.warn_once("activations", f"{handle.name}: {none}")
+    # In compiled code, the records do not tell what exchanged layers keep less.
+    compiled = exchanges is not None and any(record.saved.role == ROLE for record in records)
+    # Logits that were never made are in no record.
+    without_logits = handle.level.off and exchanges is not None and exchanges.has_heads
+    why = "" if compiled or without_logits else why_not_smaller(records)
+    if why and not records and not trains(handle.model):
+        why = NOTHING_TRAINS
+    if handle.level.off and handle._plan_manager is not None:
+        return  # a plan with room may keep everything
+    if not why:
+        _effective.add(handle.model)
+    elif _may_pass(handle, session):
+        return
+    stuck = why_not_offloaded(records) if level.offload else ""
+    offload = f"{handle.name}: nothing is offloaded: {stuck}" if stuck else ""
+    if why:
+        alone = offload and level.bits is None  # the level was to do nothing else
+        message = offload if alone else f"{handle.name}: nothing is stored in fewer bytes: {why}"
+        if level.off:  # the exchanged layers were to do it all
+            message += (
+                "; where another operator saves what an exchanged layer stores, or another part of the same memory, as "
+                "a gate's half of a product, it is kept beside that: take a level that stores the rest, such as 'L1', "
+                "or leave the exchange out"
+            )
+        if handle.strict:
+            off = "" if level.off else ", and level L0 is off"
+            raise RuntimeError(f"{message}; without strict=True this is a warning{off}")
+        handle.warn_once("offload" if alone else "smaller", message)
+    if offload:
+        handle.warn_once("offload", offload)
+
+
+def forget(model: nn.Module) -> None:
+    """Forgets that a restored model was told, so that the next to compress it is told again."""
+    _effective.discard(model)
+
+
+def _may_pass(handle: HandleState, session: Session) -> bool:
+    """Whether a forward that takes as many bytes as before may pass without a warning."""
+    if handle.in_blocks and not session.records and session.tracker.idle:
+        return True
+    alone = [record for record in session.records if not record.owner]
+    small = all(record.original_bytes < handle.level.min_bytes for record in alone)
+    return bool(alone) and small and handle.model in _effective
+
+
+def why_not_smaller(records: Sequence[Record]) -> str:
+    """Why what a forward saved takes as many bytes as before; empty if it takes fewer, or went to the host."""
+    if any(record.host and record.stored_bytes for record in records):
+        return ""
+    before = sum(record.original_bytes for record in records)
+    after = sum(record.stored_bytes for record in records)
+    if after < before:
+        return ""
+    if not records:
+        return "autograd saved nothing that its hooks see"
+    if not before:
+        owners = Counter(record.owner for record in records if record.owner)
+        listed = ", ".join(f"{count} x {owner}" for owner, count in owners.most_common())
+        return f"all that autograd saved is kept alive by others anyway ({listed or 'tensors without elements'})"
+    reasons: Counter[str] = Counter()
+    for record in records:
+        reasons[record.why] += record.stored_bytes
+    listed = "; ".join(f"{format_bytes(count)}: {why}" for why, count in reasons.most_common(_REASONS) if count)
+    return f"{format_bytes(before)} before and {format_bytes(after)} after ({listed})"
+
+
+def why_not_offloaded(records: Sequence[Record]) -> str:
+    """Why nothing went to the host, and what stays where; empty if something went."""
+    if any(record.host and record.stored_bytes for record in records):
+        return ""
+    alone = [record for record in records if not record.owner]
+    where: Counter[str] = Counter()
+    for record in alone:
+        where[str(record.saved.device)] += record.stored_bytes
+    listed = ", ".join(f"{format_bytes(count)} on {device}" for device, count in where.most_common())
+    return f"{NOTHING_LEFT}; kept as it is stored: {listed or '0 B'}"

@@ -1,0 +1,213 @@
+"""``CompressedForward``: replaces a compressed model's ``forward``.
+
+Under ``torch.compile``, hooks that a frame sets are not part of its graph. So dynamo leaves the frame of
+``CompressedForward`` to Python, which opens a session, has the model's own forward compiled under it, and closes it.
+Where dynamo traces a function around the model, it breaks the graph at the model's call, which then runs as above. With
+``fullgraph=True`` it may not, and the model runs uncompressed, with a warning.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from integrations._utils.compiling import (
+    compiles_callees,
+    left_to_python,
+    may_break_graph,
+    not_inlined,
+    own_frame,
+    without_dynamo,
+)
+from integrations._utils.forward_wrapper import ForwardWrapper
+from integrations._utils.torch_internals import constant_when_traced, get_tracing_state
+from integrations._utils.warn import warn
+from integrations.api.handle.compression import Compression
+from integrations.api.handle.handle_state import HandleState
+from integrations.api.handle.handles import handle_of
+from integrations.api.handle.running import RunningSession
+from integrations.api.handle.shortage import explain_shortage
+from integrations.planner.errors import PlanningError, for_user
+from integrations.planner.plan import Plan
+from integrations.runtime.compiled.forward import Compiled
+from integrations.tracing.tensors import tensors_in
+
+
+class CompressedForward(ForwardWrapper):
+    """A model's ``forward`` under compression."""
+
+    what = "compressed"
+    undo = "integrations.restore_model(model)"
+    keeps = True
+
+    def __init__(self, handle: Compression, forward: Callable[..., Any], replaced: bool) -> None:
+        super().__init__(handle.model, forward, replaced)
+        self.handle = handle
+
+    @property
+    def _compiled(self) -> Compiled | None:
+        """The model's compiled forward with a plan, if that needs no session."""
+        handle = self.handle
+        return None if handle.closed or handle._plan_manager is None else handle._plan_manager.compiled
+
+    @left_to_python
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            alone = self._compiled
+            if alone is not None:
+                if self.handle._plan_manager is not None and self.handle._plan_manager.codec is not None:
+                    _told_of_codec(self.handle._key)
+                return alone.trace(self.forward, args, kwargs)
+            if self.handle.active and _breaks_graph(self.handle._key):
+                return _apart(self, args, kwargs)
+            return self.forward(*args, **kwargs)
+        try:
+            if compiles_callees():
+                return _run_compiled(self, sys._getframe(), args, kwargs)
+            if get_tracing_state() is not None:
+                return self.forward(*args, **kwargs)
+            copy = self.copy_of(sys._getframe())
+            if copy is not None:
+                return copy(*args, **kwargs)
+            return self.handle.run(self.forward, args, kwargs)
+        except PlanningError as error:
+            failure = for_user(error)
+        raise failure  # out here, so that it has neither the frames nor the context of the error that it is made of
+
+    def copy_of(self, frame: FrameType) -> Callable[..., Any] | None:
+        """The plain forward of a shallow copy of the model, if the copy was called in ``frame``. The handle does not
+        know its parameters."""
+        module = self.shallow_copy(frame)
+        if module is None:
+            return None
+        warn(
+            f"a shallow copy of the compressed {type(module).__name__} (copy.copy, nn.DataParallel) runs uncompressed; "
+            "use copy.deepcopy, or DistributedDataParallel"
+        )
+        return functools.partial(type(module).forward, module)
+
+
+# ---- under torch.compile ----
+
+Frame = Callable[..., Any]
+
+_frames: WeakKeyDictionary[CompressedForward, Frame] = WeakKeyDictionary()
+# One for each plan that was followed.
+_planned: WeakKeyDictionary[CompressedForward, list[Compiled]] = WeakKeyDictionary()
+
+
+@not_inlined
+def _apart(forward: CompressedForward, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Breaks the graph where dynamo traces a function around the model, so that the caller runs in Python."""
+    return forward(*args, **kwargs)
+
+
+@left_to_python
+def _run_compiled(
+    forward: CompressedForward, frame: FrameType, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Opens and closes the session with dynamo off; between, dynamo compiles the model's own forward."""
+    session, run, function = without_dynamo(_prepared)(forward, frame, args, kwargs)
+    if session is None:  # a plan that needs no session, and whose forward dynamo has to see
+        return run(function, args, kwargs)
+    try:
+        without_dynamo(_open)(session, args, kwargs)
+        result = run(function, args, kwargs)
+        without_dynamo(_close)(forward, session, args, kwargs, result)
+    except BaseException as error:
+        without_dynamo(_give_up)(forward, session, error)
+        raise
+    return result
+
+
+def _prepared(
+    forward: CompressedForward, frame: FrameType, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[RunningSession | None, Frame, Callable[..., Any]]:
+    """The session to open, the frame that dynamo compiles, and what that is to call."""
+    run = _frames.get(forward)
+    if run is None:
+        run = _frames[forward] = own_frame()
+    copy = forward.copy_of(frame)
+    if copy is not None:
+        return None, run, copy
+    if forward._compiled is not None:
+        _tell_of_codec(forward.handle)
+        return None, forward._compiled.run, forward.forward
+    session = forward.handle.session_of_forward(args, kwargs, compiled=True)
+    if session is None or session.plan is None:
+        return session, run, forward.forward
+    _tell_of_codec(forward.handle)
+    return session, _compiled_for(forward, session.plan).run, forward.forward
+
+
+def _open(session: RunningSession, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    session.__enter__().owners.add_inputs(tensors_in((args, kwargs)))
+
+
+def _close(
+    forward: CompressedForward, session: RunningSession, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+) -> None:
+    session.__exit__(None, None, None)
+    forward.handle.note_returned(session, args, kwargs, result)
+
+
+def _give_up(forward: CompressedForward, session: RunningSession, error: BaseException) -> None:
+    session.abandon()
+    explain_shortage(forward.handle, session, error, "torch compiles it")
+
+
+@constant_when_traced
+def _told_of_codec(key: str) -> bool:
+    """``_tell_of_codec`` while dynamo traces."""
+    handle = handle_of(key)
+    if handle is not None:
+        _tell_of_codec(handle)
+    return True
+
+
+def _tell_of_codec(handle: HandleState) -> None:
+    if handle._plan_manager is not None and handle._plan_manager.codec is not None:
+        handle.warn_once(
+            "codec",
+            f"{type(handle.model).__name__} is compiled by torch, which keeps what its plan keeps as it is: codec "
+            "stores nothing there; leave it out, or do not compile the model",
+        )
+
+
+def _compiled_for(forward: CompressedForward, plan: Plan) -> Compiled:
+    """The model's compiled forward for a plan. Forwards that follow the same plan share it."""
+    known = _planned.setdefault(forward, [])
+    found = next((one for one in known if one.asked is plan), None)
+    if found is None:
+        found = Compiled(forward.model, plan)
+        known.append(found)
+    return found
+
+
+@constant_when_traced
+def _breaks_graph(key: str) -> bool:
+    """Return whether dynamo is to break the graph that it is tracing. If it must not, warn that the model runs
+    uncompressed. Dynamo calls this while it traces, and the result is a constant of the compiled code.
+
+    Raises:
+        ValueError: dynamo must not break the graph, and the model has a budget but no plan yet. Dynamo wraps this error
+            into its own.
+    """
+    if may_break_graph():
+        return True
+    handle = handle_of(key)
+    if handle is None:
+        return False
+    name = type(handle.model).__name__
+    where = "in a function that is compiled with fullgraph=True, or exported"
+    way_out = "compile the compressed model itself, with torch.compile(model); export it in eval() mode"
+    if handle._plan_manager is not None and handle._plan_manager.plans is None:
+        raise ValueError(f"{name} cannot keep to {handle._plan_manager.title()} {where}: {way_out}")
+    handle.warn_once("compiled", f"{name} runs uncompressed {where}: {way_out}")
+    return False

@@ -1,0 +1,221 @@
+"""``ForwardRunner``: the part of a model's handle that runs its forwards under compression."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from integrations._utils.modules import ModulePaths
+from integrations.api.handle.adapt import Adapter
+from integrations.api.handle.handle_state import HandleState
+from integrations.api.handle.module_conversion import Exchanges
+from integrations.api.handle.monitor import Monitor
+from integrations.api.handle.plain_runs import PlainRuns
+from integrations.api.handle.running import EarlierRun, RunningSession
+from integrations.api.handle.shortage import takes_less
+from integrations.api.handle.unused import await_forward, await_no_longer, awaits_forward
+from integrations.capture.capture import is_capturing
+from integrations.planner.sensitivity.bit_plan import BitPlan
+from integrations.planner.sensitivity.surroundings import meet
+from integrations.policies.levels import Level
+from integrations.runtime.forward_state import ForwardStates
+from integrations.runtime.plan_executor import PlanExecutor, runs_transformed
+from integrations.runtime.specs import PlannedSpecs
+
+_STEPS = threading.Lock()
+
+
+class ForwardRunner(HandleState):
+    """A handle that runs forwards: each gets the session that its level, its plan and what is measured ask for."""
+
+    def __init__(self, model: nn.Module, level_name: str, level: Level, strict: bool = False) -> None:
+        super().__init__(model, level_name, level, strict)
+        self._adapter = Adapter()
+        self._monitor: Monitor | None = None
+        self._plain = PlainRuns()
+
+    @property
+    def _looks(self) -> bool:
+        """Whether a session watches a forward at a level that is off: the first one if layers were exchanged, so that
+        the report can tell what they keep."""
+        return not self._records and Exchanges.of(self.model) is not None
+
+    # ---- a forward ----
+
+    @property
+    def active(self) -> bool:
+        """Whether a forward that starts now is compressed: something is to be stored, and there will be a backward."""
+        off = (self.off and not self._looks) or self.closed or self._paused
+        return not off and torch.is_grad_enabled() and self.model.training and not is_capturing()
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Calls ``forward`` under compression; plainly inside another compressed forward, in ``eval()`` and under
+        ``no_grad``."""
+        if self._plan_manager is None:
+            return self._run(forward, args, kwargs)
+        use = self._plan_manager.users.enter()
+        try:
+            return self._run(forward, args, kwargs)
+        finally:
+            use.end()
+
+    def _run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        session, earlier = self.session_of_forward(args, kwargs), list[EarlierRun]()
+        while session is not None:
+            session.keep_state(args, kwargs)
+            try:
+                result = session.run(forward, args, kwargs)
+            except BaseException as error:
+                session.abandon()
+                if not takes_less(self, session, error):
+                    raise
+            else:
+                if not session.repeats:
+                    break
+                del result
+            earlier.append(session.undo())
+            session = self.session_of_forward(args, kwargs, earlier=earlier)
+        else:
+            result = self._plain.run(forward, args, kwargs)
+        for run in earlier:
+            run.require_gone(self.model)
+        if session is not None:
+            self._plain.note_nodes(session.nodes)
+        self.note_returned(session, args, kwargs, result)
+        return result
+
+    def note_returned(
+        self, session: RunningSession | None, args: tuple[Any, ...], kwargs: Mapping[str, Any], returned: Any
+    ) -> None:
+        """Note that a forward is over.
+
+        Args:
+            session: its session; ``None`` if it ran plainly.
+            args, kwargs: its inputs.
+            returned: what the model has returned.
+        """
+        if self._plan_manager is None:
+            return
+        if session is not None:
+            self._plan_manager.note_returned()
+        if not self._trials:
+            self._plan_manager.observe_backward(self.model, returned)
+            if session is not None:
+                self._plan_manager.note_output(session.step, args, dict(kwargs), returned)
+
+    def take_backward_inside(self) -> None:
+        """Makes ``run`` take what it calls for a whole step from now on, whose backward may come in it or after it."""
+        self._adapter.blocks = True
+
+    def session_of_forward(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        compiled: bool = False,
+        earlier: Sequence[EarlierRun] = (),
+    ) -> RunningSession | None:
+        """The session for a forward that starts now; ``None`` if the forward is not to be compressed, or already is.
+
+        Args:
+            args, kwargs: its inputs.
+            compiled: whether torch compiles it.
+            earlier: its earlier runs, if it runs once more.
+        """
+        if not self.active or threading.get_ident() in self._sessions:
+            return None
+        meet(self)
+        following = None
+        if self._plan_manager is not None and self.level.off and runs_transformed(self._plan_manager.plans is not None):
+            return None
+        if self._plan_manager is not None:
+            any_path = sum(not run.raised for run in earlier) > 1
+            following = self._plan_manager.following(
+                self.model,
+                self.level,
+                args,
+                dict(kwargs),
+                self.bit_plan,
+                compiled,
+                self._double,
+                any_path,
+                None if self._trials else earlier[0].step if earlier else self.step,
+            )
+            alike = self._plain.is_as_before(following) and not self._looks and self._timed is None
+            if following is not None and alike and not self._plan_manager.may_take_less(following.plan):
+                if not compiled:
+                    self._plain.start(following)
+                return None  # the forward runs plainly, and the one before has warned of it
+        if not self._trials and not earlier:
+            self._look_before_step()
+        return self.session(measured=True, following=following, step=earlier[0].step if earlier else None)
+
+    @abstractmethod
+    def _look_before_step(self) -> None:
+        """Have the monitor look at the gradient's error if it is due in front of a training step."""
+
+    def session(
+        self, measured: bool = False, following: PlanExecutor | None = None, step: int | None = None
+    ) -> RunningSession:
+        """The session for a forward, or for a whole step. With ``measured``, backward comes after it, and an adaptive
+        level may measure it. With ``following`` it follows a plan. ``step`` is its number if it has one already."""
+        await_no_longer(self)
+        meet(self)
+        if step is None:
+            with _STEPS:  # gives each forward its own number, in whichever thread it starts
+                step, self.step = self.step, self.step + 1
+        measured = measured and (not self._trials or self._adapter.adapting)
+        plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.bit_plan, None)
+        if probe is not None:  # the probe looks at what this forward stores
+            following = None
+        look = self._monitor.look(step) if self._monitor is not None and not self._trials else None
+        return RunningSession(self, step, plan, probe, look, following)
+
+    # ---- adaptive levels ----
+
+    @property
+    def in_blocks(self) -> bool:
+        return self._adapter.blocks
+
+    @property
+    def obstacle(self) -> str:
+        """Why an adaptive level cannot make a plan of what the last forward saved, in words; empty if it can."""
+        return self._adapter.obstacle
+
+    @obstacle.setter
+    def obstacle(self, why: str) -> None:
+        self._adapter.obstacle = why
+
+    @property
+    def bit_plan(self) -> BitPlan | None:
+        """The plan in force at an adaptive level; ``None`` before the first measurement, and at other levels."""
+        return self._adapter.plan(self.level)
+
+    # ---- copies ----
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy starts without the state of a running forward.
+        state = {
+            **super().__getstate__(),
+            "_plain": PlainRuns(),
+            "_records": [],
+            "_sessions": {},
+            "_trials": 0,
+            "_timed": None,
+            "waits": awaits_forward(self),
+        }
+        del state["_paths"], state["_states"], state["_specs"], state["_double"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        waits = state.pop("waits")
+        super().__setstate__(state)
+        self._paths, self._states = ModulePaths(self.model), ForwardStates(self.model)
+        self._specs = PlannedSpecs()
+        self._double = self._new_double()
+        if waits:
+            await_forward(self)

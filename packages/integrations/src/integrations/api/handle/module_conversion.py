@@ -1,0 +1,313 @@
+"""``Exchanges``: the layers that ``compress_model`` exchanges for others that keep less, and how to undo that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from integrations import fewbit, qmodules
+from integrations.api.handle.conversion_arguments import activations_of, layers_of, linear_of, loss_of, q_level_of
+from integrations.api.handle.keeping import kept_modules
+from integrations.fewbit.linear_kinds import is_linear
+from integrations.losses.head import ChunkedHead, chunk_logits, head_of
+from integrations.planner.chunked import ChunkedLoss
+from integrations.policies.levels import Level
+
+RECORD = "_integrations_exchanges"
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """What is to be exchanged.
+
+    Attributes:
+        activations: ``fewbit.convert``'s arguments for activations; ``None`` leaves them.
+        linear: ``RandomizedLinear``'s arguments; ``None`` leaves linear layers.
+        layers: ``QModule``'s arguments; ``None`` leaves layers.
+        loss: ``chunk_logits``'s arguments; ``None`` leaves the layer that makes the logits.
+        planned: the path of the layer whose logits plans have chosen not to make; ``None`` if none has. It is not
+            asked for.
+    """
+
+    activations: Mapping[str, Any] | None = field(default=None, hash=False)
+    linear: Mapping[str, Any] | None = field(default=None, hash=False)
+    layers: Mapping[str, Any] | None = field(default=None, hash=False)
+    loss: Mapping[str, Any] | None = field(default=None, hash=False)
+    planned: str | None = field(default=None, compare=False)
+
+    @classmethod
+    def asked(cls, activations: Any, linear: Any, layers: Any, loss: Any = None) -> Exchanges:
+        """The exchanges in ``compress_model``'s arguments.
+
+        Raises:
+            TypeError: one has the wrong type.
+            ValueError: a name is unknown, or a number out of range.
+        """
+        return cls(activations_of(activations), linear_of(linear), layers_of(layers), loss_of(loss))
+
+    def require_repeatable(self) -> None:
+        """Checks that the Q-layers go together with a plan of what backward recomputes.
+
+        Raises:
+            ValueError: they choose their bits anew in each forward.
+        """
+        if self.layers is None:
+            return
+        level = q_level_of(self.layers)
+        if level.per_sample or level.per_layer or (level.norms and level.norm_adaptive):
+            raise ValueError(
+                "checkpoint must be None with Q-layers whose level chooses bits by sample or by layer: what they "
+                "measure now and then is in no plan; take layers={'level': 'L2'}, which has 4 bits for all, or leave "
+                "out one of the two"
+            )
+
+    def __bool__(self) -> bool:
+        return any(given is not None for given in vars(self).values())
+
+    @contextmanager
+    def applied(self, model: nn.Module, level: Level) -> Iterator[None]:
+        """Exchanges the layers for a block, and for good once it is over. If anything raises, here or in the block, the
+        model is left as it was.
+
+        Args:
+            model: its own layers change.
+            level: what it keeps exactly is not exchanged, and sketches are stored in its bits, unless ``linear`` says
+                in how many.
+
+        Raises:
+            TypeError, ValueError: what ``fewbit.convert`` and ``QModule`` refuse; an option that applies to no layer;
+                or a model that is itself such a layer, and cannot be exchanged in place.
+        """
+        modules = set(kept_modules(model, level.keep))
+        named = [(name, module) for name, module in model.named_modules(remove_duplicate=False) if name]
+        kept = [name for name, module in named if module in modules]
+        # Their logits need the layer as it is.
+        heads = [] if self.loss is None else [head_of(model, **self.loss)]
+        unconverted = [name for name, module in named if module in modules or module in heads]
+        with ExitStack() as undoing:
+            if self._converts:
+                _undo_later(undoing, model, fewbit.is_converted, fewbit.restore_model)
+                done = fewbit.convert(model, **self._conversion(level, unconverted))
+                _require_inside(model, done, fewbit.restore_model)
+                self._require_sketches(model)
+            if self.layers is not None:
+                _undo_later(undoing, model, qmodules.is_converted, qmodules.revert)
+                done = qmodules.QModule(model, **self.layers)
+                _require_inside(model, done, qmodules.revert)
+                _require_q_layers(model, kept)
+            if self.loss is not None:
+                _undo_later(undoing, model, self.heads, self._take_out_heads)
+                chunk_logits(head_of(model, **self.loss))
+            if self:
+                undoing.callback(model.__dict__.pop, RECORD, None)
+                model.__dict__[RECORD] = self
+            yield
+            undoing.pop_all()
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Exchanges | None:
+        """The exchanges that were applied to a model."""
+        found = model.__dict__.get(RECORD)
+        return found if isinstance(found, cls) else None
+
+    @staticmethod
+    def undo(model: nn.Module) -> None:
+        """Undoes the exchanges of a model, if it has any."""
+        found = Exchanges.of(model)
+        if found is None:
+            return
+        # Some may have been undone by hand. The heads are parts of layers that may go, and are held for what follows.
+        heads = [(head, head.model) for head in found.heads(model)]
+        try:
+            found._take_out_heads(model)
+            if found.layers is not None and qmodules.is_converted(model):
+                qmodules.revert(model)
+        except BaseException:
+            for head, _ in heads:
+                head.put()
+            raise
+        if found._converts and fewbit.is_converted(model):
+            fewbit.restore_model(model)
+        del model.__dict__[RECORD]
+
+    def heads(self, model: nn.Module) -> list[ChunkedHead]:
+        """The replaced layers that make logits: one, with copies that PEFT may have made; none if it is gone."""
+        return list(filter(None, map(ChunkedHead.of, model.modules()))) if self.has_heads else []
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether layers that make logits may be replaced."""
+        return self.loss is not None or self.planned is not None
+
+    @staticmethod
+    def follow(model: nn.Module, chunked: ChunkedLoss | None) -> None:
+        """Have a model's forwards compute the loss as a plan says, from now on. What ``loss=`` asked for stays.
+
+        Args:
+            model: the model.
+            chunked: the plan's.
+
+        Raises:
+            ValueError: the model has no such layer.
+        """
+        found = Exchanges.of(model)
+        if found is not None and found.loss is not None:
+            if (head := ChunkedHead.of(head_of(model, **found.loss))) is not None:
+                head.planned_rows = None if chunked is None else chunked.rows or None
+            return
+        known = None if found is None else found.planned
+        if known is not None and (chunked is None or chunked.head != known):
+            before = ChunkedHead.of(model.get_submodule(known))
+            if before is not None:
+                before.chunks = False
+        if chunked is None:
+            return
+        layer = head_of(model, chunked.head)
+        head = ChunkedHead.of(layer)
+        if head is None and chunked.head != known:  # otherwise something has wrapped it since
+            head = chunk_logits(layer, by_plan=True)
+            model.__dict__[RECORD] = replace(found or Exchanges(), planned=chunked.head)
+        if head is not None:
+            head.chunks, head.planned_rows = True, chunked.rows or None
+
+    def _take_out_heads(self, model: nn.Module) -> None:
+        for head in self.heads(model):
+            head.take_out()
+
+    def why_no_activations(self, model: nn.Module) -> str:
+        """Why activations in few bits do nothing for a model whose forwards have called none so far; empty if one was
+        called, or none were asked for."""
+        if self.activations is None or not fewbit.is_converted(model):
+            return ""
+        summary = fewbit.summary(model)
+        if summary.activations:
+            return ""
+        reasons = _reasons({**summary.kept, **_joined(summary.kept_calls)})
+        return (
+            f"activations are exchanged, and a forward came by none that has a few-bit form{reasons}: if none ever "
+            "does, leave the option out"
+        )
+
+    def plain(self) -> dict[str, list[str] | None]:
+        """What was asked for, as plain values. Two that differ exchange other layers."""
+        return {
+            name: None if given is None else sorted(f"{key}={value!r}" for key, value in given.items() if _plain(value))
+            for name, given in vars(self).items()
+            if name != "planned"
+        }
+
+    @classmethod
+    def told(cls, model: nn.Module) -> str:
+        """What was exchanged in a model, for a report; empty if nothing was."""
+        exchanges = cls.of(model)
+        if exchanges is not None:
+            return exchanges._in_words(model)
+        by_hand = cls(  # by QModule and fewbit.convert
+            activations={} if fewbit.is_converted(model) else None,
+            linear={} if fewbit.is_converted(model) and fewbit.summary(model).sketched else None,
+            layers={} if qmodules.is_converted(model) else None,
+        )
+        return by_hand._in_words(model) if by_hand else ""
+
+    def _in_words(self, model: nn.Module) -> str:
+        parts = []
+        if self._converts and not fewbit.is_converted(model):
+            parts.append("layers for ones of few bits, until somebody put them back")
+        elif self._converts:
+            summary = fewbit.summary(model)
+            if self.activations is not None:
+                parts.append(f"{_count(summary.activations, 'activation')} in {summary.bits} bits")
+            if self.linear is not None:
+                parts.append(f"a sketch of its input in {_count(summary.sketched, 'linear layer')}")
+        if self.layers is not None and not qmodules.is_converted(model):
+            parts.append("layers for Q-layers, until somebody put them back")
+        elif self.layers is not None:
+            parts.append(_count(len(qmodules.summary(model).converted), "Q-layer"))
+        heads = self.heads(model)
+        if self.loss is not None:
+            parts.append(ChunkedHead.in_words(heads))
+        elif any(head.chunks for head in heads):
+            parts.append(f"{ChunkedHead.in_words(heads)}, as the plan has chosen")
+        return f"Exchanged: {', '.join(parts)}." if parts else ""
+
+    @property
+    def _converts(self) -> bool:
+        return self.activations is not None or self.linear is not None
+
+    def _conversion(self, level: Level, kept: Sequence[str]) -> dict[str, Any]:
+        """Arguments of ``fewbit.convert``."""
+        given: dict[str, Any] = {"functions": (), "calls": False}
+        if self.activations is not None:
+            given = dict(self.activations)
+        if kept:
+            skipped = given.get("skip", ())
+            skipped = (skipped,) if isinstance(skipped, str | type) else tuple(skipped)
+            given["skip"] = (*skipped, *kept)
+        linear = self.linear
+        if linear is not None and level.bits is not None:
+            linear = {"bits": level.bits, **linear}
+        return {**given, "linear": linear}
+
+    def _require_sketches(self, model: nn.Module) -> None:
+        summary = fewbit.summary(model)
+        if self.linear is not None and not summary.sketched:
+            kept = {path: why for path, why in summary.kept.items() if is_linear(model.get_submodule(path))}
+            raise ValueError(
+                f"linear must be None for a {type(model).__name__}, which has no linear layer that can keep a sketch"
+                f"{_reasons(kept)}; leave the option out"
+            )
+
+
+def _plain(value: object) -> bool:
+    """Whether a value has the same representation in another process."""
+    return value is None or isinstance(value, bool | int | float | str | qmodules.QLevel)
+
+
+def _undo_later(
+    undoing: ExitStack, model: nn.Module, is_done: Callable[[nn.Module], Any], undo: Callable[[nn.Module], Any]
+) -> None:
+    """Has the end of ``undoing`` undo what is going to be done to a model, as far as it came; nothing that was done to
+    it before."""
+    if not is_done(model):
+        undoing.callback(lambda: undo(model) if is_done(model) else None)
+
+
+def _require_inside(model: nn.Module, done: nn.Module, undo: Callable[[nn.Module], Any]) -> None:
+    if done is not model:
+        undo(done)
+        raise ValueError(
+            f"model must contain the layers that are exchanged, and this {type(model).__name__} is one itself: take "
+            f"nn.Sequential(model), or the {type(done).__name__} in its place"
+        )
+
+
+def _require_q_layers(model: nn.Module, kept: Sequence[str]) -> None:
+    summary = qmodules.summary(model)
+    if both := sorted(summary.converted.keys() & set(kept)):
+        raise ValueError(
+            f"keep must name none of the layers that layers= exchanges, got {both[0]!r}, a "
+            f"{summary.converted[both[0]][0]}; Q-layers keep nothing exactly"
+        )
+    if not summary.converted:
+        raise ValueError(
+            f"layers must be None for a {type(model).__name__}, which has no layer that has a Q-layer"
+            f"{_reasons(summary.kept)}; leave the option out"
+        )
+
+
+def _joined(reasons: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    return {path: ", ".join(several) for path, several in reasons.items()}
+
+
+def _reasons(kept: Mapping[str, str], most: int = 3) -> str:
+    """Why layers were kept, in brackets: the first few different reasons."""
+    different = list(dict.fromkeys(kept.values()))[:most]
+    return f" ({'; '.join(different)})" if different else ""
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,411 @@
+"""``PlanManager``: a compressed model's plan of how values wait for backward, as it was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from actcore import Codec, Raw
+from integrations._utils.locking import OwnLock, Users
+from integrations._utils.progress import progress
+from integrations.api.error_control.bounded import chosen, front_of
+from integrations.api.error_control.broadcast import Answer, of_rank_0, with_bytes
+from integrations.api.error_control.error_model import ErrorModel
+from integrations.api.handle.first_steps import FirstSteps
+from integrations.api.handle.fronts import Fronts
+from integrations.api.handle.module_conversion import Exchanges
+from integrations.api.handle.plan_arguments import (
+    OPTIMAL,
+    Asked,
+    planning_for,
+    require_asked,
+    require_at,
+    require_of,
+    require_this_torch,
+)
+from integrations.api.handle.remeasuring import EARLY, Remeasuring
+from integrations.capture.graphs.fingerprint import fingerprint
+from integrations.capture.graphs.sharding import class_of
+from integrations.capture.graphs.signature import Signature
+from integrations.planner.attempts import Attempts
+from integrations.planner.better_loss import with_better_loss
+from integrations.planner.bounds import FULL, ONLY_RECOMPUTE, Bounds
+from integrations.planner.budget import Budget
+from integrations.planner.gradient_states import GradientHistory
+from integrations.planner.obstacles import planning
+from integrations.planner.plan import Plan
+from integrations.planner.plans import Plans, Shapes
+from integrations.planner.sensitivity.bit_plan import BitPlan
+from integrations.planner.sensitivity.ranks import ranks_can_meet, ranks_in_sync
+from integrations.planner.unrounded import unrounded
+from integrations.policies.levels import Level
+from integrations.report.words import format_bytes
+from integrations.runtime.compiled.forward import Compiled
+from integrations.runtime.plan_executor import PlanExecutor
+from integrations.tracing.storage.double_backward import DoubleBackward, Kinds
+from integrations.tracing.storage.regions import inner
+from integrations.tracing.storage.storage_policy import through
+
+
+def plan_manager_for(model: nn.Module, level: Level, asked: Asked) -> PlanManager:
+    """The ``PlanManager`` of a model at a level.
+
+    Raises:
+        TypeError: ``asked`` has the wrong type.
+        ValueError: it is not a budget; or it is a plan of another model, or for another level.
+    """
+    if not isinstance(asked, Bounds):
+        require_asked(asked)
+    if isinstance(asked, Plan):
+        require_this_torch(asked)
+        require_of(asked, model)
+        require_at(asked, level)
+    return PlanManager(model, asked, level)
+
+
+class PlanManager:
+    """A model's plans of how values wait for backward, as they were asked for.
+
+    Args:
+        model, asked, level: as ``compress_model`` was given them.
+        shapes: whether inputs of other shapes are planned for, or refused.
+        codec: the codec for what a plan keeps and has no store for; ``None``: as the level says.
+
+    Attributes:
+        shapes, codec: as given.
+        measuring: has errors measured while the model learns; ``None`` if plans round nothing, or as a level says.
+        compiled: has the model's forward follow the plan where torch compiles it together with code around it; ``None``
+            if that takes a session, or there is no plan yet.
+        asked: bounds or a plan; or, for a plan beside a level, ``"optimal"`` or a budget.
+        plans: ``None`` before the first forward that is planned for.
+        users: the model's forwards. A capture exchanges its parameters, and runs alone.
+        gradients: what the backwards of earlier steps found.
+        together: whether all ranks follow rank 0's plan and measure in the same forwards.
+        met: how many forwards ranks have met in, less one.
+        took_less: whether the model was planned for less memory after a forward had run out of it.
+        differentiated: whether a backward with ``create_graph=True`` has read tensors that plans round. Plans then
+            round nothing from the next forward on.
+    """
+
+    def __init__(
+        self, model: nn.Module, asked: Asked, level: Level, shapes: Shapes = "replan", codec: Codec | None = None
+    ) -> None:
+        self.asked = asked
+        self.plans: Plans | None = None
+        self.shapes, self.codec = shapes, codec
+        self._keeps = None if codec is None else through(codec, level)
+        self._attempts = Attempts()
+        self._bits: BitPlan | None = None  # the bits for which the plans were made
+        self._asks = isinstance(asked, Bounds)  # whether the next forward asks other ranks, as only the first one does
+        self._lock = OwnLock()
+        self.users = Users()
+        self.compiled: Compiled | None = None
+        self.gradients = GradientHistory()
+        self.first_steps = FirstSteps()
+        self.took_less = False
+        self.differentiated = False
+        self._exact: tuple[Plans, Plans | None] | None = None  # plans, and their replacement without rounding
+        self.measuring: Remeasuring | None = None
+        # Whether the next forward asks other ranks to measure together.
+        self._joins = isinstance(asked, Plan) and asked.error > 0
+        self.together = False
+        self.met = -1
+        self._number: tuple[int, int] | None = None  # the last measured step, and its number for measuring
+        if isinstance(asked, Plan):
+            stores = asked.compressed or asked.menus is not None
+            self.measuring = Remeasuring(ErrorModel(model, asked.error), EARLY[1]) if asked.error else None
+            self.plans = Fronts(asked, level, self._errors, shapes=shapes) if stores else Plans(asked, shapes)
+            if level.off and not stores:
+                self.compiled = Compiled(model, asked)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that was followed last; ``None`` before the first."""
+        return None if self.plans is None else self.plans.followed
+
+    @property
+    def memory(self) -> Budget | None:
+        """The memory budget that was asked for."""
+        return self.asked.memory if isinstance(self.asked, Plan | Bounds) else self.asked
+
+    @property
+    def error(self) -> float | None:
+        """The bound on the gradient's error that was asked for; ``None`` if a level says how everything is stored."""
+        return (self.asked.bounds if isinstance(self.asked, Plan) else self._bounds).error
+
+    @property
+    def measured(self) -> tuple[float, int | None] | None:
+        """The gradient's error that was measured last, and its step; ``None`` if it was not measured."""
+        last = None if self.measuring is None else self.measuring.last
+        if last is not None:
+            return last.relative, last.step
+        plan = self.plan
+        return None if plan is None or plan.measured is None else (plan.measured, None)
+
+    def note_output(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
+        """Note what the forward of a training step has returned, which is measured before the next one if it is due."""
+        number, plans = self._number, self.plans
+        if plans is not None and self.measuring is not None and number is not None and number[0] == step:
+            self.measuring.record(number[1], plans.followed, plans.last, args, kwargs, returned)
+
+    def settle(self, model: nn.Module) -> None:
+        """Measure the error of a step that is over, if it is due, between two steps. If ranks measure together, nothing
+        is measured: other ranks may not call this at the same time."""
+        if not self.together and model.training and self._number is not None:
+            self._settle(model, self._number[1] + 1)
+
+    def _settle(self, model: nn.Module, number: int) -> None:
+        """Measure the error of a step before this one, if it is due, and correct the plans by it."""
+        measuring = self.measuring
+        if measuring is None or not measuring.waits(number):
+            return
+        with self.users.alone(), self._lock.held, progress(f"Measuring {class_of(model).__name__}"):
+            if measuring.waits(number):
+                measuring.settle(model, self.together)
+
+    def _count(self, model: nn.Module, step: int) -> int | None:
+        """Return the number of a training step for measuring; ``None`` if it is not measured.
+
+        If ranks measure together, only forwards count in which they meet, so that all have the same number. A forward
+        that runs a second time has its number already.
+        """
+        if self._number is not None and self._number[0] == step:
+            return self._number[1]
+        if not self.together:
+            number = step
+        elif ranks_can_meet(model):
+            number = self.met = self.met + 1
+        else:
+            return None
+        self._number = step, number
+        return number
+
+    @property
+    def rounds(self) -> bool:
+        """Whether plans may round although the level does not."""
+        if self.codec is not None and not isinstance(inner(self.codec), Raw):
+            return True
+        return bool(self._bounds.error) if not isinstance(self.asked, Plan) else self.asked.error > 0
+
+    def following(
+        self,
+        model: nn.Module,
+        level: Level,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        bits: BitPlan | None = None,
+        compiled: bool = False,
+        double: DoubleBackward | None = None,
+        any_path: bool = False,
+        step: int | None = None,
+    ) -> PlanExecutor | None:
+        """Return the ``PlanExecutor`` for a forward with these inputs. Return ``None`` if there is no backward to plan
+        for, or if the model has a plan already and none can be made for these inputs.
+
+        If an adaptive level has given its tensors other bits than the plan was made for, a new plan is made.
+
+        Args:
+            model: the model whose forward it is.
+            level: the model's level.
+            args, kwargs: the forward's.
+            bits: the bits of an adaptive level's tensors, from its last measurement.
+            compiled: whether torch compiles the forward.
+            double: records backwards with ``create_graph=True``; ``None`` if nothing does.
+            any_path: whether the plan's error has to be within the bound on every path of the forward.
+            step: the forward's number; ``None`` if it is not a step of the training.
+
+        Raises:
+            ValueError: the model has no plan yet, and none can be made, or none keeps to the bounds. The message names
+                the obstacle or the lowest possible bound. The next forward plans again.
+            Exception: the model itself raises it with these inputs.
+        """
+        self._attempts.start()
+        if self._is_due(bits):
+            with self.users.alone(), self._lock.held, progress(f"Planning {class_of(model).__name__}"):
+                if self._is_due(bits):  # only one thread plans
+                    self.plans, self._bits = self._planned(model, level, args, kwargs, bits, compiled), bits
+        plans = self.plans
+        if plans is None:
+            return None
+        if self._joins:
+            self._joins = False
+            self.together = ranks_in_sync(model, f"{plans.first.model} within {plans.first.bounds}")
+        number = None if self.measuring is None or step is None else self._count(model, step)
+        if self.measuring is not None and number is not None:
+            self._settle(model, number)
+            self.measuring.require_measured(model)
+            self.measuring.start(number, args, kwargs)
+        trial = None
+        if double is not None and self.may_become_exact:
+            plans, trial = self._without_rounding(model, plans, level, None if compiled else double, args, kwargs)
+        state = self.gradients.before_forward(model)
+        followed = plans.plan_for(model, args, kwargs, self.users, state, any_path)
+        if followed is None:
+            return None
+        self.first_steps.tell_of_excess()
+        self.first_steps.start(model, followed.of_state)
+        Exchanges.follow(model, plans.followed.chunked)
+        alone = level.off or (followed.plan.menus is not None and followed.plan.level is None)
+        return PlanExecutor(model, plans, followed, None if alone else level, compiled, self._keeps, trial)
+
+    def may_take_less(self, plan: Plan) -> bool:
+        """Return whether to plan for less memory if it runs out in a forward that follows this plan."""
+        return not self.took_less and plan.memory is not None and self.first_steps.is_first(plan)
+
+    @property
+    def may_become_exact(self) -> bool:
+        """Return whether the plans may round, and can be replaced with plans that do not."""
+        plans = self.plans
+        return plans is not None and self.codec is None and not plans.last.compressed and plans.last.error > 0
+
+    def _without_rounding(
+        self,
+        model: nn.Module,
+        plans: Plans,
+        level: Level,
+        double: DoubleBackward | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Plans, Kinds | None]:
+        """Return the plans for a forward; and the kinds of its inputs if this forward is a trial, which rounds nothing.
+
+        The backward of a trial shows whether gradients are differentiated. Only inputs that require a gradient start a
+        trial, since they are usual if gradients are differentiated.
+
+        Without ``double`` nothing is tried, as where torch compiles the forward: no graph can be built of compiled
+        code's backward, and another plan is another compilation.
+
+        Raises:
+            ValueError: gradients are differentiated, and no plan without rounding keeps to the bounds.
+        """
+        if self.differentiated:
+            with self._lock.held:
+                if plans is self.plans:
+                    falls_back = isinstance(self.asked, Bounds) and self.asked.falls_back
+                    self.plans = Fronts(unrounded(plans.first, falls_back), level, shapes=self.shapes)
+                return self.plans or plans, None
+        kinds = Signature.of(args, kwargs).kinds
+        if double is None or double.is_tried(kinds) or not any(kind.endswith(" True") for kind in kinds):
+            return plans, None
+        with self._lock.held:
+            if self._exact is None or self._exact[0] is not plans:
+                try:
+                    self._exact = plans, Fronts(unrounded(plans.first), level, shapes=self.shapes)
+                except ValueError:
+                    self._exact = plans, None
+            exact = self._exact[1]
+        return (plans, None) if exact is None or not exact.keeps_bounds(model) else (exact, kinds)
+
+    def _is_due(self, bits: BitPlan | None) -> bool:
+        """Whether there is no plan for these bits."""
+        return self.plans is None or (bits is not self._bits and not isinstance(self.asked, Plan))
+
+    def _planned(
+        self,
+        model: nn.Module,
+        level: Level,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        bits: BitPlan | None,
+        compiled: bool,
+    ) -> Plans | None:
+        """Return the plans from now on; ``None`` if there is no backward to plan for. In front of a model's first
+        forward, ranks may come together: then rank 0 plans, and all follow its plan."""
+        inputs, bounds = Signature.of(args, kwargs), self._bounds
+        if compiled:  # code of torch.compile makes the logits
+            bounds = replace(bounds, loss=FULL)
+        errors = ErrorModel(model, bounds.error) if bounds.error else None
+
+        def front() -> Plan:
+            with planning(model, args, kwargs):
+                return front_of(model, level, bounds, args, kwargs, errors=errors, bits=bits, estimates=True)
+
+        def better() -> Plan:
+            return with_better_loss(model, front, bounds)
+
+        def made() -> Plan | None:
+            plan = self._attempts.plan(model, inputs, better, first=self.plans is None)
+            return None if plan is None else chosen(plan, bounds, errors)
+
+        asks, self._asks = self._asks and self.plans is None, False
+        together = asks and ranks_in_sync(model, f"{inputs.structure} {inputs} of {bounds} at {level}")
+        free = None
+        try:
+            bounds, free = with_bytes(bounds, model, (args, kwargs), together)
+            if together:
+                answer = of_rank_0(lambda: Answer(made()))
+                plan = answer.plan
+                if plan is None or fingerprint(model) != plan.graph.fingerprint:
+                    plan = None if answer.ours else made()
+            else:
+                plan = made()
+        except ValueError as error:
+            if self.plans is None:
+                if free is not None:
+                    error.add_note(f"memory={free}.")
+                error.add_note(
+                    "The model waits for a plan, and each training forward asks for one again: call "
+                    "integrations.restore_model(model) first, then compress_model with other bounds."
+                )
+                raise
+            return self.plans  # the level's average was within the bounds, and other bits have the same one
+        if plan is None:
+            return self.plans
+        falls_back = bounds.falls_back
+        self.measuring = None if errors is None else Remeasuring(errors, falls_back=falls_back)
+        self.together = together
+        return Fronts(plan, level, errors, bits, fallback=bounds.fallback)
+
+    @property
+    def _bounds(self) -> Bounds:
+        """The bounds. What was asked for beside a level is turned into bounds, too."""
+        if isinstance(self.asked, Bounds):
+            return self.asked
+        assert not isinstance(self.asked, Plan)
+        return Bounds(None if self.asked == OPTIMAL else self.asked, error=None, stores=ONLY_RECOMPUTE)
+
+    def note_returned(self) -> None:
+        """Notes that the forward has returned for which this thread last called ``following``."""
+        self._attempts.returned()
+        if self.plans is not None:
+            self.plans.note_returned()
+
+    def observe_backward(self, model: nn.Module, result: Any) -> None:
+        """Observe the backward of a forward that has returned ``result`` in this thread."""
+        plans = self.plans
+        as_planned = plans is not None and not plans.left and plans.inputs == plans.last.graph.inputs
+        self.gradients.after_forward(model, result)
+        self.first_steps.after_forward(model, result, as_planned)
+
+    def in_words(self) -> str:
+        """The plan that was followed last, as a report describes it."""
+        plans, plan = self.plans, self.plan
+        if plans is None or plan is None:
+            return "No plan yet of what backward recomputes"
+        count = len(plan.segments)
+        peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
+        again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
+        stored = self._error_in_words(plan) if self.codec is None else f", what is kept stored by {self.codec}"
+        exactly = ", nothing rounded for create_graph=True" if plan.graph.double_backward else ""
+        chunks = ", the loss in chunks" if plan.chunked is not None else ""
+        return f"By a plan{plans.condition}: {peak}{stored}{exactly}{chunks}; backward recomputes {again}"
+
+    def _error_in_words(self, plan: Plan) -> str:
+        """A plan's error beside its bound, in words; empty for one that rounds nothing."""
+        if plan.compressed or not plan.choice.rounds:
+            return ""
+        found = "not measured yet" if self.measuring is None else str(self.measuring)
+        if plan.measured is not None and (self.measuring is None or self.measuring.last is None):
+            found = f"measured {plan.measured:.2g}"
+        return f", gradient's error {found} (at most {plan.error:g})"
+
+    @property
+    def _errors(self) -> ErrorModel | None:
+        """What predicts the errors of plans; ``None`` if they round nothing, or as a level says."""
+        return None if self.measuring is None else self.measuring.errors
+
+    def title(self) -> str:
+        """What was asked for, as a report describes it."""
+        return planning_for(self.asked)

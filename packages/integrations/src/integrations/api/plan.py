@@ -1,0 +1,180 @@
+"""``plan`` and ``apply``: one plan for every value that backward reads, made before the training and given to a
+model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from torch import nn
+
+from integrations._utils.progress import shows_planning
+from integrations.api.compress import compress_model
+from integrations.api.error_control.bounded import chosen, front_of, measured
+from integrations.api.error_control.error_model import ErrorModel
+from integrations.api.error_control.gradient_errors import GradientErrors, measured_errors
+from integrations.api.handle.plan_arguments import Given
+from integrations.capture.loss import Loss, require_loss
+from integrations.losses.head import loss_of
+from integrations.planner.better_loss import with_better_loss
+from integrations.planner.bounds import FULL, Bounds
+from integrations.planner.budget import Budget, bytes_of, read_fraction
+from integrations.planner.errors import BudgetError, raising_for_user
+from integrations.planner.free import resolved
+from integrations.planner.obstacles import planning
+from integrations.planner.plan import Plan
+from integrations.planner.planner import plannable
+from integrations.policies.levels import LEVELS
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@raising_for_user
+@shows_planning
+def plan(
+    model: nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    memory: Budget | None = None,
+    time: float | None = None,
+    error: float | None = None,
+    stores: Iterable[str] | None = None,
+    measure: bool = True,
+    real: bool = False,
+    loss: Loss | Literal["full"] | None = None,
+    holds_outputs: bool | None = None,
+) -> Plan:
+    """Choose how to store each tensor that backward reads: keep it, store it exactly in fewer bits, recompute it, send
+    it to host memory, or, with ``error``, round it.
+
+    ::
+
+        plan = integrations.plan(model, (images,), memory="8GiB")
+        print(plan)  # what happens to which module's values, why, and what it costs
+        integrations.apply(model, plan)
+        ...train as before...
+
+    ``compress_model(model, memory="8GiB")`` does both, in front of the first training forward. Unconstrained
+    quantities are minimized: the time within ``memory``, the memory within ``time``, the memory if neither is given. If
+    ``memory``, ``time`` and ``error`` are all given, the plan has the least error that was found within them.
+
+    The model's forward runs on fake tensors, which have no elements and take no memory. Where ``measure`` has steps
+    taken aside, these are real, on aliases of the parameters. No generator moves, and parameters, gradients and buffers
+    are as before afterwards.
+
+    Ranks that call this get plans of their own, by the rates of their machine and by what they measured. For one plan
+    on all, plan on one, ``plan.save(path)``, and ``compress_model(model, plan=path)`` on each;
+    ``compress_model(model, memory=...)`` under DistributedDataParallel does as much by itself.
+
+    Args:
+        model: in training mode, and not wrapped: plan for the module that DistributedDataParallel is given.
+        args: of its forward, as in training: a tuple, a mapping by name, or the only one. A list is several inputs,
+            each of these: the plan keeps to the bounds with all of them, and a fraction is one of the largest plain
+            step's. (A model whose only argument is a list is given it in a tuple.)
+        kwargs: further arguments by name, of every input.
+        memory, time, error, stores: as for ``compress_model``.
+        measure: whether to measure the plan's error, in two steps for each plan that is tried, at most three, and
+            within the plan's memory. Nothing is measured if the plan rounds nothing, as without ``error``. Otherwise
+            the error is estimated by the operators, as it always is for inputs without elements, and where there are
+            several ranks and the model talks to them.
+        real, holds_outputs: as for ``integrations.checkpoint.plan``.
+        loss: a function, as for ``integrations.checkpoint.plan``; or ``"full"`` for a plan that computes the model's
+            loss from whole logits. By default, a plan within ``memory`` may compute it in chunks, see
+            ``compress_model``; ``plan.chunked`` says so. A plan for a function never does.
+
+    Returns:
+        The plan: of several inputs, that of the one whose plain step takes the most memory, with the others' as
+        ``plan.also``.
+
+    Raises:
+        TypeError: an argument has the wrong type, or ``loss`` returned no tensor.
+        ValueError: an argument is out of range; the model is not in training mode, or none of its outputs requires a
+            gradient; no plan can be made, and the message names the cause and the alternatives; or no plan keeps to the
+            bounds, and the message names the lowest possible bound, and ways to lower it.
+        Exception: what the model raises with these inputs.
+    """
+    bounds = Bounds.given(memory, time, error, stores, loss=None if loss is None else FULL)
+    model = plannable(model)
+    of_output = None if isinstance(loss, str) and loss == FULL else loss
+    if isinstance(of_output, str):
+        raise ValueError(f"loss must be 'full', a function of the model's output, or None, got {loss!r}")
+    require_loss(of_output)
+    if isinstance(args, list) and not args:
+        raise ValueError("args must be one input, or several in a list, got an empty list")
+    calls = [_call(one, kwargs) for one in (args if isinstance(args, list) else [args])]
+    level = LEVELS["L0"]
+    how: dict[str, Any] = {"real": real, "loss": of_output, "holds_outputs": holds_outputs}
+    errors = ErrorModel(model, bounds.error) if bounds.error else None
+
+    def front(number: int) -> Plan:
+        with planning(model, *calls[number], of_output):
+            return front_of(model, level, bounds, *calls[number], **how, errors=errors, estimates=True)
+
+    with loss_of(model, None):
+        fronts = [front(number) for number in range(len(calls))]
+    if memory is not None and read_fraction(memory) is not None and len(fronts) > 1:
+        bounds = replace(bounds, memory=bytes_of(memory, max(front.plain_peak for front in fronts)))
+    memory, free = resolved(bounds.memory, model, calls)
+    bounds = replace(bounds, memory=memory)
+    found = []
+    try:
+        for number in _leading(fronts):
+            better = with_better_loss(model, partial(front, number), bounds, fronts[number])
+            with loss_of(model, better.head):
+                made = chosen(better, bounds, errors)
+                if measure and errors is not None:
+                    made = measured(made, bounds, errors, partial(_measured, model, calls[number], of_output))
+            found.append(made)
+    except BudgetError as error:
+        if free is not None:
+            error.add_note(f"memory={free}.")
+        raise
+    found.sort(key=lambda plan: plan.plain_peak, reverse=True)
+    return found[0].with_also(found[1:])
+
+
+def _measured(model: nn.Module, call: tuple[Any, dict[str, Any]], loss: Loss | None, plan: Plan) -> GradientErrors:
+    """Return the measured errors of a plan."""
+    return measured_errors(model, *call, plan, loss)
+
+
+def _leading(fronts: list[Plan]) -> list[int]:
+    """The inputs that are not within others."""
+    inputs = [front.graph.inputs for front in fronts]
+    return [
+        number
+        for number, one in enumerate(inputs)
+        if not any(
+            one.within(other) and (place < number or one != other)
+            for place, other in enumerate(inputs)
+            if place != number
+        )
+    ]
+
+
+def apply(model: Model, plan: Given) -> Model:
+    """Have a model's training forward follow a plan, in place, as ``compress_model(model, plan=plan)`` does.
+
+    Args:
+        model: the one that the plan was made for, or another of the same modules and shapes.
+        plan: of ``integrations.plan``, ``integrations.checkpoint.plan`` or ``handle.plan``, or the path of its file.
+
+    Returns:
+        The same object.
+
+    Raises:
+        TypeError, OSError, ValueError: as ``compress_model`` does for ``plan``.
+    """
+    return compress_model(model, plan=plan)
+
+
+def _call(args: Any, kwargs: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+    """The arguments of one call, by place and by name."""
+    if isinstance(args, Mapping):
+        if kwargs is not None:
+            raise ValueError("kwargs must be None where args is a mapping; put all into one of them")
+        return (), dict(args)
+    return args if isinstance(args, tuple) else (args,), dict(kwargs or {})

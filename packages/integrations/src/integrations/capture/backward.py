@@ -1,0 +1,146 @@
+"""``BackwardRecorder``: records backward as it runs: its steps, what they read, and how many bytes it has made."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from integrations._utils.torch_internals import OpOverload, current_autograd_node, current_graph_task_id
+from integrations.capture.apart import Apart, bytes_of_gradient
+from integrations.capture.dispatch.memory import Memory, allocated_for, is_plain, is_wrapper, key_of
+from integrations.capture.recording import PASSING, OperatorRun, Recording
+
+
+class BackwardRecorder:
+    """The steps of backward.
+
+    Args:
+        recording: where they are recorded.
+        memory: the storages that hold values, and those that backward makes.
+        apart: counts the memory of tensors that keep their elements in others.
+    """
+
+    def __init__(self, recording: Recording, memory: Memory, apart: Apart) -> None:
+        self._recording, self._memory, self._apart = recording, memory, apart
+        self._watches: list[weakref.ref[Any]] = []
+        self._node: object = self  # no node runs yet
+        self._task: int | None = None  # the engine's task that runs backward itself
+        self._reading = False  # whether the node has read values and made nothing so far
+        self._working = False  # whether it has made something
+        self._makers: dict[int, object] = {}  # by storage that backward makes: the node that made it
+        self._lent: dict[int, list[weakref.ref[Any]]] = {}  # by value: the storages from which nodes read it
+        self._sum: tuple[weakref.ref[Any], int] | None = None  # the last operator, if it is a sum
+        self._live = 0
+        self._standing = 0  # bytes of the parameters' gradients that are complete
+
+    def read(self, value: int) -> None:
+        """Notes that the running node reads a saved value."""
+        self._turn(reads=True)
+        self._recording.steps[-1].append(value)
+        self._reading = not self._working
+
+    def lent(self, value: int, tensor: Tensor) -> None:
+        """Record the tensor that a node reads for a saved value. The node may return its memory as a gradient."""
+        self._lent.setdefault(value, []).append(weakref.ref(tensor.untyped_storage()))
+
+    def released(self, value: int) -> None:
+        """Notes that autograd has let go of a value."""
+        if self._recording.steps and value in self._recording.steps[-1]:
+            self._node = self  # the node has done its work: what runs next sums up gradients
+        for reference in self._lent.pop(value, ()):
+            storage = reference()
+            if storage is not None and self._memory.value_at(storage._cdata) is None:
+                # The memory of the value is a gradient now: count it for backward.
+                self._hold(storage, self._recording.values[value].nbytes)
+
+    def accumulated(self, gradient: Tensor) -> None:
+        """Notes that a parameter's gradient is complete. If the parameter had one before, this one is added to it and
+        freed."""
+        nbytes = bytes_of_gradient(gradient)
+        if not is_plain(gradient):
+            self._standing += nbytes if is_wrapper(gradient) else 0
+            return
+        if self._memory.value_in(gradient) != PASSING:
+            # Forward has made it, as a loss in chunks does, and the parameter takes it over from autograd.
+            self._live += nbytes
+        self._standing += nbytes
+
+    def finish(self) -> None:
+        """Ends the recording."""
+        self._watches.clear()
+
+    def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator of backward, and notes it."""
+        self._turn()
+        if self._reading:
+            # What a node reads is recomputed before the node makes anything, so this is an event of its own.
+            self._reading = False
+            self._begin(list(self._recording.steps[-1]))
+        out = func(*args, **kwargs)
+        results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
+        made = 0
+        for _, tensor in self._memory.new(results, args, kwargs):
+            nbytes = allocated_for(tensor)
+            made += nbytes
+            self._hold(tensor.untyped_storage(), nbytes)
+            self._makers[key_of(tensor)] = _running()
+        self._apart.note(results, args, kwargs)
+        call = self._recording.calls.note(func, args, kwargs, results)
+        self._recording.runs.append(OperatorRun(len(self._recording.steps) - 1, self._live + self._apart.live, call))
+        self._working = True
+        if func is torch.ops.aten.add.Tensor and is_plain(args[0]) and self._maker(args[0]) != _running():
+            self._sum = weakref.ref(args[0].untyped_storage()), made
+        return out
+
+    def _hold(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """Count memory of backward as long as it is alive."""
+        self._memory.storages.put(storage, PASSING)
+        self._watches.append(weakref.ref(storage, partial(self._freed, nbytes)))
+        self._live += nbytes
+
+    def _maker(self, tensor: Tensor) -> object:
+        return self._makers.get(key_of(tensor))
+
+    def _settle(self) -> None:
+        """Detects that the engine has summed up gradients, if the first part of a sum was another node's and was freed
+        with it. The engine sums in place, but where a mode sees it."""
+        if self._sum is None:
+            return
+        (part, nbytes), self._sum = self._sum, None
+        if part() is None:
+            run = self._recording.runs[-1]
+            self._recording.runs[-1] = replace(run, live=run.live - nbytes)
+
+    def _freed(self, nbytes: int, _: object) -> None:
+        self._live -= nbytes
+
+    def _turn(self, reads: bool = False) -> None:
+        """Begins a step if another node runs now.
+
+        A backward inside of a node's own, such as that of recomputed attention, begins no step, since what the outer
+        node has read is alive until that node is over; unless its nodes read saved values, too.
+        """
+        self._settle()
+        name, task = _running(), current_graph_task_id()
+        if self._task is None and task != -1:  # what the backward starts from is made outside of the engine
+            self._task = task
+        inside = task not in (-1, self._task) and not reads
+        if (name != self._node and not inside) or not self._recording.steps:
+            self._node, self._reading, self._working = name, False, False
+            self._begin([])
+
+    def _begin(self, reads: list[int]) -> None:
+        self._recording.steps.append(reads)
+        self._recording.other.append(self._live + self._apart.live)
+        self._recording.standing.append(self._standing)
+
+
+def _running() -> object:
+    """The node of backward that runs, by name and number: a reference would keep it alive, with what it holds."""
+    node = current_autograd_node()
+    return None if node is None else (node.name(), node._sequence_nr())

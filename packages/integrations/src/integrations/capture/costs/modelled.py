@@ -1,0 +1,264 @@
+"""What an operator's call takes, by arithmetic: its ``Work`` at the rates of a device. ``workspaces`` measures it
+instead.
+
+Operators are of few kinds, see ``Kind``. An operator takes the time of its arithmetic or of the bytes that it reads and
+writes, whichever is longer, and that of Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from integrations._utils.torch_internals import OpOverload
+from integrations.capture.costs.attention import attention_flops, is_attention
+from integrations.capture.costs.chunked import is_chunked_loss, work_of_chunks
+from integrations.capture.costs.rates import MAPPED, Rates, Rating, constant
+from integrations.capture.costs.scratch import scratch_of
+from integrations.capture.dispatch.memory import count_bytes, count_elements, tensors_of
+
+if TYPE_CHECKING:
+    from integrations.capture.costs.calls import CostedCall
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a call takes.
+
+    Attributes:
+        seconds: of its kernel.
+        scratch: bytes that the kernel has beside its arguments and results while it runs: copies in another layout,
+            partial sums.
+    """
+
+    seconds: float
+    scratch: int = 0
+
+
+Costs = Callable[[Sequence["CostedCall"]], Sequence[Cost]]
+"""A function that returns the cost of each call."""
+
+
+class Kind(Enum):
+    """What an operator's time depends on."""
+
+    PRODUCT = auto()
+    CONVOLUTION = auto()
+    CONVOLUTION_BACKWARD = auto()
+    GROUPED = auto()
+    ATTENTION = auto()
+    CHUNKED = auto()
+    FUNCTION = auto()
+    DRAW = auto()
+    TRAFFIC = auto()
+    NOTHING = auto()
+
+
+_NOTHING = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"})
+"""Operators that allocate memory or share it, and touch no element."""
+
+_GATHERS = frozenset({"embedding", "index_select", "gather", "index"})
+"""Operators that read as much of a table as their result has."""
+
+_GROUPS = {"convolution": 8, "convolution_backward": 9}
+"""Operators with groups, and the place of the argument that is their number."""
+
+_FUNCTIONS = frozenset(
+    {
+        "gelu",
+        "gelu_backward",
+        "silu",
+        "silu_backward",
+        "mish",
+        "softplus",
+        "elu",
+        "erf",
+        "exp",
+        "log",
+        "sigmoid",
+        "tanh",
+    }
+    | {"sin", "cos", "_softmax", "_safe_softmax", "_softmax_backward_data", "_log_softmax", "logsumexp"}
+    | {"native_batch_norm", "native_layer_norm", "native_group_norm", "native_batch_norm_backward"}
+    | {"native_layer_norm_backward", "native_group_norm_backward"}
+)
+"""Operators that take longer than their traffic: several passes, or elementary functions."""
+
+_FILLS = frozenset({"new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "zero", "fill"})
+"""Operators that read only the shape of their arguments."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a call has to do.
+
+    Attributes:
+        kind: the operator's kind.
+        dtype: of its results, or of its arguments if it has no results or sums them to a number.
+        flops: floating-point operations.
+        elements: elements of the largest result.
+        moved: bytes that it reads and writes.
+        mapped: bytes of new results that are large enough for memory of their own from the kernel.
+        scratch: bytes that it takes while it runs, as far as arithmetic tells.
+        parts: into how many parts the call is cut, one after the other. Each moves ``moved`` bytes.
+    """
+
+    kind: Kind
+    dtype: torch.dtype
+    flops: int
+    elements: int
+    moved: int
+    mapped: int
+    scratch: int = 0
+    parts: int = 1
+
+    def seconds(self, rates: Rates) -> float:
+        """The seconds of the call, Python included."""
+        if self.kind is Kind.NOTHING and rates.measured:
+            return rates.host.launch
+        each = {
+            Kind.PRODUCT: rates.product,
+            Kind.CONVOLUTION: rates.convolution,
+            Kind.CONVOLUTION_BACKWARD: rates.convolution_backward,
+            Kind.GROUPED: rates.grouped,
+            Kind.ATTENTION: rates.attention,
+        }.get(self.kind, 0.0)
+        by_element = {Kind.FUNCTION: rates.function, Kind.DRAW: rates.draw}.get(self.kind, 0.0)
+        if self.kind is Kind.CHUNKED:  # products, softmax and sums come one after the other
+            kernel = self.flops * rates.product + self.elements * rates.function
+            return rates.host.launch + kernel + self.parts * rates.traffic(self.moved) + self.mapped * rates.fresh
+        kernel = max(self.flops * each, self.elements * by_element, rates.traffic(self.moved))
+        return rates.host.launch + kernel + self.mapped * rates.fresh
+
+
+def modelled(calls: Sequence[CostedCall]) -> list[Cost]:
+    """Costs by constants, the same everywhere, without scratch: only tensors take memory."""
+    return [replace(cost, scratch=0) for cost in by(constant)(calls)]
+
+
+def by(rating: Rating) -> Callable[[Sequence[CostedCall]], list[Cost]]:
+    """Costs by the given rates, with the scratch that arithmetic tells."""
+
+    def costs(calls: Sequence[CostedCall]) -> list[Cost]:
+        return [
+            Cost(call.work.seconds(rating(call.device or "cpu", call.work.dtype)), call.work.scratch) for call in calls
+        ]
+
+    return costs
+
+
+def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: tuple[Any, ...]) -> Work:
+    """Return the work of a call. If a formula raises, use only the bytes that the call moves: an estimate must not
+    prevent a plan."""
+    kind = _kind_of(function)
+    made = list(tensors_of(results))
+    given = [*tensors_of(args), *tensors_of(kwargs.values())]
+    sizes = [count_bytes(tensor) for tensor in made]
+    most = max(sizes, default=0)
+    moved = sum(sizes)
+    name = _name_of(function)
+    if name not in _FILLS:
+        moved += sum(min(count_bytes(tensor), most) if name in _GATHERS else count_bytes(tensor) for tensor in given)
+    try:
+        flops, grouped = _flops_of_call(function, args, kwargs, results)
+    except Exception:
+        flops, grouped, kind = 0, False, Kind.TRAFFIC
+    try:
+        scratch = scratch_of(function, args, results)
+    except Exception:
+        scratch = 0
+    work = Work(
+        kind=Kind.GROUPED if grouped else kind,
+        dtype=_dtype_of(made, given),
+        flops=flops,
+        elements=max((count_elements(tensor) for tensor in made), default=0),
+        moved=moved,
+        mapped=sum(
+            nbytes for tensor, nbytes in zip(made, sizes, strict=True) if nbytes > MAPPED and _is_new(tensor, given)
+        ),
+        scratch=scratch,
+    )
+    return _in_chunks(work, args) if is_chunked_loss(function) else work
+
+
+def _dtype_of(made: Sequence[Tensor], given: Sequence[Tensor]) -> torch.dtype:
+    """Return the dtype whose rates hold for a call: that of its results, or of its arguments if it has no results or
+    sums them to a number, maybe in a wider dtype."""
+    alike = given if given and all(count_elements(tensor) <= 1 for tensor in made) else (*made, *given)
+    return next((tensor.dtype for tensor in alike), torch.float32)
+
+
+def _in_chunks(work: Work, args: tuple[Any, ...]) -> Work:
+    """Return the work of a loss in chunks, whose chunk's logits are new memory, too."""
+    found = work_of_chunks(args)
+    return replace(
+        work,
+        kind=Kind.CHUNKED,
+        dtype=args[0].dtype,
+        flops=found.flops,
+        elements=found.elements,
+        moved=found.moved,
+        parts=found.chunks,
+        mapped=work.mapped + (work.scratch if work.scratch > MAPPED else 0),
+    )
+
+
+def _flops_of_call(
+    function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: tuple[Any, ...]
+) -> tuple[int, bool]:
+    """Return the floating-point operations of a call, 0 if no formula is known, and whether it has groups.
+
+    Raises:
+        Exception: the formula does not support these arguments.
+    """
+    name = _name_of(function)
+    if is_attention(function._schema.name):
+        return attention_flops(function._schema.name, args), False
+    formula = _flops_of(function)
+    if formula is None:
+        return 0, False
+    grouped = name in _GROUPS and args[_GROUPS[name]] > 1
+    if grouped and name == "convolution_backward":  # torch's formula ignores groups for the weight's gradient
+        gradient, image, weight, transposed, asked = args[0], args[1], args[2], args[7], args[10]
+        return 2 * count_elements(image if transposed else gradient) * count_elements(weight[0]) * sum(asked[:2]), True
+    return int(formula(*args, **kwargs, out_val=results[0] if len(results) == 1 else results)), grouped
+
+
+@cache
+def _flops_of(function: OpOverload) -> Callable[..., Any] | None:
+    """Torch's formula for the operations of an operator's call; ``None`` where it has none."""
+    from torch.utils.flop_counter import flop_registry  # imports triton
+
+    return flop_registry.get(function.overloadpacket)
+
+
+@cache
+def _kind_of(function: OpOverload) -> Kind:
+    name = _name_of(function)
+    if is_attention(function._schema.name):
+        return Kind.ATTENTION
+    if _flops_of(function) is not None:
+        if "convolution" in name:
+            return Kind.CONVOLUTION_BACKWARD if "backward" in name else Kind.CONVOLUTION
+        return Kind.PRODUCT
+    if name in _NOTHING:
+        return Kind.NOTHING
+    if torch.Tag.nondeterministic_seeded in function.tags:
+        return Kind.DRAW
+    return Kind.FUNCTION if name in _FUNCTIONS else Kind.TRAFFIC
+
+
+@cache
+def _name_of(function: OpOverload) -> str:
+    """The name of an ATen operator, without the underscore of in-place operators."""
+    return function._schema.name.removeprefix("aten::").removesuffix("_")
+
+
+def _is_new(tensor: Tensor, given: Sequence[Tensor]) -> bool:
+    return all(tensor is not other for other in given)

@@ -1,0 +1,197 @@
+"""Models whose parameters ``torch.distributed.fsdp.fully_shard`` has sharded.
+
+A module that was given to it is a *unit*: its parameters are whole from the start of its forward to the end, and from
+the first gradient of its outputs to the last of its inputs. In between their memory is given back, so an operator that
+reads them may be repeated only within its unit's backward. ``within_units`` sees to that.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from integrations._utils.modules import all_modules
+from integrations._utils.torch_internals import collectives_of_groups, tree_map
+from integrations.capture.graphs.graph import Graph
+
+_FSDP = "torch.distributed.fsdp"
+
+
+class Follower(Protocol):
+    """A mode that follows a forward, unless it is paused."""
+
+    paused: bool
+
+
+def distributed() -> bool:
+    """Whether there is more than one rank."""
+    module = torch.distributed
+    return module.is_available() and module.is_initialized() and module.get_world_size() > 1
+
+
+def collectives_started() -> object:
+    """Return what compares equal to an earlier result if this rank has started no collective since. If a backend does
+    not count collectives, no two results are equal."""
+    if not distributed():
+        return ()
+    counts = collectives_of_groups()
+    return object() if counts is None else tuple(counts)
+
+
+def is_unit(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` was given the module."""
+    fsdp = sys.modules.get(_FSDP)  # without the module, nothing can be a unit
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def is_of_unit(hook: Callable[..., Any] | None) -> bool:
+    """Whether a hook, of a module or a tensor, was added by ``fully_shard``."""
+    return getattr(hook, "__module__", "").startswith(_FSDP)
+
+
+def units_of(model: nn.Module) -> frozenset[str]:
+    """The paths of the units inside a model."""
+    fsdp = sys.modules.get(_FSDP)
+    if fsdp is None or not any(isinstance(module, fsdp.FSDPModule) for module in all_modules(model)):
+        return frozenset()
+    return frozenset(name for name, module in model.named_modules() if name and is_unit(module))
+
+
+def class_of(module: nn.Module) -> type[nn.Module]:
+    """A module's class; for a unit, the class that it had before."""
+    if is_unit(module):
+        return next(kind for kind in type(module).__mro__[1:] if not kind.__module__.startswith(_FSDP))
+    return type(module)
+
+
+def within_units(graph: Graph, units: Collection[str]) -> Graph:
+    """The graph in which a value is kept if another unit reads it than the one that makes it.
+
+    Then a repetition never leaves the unit whose backward asks for it. ``torch.utils.checkpoint`` keeps the same values
+    where the units are what is checkpointed.
+    """
+    if not units:
+        return graph
+    owners = [_owner(op.module, units) for op in graph.ops]
+    crossing = {
+        value
+        for op, owner in zip(graph.ops, owners, strict=True)
+        for value in (*op.reads, *op.packs)
+        if owners[graph.values[value].producer] != owner
+    }
+    return graph.keeping(crossing)
+
+
+def _owner(path: str, units: Collection[str]) -> str:
+    """The innermost unit around a module; empty for the model itself."""
+    while path and path not in units:
+        path = path.rpartition(".")[0]
+    return path
+
+
+@contextmanager
+def hooks_unseen(model: nn.Module, follower: Follower) -> Iterator[None]:
+    """A block in which units gather their parameters and give them back unseen: these operators are not the model's."""
+
+    def unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            before, follower.paused = follower.paused, True
+            try:
+                return hook(*args)
+            finally:
+                follower.paused = before
+
+        return call
+
+    with _hooks_replaced(model, lambda module, hook, before: unseen(hook)):
+        yield
+
+
+@contextmanager
+def without_hooks(model: nn.Module, follower: Follower) -> Iterator[None]:
+    """A block in which units only cast their inputs and outputs, unseen: their parameters are whole."""
+
+    def casts(module: nn.Module, hook: Callable[..., Any], before: bool) -> Callable[..., Any]:
+        policy = _policy(module)
+        dtype = policy.output_dtype
+        if before:
+            dtype = policy.param_dtype if policy.cast_forward_inputs else None
+
+        def cast(given: Any) -> Any:
+            return given.to(dtype) if isinstance(given, Tensor) and given.is_floating_point() else given
+
+        def call(module: nn.Module, *args: Any) -> Any:
+            if dtype is None:
+                return None
+            follower.paused = True
+            try:
+                return tree_map(cast, args if before else args[1])
+            finally:
+                follower.paused = False
+
+        return call
+
+    with _hooks_replaced(model, casts):
+        yield
+
+
+def whole_parameters(model: nn.Module) -> dict[int, tuple[torch.dtype, torch.device]]:
+    """The dtypes and devices of a model's sharded parameters when they are whole, by the parameters' ids.
+
+    Raises:
+        ValueError: some are sharded in another way, too, so that their units compute with parts.
+    """
+    found: dict[int, tuple[torch.dtype, torch.device]] = {}
+    if _FSDP not in sys.modules:
+        return found
+    from torch.distributed.tensor import DTensor
+
+    for module in reversed(list(model.modules())):  # a parameter belongs to the innermost unit
+        if not is_unit(module):
+            continue
+        dtype = _policy(module).param_dtype
+        for name, parameter in module.named_parameters():
+            if id(parameter) in found or not isinstance(parameter, DTensor):
+                continue
+            if sum(not placement.is_replicate() for placement in parameter.placements) > 1:
+                raise ValueError(
+                    f"model must have no parameters that are cut by anything but fully_shard; {name} of a "
+                    f"{class_of(module).__name__} is placed as {parameter.placements}: plan before it is distributed"
+                )
+            device = torch.device(parameter.device_mesh.device_type)
+            kept = parameter.dtype if dtype is None or not parameter.is_floating_point() else dtype
+            found[id(parameter)] = kept, device
+    return found
+
+
+def _policy(module: nn.Module) -> Any:
+    """A unit's ``MixedPrecisionPolicy``."""
+    return module._get_fsdp_state()._mp_policy  # type: ignore[operator]
+
+
+@contextmanager
+def _hooks_replaced(
+    model: nn.Module, stand_in: Callable[[nn.Module, Callable[..., Any], bool], Callable[..., Any]]
+) -> Iterator[None]:
+    """A block in which other hooks replace the units' hooks. ``stand_in`` is called with the module, the hook, and
+    whether it runs before the forward."""
+    replaced: list[tuple[dict[int, Callable[..., Any]], int, Callable[..., Any]]] = []
+    try:
+        for module in model.modules() if _FSDP in sys.modules else ():
+            if not is_unit(module):
+                continue
+            for hooks in (module._forward_pre_hooks, module._forward_hooks):
+                for key, hook in hooks.items():
+                    if is_of_unit(hook):
+                        replaced.append((hooks, key, hook))
+                        hooks[key] = stand_in(module, hook, hooks is module._forward_pre_hooks)
+        yield
+    finally:
+        for hooks, key, hook in reversed(replaced):
+            if key in hooks:
+                hooks[key] = hook

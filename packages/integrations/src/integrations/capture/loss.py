@@ -1,0 +1,109 @@
+"""``differentiated``: which tensors, among what a model returns, the training step calls ``backward`` on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from integrations.tracing.history import MOST_NODES
+from integrations.tracing.tensors import tensors_in
+
+Loss = Callable[[Any], Any]
+"""A function from what the model returns to what is differentiated: one of its tensors, several, or a loss of them."""
+
+
+OF_LOSS = "what loss returned"
+"""The words for a step that differentiates what the user's function returned."""
+
+_OF_OWN = "the loss that the model returned"
+
+OF_LOSSES = (OF_LOSS, _OF_OWN)
+"""The words for steps that start where training does."""
+
+
+def require_loss(loss: object) -> None:
+    """Raises for what is not a ``Loss``.
+
+    Raises:
+        TypeError: it cannot be called.
+    """
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss must be a function from the model's output to what is differentiated, got {loss!r}")
+
+
+class Differentiated(NamedTuple):
+    """What backward starts from.
+
+    Attributes:
+        tensors: each gets a gradient.
+        what: in words, for a plan.
+        held: whether the step still holds all that the model returned while backward runs.
+    """
+
+    tensors: list[Tensor]
+    what: str
+    held: bool
+
+
+def differentiated(outputs: Any, loss: Loss | None) -> Differentiated:
+    """What backward starts from: what ``loss`` makes of the outputs; or the loss that the model returned; or else every
+    output that requires a gradient. If the model returned a loss, the step is taken to hold no other output meanwhile.
+
+    Raises:
+        TypeError: ``loss`` returned no tensors.
+    """
+    if loss is not None:
+        made = tensors_in(loss(outputs))
+        if not made:
+            raise TypeError("loss must return a tensor, or several, made of the model's output, and returned none")
+        return Differentiated(_trained(made), OF_LOSS, True)
+    own = own_loss(outputs)
+    if own is not None:
+        return Differentiated([own], _OF_OWN, False)
+    return Differentiated(_trained(tensors_in(outputs)), "every output that requires a gradient", True)
+
+
+def is_scalar_loss(tensors: list[Tensor]) -> bool:
+    """Return whether backward starts from a single number, which needs no gradient of its own. A complex one does."""
+    return len(tensors) == 1 and tensors[0].dim() == 0 and not tensors[0].is_complex()
+
+
+def own_loss(outputs: Any) -> Tensor | None:
+    """The loss among what a model returned; ``None`` if it returned none.
+
+    The loss is the entry or attribute ``loss`` of the outputs, as those of transformers' models have it. Otherwise it
+    is the only scalar among them, if it stands alone or was computed from all others: ``(loss, logits)``, ``(logits,
+    loss)``. A router's loss beside its results was not, nor an autoencoder's divergence beside its reconstruction:
+    there the training loop adds another loss, of the other outputs.
+    """
+    named = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if isinstance(named, Tensor) and named.requires_grad:
+        return named
+    tensors = _trained(tensors_in(outputs))
+    scalars = [tensor for tensor in tensors if tensor.dim() == 0 and not tensor.is_complex()]
+    if len(scalars) != 1:
+        return None
+    # The loss in chunks was computed without the logits that it leaves.
+    others = [tensor for tensor in tensors if tensor is not scalars[0] and not getattr(tensor, "answered", False)]
+    return scalars[0] if _all_lead_to(scalars[0], others) else None
+
+
+def _trained(tensors: list[Tensor]) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor.requires_grad]
+
+
+def _all_lead_to(result: Tensor, others: list[Tensor]) -> bool:
+    """Whether a tensor was computed from each of the others, as far as the graph can be searched."""
+    wanted = {tensor.grad_fn for tensor in others}
+    waiting, seen = [result.grad_fn], set[Node | None]()
+    while waiting and wanted and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        wanted.discard(node)
+        waiting += [following for following, _ in node.next_functions]
+    return not wanted

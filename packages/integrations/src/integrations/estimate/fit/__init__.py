@@ -1,0 +1,11 @@
+"""Will it fit? The memory that a training step takes, by what takes it, and the cheapest change that makes it fit.
+
+``fit`` asks ``trainings`` for a model without elements, ``ways`` for the changes to try and ``profiles`` for the bytes
+at each moment of a step; ``standing`` counts what is there all the time, and ``growth`` how large inputs may be.
+"""
+
+from integrations.estimate.fit.answer import Fit, Way
+from integrations.estimate.fit.oom import explain_oom
+from integrations.estimate.fit.run import fit
+
+__all__ = ["Fit", "Way", "explain_oom", "fit"]

@@ -1,0 +1,64 @@
+"""The command ``fit``: whether a training fits into memory, and what makes it fit."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from integrations._utils.whole_files import write_text
+from integrations.estimate.fit.run import fit
+from integrations.estimate.fit.ways import WAYS
+from integrations.estimate.forecast.dtypes import NAMES
+from integrations.planner.budget import budget_in
+from integrations.planner.optimizers import OPTIMIZERS
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command to a parser's commands."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "fit",
+        help="does a training fit into memory, and what makes it fit?",
+        description="Says what a training step takes: weights, gradients, optimizer states, activations, the loss, and "
+        "what is alive for a moment; whether that fits; and the line of code for the cheapest change that makes it "
+        "fit. Nothing is trained, and no memory is taken.",
+    )
+    parser.set_defaults(command=run)
+    parser.add_argument(
+        "--hf", metavar="CONFIG", required=True, help="a model type of transformers, or a config.json: llama"
+    )
+    parser.add_argument("--memory", required=True, help="of the device: 24GiB, 90%%, auto, or least")
+    parser.add_argument("--batch", type=int, default=1, help="sequences or images; default: 1")
+    parser.add_argument("--tokens", type=int, default=512, help="of a sequence; default: 512")
+    parser.add_argument("--optimizer", default="adamw", help=f"one of {', '.join(OPTIMIZERS)}; default: adamw")
+    parser.add_argument("--dtype", help=f"one of {', '.join(NAMES)}; default: the configuration's")
+    parser.add_argument("--lora", nargs="+", metavar="NAME=VALUE", help="train adapters alone: r=16 targets=all-linear")
+    parser.add_argument("--ranks", type=int, default=1, help="processes that share by FSDP2; default: 1")
+    parser.add_argument("--accumulate", action="store_true", help="steps add to gradients that are there")
+    parser.add_argument("--reserve", type=float, default=0.05, help="left to what is not counted; default: 0.05")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, help="to try; default: the cheapest first")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="whose step it is; default: cuda")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the command. Raises if its options are wrong."""
+    if options.json and not options.json.absolute().parent.is_dir():
+        raise ValueError(f"{options.json} cannot be written: there is no folder {options.json.parent}")
+    found = fit(
+        options.hf,
+        memory=budget_in(options.memory),
+        batch=options.batch,
+        tokens=options.tokens,
+        optimizer=options.optimizer,
+        dtype=options.dtype,
+        lora=" ".join(options.lora) if options.lora else None,
+        ranks=options.ranks,
+        accumulate=options.accumulate,
+        reserve=options.reserve,
+        ways=options.ways,
+        device=options.device,
+    )
+    print(found)
+    if options.json:
+        write_text(options.json, found.to_json())

@@ -1,0 +1,241 @@
+"""``fit``: whether a training fits into memory, and the cheapest change that makes it fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from integrations._utils.progress import shows_planning
+from integrations.capture.loss import Loss, require_loss
+from integrations.estimate.fit.answer import Fit
+from integrations.estimate.fit.growth import largest
+from integrations.estimate.fit.layers import blocks_of
+from integrations.estimate.fit.profile import Profile
+from integrations.estimate.fit.profiles import Profiles
+from integrations.estimate.fit.static_memory import Standing, standing_of
+from integrations.estimate.fit.trainings import Training, training_of
+from integrations.estimate.fit.ways import PLANNED, WAYS, Room, Tried, Tries
+from integrations.estimate.forecast.dtypes import precision_of
+from integrations.planner.bounds import USUAL_ERROR
+from integrations.planner.budget import AUTO, LEAST, Budget, require_error
+from integrations.planner.free import RESERVE, auto_memory, training_memory
+from integrations.planner.optimizers import nbytes, optimizer_of
+from integrations.report.words import format_bytes
+
+
+@shows_planning
+def fit(
+    model: Any,
+    sample: Any = None,
+    *,
+    memory: Budget,
+    optimizer: str = "adamw",
+    dtype: Any = None,
+    lora: Any = None,
+    batch: int | None = None,
+    tokens: int | None = None,
+    loss: Loss | None = None,
+    ranks: int = 1,
+    accumulate: bool = False,
+    error: float = USUAL_ERROR,
+    ways: Sequence[str] | None = None,
+    grow: bool = True,
+    reserve: float = RESERVE,
+    device: str | None = None,
+) -> Fit:
+    """Tells whether a training fits into memory, and what to change so that it does.
+
+    ::
+
+        fit = integrations.fit(model, {"input_ids": ids, "labels": ids}, memory="24GiB", optimizer="adamw")
+        print(fit)  # what takes the memory, the ways to train, and the line of code for the cheapest that fits
+        fit.fits, fit.code, fit.largest_batch, fit.longest
+
+    Nothing is computed, and no memory is taken: forward and backward of a copy run on tensors without elements. Of a
+    model whose layers are alike, steps of two and of three layers are captured and continued to all of them, once a
+    third capture has shown that they lie on a line.
+
+    Counted are weights, gradients, optimizer states, the inputs, and of forward, backward and the optimizer's step what
+    is alive at the highest moment, to the byte of each tensor. Not counted are the CUDA context, what the allocator
+    cannot use, and workspaces of kernels: ``reserve`` leaves room for these.
+
+    Args:
+        model: a module on any device, ``meta`` too, which is not touched; or a configuration of transformers, a model
+            type, or the path of a ``config.json``. One that is compressed is judged as it is without that.
+        sample: the inputs of one training step: a mapping by name, a tuple, or the only one; numbers may be on
+            ``meta``. A language model's has labels. ``None``: tokens of the size of ``batch`` and ``tokens``.
+        memory: bytes of the device, as an int or a string such as ``"24GiB"``; or, if the device is here, a fraction of
+            it, such as ``0.9`` or ``"90%"``, or ``"auto"`` for what is free and what the model has allocated there
+            already, as for ``compress_model``. ``"least"`` tries all ways and answers with the one of the least memory.
+        optimizer: one of ``sgd``, ``momentum``, ``adam``, ``adamw``, ``adamw-fused``, ``adamw-8bit``, ``adafactor``,
+            ``lion``, ``muon``.
+        dtype: of the weights: ``"float32"``, ``"bfloat16"``, ``"float16"``, or one of the latter with ``-mixed``, which
+            is autocast over weights in float32. ``None``: the model's own.
+        lora: train adapters alone: a rank, ``"r=16"``, or a mapping of the arguments of ``peft.LoraConfig``, with
+            ``targets`` for ``target_modules`` (``"all-linear"``).
+        batch, tokens: sizes of the inputs, to which a sample is repeated or cut; 1 and 512 without a sample.
+        loss: from the model's output to what is differentiated; ``None`` for the loss that the model returns.
+        ranks: processes that share weights, gradients and states by FSDP2, of whose units two are whole at once.
+        accumulate: whether steps add to gradients that are there, instead of making them.
+        error: bound on the gradient's relative error in the way ``"plan"``.
+        ways: those to try, of ``plain``, ``chunked``, ``recompute``, ``lean``, ``plan``, ``checkpoint``. ``None``: all,
+            but for plans if something before them fits.
+        grow: whether the largest batch and the longest sequences that fit are looked for, which takes as long again.
+        reserve: the part of the memory that is left to what is not counted, from 0 to below 1; for ``"auto"``, of the
+            device's memory. ``compress_model(memory="auto")`` leaves 0.05.
+        device: ``"cuda"`` or ``"cpu"``: how the optimizer's step updates parameters, all at once or one by one.
+            ``None``: the model's device, and ``"cuda"`` for one on ``meta`` or a configuration.
+
+    Returns:
+        The answer.
+
+    Raises:
+        ImportError: ``lora`` without peft, or a configuration without transformers.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range; a language model's sample has no labels;
+            ``ways`` names the loss in chunks, and the head is no linear layer; or the weights alone take more than the
+            memory.
+        Exception: what the model raises with these inputs.
+    """
+    chosen, precision = optimizer_of(optimizer), precision_of(dtype)
+    require_loss(loss)
+    require_error(error)
+    _require_counts(batch=batch, tokens=tokens, ranks=ranks)
+    _require_ways(ways)
+    if isinstance(reserve, bool) or not isinstance(reserve, int | float) or not 0 <= reserve < 1:
+        raise ValueError(f"reserve must be a part of the memory from 0 to below 1, such as 0.05, got {reserve!r}")
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"device must be 'cpu', 'cuda' or None, got {device!r}")
+    training = training_of(model, sample, batch, tokens, precision, lora, loss, device)
+    least = memory == LEAST
+    given, available = (0, 0) if least else _memory_of(memory, model, sample, training, reserve)
+    blocks = blocks_of(training.model)
+    standing = standing_of(training.model, chosen, training.together, ranks, blocks)
+    if not least:
+        _require_room(standing, available, given, reserve)
+    here = isinstance(model, nn.Module) and any(one.device.type != "meta" for one in model.parameters())
+    profiles = Profiles(training, blocks, _device_of(model, training.together).type if here else None)
+    if ways is not None and "chunked" in ways and profiles.unchunked:
+        raise ValueError(
+            f"ways must not name 'chunked' for this {training.name}: {profiles.unchunked}; leave it out, or have the "
+            "model compute its loss from a linear layer, which get_output_embeddings() returns"
+        )
+    room = Room(available, standing, ranks, not accumulate, least, memory == AUTO)
+    inputs = sum(map(nbytes, training.tensors))
+    tried = list(Tries(profiles, room, inputs, error).all(ways))
+    best = _best(tried)
+    if least:  # from here on, what the best way takes is what there is
+        given = math.ceil(best.way.peak / (1 - reserve))
+        room = replace(room, available=max(best.way.peak, int(given * (1 - reserve))), least=False)
+        tried = [one._replace(way=replace(one.way, fits=0 < one.way.peak <= room.available)) for one in tried]
+        best = _best(tried)
+    growing = _growing(tried, best)
+    longest = _largest(training, profiles, room, inputs, growing, "tokens") if grow else None
+    return Fit(
+        model=training.name,
+        memory=given,
+        available=room.available,
+        reserve=reserve,
+        optimizer=optimizer.lower(),
+        ranks=ranks,
+        standing=standing,
+        inputs=inputs,
+        ways=tuple(one.way for one in tried),
+        answer=best.way if best.way.fits else None,
+        batch=training.batch,
+        tokens=training.tokens,
+        largest_batch=_largest(training, profiles, room, inputs, growing, "batch") if grow else None,
+        longest=longest,
+        grown=growing.way.name if grow else "",
+        notes=_notes(chosen.note, ranks, grow and growing.kind == PLANNED, training.positions, longest),
+    )
+
+
+def _best(tried: Sequence[Tried]) -> Tried:
+    """The first way that fits, or else the one of the least memory."""
+    known = [one for one in tried if one.profile is not None]
+    if not known:
+        raise ValueError("ways must name one that this model and this memory have; ways=None tries all")
+    return next((one for one in known if one.way.fits), min(known, key=lambda one: one.way.peak))
+
+
+def _growing(tried: Sequence[Tried], best: Tried) -> Tried:
+    """The way in which larger inputs are judged: the best, or if that is a plan, which is of these inputs, the one of
+    the least memory that is none and fits."""
+    others = [one for one in tried if one.profile is not None and one.kind != PLANNED and one.way.fits]
+    return best if best.kind != PLANNED or not others else min(others, key=lambda one: one.way.peak)
+
+
+def _largest(training: Training, profiles: Profiles, room: Room, inputs: int, tried: Tried, axis: str) -> int | None:
+    size: int | None = getattr(training, axis)
+    if size is None or tried.profile is None:
+        return None
+
+    def at(count: int) -> Profile:
+        return profiles.of(tried.kind, tried.chunked, training.sized(**{axis: count}))
+
+    return largest(size, inputs, room, tried.profile, None if tried.kind == PLANNED else at, axis == "batch")
+
+
+def _notes(optimizer: str, ranks: int, scaled: bool, positions: int | None, longest: int | None) -> tuple[str, ...]:
+    found = [f"Not counted: CUDA's context, fragmentation, workspaces. {optimizer}".strip()]
+    if ranks > 1:
+        found.append("FSDP2 is taken to shard each layer and the rest, and to gather two layers at once.")
+    if scaled:
+        found.append(
+            "Larger inputs are judged by the same plan, whose bytes grow with them; planned for, more may fit."
+        )
+    if positions is not None and longest is not None and longest > positions:
+        found.append(f"The model has positions for {positions:,} tokens.")
+    return tuple(found)
+
+
+def _memory_of(memory: Budget, model: Any, sample: Any, training: Training, reserve: float) -> tuple[int, int]:
+    """Return the bytes of the device that the training is for, and those that it may take."""
+    device = _device_of(model, training.together)
+    if memory == AUTO:
+        available, given = auto_memory(model if isinstance(model, nn.Module) else None, sample, device, reserve)
+        return given, available
+    given = training_memory(memory, device)
+    return given, int(given * (1 - reserve))
+
+
+def _device_of(model: Any, on_gpu: bool) -> torch.device:
+    """Return the device that the training is for."""
+    found = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    if found is not None and (found.device.type == "cuda") == on_gpu and found.device.type != "meta":
+        return found.device
+    return torch.device("cuda" if on_gpu else "cpu")
+
+
+def _require_counts(**counts: object) -> None:
+    for name, count in counts.items():
+        if count is None and name != "ranks":
+            continue
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise TypeError(f"{name} must be an int, got {count!r}")
+        if count < 1:
+            raise ValueError(f"{name} must be 1 or more, got {count}")
+
+
+def _require_ways(ways: object) -> None:
+    if ways is None:
+        return
+    if isinstance(ways, str) or not isinstance(ways, Sequence):
+        raise TypeError(f"ways must be several of {', '.join(WAYS)}, or None for all, got {ways!r}")
+    if unknown := [way for way in ways if way not in WAYS]:
+        raise ValueError(f"ways must be of {', '.join(WAYS)}, got {', '.join(map(str, unknown))}")
+
+
+def _require_room(standing: Standing, available: int, memory: int, reserve: float) -> None:
+    if standing.weights <= available:
+        return
+    raise ValueError(
+        f"memory must be more than the weights alone take, {format_bytes(standing.weights)}, got {format_bytes(memory)}"
+        f" with reserve={reserve:g}; take weights of 16 bits (dtype='bfloat16'), or share them (ranks=8)"
+    )

@@ -1,0 +1,138 @@
+"""An answer as a table and a bar."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from integrations.report.words import format_bytes, format_share
+
+if TYPE_CHECKING:
+    from integrations.estimate.fit.answer import Fit, Way
+
+_BAR = 60  # characters of the memory
+_MARKS = "WGOALT"
+
+
+def table_of(fit: Fit) -> str:
+    """What takes the memory, the ways to train with what each takes, and what to do."""
+    width = shutil.get_terminal_size((120, 50)).columns
+    return "\n".join((_title(fit), _drawn(_parts(fit), width), _bar(fit), _drawn(_ways(fit), width), *_sentences(fit)))
+
+
+def _title(fit: Fit) -> str:
+    ranks = f" on each of {fit.ranks} ranks" if fit.ranks > 1 else ""
+    return (
+        f"{fit.model}: {format_bytes(fit.memory)}{ranks}, of which {format_bytes(fit.memory - fit.available)} are left "
+        "to what is not counted; "
+        f"{fit.optimizer}; {fit.standing.parameters:,} parameters, {fit.standing.trained:,} of them trained"
+    )
+
+
+def parts_of(fit: Fit, way: Way) -> dict[str, int]:
+    """What takes the memory at the highest moment of a way, in bytes."""
+    standing = fit.standing
+    return {
+        "weights": standing.weights + standing.gathered,
+        "gradients": way.gradients,
+        "optimizer states": standing.states,
+        "activations": way.activations + fit.inputs,
+        "loss": way.loss,
+        "temporaries": way.temporaries,
+    }
+
+
+def _shown(fit: Fit) -> list[Way]:
+    """The ways whose parts are shown: plain, and the one that fits or takes the least."""
+    plain = [way for way in fit.ways if way.name == "plain" and way.peak]
+    return plain if plain and fit.best is plain[0] else [*plain, fit.best]
+
+
+def _parts(fit: Fit) -> Table:
+    table = Table()
+    table.add_column("at its highest")
+    shown = _shown(fit)
+    for way in shown:
+        table.add_column(way.name, justify="right")
+        table.add_column("of the memory", justify="right")
+    for name in parts_of(fit, shown[0]):
+        cells = [parts_of(fit, way)[name] for way in shown]
+        table.add_row(name, *(text for cell in cells for text in (format_bytes(cell), format_share(cell, fit.memory))))
+    table.add_section()
+    sums = (text for way in shown for text in (format_bytes(way.peak), format_share(way.peak, fit.memory)))
+    table.add_row("in all", *sums)
+    return table
+
+
+def _bar(fit: Fit) -> str:
+    lines = []
+    for way in _shown(fit):
+        bar, end, total = "", 0.0, fit.memory / _BAR
+        for mark, nbytes in zip(_MARKS, parts_of(fit, way).values(), strict=True):
+            end += nbytes / total
+            bar += mark * (round(end) - len(bar))
+        inside, over = bar[:_BAR].ljust(_BAR), bar[_BAR : 2 * _BAR]
+        more = "..." if len(bar) > 2 * _BAR else ""
+        lines.append(f"|{inside}|{over}{more} {way.name}")
+    return "\n".join((*lines, "W weights, G gradients, O optimizer, A activations, L loss, T temporaries"))
+
+
+def _ways(fit: Fit) -> Table:
+    table = Table()
+    for heading in ("way", "peak", "fits", "time", "error"):
+        table.add_column(heading, justify="left" if heading == "way" else "right", no_wrap=True)
+    table.add_column("how", overflow="fold")
+    for way in fit.ways:
+        table.add_row(
+            way.name,
+            format_bytes(way.peak) if way.peak else "",
+            ("yes" if way.fits else "no") if way.peak else "",
+            "" if way.time is None else f"{way.time:.2f}",
+            "rounds" if way.error is None else f"{way.error:g}",
+            Text("; ".join(filter(None, (way.code, way.does, way.note)))),
+        )
+    return table
+
+
+def _sentences(fit: Fit) -> Iterator[str]:
+    if fit.fits:
+        yield "It fits as it is."
+    elif fit.answer is not None:
+        yield f"It does not fit as it is. It fits with: {fit.code}" if fit.total else f"It fits with: {fit.code}"
+        yield _told(fit, fit.answer)
+    else:
+        over = fit.best.peak - fit.available
+        yield (
+            f"Nothing that was tried fits: {fit.best.name} takes {format_bytes(over)} too much. A smaller batch, "
+            "shorter sequences, adapters alone (lora=16), an optimizer with fewer states (optimizer='adamw-8bit') and "
+            "more ranks (ranks=8) take less."
+        )
+    if fit.largest_batch is not None:
+        yield f"The largest batch that fits with {fit.grown} is {fit.largest_batch:,}."
+    if fit.longest is not None:
+        yield f"The longest sequences that fit with {fit.grown} have {fit.longest:,} tokens."
+    yield from fit.notes
+
+
+def _told(fit: Fit, way: Way) -> str:
+    """Return what the line of code of a way will do, in words."""
+    if way.error is None:
+        gradients = "gradients are rounded, without a bound on their error"
+    else:
+        gradients = f"gradients are within an error of {way.error:g}" if way.error else "gradients are exact"
+    does = f"it {way.does}; " if way.does else ""
+    time = "" if way.time is None else f" and {way.time:.2f} of the plain step's time"
+    room = f"of the {format_bytes(fit.available)} that it may take"
+    return f"With this line, {does}{gradients}. Predicted: {format_bytes(way.peak)} {room}{time}."
+
+
+def _drawn(table: Table, width: int) -> str:
+    text = StringIO()
+    Console(file=text, width=width).print(table)
+    return text.getvalue().rstrip()

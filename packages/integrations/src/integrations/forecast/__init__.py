@@ -1,5 +1,0 @@
-"""Forecasts where a model's memory would go, and what a level would save, without training or computing anything."""
-
-from integrations.forecast.run import forecast
-
-__all__ = ["forecast"]

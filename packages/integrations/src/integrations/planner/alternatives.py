@@ -1,0 +1,198 @@
+"""The plans beside a plan, from the same captures: within other bounds, and for other states of the gradients.
+
+What further searches find is kept with the plan, in ``Plan.others``, which all plans made of it share.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from actcore import simulate
+from integrations._utils.progress import progress
+from integrations.capture.graphs.graph import Graph
+from integrations.planner.accumulation import accumulating_plan, note_accumulating
+from integrations.planner.bounds import Bounds
+from integrations.planner.budget import (
+    AUTO,
+    LEAST,
+    Budget,
+    allowed_bytes,
+    read_fraction,
+    require_error,
+    require_ratio,
+)
+from integrations.planner.choice import Choice
+from integrations.planner.chunk_rows import with_larger_chunks
+from integrations.planner.errors import BudgetError
+from integrations.planner.infeasible import out_of_memory, out_of_time
+from integrations.planner.problem import chosen_entries, training_step
+from integrations.planner.search import Captures, most_exact, solved
+from integrations.planner.solution import Found, Solution
+from integrations.planner.storage_candidates import StorageCandidates
+
+_ACCUMULATING, _CLEARING = "accumulating", "clearing"
+_LITTLE = 0.01
+"""A part of the plain step's time that is not worth a search."""
+
+
+def within(plan: Found, memory: Budget | None, time: float | None, error: float | None) -> Found:
+    """See ``Plan.within``.
+
+    Raises:
+        TypeError, ValueError: as there.
+    """
+    if time is not None:
+        require_ratio(time)
+    if error is not None:
+        require_error(error)
+    found = _within(plan, memory, time, error)
+    if not plan.also:
+        return found
+    if read_fraction(memory) is not None:  # of the largest peak, which is this plan's
+        memory = _bytes_of(plan, memory)
+    also: tuple[Any, ...] = plan.also
+    return found.with_also(_within(other, memory, time, error) for other in also)
+
+
+def accumulating(plan: Found) -> Found:
+    """See ``Plan.accumulating``."""
+    known = accumulating_plan(plan)
+    if known is not None:
+        return known
+    if _ACCUMULATING not in plan.others:
+        rounded = None if plan.rounded is None else plan.rounded.accumulating
+        bounds = _unbounded(plan, plan.error)
+        plan.others[_ACCUMULATING] = _searched(plan, plan.graph.accumulating, rounded, bounds)
+    found: Found = plan.others[_ACCUMULATING]
+    if plan.is_bounded:
+        with suppress(ValueError):  # if that cannot be had, the plan of the least peak
+            found = found.within(plan.memory, plan.time)
+    note_accumulating(plan, found)  # each forward asks, and what follows a plan knows it by identity
+    return found
+
+
+def clearing(plan: Found) -> Found:
+    """See ``Plan.clearing``."""
+    if _fits_where_cleared(plan, plan.choice):
+        return plan
+    other = plan.accumulating
+    most = plan.seconds + _LITTLE * plan.plain_seconds  # a plan for such steps is hardly faster than this plan
+    if other.seconds <= most and _fits_where_cleared(plan, other.choice):
+        return other
+    if _CLEARING not in plan.others:
+        rounded = None if plan.rounded is None else plan.rounded.clearing
+        plan.others[_CLEARING] = _searched(plan, plan.graph.clearing, rounded, _unbounded(plan, plan.error))
+    found: Found = plan.others[_CLEARING]
+    if plan.is_bounded:
+        with suppress(ValueError):  # if that cannot be had, the plan of the least peak
+            found = found.within(plan.memory, plan.time)
+    faster = other.seconds <= found.seconds and _fits_where_cleared(plan, other.choice)
+    return other if faster or found.choice.rounds else found
+
+
+def _fits_where_cleared(plan: Solution, choice: Choice) -> bool:
+    """Return whether a choice keeps to a plan's memory in bytes if the last gradients are there in the forward."""
+    if plan.compressed or plan.memory in (None, LEAST):
+        return False
+    graph, menus = plan.graph_of(choice).clearing, plan.candidates_for(choice)
+    plain = simulate(training_step(plan.graph.clearing), [True] * len(plan.graph.values)).peak - graph.gradients
+    return _peak(graph, choice, menus) <= (allowed_bytes(plan.memory, plain) or 0)
+
+
+def fits_beside_gradients(plan: Solution, other: Solution) -> bool:
+    """Return whether a step keeps to the memory of a plan if it follows another plan for the same inputs and finds
+    gradients.
+
+    Args:
+        plan: the plan for steps that find none.
+        other: the other plan.
+    """
+    if other.graph.accumulates or not plan.graph.standing:
+        return True
+    beside = plan.accumulating
+    allowed = allowed_bytes(beside.memory, beside.uncompressed_peak)
+    graph, menus = plan.graph_of(other.choice).accumulating, other.candidates_for(other.choice)
+    return _peak(graph, other.choice, menus) <= max(beside.peak, allowed or 0)
+
+
+def _peak(graph: Graph, choice: Choice, menus: StorageCandidates) -> int:
+    """Return the activation peak of a choice in a graph."""
+    return int(simulate(training_step(graph, menus), *chosen_entries(choice, menus)).peak - graph.gradients)
+
+
+def _within(plan: Found, memory: Budget | None, time: float | None, error: float | None) -> Found:
+    """The plan within bounds, without the plans beside it."""
+    of_error = plan if error is None else _of_error(plan, error)
+    allowed = _bytes_of(of_error, memory)
+    asked = replace(of_error.bounds, memory=memory, time=time)
+    if of_error.chunked is not None:  # choices of the front are those of the captured chunks
+        of_error = of_error.in_chunks(replace(of_error.chunked, rows=of_error.chunked.least_rows))
+    found = _chosen(of_error, asked, allowed)
+    if allowed is None or time is None or of_error.error == 0 or found.choice.variance == 0:
+        return with_larger_chunks(found, allowed)
+    return with_larger_chunks(of_error.choosing(_most_exact(of_error, allowed, time), asked), allowed)
+
+
+def _chosen(plan: Found, asked: Bounds, allowed: int | None) -> Found:
+    """The plan of the front for what is asked. ``allowed`` is the memory in bytes."""
+    fitting = [choice for choice in plan.front if allowed is None or choice.peak <= allowed]
+    if not fitting:
+        raise BudgetError(out_of_memory(plan, asked))
+    if asked.time is None:
+        return plan.choosing(fitting[0] if allowed is None else fitting[-1], asked)
+    seconds = plan.seconds_within(asked.time)
+    fitting = [choice for choice in fitting if choice.seconds <= seconds]
+    if not fitting:
+        raise BudgetError(out_of_time(plan, asked))
+    return plan.choosing(fitting[0], asked)
+
+
+def _most_exact(plan: Solution, allowed: int, time: float) -> Choice:
+    """The choice of the least error within a peak and a time that some choice of the front keeps to."""
+    try:  # a choice that rounds nothing belongs to the other graph
+        exact = _of_error(plan, 0.0)
+        return _chosen(exact, replace(exact.bounds, time=time), allowed).choice
+    except ValueError:
+        seconds = plan.seconds_within(time)
+    fitting = [choice for choice in plan.front if choice.peak <= allowed and choice.seconds <= seconds]
+    best = most_exact(plan, allowed, seconds)
+    return min([*fitting, *([] if best is None else [best])], key=lambda choice: choice.variance)
+
+
+def _of_error(plan: Found, error: float) -> Found:
+    """The plan for another bound on the error, without one on memory or time."""
+    if error == plan.error:
+        return plan
+    if plan.compressed:
+        raise ValueError(f"error must be None at a level, which says how everything is stored, got {error!r}")
+    if error not in plan.others:
+        made = _searched(plan, plan.graph, plan.rounded, _unbounded(plan, error))
+        made.others[plan.error] = plan
+        plan.others[error] = made
+    found: Found = plan.others[error]
+    return found
+
+
+def _searched(plan: Found, graph: Graph, rounded: Graph | None, bounds: Bounds) -> Found:
+    """A plan of this kind for other graphs of the same values."""
+    captures = Captures(graph, plan.menus, rounded, plan.rounded_menus, plan.level)
+    with progress(f"Planning {plan.model}") as stage:
+        stage("searching")
+        found = solved(type(plan), plan.model, captures, bounds, plan.objective)
+    return replace(found, loss=plan.loss, chunking=plan.chunking, chunked=plan.chunked)
+
+
+def _unbounded(plan: Solution, error: float) -> Bounds:
+    """A plan's bounds with this one on the error and none on memory and time."""
+    return replace(plan.bounds, memory=None, time=None, error=None if plan.compressed else error)
+
+
+def _bytes_of(plan: Solution, memory: Budget | None) -> int | None:
+    """Return the bytes that a bound on memory allows; ``None`` if any will do. Errors name it as the caller of this
+    kind of plan does."""
+    name = "budget" if plan.menus is None else "memory"
+    if memory == AUTO:
+        raise ValueError(f"{name} must be in bytes or a fraction for a plan that is made, got {memory!r}")
+    return allowed_bytes(memory, plan.uncompressed_peak, name)

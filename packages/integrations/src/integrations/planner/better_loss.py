@@ -1,0 +1,94 @@
+"""``with_better_loss``: plan for whole logits, and for the loss in chunks where that may be better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from torch import nn
+
+from actcore import simulate
+from integrations.capture.graphs.graph import Graph
+from integrations.losses._chunks import most_rows_of_chunk
+from integrations.losses.head import ChunkedHead, asked_head, loss_of
+from integrations.planner.bounds import Bounds
+from integrations.planner.budget import LEAST
+from integrations.planner.chunked import SHARE, ChunkedLoss, chunk_op, head_in, largest_product, logits_bytes
+from integrations.planner.errors import BudgetError
+from integrations.planner.plan import Plan
+from integrations.planner.problem import training_step
+
+
+def with_better_loss(model: nn.Module, make: Callable[[], Plan], bounds: Bounds, first: Plan | None = None) -> Plan:
+    """Return the plan of the least memory for whole logits or for the loss in chunks, whichever has the better plan
+    within bounds.
+
+    Whole logits are better if they keep to the bounds in no more time. If neither keeps to them, less memory is better.
+    If the bounds leave no choice, or ``loss=`` has made it, there is one plan.
+
+    Args:
+        model: the model.
+        make: captures the model's step and makes the plan of the least memory.
+        bounds: the bounds.
+        first: the first plan that ``make`` would make, if it was made.
+    """
+    asked = asked_head(model)
+    if asked is not None:
+        with loss_of(model, None):  # which stays in chunks, of the default size
+            found = make() if first is None else first
+        return _in_chunks(found, asked, found, model) if chunk_op(found.graph) is not None else found
+    with loss_of(model, None):
+        full = make() if first is None else first
+    path = head_in(model, full.graph) if bounds.chooses_loss else None
+    if path is None or not _is_worth_trying(full, bounds):
+        return full
+    with loss_of(model, path):
+        found = _in_chunks(make(), path, full, model)
+    classes = cast(int, model.get_submodule(path).out_features)
+    full = full._sharing(chunking="")  # so that no error names the loss in chunks
+    if largest_product(found.graph, classes) >= largest_product(full.graph, classes):
+        return full  # something asks for the logits themselves
+    return min((full, found), key=lambda plan: _rank(plan, bounds))
+
+
+def _is_worth_trying(full: Plan, bounds: Bounds) -> bool:
+    """Return whether a loss in chunks may be better than a plan for whole logits."""
+    if logits_bytes(full.graph) * SHARE < full.front[0].peak:
+        return False
+    try:
+        return bounds.memory == LEAST or full.within(bounds.memory, bounds.time).seconds > 0
+    except BudgetError:
+        return True
+
+
+def _in_chunks(plan: Plan, path: str, full: Plan, model: nn.Module) -> Plan:
+    """Return a plan with its loss in chunks, which is measured by the plain step with whole logits."""
+    graph, layer = full.graph, model.get_submodule(path)
+    head = ChunkedHead.of(layer)
+    rows = 0 if head is None or head.rows is None else head.rows  # of the capture
+    device = next((tensor.device.type for tensor in layer.parameters()), "cpu")
+    chunked = ChunkedLoss(
+        path,
+        peak=_peak(graph),
+        accumulating_peak=_peak(graph.accumulating if graph.standing else graph),
+        seconds=graph.seconds,
+        rows=rows,
+        least_rows=rows,
+        most_rows=most_rows_of_chunk(device),
+    )
+    return plan._sharing(chunked=chunked)
+
+
+def _peak(graph: Graph) -> int:
+    """Return the activation peak of the plain step."""
+    return int(simulate(training_step(graph), [True] * len(graph.values)).peak - graph.gradients)
+
+
+def _rank(plan: Plan, bounds: Bounds) -> tuple[float, ...]:
+    """Return numbers that are smaller for a better plan. Of equal ones the first is taken."""
+    try:
+        found = plan.within(bounds.memory, bounds.time)
+    except BudgetError:
+        return 1, plan.front[0].peak
+    seconds = found.graph.seconds + found.seconds
+    return (0, found.peak, seconds) if bounds.memory == LEAST else (0, seconds)

@@ -1,0 +1,142 @@
+"""Why there is no plan within the bounds, and what would lower the least that there is."""
+
+from __future__ import annotations
+
+import math
+
+from integrations.planner.at_peak import largest_at_peak
+from integrations.planner.bounds import FULL, ONLY_RECOMPUTE, ROUNDING, WAYS, Bounds
+from integrations.planner.budget import LEAST, read_fraction
+from integrations.planner.choice import Choice
+from integrations.planner.chunked import SHARE, logits_bytes
+from integrations.planner.solution import Solution
+from integrations.report.words import format_bytes
+
+_SMALLER = "take a smaller batch"  # no way for a fraction: the plain step's peak is less then, too
+
+
+def out_of_memory(plan: Solution, asked: Bounds) -> str:
+    """Return why no plan has such a peak, in words."""
+    # Bytes hold for steps that accumulate gradients, too; a fraction is of each kind of step's own peak.
+    other = plan if plan.compressed or read_fraction(asked.memory) is not None else plan.accumulating
+    most = max(plan, other, key=lambda one: one.front[0].peak)
+    return f"{_too_little_memory(plan, asked, most)}{_occupied(most)}{_without_logits(plan)}"
+
+
+def _too_little_memory(plan: Solution, asked: Bounds, most: Solution) -> str:
+    budget, least, plain = asked.memory, most.front[0].peak, most.uncompressed_peak
+    relative = read_fraction(budget) is not None
+    share = round_up_share(least, plain) if 0 < least <= plain else None
+    of_plain = "" if share is None else f", {share} of the plain step's {format_bytes(plain)}"
+    found = f"at least {least} bytes ({format_bytes(least)}{of_plain})"
+    if plan.compressed:
+        smaller = "" if relative else f"{_SMALLER}, or "
+        name, least_of_all = (
+            ("checkpoint", ", with checkpoint='optimal',") if plan.stores == ONLY_RECOMPUTE else ("memory", "")
+        )
+        return (
+            f"{name} must be a budget of {found} at this level, got {budget!r}; {smaller}call "
+            f"integrations.restore_model(model) and compress_model with such a budget{least_of_all} or at a level of "
+            "fewer bits"
+        )
+    name = "budget" if plan.menus is None else "memory"
+    title = name if plan.menus is None else f"memory with error={plan.error:g}"
+    states = "" if most is plan else " for steps that accumulate gradients, which take more than others"
+    number = least if not relative else share
+    ways = [f"pass {name}={LEAST!r}" if number is None else f"pass {name}={number!r}, or {name}={LEAST!r}"]
+    ways += [f"allow {one}" for one in _allowing(plan)]
+    ways += [] if relative else [_SMALLER]
+    return f"{title} must be {found}{states}, got {budget!r}; {_gradients_outweigh(plan, asked)}{', or '.join(ways)}"
+
+
+def _gradients_outweigh(plan: Solution, asked: Bounds) -> str:
+    """Return a sentence on a fraction that only steps that accumulate gradients can keep to; empty for others."""
+    fraction, other = read_fraction(asked.memory), plan.accumulating
+    if fraction is None or other is plan or other.peak > fraction * other.uncompressed_peak:
+        return ""
+    return (
+        "a first step makes its gradients, and these take most of its peak. Steps that accumulate gradients go from "
+        f"{format_bytes(other.plain_peak)} to {format_bytes(other.peak)}: for those, pass memory={other.peak}. "
+        "Otherwise "
+    )
+
+
+def round_up_share(least: int, plain: int) -> float:
+    """Return bytes as a fraction of others, rounded up to thousandths, so that the fraction allows them."""
+    return min(1000, 1000 * least // plain + 1) / 1000
+
+
+def out_of_time(plan: Solution, asked: Bounds) -> str:
+    """Return why no plan within the memory is as fast, and what memory such a time takes, in words."""
+    bounded = asked.memory not in (None, LEAST)
+    fastest = plan.within(asked.memory) if bounded else plan.choosing(plan.front[-1], asked)
+    found = f"time must be at least {_time_of(plan, fastest.choice)}, the least "
+    ways = [*(f"allow {one}" for one in _allowing(plan)), _SMALLER]
+    if not bounded:
+        memory = format_bytes(fastest.peak)
+        return f"{found}of all plans, which takes {memory}, got {asked.time!r}; {', or '.join(ways)}"
+    seconds = ((asked.time or 1.0) - 1) * plan.plain_seconds
+    fitting = next((choice for choice in plan.front if choice.seconds <= seconds), None)
+    if fitting is None:
+        least = plan.front[-1]
+        needs = f"the least time in any memory is {_time_of(plan, least)}, which takes {format_bytes(least.peak)}"
+    else:
+        peak, plain = fitting.peak, plan.uncompressed_peak
+        number = round_up_share(peak, plain) if read_fraction(asked.memory) is not None and peak <= plain else peak
+        ways = [f"pass memory={number!r}", *ways]
+        needs = f"time={asked.time!r} takes at least {peak} bytes ({format_bytes(peak)})"
+    return f"{found}within memory={asked.memory!r}, got {asked.time!r}; {needs}: {', or '.join(ways)}"
+
+
+def _time_of(plan: Solution, choice: Choice) -> float:
+    """Return the time of a choice over the plain step's, rounded up, so that it can be met."""
+    overhead = choice.seconds / plan.plain_seconds if plan.plain_seconds else 0.0
+    return math.ceil(1000 * (1 + overhead)) / 1000
+
+
+def _allowing(plan: Solution) -> list[str]:
+    """Return what may be allowed to lower the least that there is, in words."""
+    if plan.compressed or plan.menus is None:
+        return []
+    found = [f"a larger error than {plan.error:g}"] if _rounds_as_allowed(plan) else []
+    ways = [way for way in WAYS if plan.error or way not in ROUNDING]
+    missing = [repr(way) for way in ways if way not in plan.stores]
+    return found + ([f"{', '.join(missing)} among stores"] if missing else [])
+
+
+def _without_logits(plan: Solution) -> str:
+    """Return a hint that no plan makes a loss's logits smaller. Return an empty string if the logits are small, or the
+    model cannot compute the loss without them."""
+    largest = logits_bytes(plan.graph)
+    if not plan.chunking or plan.chunked is not None or largest * SHARE < plan.front[0].peak:
+        return ""
+    way_out = (
+        "leave out loss='full', which forbids to compute the loss without them"
+        if plan.bounds.loss == FULL
+        else f"{plan.chunking} together with memory computes the loss without them"
+    )
+    return f". The loss takes {format_bytes(largest)} or more for its logits, which no plan makes smaller: {way_out}"
+
+
+def _occupied(plan: Solution) -> str:
+    """Return a sentence on what is in memory at the peak of the plan of the least memory. Return an empty string for a
+    plan for a level, whose stores have no names."""
+    if plan.compressed:
+        return ""
+    least = plan.choosing(plan.front[0], plan.bounds)
+    found = largest_at_peak(least)
+    if not found.values:
+        return ""
+    values = ", ".join(f"{format_bytes(nbytes)} made by {maker}" for nbytes, maker in found.values)
+    others = max(0, least.peak - sum(nbytes for nbytes, _ in found.values))
+    return (
+        f". At that peak, in {'backward' if found.backward else 'the forward'}, memory holds {values}, and "
+        f"{format_bytes(others)} of others, such as gradients of activations"
+    )
+
+
+def _rounds_as_allowed(plan: Solution) -> bool:
+    """Whether the bound on the error may keep the plan of the least memory from less memory: the plan uses at least
+    half of the allowed variance. Return ``False`` for exact plans: an estimate of what rounding allows is told besides,
+    or the plan must not round."""
+    return plan.error > 0 and plan.front[0].variance >= plan.error**2 / 2

@@ -1,0 +1,180 @@
+"""``BitPlan``: the bits of each quantised tensor of one model, with the reason."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from io import StringIO
+from typing import Any, Self
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from integrations._utils.entries import entry_of
+from integrations.planner.sensitivity.identity import Identity
+
+
+@dataclass(frozen=True)
+class Allotment:
+    """The bits of one stored copy.
+
+    Attributes:
+        identities: of the saved tensors that share it; several if they are views of one storage.
+        bits: bits an element, 1 to 8.
+        sensitivity: expected squared change of the gradient if codes were whole steps of the tensor's range, that is
+            ``error * (2**bits - 1)**2``: the constant of the variance model.
+        error: expected squared change of all parameters' gradients at these bits.
+        numel: elements that are stored.
+        nbytes: bytes at these bits, bounds included.
+        why: the reason for the bits.
+    """
+
+    identities: tuple[Identity, ...]
+    bits: int
+    sensitivity: float
+    error: float
+    numel: int
+    nbytes: int
+    why: str
+
+
+@dataclass(frozen=True)
+class BitPlan:
+    """Bits for a model's quantised tensors. ``str(plan)`` is a table.
+
+    Attributes:
+        allotments: one for each stored copy, in the order of saving.
+        step: number of the forward in which it was measured.
+        budget: bytes that all of them together may take.
+        gradient: squared norm of the gradient in that step.
+        gap: by how much the predicted error may exceed the least possible at this budget, as a fraction of that.
+    """
+
+    allotments: tuple[Allotment, ...]
+    step: int
+    budget: int
+    gradient: float
+    gap: float
+    _bits: dict[Identity, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        bits = {identity: entry.bits for entry in self.allotments for identity in entry.identities}
+        object.__setattr__(self, "_bits", bits)
+
+    def bits(self, identity: Identity) -> int | None:
+        """The bits of a saved tensor; ``None`` for one that did not exist when the plan was made."""
+        return self._bits.get(identity)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the planned tensors take, bounds included."""
+        return sum(entry.nbytes for entry in self.allotments)
+
+    @property
+    def relative_error(self) -> float:
+        """The predicted relative error of the whole gradient that rounding causes, as a Euclidean norm; NaN where no
+        parameter got a gradient in the step that was measured."""
+        error = sum(entry.error for entry in self.allotments)
+        return float((error / self.gradient) ** 0.5) if self.gradient else math.nan
+
+    @property
+    def prediction(self) -> str:
+        """The prediction in words."""
+        if not self.gradient:
+            return "the gradient's error is not known, since no parameter got a gradient in that step"
+        return f"predicted relative error of the gradient {self.relative_error:.2g}"
+
+    def require_modules(self, paths: Iterable[str], model: str) -> None:
+        """Checks that each of the plan's tensors belongs to a module of the model.
+
+        Raises:
+            ValueError: some do not; the message names them.
+        """
+        known = {*paths}
+        strange = [str(name) for entry in self.allotments for name in entry.identities if name.module not in known]
+        if strange:
+            listed = ", ".join(strange[:5]) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")
+            raise ValueError(
+                f"the plan must be of this model, but {model} has no modules for {len(strange)} of its tensors: "
+                f"{listed}; load the state into the model that it is of, or adapt this one: handle.adapt(closure)"
+            )
+
+    # ---- plain values ----
+
+    def plain(self) -> dict[str, Any]:
+        """The plan as plain values, for a ``state_dict``."""
+        allotments = [
+            {**vars(entry), "identities": [list(identity) for identity in entry.identities]}
+            for entry in self.allotments
+        ]
+        return {
+            "allotments": allotments,
+            "step": self.step,
+            "budget": self.budget,
+            "gradient": self.gradient,
+            "gap": self.gap,
+        }
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Self:
+        """The plan that ``plain`` returned.
+
+        Raises:
+            ValueError: something is missing, or has another form.
+        """
+        try:
+            plan = entry_of(cls, plain)
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"the state's plan must be what state_dict returned, of another form than {plain!r:.80}: {error}"
+            ) from error
+        for entry in plan.allotments:
+            if not 1 <= entry.bits <= 8:
+                raise ValueError(f"a plan's bits must be from 1 to 8, got {entry.bits!r} for {entry.identities}")
+            if not entry.identities or entry.numel < 0 or entry.nbytes < 0:
+                raise ValueError(f"a plan's entries must name tensors, of 0 elements and bytes or more, got {entry}")
+            if entry.error < 0:
+                raise ValueError(f"a plan's errors must be 0 or more, got {entry.error!r} for {entry.identities}")
+        if plan.gradient < 0:
+            raise ValueError(f"a plan's gradient must be a square's sum, 0 or more, got {plan.gradient!r}")
+        return plan
+
+    # ---- for people ----
+
+    def table(self) -> Table:
+        """The plan as a rich table, one line for each stored copy."""
+        table = Table(title=self._title(), caption=self._caption(), caption_justify="left")
+        table.add_column("tensor", overflow="fold")
+        for heading in ("elements", "bits", "bytes", "sensitivity", "share of the error"):
+            table.add_column(heading, justify="right")
+        table.add_column("why", overflow="fold")
+        whole = sum(entry.error for entry in self.allotments) or 1.0
+        for entry in self.allotments:
+            table.add_row(
+                # A name may have brackets, which a string takes for markup.
+                Text("\n".join(map(str, entry.identities))),
+                f"{entry.numel:,}",
+                str(entry.bits),
+                f"{entry.nbytes:,}",
+                f"{entry.sensitivity:.2g}",
+                f"{entry.error / whole:.1%}",
+                entry.why,
+            )
+        return table
+
+    def _title(self) -> str:
+        numel = sum(entry.numel for entry in self.allotments)
+        bits = sum(entry.bits * entry.numel for entry in self.allotments) / max(1, numel)
+        return f"Plan made in step {self.step}: {bits:.2f} bits an element, {self.nbytes:,} of {self.budget:,} bytes"
+
+    def _caption(self) -> str:
+        prediction = f"{self.prediction[0].upper()}{self.prediction[1:]}"
+        return f"{prediction}; at most {self.gap:.1%} above the least possible sum of squares in these bytes."
+
+    def __str__(self) -> str:
+        text = StringIO()
+        Console(file=text, width=shutil.get_terminal_size((160, 50)).columns).print(self.table())
+        return text.getvalue().rstrip()

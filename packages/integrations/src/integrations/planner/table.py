@@ -1,0 +1,124 @@
+"""A plan as a table."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from integrations.planner.explained import grouped, lines_of, span
+from integrations.planner.solution import Solution
+from integrations.report.words import format_bytes
+
+
+def table_of(plan: Solution) -> str:
+    """What happens to each module's values, below what the plan saves and takes: lines that a terminal may wrap, and a
+    table of its width in which repeated modules are joined."""
+    if not plan.segments and not plan.choice.stores:
+        return f"{_title(plan)}\n{caption_of(plan)}"
+    table = Table()
+    table.add_column("module", overflow="fold")
+    table.add_column("of *", overflow="fold")
+    for heading in ("operators", "waits for backward", "why"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("plain", "held", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for line, _ in grouped(lines_of(plan)):
+        table.add_row(
+            Text(line.module or "(model)"),  # a name may have brackets, which a string takes for markup
+            span(line),
+            Text(listed(line.operators)),
+            line.how,
+            Text(line.reason),
+            format_bytes(line.nbytes) if line.nbytes else "",
+            format_bytes(line.held) if line.held else "",
+            f"{line.seconds / plan.plain_seconds:+.1%}" if line.seconds and plan.plain_seconds else "",
+        )
+    text = StringIO()
+    Console(file=text, width=shutil.get_terminal_size((160, 50)).columns).print(table)
+    return f"{_title(plan)}\n{text.getvalue().rstrip()}\n{caption_of(plan)}"
+
+
+def listed(operators: Sequence[str], most: int = 2) -> str:
+    """The names of the first operators."""
+    names = [name.removeprefix("aten.").split(".")[0].strip("_") for name in operators]
+    names = list(dict.fromkeys(names))
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _title(plan: Solution) -> str:
+    state = " in steps that accumulate gradients" if plan.graph.accumulates else ""
+    state = " in steps that clear gradients between forward and backward" if plan.graph.clears else state
+    also = "".join(f", or {other.graph.inputs}" for other in plan.also)
+    what = f"{plan.model} for inputs {plan.graph.inputs}{also}{state}: activation peak"
+    if not plan.segments and not plan.choice.stores and plan.chunked is None:
+        return f"{what} {format_bytes(plan.peak)}; everything is kept, and nothing is recomputed."
+    error = f", gradient's error {error_of(plan)}" if plan.choice.rounds else ""
+    return (
+        f"{what} {format_bytes(plan.plain_peak)} -> {format_bytes(plan.peak)} ({plan.cut:.0%} less), time "
+        f"{plan.overhead:+.1%} by the operators' {'measured' if plan.graph.measured else 'modelled'} times{error}"
+    )
+
+
+def error_of(plan: Solution) -> str:
+    """The relative error of the gradient, and whether it is measured or predicted."""
+    known = plan.measured
+    return f"{plan.choice.error:.2g} as predicted" if known is None else f"{known:.2g} as measured"
+
+
+def caption_of(plan: Solution) -> str:
+    """The remaining lines of a plan's text."""
+    front = plan.front
+    if len(front) == 1:
+        lines = ["No other plan takes less memory or less time."]
+    else:
+        reach = f"{format_bytes(front[0].peak)} to {format_bytes(front[-1].peak)}"
+        lines = [
+            f"Chosen from the best {len(front)} plans, of {reach} (plan.front). "
+            + ("The search tried all plans." if plan.exact else _bounds(plan)),
+        ]
+    if plan.segments:
+        count = len(plan.segments)
+        lines.append(
+            f"Backward recomputes {format_bytes(sum(segment.nbytes for segment in plan.segments))} in {count} "
+            f"segment{'' if count == 1 else 's'} of the forward (plan.segments)."
+        )
+    if plan.chunked is not None:
+        lines.append(f"The loss is computed in chunks: the logits, which {plan.chunked.head} makes, are never whole.")
+    more = plan.followed.seconds - plan.graph.seconds
+    if more > 0 and plan.plain_seconds:
+        lines.append(
+            "Attention is computed a second time in backward, from what is stored of query, key and value: "
+            f"{more / plan.plain_seconds:+.1%} of the time."
+        )
+    if plan.unmeasured:
+        lines.append(f"The error was not measured: {plan.unmeasured}.")
+    if plan.compressed:
+        lines.append("Peaks are those of a step that stores tensors as the level says.")
+    if plan.graph.differentiated:
+        outputs = "all outputs stay" if plan.graph.holds_outputs else "no other output stays"
+        lines.append(f"Backward starts from {plan.graph.differentiated}, while {outputs} in memory.")
+    other = plan.accumulating
+    if other is not plan:
+        lines.append(
+            f"Steps that accumulate gradients have an activation peak of {format_bytes(other.plain_peak)} -> "
+            f"{format_bytes(other.peak)}, time {other.overhead:+.1%} (plan.accumulating)."
+        )
+    if plan.graph.double_backward:
+        lines.append("Nothing is rounded, because the step differentiates its gradients (create_graph=True).")
+    if plan.graph.note:
+        lines.append(f"It was {plan.graph.note}.")
+    lines.append(f"Captured in {plan.capture_seconds:.2f} s, searched in {plan.search_seconds:.2f} s.")
+    return "\n".join(lines)
+
+
+def _bounds(plan: Solution) -> str:
+    bound = plan.choice.seconds_bound / plan.plain_seconds if plan.plain_seconds else 0.0
+    return (
+        f"The search did not try all plans: none takes less than {format_bytes(plan.peak_bound)}, and none of this "
+        f"peak adds less time than {bound:+.1%}."
+    )

@@ -1,0 +1,357 @@
+"""What a compiled region's backward does with a tensor that its forward saves, read off the backward graph.
+
+A compiled region has no torch calls to look at: its forward and backward are two graphs of aten operators, and the
+partitioner chose what goes from one to the other. A use here is an operator of ``rules`` and the tensor's role in it,
+so that the same table decides as for eager code. A tensor with a use that is not recognised is kept exactly.
+
+Backward may recompute parts of the forward from what is saved. Then what a recomputed value is used for decides, with
+the bits of a product at least. Where it decides between two sides, as a ReLU's mask does, rounding may move an element
+to the other side, so the tensor is kept exactly. Where a plan has parts repeated from rounded values on purpose, more
+operators are recognised: products, convolutions and the normalisations of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from torch.fx import Graph, Node
+
+from integrations.policies.aten_attention import QUERY_KEY_VALUE, is_attention, is_recomputed
+from integrations.policies.aten_nodes import (
+    covers,
+    has_same_numbers,
+    hint,
+    is_bool,
+    name_of,
+    number,
+    origin_of,
+    shape_of,
+)
+from integrations.policies.standardizing import CHANNELS
+
+
+@dataclass(frozen=True, order=True)
+class Use:
+    """One use of a saved tensor.
+
+    Attributes:
+        operator, role: as in ``rules.RULES``; what an operator without a rule saves is kept exactly.
+        name: the aten operator in the backward graph.
+        statistics: what a normalisation takes its statistics over, as ``norms.Statistics`` has it: the sizes of its
+            input, then the number of groups; empty for any other operator.
+    """
+
+    operator: str
+    role: str
+    name: str
+    statistics: tuple[int, ...] = ()
+
+
+class _Dependence(Enum):
+    """How a node of the backward graph depends on the saved tensor."""
+
+    ITSELF = "the tensor, or a view, copy or cast of it"
+    POSITIVE = "its positive part, which is positive where it is"
+    RECOMPUTED = "a value recomputed from it"
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SAME = _names(
+    "view _unsafe_view reshape permute transpose t squeeze unsqueeze expand slice select alias detach "
+    "clone contiguous _to_copy convert_element_type unbind split split_with_sizes getitem lift_fresh_copy"
+)
+# Positions of the operands in which the result is linear, the other operand being a gradient.
+_PRODUCTS = MappingProxyType(
+    {
+        "mm": (0, 1),
+        "bmm": (0, 1),
+        "mv": (0, 1),
+        "dot": (0, 1),
+        "addmm": (1, 2),
+        "baddbmm": (1, 2),
+        "convolution_backward": (1,),
+    }
+)
+# Positions of value and result, in which backward is linear. It is not linear in query and key, since it divides by the
+# sum of their exact softmax, unless attention is recomputed (``regions``).
+_ATTENTIONS = MappingProxyType(
+    {
+        "_scaled_dot_product_flash_attention_for_cpu_backward": (3, 4),
+        "_scaled_dot_product_flash_attention_backward": (3, 4),
+        "_scaled_dot_product_cudnn_attention_backward": (3, 4),
+        "_scaled_dot_product_efficient_attention_backward": (3, 5),
+        "_scaled_dot_product_fused_attention_overrideable_backward": (3, 6),
+        "_flash_attention_backward": (3, 4),
+        "_cudnn_attention_backward": (3, 4),
+        "_efficient_attention_backward": (3, 5),
+    }
+)
+# By backward operator: the position of the tensor, and the forward operator and role that its rule has.
+_BACKWARDS = MappingProxyType(
+    {
+        "native_batch_norm_backward": (1, "batch_norm", "input"),
+        "cudnn_batch_norm_backward": (0, "batch_norm", "input"),
+        "native_layer_norm_backward": (1, "layer_norm", "input"),
+        "native_group_norm_backward": (1, "group_norm", "input"),
+        "_fused_rms_norm_backward": (1, "rms_norm", "input"),
+        "gelu_backward": (1, "gelu", "input"),
+        "silu_backward": (1, "silu", "input"),
+        "mish_backward": (1, "mish", "input"),
+        "sigmoid_backward": (1, "sigmoid", "result"),
+        "tanh_backward": (1, "tanh", "result"),
+        "_softmax_backward_data": (1, "softmax", "result"),
+        "threshold_backward": (1, "relu", "result"),
+        "leaky_relu_backward": (1, "leaky_relu", "input"),
+        "max_pool2d_with_indices_backward": (1, "max_pool2d", "input"),
+        "max_pool3d_with_indices_backward": (1, "max_pool3d", "input"),
+        "avg_pool2d_backward": (1, "avg_pool2d", "input"),
+        "avg_pool3d_backward": (1, "avg_pool3d", "input"),
+        "_adaptive_avg_pool2d_backward": (1, "adaptive_avg_pool2d", "input"),
+        "_adaptive_avg_pool3d_backward": (1, "adaptive_avg_pool3d", "input"),
+    }
+)
+# Operators with one saved operand, which a backend may decompose into arithmetic. Whichever step reads the tensor, the
+# rule speaks of the derivative as a whole.
+_DECOMPOSED = _names("gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward _softmax_backward_data")
+# If recomputed, their results move by a bounded multiple of what the tensor does.
+_SMOOTH = _names("gelu silu mish sigmoid tanh erf")
+_BATCH_NORMS = _names(
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional cudnn_batch_norm "
+    "_batch_norm_with_update batch_norm_with_update native_batch_norm_backward cudnn_batch_norm_backward"
+)
+_ROW_NORMS = _names("native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward rms_norm")
+_ROW_STATISTICS = frozenset((3, 4))  # positions in the backward operators of row norms
+_SUMS = _names("add sub neg")
+# Positions of the operands in which a repeated operator is linear.
+_REPEATED = MappingProxyType(
+    {
+        "mm": (0, 1),
+        "bmm": (0, 1),
+        "mv": (0, 1),
+        "addmm": (0, 1, 2),
+        "baddbmm": (0, 1, 2),
+        "mul": (0, 1),
+        "convolution": (0,),
+        "native_layer_norm": (0,),
+        "_fused_rms_norm": (0,),
+    }
+)
+_TOO_MANY = 256  # steps that are followed
+_FEW = 16  # steps between a softmax and a product
+_PASSING = _SAME | _names("mul div neg")
+
+
+class BackwardUses:
+    """The uses of the tensors that a region's forward graph hands to its backward graph."""
+
+    def __init__(self, forward: Graph, backward: Graph) -> None:
+        made = {node.name for node in forward.nodes}
+        inputs = backward.find_nodes(op="placeholder")
+        self._inputs: dict[str, Node] = {node.name: node for node in inputs}
+        self._gradients = _reached([node for node in inputs if "tangents" in node.name and node.name not in made])
+
+    def uses_of(self, saved: Node, planned: bool = False) -> frozenset[Use]:
+        """The uses of a node of the forward graph. It has the same name in the backward graph.
+
+        Args:
+            saved: the node.
+            planned: whether a plan stores it in bits, and has weighed what is recomputed from it.
+        """
+        start = self._inputs.get(saved.name)
+        if start is None:
+            return frozenset((_unknown("a backward that does not name it"),))
+        found: set[Use] = set()
+        todo, seen = [(start, _Dependence.ITSELF)], {(start, _Dependence.ITSELF)}
+        while todo:
+            node, value = todo.pop()
+            for user in node.users:
+                steps = list(_follow(start, node, value, user, self._gradients, planned))
+                found.update(step for step in steps if isinstance(step, Use))
+                for step in steps:
+                    if isinstance(step, _Dependence) and (user, step) not in seen:
+                        seen.add((user, step))
+                        todo.append((user, step))
+            if len(seen) > _TOO_MANY:
+                found.add(_unknown("a long computation"))
+                break
+        return frozenset(found)
+
+
+def find_copies(nodes: set[Node], graph: Graph) -> set[Node]:
+    """Return these nodes and all views, copies and casts of them in a graph."""
+    found = set(nodes)
+    for node in graph.nodes:
+        given = node.all_input_nodes if node.op == "call_function" and name_of(node.target) in _SAME else ()
+        if given and found.issuperset(given):
+            found.add(node)
+    return found
+
+
+def _reached(nodes: list[Node]) -> set[Node]:
+    """The nodes that depend on any of these nodes."""
+    found = set(nodes)
+    todo = list(nodes)
+    while todo:
+        for user in todo.pop().users:
+            if user not in found:
+                found.add(user)
+                todo.append(user)
+    return found
+
+
+def _follow(
+    start: Node, node: Node, value: _Dependence, user: Node, gradients: set[Node], planned: bool
+) -> Iterator[Use | _Dependence]:
+    """The uses in ``user`` of what ``node`` holds, or how the result of ``user`` depends on the saved tensor."""
+    name, origin = name_of(user.target), origin_of(user)
+    positions = tuple(index for index, argument in enumerate(user.args) if argument is node)
+    if user.op != "call_function" or not positions or node in user.kwargs.values():
+        yield _unknown(name or "its result")
+    elif user in gradients:
+        yield from _in_gradient(node, value, user, name, positions, planned)
+    elif name in _SAME and positions == (0,):
+        yield value if has_same_numbers(user) else _unknown(name)
+    elif origin in _DECOMPOSED:
+        _, operator, role = _BACKWARDS[origin]
+        yield Use(operator, role, origin)
+        if value is not _Dependence.ITSELF:
+            yield _product(origin)
+    elif (
+        name in ("le", "gt") and positions == (0,) and number(user.args[1]) == 0 and value is not _Dependence.RECOMPUTED
+    ):
+        yield Use("relu", "result", name)
+    elif name == "relu":
+        yield _Dependence.RECOMPUTED if value is _Dependence.RECOMPUTED else _Dependence.POSITIVE
+    elif name == "pow" and positions == (0,) and number(user.args[1]) == 1:
+        yield value
+    elif name in ("le", "lt", "gt", "ge", "eq", "ne"):
+        yield _unknown(f"{name} of what is recomputed")
+    elif (is_attention(name) and set(positions) <= {0, 1, 2}) or (
+        planned and len(positions) == 1 and positions[0] in _REPEATED.get(name, ())
+    ):
+        yield _Dependence.RECOMPUTED
+    elif not covers(node, user):
+        yield _unknown(name)
+    elif origin in _SMOOTH:
+        yield _Dependence.RECOMPUTED
+    else:
+        yield from _in_arithmetic(start, node, user, name, origin)
+
+
+def _in_gradient(
+    node: Node, value: _Dependence, user: Node, name: str, positions: tuple[int, ...], planned: bool
+) -> Iterator[Use | _Dependence]:
+    """The uses in an operator that also reads a gradient."""
+    if is_recomputed(user):
+        yield from _in_attention(value, name, positions)
+    elif set(positions) <= set(_PRODUCTS.get(name, ())):
+        if name in ("bmm", "baddbmm") and _is_of_attention(user):
+            yield Use("scaled_dot_product_attention", "recomputed", name)
+        elif value is _Dependence.ITSELF:
+            yield Use("linear", "input", name)
+        if value is not _Dependence.ITSELF:
+            yield _product(name)
+    elif _is_factor(node, user, name, set(positions)) or (
+        planned and name in _ROW_NORMS and value is _Dependence.RECOMPUTED and set(positions) <= _ROW_STATISTICS
+    ):
+        yield _product(name)
+    elif name in _BACKWARDS and positions == (_BACKWARDS[name][0],) and _holds(name, value, user, planned):
+        _, operator, role = _BACKWARDS[name]
+        yield Use(operator, role, name, _statistics(name, node, user))
+        if value is not _Dependence.ITSELF:
+            yield _product(name)
+    else:
+        yield _unknown(name)
+
+
+def _is_of_attention(product: Node) -> bool:
+    """Return whether a product with a gradient belongs to an attention that torch has taken apart: one operand is the
+    gradient of a softmax's input, which is multiplied with query or key, or the result is that of its output, as it is
+    of value. A rounded factor moves every gradient below, as in torch's own attention."""
+    return any(_leads(node, lambda one: one.all_input_nodes[:1]) for node in product.all_input_nodes) or any(
+        _leads(node, lambda one: list(one.users)) for node in product.users
+    )
+
+
+def _leads(node: Node, following: Callable[[Node], list[Node]]) -> bool:
+    """Return whether views and scaled copies lead from a node to the backward of a softmax."""
+    for _ in range(_FEW):
+        if origin_of(node) == "_softmax_backward_data":
+            return True
+        after = following(node)
+        if node.op != "call_function" or name_of(node.target) not in _PASSING or len(after) != 1:
+            return False
+        node = after[0]
+    return False
+
+
+def _in_attention(value: _Dependence, name: str, positions: tuple[int, ...]) -> Iterator[Use]:
+    """The uses in an attention whose result and sums, its next arguments, are recomputed."""
+    for position in positions:
+        if position in QUERY_KEY_VALUE:
+            yield Use("scaled_dot_product_attention", "recomputed", name)
+            if value is not _Dependence.ITSELF:
+                yield _product(name)
+        elif value is not _Dependence.RECOMPUTED:
+            yield _unknown(name)
+
+
+def _statistics(name: str, node: Node, user: Node) -> tuple[int, ...]:
+    """The sizes and groups of a normalisation's statistics, as its backward operator knows them; empty for one by
+    running statistics."""
+    if name == "native_group_norm_backward":
+        return (*map(hint, shape_of(node)), hint(user.args[8]))
+    if name == "cudnn_batch_norm_backward" or (name == "native_batch_norm_backward" and user.args[7] is True):
+        return (*map(hint, shape_of(node)), CHANNELS)
+    return ()
+
+
+def _is_factor(node: Node, user: Node, name: str, positions: set[int]) -> bool:
+    """Whether the node is one factor of a product whose other factor depends on the gradient."""
+    if name in _ATTENTIONS:
+        return positions <= set(_ATTENTIONS[name])
+    return name in ("mul", "fma") and positions <= {0, 1} and covers(node, user)
+
+
+def _holds(name: str, value: _Dependence, user: Node, planned: bool) -> bool:
+    """Whether a backward operator's rule holds for its arguments."""
+    if name == "threshold_backward":
+        return number(user.args[2]) == 0 and value is not _Dependence.RECOMPUTED
+    if name == "leaky_relu_backward":
+        return value is not _Dependence.RECOMPUTED
+    again = planned and name in _ROW_NORMS
+    return value is _Dependence.ITSELF or again or not name.endswith("_norm_backward")
+
+
+def _in_arithmetic(start: Node, node: Node, user: Node, name: str, origin: str) -> Iterator[Use | _Dependence]:
+    """The uses in a step of the forward that backward recomputes."""
+    others = [argument for argument in user.args if isinstance(argument, Node) and argument is not node]
+    numbers = [argument for argument in user.args if number(argument) is not None]
+    # Without a number it is a square, which moves by more than a bounded multiple of what the tensor does.
+    scaled = bool(numbers) and (name == "mul" or (name == "div" and user.args[0] is node))
+    if name in _SUMS or scaled:
+        yield _Dependence.RECOMPUTED
+    elif name == "mul" and origin in _BATCH_NORMS:
+        yield Use("batch_norm", "input", origin, (*map(hint, shape_of(user)), CHANNELS))
+        yield _Dependence.RECOMPUTED
+    elif name == "mul" and origin in _ROW_NORMS and shape_of(start)[-1:] == shape_of(user)[-1:]:
+        yield Use("layer_norm", "input", origin)
+        yield _Dependence.RECOMPUTED
+    elif name == "mul" and others and all(is_bool(other) for other in others):  # dropout
+        yield _Dependence.RECOMPUTED
+    else:
+        yield _unknown(name)
+
+
+def _product(name: str) -> Use:
+    return Use("mul", "input", name)
+
+
+def _unknown(name: str) -> Use:
+    return Use("", "", name)

@@ -1,0 +1,109 @@
+"""Stores a batch or group norm's input through one operator, which makes no tensor of normalised elements:
+``compressed`` and ``decompressed`` do what ``norms.Normalizer`` does in several passes."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actcore import Compressed, GroupAffine, Layout, missing_on
+from actcore.codec import made, noise_key
+from actcore.layout import is_contiguous
+from actcore.ops import below_autograd
+from integrations._utils.plain import has_elements
+
+CHANNELS = 0
+"""In the place of a number of groups: each channel of all samples has one statistic."""
+
+COMPRESS = torch.ops.actcore.group_affine_standardized_compress.default
+DECOMPRESS = torch.ops.actcore.group_affine_standardized_decompress.default
+_MOST = 4096  # the largest group, in elements, that these two operators take
+
+
+def compressed(
+    codec: GroupAffine, groups: int, count: int, tensor: Tensor, seed: Any, stream: Any
+) -> Compressed | None:
+    """A tensor's stored form: codes, bounds and ``Float[2, count]``; ``None`` if there is no such operator for it.
+
+    Args:
+        codec: gives the bits, elements of a group and rounding.
+        groups: the number of groups of channels, each of which has a statistic in each sample; or ``CHANNELS``.
+        count: how many statistics there are.
+        tensor: with channels first or last in memory.
+        seed, stream: of the noise.
+    """
+    if not has_operators(tensor.device) or torch.compiler.is_compiling() or not has_elements(tensor):
+        return None
+    if not (isinstance(seed, int) and isinstance(stream, int)):
+        return None
+    layout = Layout.of(tensor)
+    order = order_for(codec, groups, layout, tensor.dtype)
+    if order is None:
+        return None
+    tensor = tensor.detach()
+    payload = below_autograd(
+        COMPRESS, layout.flatten(tensor), codec.bits, codec.group_size, codec.rounding == "stochastic",
+        *noise_key(tensor, seed, stream), count, *order,
+    )  # fmt: skip
+    return made(codec, payload, layout, tensor.dtype)
+
+
+def decompressed(codec: GroupAffine, groups: int, stored: Compressed) -> Tensor | None:
+    """The tensor, with the rounding error of its normalised elements; ``None`` as for ``compressed``."""
+    codes, bounds, statistics = stored.payload
+    if not has_operators(codes.device) or torch.compiler.is_compiling():
+        return None
+    layout = stored.layout
+    order = order_of(layout, groups, codec.group_size)
+    if order is None:
+        return None
+    flat: Tensor = below_autograd(
+        DECOMPRESS, codes, bounds, statistics, math.prod(layout.shape), *order, codec.bits, codec.group_size
+    )
+    return layout.restore(flat)
+
+
+def has_operators(device: torch.device) -> bool:
+    """Whether tensors on a device can be stored so."""
+    return device.type == "cpu" or (device.type == "cuda" and not missing_on(device))
+
+
+def least_deviation(dtype: torch.dtype) -> float:
+    """The least divisor, for the elements of a constant channel, whose deviation is 0. Its square does not underflow,
+    so that differences that the variance has lost do not become large."""
+    return math.sqrt(torch.finfo(dtype).tiny)
+
+
+def order_for(codec: GroupAffine, groups: int, layout: Layout, dtype: torch.dtype) -> tuple[int, int] | None:
+    """``order_of`` for a tensor to be stored; also ``None`` for one that would not become smaller."""
+    return order_of(layout, groups, codec.group_size) if _gains(codec, math.prod(layout.shape), dtype) else None
+
+
+@lru_cache(maxsize=1024)
+def order_of(layout: Layout, groups: int, group_size: int) -> tuple[int, int] | None:
+    """How many rows of channels, or elements end to end, have the same statistics; and how many channels follow each
+    other if they are last in memory, else 0. ``None`` for a tensor with gaps, or with channels neither first nor last,
+    and for larger groups than the operators take."""
+    shape, strides = layout
+    if len(shape) < 2 or 0 in shape or group_size > _MOST:
+        return None
+    samples, channels, *rest = shape
+    inner = math.prod(rest)
+    if is_contiguous(layout) and (groups != CHANNELS or inner > 1):
+        return (inner if groups == CHANNELS else channels // groups * inner), 0
+    expected, step = [1], channels
+    for size in reversed(rest):
+        expected.insert(1, step)
+        step *= size
+    if not is_contiguous(layout) and list(strides) != [step, *expected]:
+        return None
+    return (samples * inner if groups == CHANNELS else inner), channels
+
+
+@lru_cache(maxsize=1024)
+def _gains(codec: GroupAffine, numel: int, dtype: torch.dtype) -> bool:
+    return codec.stored_bytes(numel, dtype) < numel * dtype.itemsize

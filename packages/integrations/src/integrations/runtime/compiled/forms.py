@@ -1,0 +1,205 @@
+"""How a compiled region stores one tensor. Its backward gets one tensor back, so one form serves all that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actcore import BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTensor, missing_on
+from integrations.policies.aten_rules import Use
+from integrations.policies.norms import RowByRow, Standardized, Statistics
+from integrations.policies.policy import UNKNOWN
+from integrations.policies.rules import Need
+from integrations.tracing.storage.forms import SATURATED, Placeholder
+from integrations.tracing.storage.storage_policy import StoragePolicy
+
+_COSTLY = frozenset(("mm", "addmm", "bmm", "baddbmm", "convolution"))
+"""Operators whose results no level recomputes."""
+
+
+@dataclass(frozen=True)
+class CompiledForm:
+    """The form in which a compiled region stores a tensor.
+
+    Attributes:
+        codec: of the elements: ``GroupAffine``, ``BitMask``, ``Raw`` for the tensor itself, ``None`` if no elements are
+            stored.
+        why: the reason, for the report.
+        sign: whether a mask of the positive elements is stored exactly, too.
+        bounds: what the elements are clamped to before they are encoded.
+    """
+
+    codec: Codec | None
+    why: str
+    sign: bool = False
+    bounds: tuple[float, float] | None = None
+
+    @property
+    def exact(self) -> bool:
+        return isinstance(self.codec, Raw)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the form rounds at random, and so takes a stream of noise."""
+        return isinstance(self.codec, GroupAffine)
+
+    @property
+    def name(self) -> str:
+        """The name that a report has for the form."""
+        if self.exact:
+            return "kept"
+        parts = ([] if self.codec is None else [str(self.codec)]) + (["Positive()"] if self.sign else [])
+        return " and ".join(parts) or "shape"
+
+    def nbytes(self, numel: int, dtype: torch.dtype) -> int:
+        """Bytes that ``numel`` elements take."""
+        if isinstance(self.codec, Raw):
+            return numel * dtype.itemsize
+        sides = (numel + 7) // 8
+        values = 0
+        if isinstance(self.codec, GroupAffine):
+            values = min(self.codec.stored_bytes(numel, dtype), numel * dtype.itemsize)
+        elif self.codec is not None:
+            values = sides
+        return values + (sides if self.sign else 0)
+
+    # ---- traced into the two graphs ----
+
+    def pack(self, tensor: Tensor, seed: int, stream: Tensor | None) -> tuple[Any, ...]:
+        """The stored form: tensors first, then shape and strides."""
+        if self.exact:
+            return (tensor,)
+        parts: list[Tensor] = []
+        # A bool tensor fits: there is nothing to check, and a graph could not wait for a check.
+        if isinstance(self.codec, BitMask):
+            parts.append(torch.ops.actcore.bit_mask_compress(Layout.of(tensor).flatten(tensor), 0, 1)[0])
+        elif self.codec is not None:
+            source = tensor if self.bounds is None else tensor.clamp(*self.bounds)
+            stored = self.codec.compress(source, seed=seed, stream=0 if stream is None else stream)
+            parts += stored.payload
+        if self.sign:
+            parts += Positive().compress(tensor).payload
+        return (len(parts), *parts, *tensor.shape, *tensor.stride())
+
+    def unpack(self, packed: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The restored tensor."""
+        if self.exact:
+            return packed[0]  # type: ignore[no-any-return]
+        count, *rest = packed
+        parts, numbers = rest[:count], rest[count:]
+        half = len(numbers) // 2
+        layout = Layout(tuple(numbers[:half]), tuple(numbers[half:]))
+        if not parts:
+            return Placeholder(layout, dtype, device).unpack()
+        numel = layout.stored_numel
+        positive = layout.restore(_elements(parts[-1:], numel, dtype, 0, 0)) if self.sign else None
+        values: Tensor
+        if isinstance(self.codec, GroupAffine):
+            if count == 1 + self.sign:  # ``pack`` left the tensor as it was, since codes would take no fewer bytes
+                values = parts[0]
+            else:
+                values = layout.restore(_elements(parts[:2], numel, dtype, self.codec.bits, self.codec.group_size))
+                if isinstance(self.codec, Standardized) and count == 3 + self.sign:
+                    values = self.codec.normalizer.restored(values, parts[2])
+            if positive is None:
+                return values
+            # An element that rounding took to the other side of zero is put back on its own side.
+            return torch.where(positive > 0, values.clamp(min=torch.finfo(dtype).tiny), values.clamp(max=0))
+        return layout.restore(_elements(parts, numel, dtype, 0, 0)) if positive is None else positive
+
+
+def _elements(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_size: int) -> Tensor:
+    """Flat elements, decoded from a codec's codes or, with 0 bits, from a mask."""
+    if isinstance(numel, torch.SymInt):  # actcore's operators take an int, and would fix the size
+        flat: Tensor = elements(parts, numel, dtype, bits, group_size)
+        return flat
+    return _of_number(parts, numel, dtype, bits, group_size)
+
+
+def _of_number(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_size: int) -> Tensor:
+    flat: Tensor
+    if bits == 0:
+        flat = torch.ops.actcore.bit_mask_decompress(parts[0], numel, dtype, 0, 1)
+    else:
+        flat = torch.ops.actcore.group_affine_decompress(*parts, numel, bits, group_size)
+    return flat
+
+
+@torch.library.custom_op("integrations::elements", mutates_args=())
+def elements(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_size: int) -> Tensor:
+    """``_elements`` as an operator, for a number of elements that varies without being compiled anew."""
+    return _of_number(parts, numel, dtype, bits, group_size)
+
+
+@elements.register_fake
+def _(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_size: int) -> Tensor:
+    return parts[0].new_empty(numel, dtype=dtype)
+
+
+def form_of(way: StoragePolicy, saved: SavedTensor, uses: Iterable[Use], made_by: str) -> CompiledForm:
+    """The form that suits all uses of a tensor.
+
+    Args:
+        way: how the level or the plan stores it.
+        saved: the tensor's description; its operator and role are ignored.
+        uses: what backward does with the tensor.
+        made_by: the operator that computed it.
+    """
+    if missing := missing_on(saved.device):
+        return CompiledForm(Raw(), f"kept exactly: {missing}")
+    policy, level = way.policy, way.level
+    values: list[GroupAffine] = []
+    operators, reasons, sign = set(), set(), False
+    for use in sorted(uses):
+        decision = policy.decide(
+            SavedTensor(saved.shape, saved.dtype, saved.strides, saved.device, use.operator, use.role, "", 0)
+        )
+        if decision.form is Need.SHAPE:
+            reasons.add(decision.why)
+            continue
+        if isinstance(decision.codec, BitMask):
+            return CompiledForm(decision.codec, decision.why)
+        operators.add(use.operator)
+        if isinstance(decision.codec, RowByRow):
+            return CompiledForm(Raw(), "rows that lie across each other: kept exactly in compiled code")
+        if isinstance(decision.codec, GroupAffine):
+            codec = decision.codec
+            if len(use.statistics) > 2:
+                statistics = Statistics(use.statistics[:-1], use.statistics[-1])
+                fitted = statistics.codec(codec, saved.shape, saved.strides)
+                if fitted is None:
+                    return CompiledForm(Raw(), statistics.why)
+                codec = fitted
+            values.append(codec)
+        elif isinstance(decision.codec, Positive):
+            sign = True
+        else:
+            unruled = decision.why == UNKNOWN
+            return CompiledForm(
+                Raw(), f"no rule for {use.name} in compiled code: kept exactly" if unruled else decision.why
+            )
+        reasons.add(decision.why)
+    if not reasons:
+        return CompiledForm(Raw(), "no use of it is known: kept exactly")
+    why = "; ".join(sorted(reasons - {Need.SHAPE.value}) or [Need.SHAPE.value])
+    if not values:
+        return CompiledForm(None, why, sign)
+    why = way.planned or why
+    if level.adaptive:
+        why += "; the level's fixed bits, as in all compiled code"
+    bits = max(codec.bits for codec in values)
+    if level.recompute and made_by not in _COSTLY:
+        # Eager code recomputes it from tensors that are stored in these bits.
+        bits = max(bits, level.pointwise_bits)
+    if sign and made_by != "relu":
+        # Elements that rounding takes across zero are put back to it, a bias of less than a step. A ReLU's result has
+        # no such bias: its zeros are a bound of their group, and so exact.
+        bits = max(bits, level.pointwise_bits)
+    bounds = SATURATED.get(next(iter(operators))) if len(operators) == 1 else None
+    size = min(codec.group_size for codec in values)
+    normalised = next((codec for codec in values if isinstance(codec, Standardized)), values[0])
+    return CompiledForm(replace(normalised, bits=bits, group_size=size), why, sign, bounds)

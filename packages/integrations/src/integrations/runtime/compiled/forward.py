@@ -1,0 +1,167 @@
+"""``Compiled``: a model's forward under ``torch.compile``, which keeps what a plan keeps in eager code.
+
+Dynamo traces no dispatch modes, so the tape of eager code cannot follow the forward. It does trace
+``torch.utils.checkpoint`` as a region, and AOTAutograd's partitioner decides for each operator of the region whether to
+keep or to repeat it. ``tagging`` has it decide as the plan does. The region has to be one graph: where dynamo breaks
+it, the model is compiled without the plan, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from integrations._utils.compiling import left_to_python, own_frame, without_dynamo
+from integrations._utils.in_model import ModelRef
+from integrations._utils.torch_internals import WRAP, TorchDispatchMode, constant_when_traced, dynamo_counters
+from integrations._utils.warn import warn
+from integrations.planner.plan import Plan
+
+
+class Compiled:
+    """Runs a model's forward where dynamo is on.
+
+    Args:
+        model: the model that has the plan.
+        plan: the plan that its training forward follows, whatever the inputs look like.
+
+    Attributes:
+        asked: the plan as given.
+        plan: the plan that is followed. Where the given one is nested, it is the plan of the same front with the next
+            peak that is not.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        self._model = ModelRef(model)
+        self.asked = plan
+        self.plan = plan = plan.flat  # torch.compile repeats nothing twice, as a nested plan does
+        self._contexts = functools.partial(_contexts, plan)
+        # The hash tells torch's cache on disk which plan the code was compiled for.
+        self._contexts.cache_hash = _hash_of(plan)  # type: ignore[attr-defined]
+        self.warned = False
+        self._breaks: dict[str, int] = {}  # dynamo's graph breaks before the model's forward was traced
+
+    @left_to_python
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Runs the forward where dynamo has skipped the caller's frame and compiles the frames that it calls.
+
+        Args:
+            forward: the model's.
+            args, kwargs: what it is called with.
+        """
+        run, _ = without_dynamo(_frames_of)(self)
+        if not self.warned:
+            self._breaks = without_dynamo(_graph_breaks)()
+        return run(self.trace, (forward, args, kwargs), {})
+
+    @left_to_python
+    def trace(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Runs the forward where dynamo traces the caller, so that ``torch.compiler.is_compiling()``.
+
+        Args:
+            forward: the model's.
+            args, kwargs: what it is called with.
+        """
+        if not torch.compiler.is_compiling():  # dynamo did not trace the call, and has left it to Python
+            _, run = without_dynamo(_frames_of)(self)
+            without_dynamo(_warn_of_breaks)(self)
+            return run(forward, args, kwargs)
+        if not self.is_training() or _is_exporting():
+            return forward(*args, **kwargs)
+        _quieten()
+
+        def region() -> Any:
+            return forward(*args, **kwargs)
+
+        return checkpoint(region, use_reentrant=False, context_fn=self._contexts)
+
+    def why_not_one_graph(self) -> str:
+        """Return why dynamo did not make one graph of the forward, as far as it says."""
+        found = [reason for reason, count in _graph_breaks().items() if count > self._breaks.get(reason, 0)]
+        if not found:
+            return "torch names no graph break, and may have compiled it too often (TORCH_LOGS=recompiles shows that)"
+        lines = [line.strip().removeprefix("Explanation: ").rstrip(".") for line in found[0].splitlines()[:2]]
+        return f"the forward has a graph break, {': '.join(lines)} (TORCH_LOGS=graph_breaks shows where)"
+
+    def is_training(self) -> bool:
+        """Whether this is a training forward, which follows the plan."""
+        return self._model().training and torch.is_grad_enabled()
+
+
+Frame = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
+
+_frames: WeakKeyDictionary[Compiled, tuple[Frame, Frame]] = WeakKeyDictionary()
+
+
+def _frames_of(compiled: Compiled) -> tuple[Frame, Frame]:
+    """The frames that dynamo compiles for a model: one with its plan, one without."""
+    found = _frames.get(compiled)
+    if found is None:
+        found = _frames[compiled] = own_frame(), own_frame()
+    return found
+
+
+def _warn_of_breaks(compiled: Compiled) -> None:
+    if compiled.is_training() and not compiled.warned:
+        compiled.warned = True
+        warn(
+            f"the plan of {compiled.plan.model} is not followed under torch.compile, which decides what is kept: "
+            f"{compiled.why_not_one_graph()}. A plan needs the forward in one graph: change that, or have the model "
+            "follow the plan in eager code with torch.compiler.disable(model)"
+        )
+
+
+def _graph_breaks() -> dict[str, int]:
+    """Return the reasons of all graph breaks so far, with how often dynamo met each."""
+    counters = dynamo_counters()
+    return {} if counters is None else dict(counters["graph_break"])
+
+
+def _hash_of(plan: Plan) -> str:
+    digest = hashlib.sha256(plan.graph.to_json().encode())
+    digest.update(str(plan.choice.content()).encode())
+    return digest.hexdigest()
+
+
+def _contexts(plan: Plan) -> tuple[TorchDispatchMode, TorchDispatchMode]:
+    """The modes in which ``torch.utils.checkpoint`` runs a forward and its repetition. The repetition never comes."""
+    from integrations.runtime.compiled.tagging import Tagging
+
+    return Tagging(plan), Tagging(plan)
+
+
+@constant_when_traced
+def _is_exporting() -> bool:
+    """``torch.compiler.is_exporting()``, asked in Python: up to torch 2.11 dynamo traces it as true."""
+    return torch.compiler.is_exporting()
+
+
+@constant_when_traced
+def _quieten() -> None:
+    """Silences torch's warning of in-place operators in a checkpoint, which ``Tagging`` can handle. Called while dynamo
+    traces."""
+    log = logging.getLogger(WRAP)
+    if not any(isinstance(known, _Quiet) for known in log.filters):
+        log.addFilter(_Quiet())
+
+
+class _Quiet(logging.Filter):
+    """Drops log records about a region whose contexts are ``_contexts``."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        frame = sys._getframe() if "context_fn" in record.getMessage() else None
+        while frame is not None:
+            contexts = frame.f_locals.get("context_fn")
+            if isinstance(contexts, functools.partial) and contexts.func is _contexts:
+                return False
+            frame = frame.f_back
+        return True

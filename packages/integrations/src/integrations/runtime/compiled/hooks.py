@@ -1,0 +1,206 @@
+"""Saved-tensor hooks that are inlined into the graphs of a region of ``torch.compile``, and what a region does in each
+run.
+
+AOTAutograd traces a pair of ``GraphModule`` hooks into a region's two graphs, once for each tensor that goes from one
+to the other. ``regions`` plans what they do there. Python runs only while a region is traced; what differs from step to
+step, a row of the report and a stream of noise, comes from an operator that asks the session in every run.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from actcore import Kept, uncompiled
+from actcore import replay as native
+from integrations._utils.torch_internals import (
+    DYNAMO,
+    HOOKS_FILTERING,
+    callback_handler,
+    functorch_config,
+    top_saved_tensors_default_hooks,
+    tracing_context,
+)
+from integrations.policies.levels import Level
+from integrations.runtime.compiled.regions import RegionEntry, entries, entry_of
+from integrations.runtime.compiled.runs import record_in_region
+
+if TYPE_CHECKING:
+    from integrations.runtime.session import Session
+
+_COUNTERS = 1 << 48  # keys of actcore's counters, far above those that actcore gives out itself
+
+
+_here = threading.local()  # .session: the session that was entered last in the thread
+
+
+@contextmanager
+def hooks_of(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
+    """A pair of saved-tensor hooks that hands what eager code saves to ``session``, and that compiled regions inline.
+
+    All sessions of a level have the same pair, so that a region is not compiled anew for each forward. The pair is used
+    even before ``torch._dynamo`` is imported: a library may compile its first region in the middle of this forward.
+    Such a region is compiled with torch's own filter, which keeps its inputs and outputs as they are.
+    """
+    if DYNAMO in sys.modules:
+        _ask_for_all()
+    session.outer = session_here()
+    try:
+        _here.session = session
+        native.enter(session.packing)
+        yield _held_by(session, level)
+    finally:
+        if _here.session is session:
+            outer = session.outer
+            while outer is not None and outer.left:  # before this one, in the wrong order
+                outer = outer.outer
+            packing = None if outer is None else outer.packing
+            _here.session = outer  # first: once the call is over, an interrupt may come
+            native.enter(packing)
+
+
+def session_here() -> Session | None:
+    """The session that was entered last in this thread, and not left."""
+    return getattr(_here, "session", None)
+
+
+def _ask_for_all() -> None:
+    """Has torch apply the hooks to a region's inputs and outputs, too, by a setting that it reads when it compiles.
+
+    By default torch leaves these alone, and some were in no report: an input that a part of the model keeps alive, say.
+    """
+    handler = callback_handler()
+    if handler is not None and _start not in handler.start_callbacks:  # torch.compiler.reset() removes the callbacks
+        handler.register_start_callback(_start)
+        handler.register_end_callback(_end)
+
+
+_settings: list[Any] = []  # torch's settings while it compiles; it compiles one region at a time
+
+
+def _start(given: Any) -> None:
+    config = functorch_config()
+    hooks = top_saved_tensors_default_hooks(True)
+    if hooks is not None and isinstance(hooks[0], _Inlineable) and hasattr(config, HOOKS_FILTERING):
+        _settings.append(getattr(config, HOOKS_FILTERING))
+        setattr(config, HOOKS_FILTERING, "all")
+
+
+def _end(given: Any) -> None:
+    while _settings:
+        setattr(functorch_config(), HOOKS_FILTERING, _settings.pop())
+
+
+def _held_by(session: Session, level: Level) -> tuple[GraphModule, GraphModule]:
+    """The pair of a level. The specs hold it from one forward of a model to the next, however many levels there are."""
+    held = session.specs.hooks
+    if held is None or held[0] != level:
+        held = session.specs.hooks = level, _pair(level)
+    return held[1]
+
+
+@lru_cache(maxsize=16)  # each block of a run may have a seed of its own; regions keep the pairs that they inline
+def _pair(level: Level) -> tuple[GraphModule, GraphModule]:
+    return _inlineable(lambda packed: _pack(packed, level), native.packing), _inlineable(_unpack, native.unpacking)
+
+
+def may_be_replayed() -> bool:
+    """Whether this process has regions that a CUDA graph could replay, which runs no Python."""
+    return any(entry.saved.device.type == "cuda" for entry in tuple(entries.values()))
+
+
+class _Inlineable(GraphModule):
+    """A hook of this module."""
+
+    def recompile(self) -> Any:
+        """Makes no code of the graph: none is run, and torch would keep its source for as long as the process runs."""
+
+
+def _inlineable(function: Callable[[Any], Any], eager: Callable[[Any], Callable[[Any], Any]]) -> GraphModule:
+    """A hook whose graph is one call, which torch traces for each tensor. The function is not one of torch's own, so
+    that torch's caches tell the code of two levels apart.
+
+    Args:
+        function: what the graph calls.
+        eager: makes the hook that eager code runs in the graph's place, from ``function`` shielded from
+            ``torch.compile``.
+    """
+    graph = Graph()
+    graph.output(graph.call_function(function, (graph.placeholder("given"),)))
+    module = _Inlineable({}, graph)
+    type(module).__call__ = eager(uncompiled(function))  # type: ignore[method-assign]  # each GraphModule has a class of its own
+    return module
+
+
+def _pack(tensor: Tensor, level: Level) -> Any:
+    if get_proxy_mode() is None:
+        session = session_here()
+        return Kept.of(tensor) if session is None or _is_traced(tensor) else session.pack(tensor)
+    entry = entry_of(level)
+    if entry is None:
+        return (tensor,)
+    if not entry.told:
+        return (entry.key, *entry.form.pack(tensor, level.seed, None))
+    stream = torch.ops.integrations.met_in_region(tensor, entry.key)
+    packed = entry.form.pack(tensor, level.seed, stream)
+    # torch wants new tensors before one that is passed on.
+    return (entry.key, *packed) if entry.form.rounds else (entry.key, stream, *packed)
+
+
+def _unpack(packed: Any) -> Tensor:
+    if not isinstance(packed, (tuple, list)):
+        return native.unpack(packed)
+    if len(packed) == 1:
+        return packed[0]  # type: ignore[no-any-return]
+    key, *rest = packed
+    entry = entries[key]
+    if entry.told and not entry.form.rounds:
+        del rest[0]  # the stream, which is there so that the operator is not dropped from the graph
+    return entry.form.unpack(rest, entry.saved.dtype, entry.saved.device)
+
+
+def _is_traced(tensor: Tensor) -> bool:
+    """Whether torch saves the tensor while it traces a region, as it does before version 2.15."""
+    return type(tensor) is not Tensor and tracing_context() is not None
+
+
+@torch.library.custom_op(
+    "integrations::met_in_region", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)  # the tag keeps two calls from being merged into one
+def met_in_region(like: Tensor, key: int) -> Tensor:
+    """Tells the running session that a compiled region saves ``like``. Returns the stream for its noise,
+    ``Int64[Tensor, "1"]``.
+
+    A replayed CUDA graph runs no Python. There the stream comes from a counter on the device, and no session is told.
+    """
+    session = session_here()
+    entry = entries.get(key)
+    captured = like.is_cuda and torch.cuda.is_current_stream_capturing()
+    if session is None or entry is None or captured:
+        return _counted(entry, key, like)
+    if like.is_cuda and not entry.counted:  # makes the counter before a capture needs it
+        _counted(entry, key, like)
+    stream = record_in_region(session, entry, like)
+    signed = stream - (1 << 64) if stream >= 1 << 63 else stream
+    return torch.full((1,), signed, dtype=torch.int64, device=like.device)
+
+
+def _counted(entry: RegionEntry | None, key: int, like: Tensor) -> Tensor:
+    if entry is not None:
+        entry.counted = True
+    stream: Tensor = torch.ops.actcore.next_stream(like, _COUNTERS + key)
+    return stream
+
+
+@met_in_region.register_fake
+def _(like: Tensor, key: int) -> Tensor:
+    return like.new_empty(1, dtype=torch.int64)

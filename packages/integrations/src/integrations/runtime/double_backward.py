@@ -1,0 +1,67 @@
+"""``differentiated``: detect that a backward with ``create_graph=True`` reads rounded tensors."""
+
+from __future__ import annotations
+
+from actcore import GroupAffine, Raw
+from actcore.double_backward import builds_graph
+from integrations.runtime.formulas.formula import EXACT, Recomputed, bits_of
+from integrations.runtime.repeating.segments import Handle
+from integrations.tracing.data_dependence import HeldInput
+from integrations.tracing.double_backward import is_read
+from integrations.tracing.storage.double_backward import DoubleBackward
+from integrations.tracing.storage.forms import Held, SlopeForm
+from integrations.tracing.storage.regions import Exact, View, inner
+
+
+def differentiated(packed: object) -> None:
+    """Notify the model that saved a tensor if a backward with ``create_graph=True`` computes with its rounded elements.
+
+    The unpack hook in C calls this if gradients are enabled.
+
+    Args:
+        packed: the packed object that autograd holds.
+    """
+    if isinstance(packed, HeldInput):  # the node that unpacks it is one of the segment, not the checkpoint's own
+        packed = packed.packed
+    double = _find_double_backward(packed)
+    if double is None or double.met or not builds_graph():
+        return
+    rounded = _is_rounded(packed)
+    if (rounded or (double.tries and _may_be_rounded(packed))) and is_read(packed, not rounded):
+        double.meet(rounded)
+
+
+def _find_double_backward(packed: object) -> DoubleBackward | None:
+    """Return the ``DoubleBackward`` to notify about a stored tensor; ``None`` for one that is never rounded."""
+    if isinstance(packed, View):
+        return packed.region.last.double
+    if isinstance(packed, Exact):
+        return None if packed.region is None else packed.region.last.double
+    if isinstance(packed, Held):
+        return packed.double
+    if isinstance(packed, Handle):
+        return packed.segment.double
+    return packed.double if isinstance(packed, Recomputed) else None
+
+
+def _is_rounded(packed: object) -> bool:
+    """Return whether the restored elements differ from those of the forward."""
+    if isinstance(packed, View):
+        return not packed.sign and bits_of(packed.region) < EXACT
+    if isinstance(packed, Held):
+        return isinstance(packed, SlopeForm) or isinstance(inner(packed.compressed.codec), GroupAffine)
+    if isinstance(packed, Handle):
+        return packed.segment.rounded
+    return isinstance(packed, Recomputed) and packed.bits < EXACT
+
+
+def _may_be_rounded(packed: object) -> bool:
+    """Return whether a plan may round this exactly stored tensor: numbers, but not signs, masks or indices."""
+    if isinstance(packed, Handle):
+        return packed.geometry.dtype.is_floating_point
+    if not isinstance(packed, (View, Exact)) or packed.region is None or not packed.region.dtype.is_floating_point:
+        return False
+    region = packed.region
+    if isinstance(packed, Exact) or region.kept is not None:
+        return True
+    return not packed.sign and region.value is not None and isinstance(inner(region.value.codec), Raw)

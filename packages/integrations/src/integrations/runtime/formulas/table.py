@@ -1,0 +1,314 @@
+"""``Formulas``: the formulas by which backward can recompute tensors of one forward.
+
+A level stores what each operator saves, and often several of these are made from one another: the input of an
+activation, its result, which a product saves, the product, which a linear layer saves. With ``recompute=True`` only the
+first of them is stored. If a saved tensor was made by a cheap function from tensors that are stored in at least as many
+bits, the function's formula waits in its place. The error of the recomputed tensor is that of what is stored, passed
+through the function.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from actcore import GroupAffine, Kept, Layout
+from integrations._utils.plain import PLAIN
+from integrations._utils.storages import StorageMap
+from integrations.policies.rules import Need
+from integrations.runtime.formulas.formula import (
+    Bound,
+    Formula,
+    LastComputed,
+    Made,
+    Noted,
+    Operand,
+    Place,
+    Recomputed,
+    Stored,
+    There,
+    bind,
+    mapped,
+)
+from integrations.runtime.formulas.operators import (
+    CASTING,
+    CASTS,
+    Again,
+    again,
+    again_saved,
+    amplifies,
+    autocast_of,
+    gain,
+    hides,
+    needs_exact,
+    overwrites,
+)
+from integrations.tracing.call import Call
+from integrations.tracing.checkpoints import Boundary
+from integrations.tracing.owners import BUFFER, PARAMETER
+from integrations.tracing.storage.regions import lazy_of
+from integrations.tracing.tensors import storage_of
+
+if TYPE_CHECKING:
+    from integrations.policies.policy import Decision
+    from integrations.tracing.owners import Owners
+    from integrations.tracing.storage.storage import Storages
+    from integrations.tracing.tracker import CallTracker
+
+_OF_NORMS = (Need.NORM, Need.MOMENT)
+_DEAREST = 12
+"""A tensor's formulas may make at most this many times as many elements as the tensor has."""
+_SMALL, _SMALL_BUFFER = 1 << 10, 1 << 16
+"""Tensors of up to so many bytes are copied for a formula, and buffers of the model."""
+
+
+def notes_all(step: int) -> bool:
+    """Whether the forward of this number notes every result, and stores nothing as the forward before did: other
+    formulas may be of use than those of before, as when a layer is unfrozen."""
+    return step % 16 == 0
+
+
+class Formulas:
+    """The formulas of the results that a forward has made so far.
+
+    Args:
+        storages: what is stored of the forward's memory.
+        owners: say which memory the model keeps.
+        tracker: follows the forward's calls.
+        step: number of the forward.
+        before: the results that the forward before has noted. Those of the same calls that were of no use to it are not
+            noted again, since most are not.
+
+    Attributes:
+        noted: the results that this forward notes.
+    """
+
+    def __init__(
+        self, storages: Storages, owners: Owners, tracker: CallTracker, step: int, before: Sequence[Noted]
+    ) -> None:
+        self.storages, self.owners, self.tracker = storages, owners, tracker
+        self._before = () if notes_all(step) else before
+        self.noted: list[Noted] = []
+        self._formulas: StorageMap[Formula] = StorageMap()
+        self._last = LastComputed(storages.last.double)
+
+    def note(self, call: Call, outputs: Sequence[Tensor]) -> None:
+        """Notes by which formula, if any, the result of a call that is over can be recomputed."""
+        # Tensors of other kinds are not looked at, since that may cost much.
+        if len(outputs) != 1 or type(outputs[0]) not in PLAIN or needs_exact(call.function) is None:
+            return
+        place, noted = len(self.noted), Noted(call.function)
+        self.noted.append(noted)
+        if place < len(self._before) and self._before[place].was_useless(call.function):
+            return
+        storage = storage_of(outputs[0])
+        formula = None if storage is None else self._of_result(call, outputs[0])
+        if storage is not None and formula is not None:
+            formula.noted = noted
+            self._formulas.put(storage, formula)
+
+    def of(self, storage: torch.UntypedStorage) -> Formula | None:
+        """The formula for the content of a storage."""
+        return self._formulas.get(storage)
+
+    def recomputed(
+        self, tensor: Tensor, storage: torch.UntypedStorage, call: Call, role: str, decision: Decision
+    ) -> tuple[Recomputed, str] | None:
+        """What autograd holds in the place of a tensor that is recomputed, and the reason; ``None`` for a tensor that
+        is to be stored.
+
+        Args:
+            tensor, storage: the tensor and its memory.
+            call: the call that saves it.
+            role: the tensor's role in the call.
+            decision: how it would be stored.
+        """
+        if not isinstance(decision.codec, GroupAffine) or isinstance(call, Boundary) or call.recomputes:
+            return None  # nothing would be rounded, or backward uses the tensor in another way
+        if decision.form is not None or (decision.need in _OF_NORMS and role != "result"):
+            return None  # some elements have to be on their side of a jump, or what is normalised shares no groups
+        if storage in self.tracker.exposed:
+            return None
+        entry = self.storages.entries.get(storage)
+        if entry is not None and any(region.value or region.kept for region in entry.alive()):
+            return None  # storing it costs nothing or little, beside what is stored of its memory already
+        formula, place = self._of_saved(tensor, storage, call, role), Place.of(tensor)
+        if formula is None or formula.dtype != tensor.dtype or any(lazy_of(tensor)):
+            return None
+        if role == "result" and overwrites(call):  # a copy, which has a storage of its own
+            place = formula.place
+        bound = bind(formula, decision.codec.bits) if formula.place.holds(place) else None
+        if bound is None:
+            return None
+        held = Recomputed(bound, place, self._last)
+        return held, f"recomputed by {_words(bound)} from what is stored"
+
+    def _of_saved(self, tensor: Tensor, storage: torch.UntypedStorage, call: Call, role: str) -> Formula | None:
+        """The formula of a tensor that a call saves."""
+        formula = self.of(storage)
+        if formula is not None:
+            return formula if formula.version == tensor._version else None
+        if role == "result" and overwrites(call):
+            return self._of_copy(call)
+        made = again_saved(call, tensor) if role == "result" else None
+        if made is not None:
+            return self._formula(call, made, _Operands(self, None), tensor, Place.of(tensor))
+        return self._of_cast(tensor, storage, call)
+
+    def _of_copy(self, call: Call) -> Formula | None:
+        """The formula of the tensor that an operator is about to overwrite, and of which it saves a copy."""
+        overwritten = call.arguments[0]
+        storage = storage_of(overwritten) if type(overwritten) in PLAIN else None
+        formula = None if storage is None or storage in self.tracker.exposed else self.of(storage)
+        if formula is None or formula.place != Place.of(overwritten):
+            return None
+        return formula if formula.version == overwritten._version else None
+
+    def _of_cast(self, tensor: Tensor, storage: torch.UntypedStorage, call: Call) -> Formula | None:
+        """The formula of an argument in autocast's dtype, of which an operator makes a copy for itself. Torch says
+        inside of the operator that autocast is off."""
+        if (
+            call.name not in CASTING
+            or tensor.dtype not in CASTS
+            or not tensor.is_contiguous()
+            or storage.nbytes() != tensor.nbytes
+        ):
+            return None
+        if not all(type(one) in PLAIN for one in call.arguments):
+            return None
+        found = [one for one in call.arguments if one.numel() == tensor.numel()]
+        if len(found) != 1 or found[0].dtype != torch.float32 or not found[0].is_contiguous():
+            return None
+        cast = Call(Tensor.to, (found[0], tensor.dtype), {})
+        made = Again(cast.function, cast.given.args, {})
+        place = Place(Layout.of(found[0]), 0)  # the tensor may be another view of it
+        return self._formula(cast, made, _Operands(self, None), tensor, place)
+
+    def _of_result(self, call: Call, result: Tensor) -> Formula | None:
+        """The formula of a call's result."""
+        if needs_exact(call.function) is None:
+            return None
+        overwritten = call.arguments[0] if call.arguments and result is call.arguments[0] else None
+        made = again(call, result, overwritten is not None)
+        if made is None:
+            return None
+        return self._formula(call, made, _Operands(self, overwritten), result, Place.of(result))
+
+    def _formula(self, call: Call, made: Again, operands: _Operands, result: Tensor, place: Place) -> Formula | None:
+        """The formula of a call's result at a place, as backward repeats the call; ``None`` if what it reads is not
+        stored, or it is not cheap."""
+        if type(result) not in PLAIN or result.is_inference() or not place.layout.dense:
+            return None
+        try:
+            args = tuple(mapped(value, operands.of) for value in made.args)
+            kwargs = {key: mapped(value, operands.of) for key, value in made.kwargs.items()}
+        except _NotStoredError:
+            return None
+        cost = result.numel() + operands.cost
+        if not operands.any_stored or cost > _DEAREST * result.numel() or hides(call, operands.gains):
+            return None
+        return Formula(
+            call=made._replace(args=args, kwargs=kwargs),
+            place=place,
+            dtype=result.dtype,
+            version=result._version,
+            exactly=amplifies(call),
+            autocast=autocast_of(result),
+            cost=cost,
+            gain=gain(call, operands.gains),
+            name=call.name,
+        )
+
+
+class _NotStoredError(Exception):
+    """A tensor among a call's arguments is not stored, not kept alive, and not recomputed."""
+
+
+class _Operands:
+    """Replaces the tensors among a call's arguments by operands.
+
+    Args:
+        formulas: the forward's.
+        overwritten: the argument that the call has overwritten; ``None`` for none.
+
+    Attributes:
+        cost: elements that the formulas among the operands make.
+        any_stored: whether some operand is more than a parameter or the like.
+        gains: of each operand.
+    """
+
+    def __init__(self, formulas: Formulas, overwritten: Tensor | None) -> None:
+        self._formulas = formulas
+        self._overwritten = overwritten
+        self.cost, self.any_stored = 0, False
+        self.gains: list[float] = []
+
+    def of(self, tensor: Tensor) -> Operand:
+        """The operand for a tensor.
+
+        Raises:
+            _NotStoredError: there is none.
+        """
+        storage = storage_of(tensor) if type(tensor) in PLAIN else None
+        if storage is None or storage in self._formulas.tracker.exposed or tensor.is_inference():
+            raise _NotStoredError
+        # The operator that has overwritten it has raised its version by one.
+        version = tensor._version - (tensor is self._overwritten)
+        found = self._stored(tensor, storage, version) or self._made(tensor, storage, version)
+        if found is not None:
+            self.any_stored = True
+            self.gains.append(found.formula.gain if isinstance(found, Made) else 1.0)
+            return found
+        kept = None if tensor is self._overwritten else self._kept(tensor, storage)
+        if kept is None:
+            raise _NotStoredError
+        self.gains.append(0.0)
+        return There(kept)
+
+    def _stored(self, tensor: Tensor, storage: torch.UntypedStorage, version: int) -> Stored | None:
+        entry = self._formulas.storages.entries.get(storage)
+        if entry is None:
+            return None
+        place, wanted = Place.of(tensor), (version, tensor.dtype, lazy_of(tensor))
+        for region in entry.alive():
+            told = region.value is not None or region.kept is not None
+            alike = (region.version, region.dtype, region.lazy) == wanted
+            if told and alike and region.reaches(*place):
+                return Stored(weakref.ref(region), place)
+        return None
+
+    def _made(self, tensor: Tensor, storage: torch.UntypedStorage, version: int) -> Made | None:
+        formula = self._formulas.of(storage)
+        if formula is None or (formula.version, formula.dtype) != (version, tensor.dtype) or any(lazy_of(tensor)):
+            return None
+        place = Place.of(tensor)
+        if not formula.place.holds(place):
+            return None
+        self.cost += formula.cost
+        return Made(formula, place)
+
+    def _kept(self, tensor: Tensor, storage: torch.UntypedStorage) -> Kept | None:
+        """A parameter, which an optimizer leaves as it is until backward has read it, or a copy of a small tensor, of a
+        buffer above all, which a forward may change. ``None`` for all else."""
+        holder = self._formulas.owners.holders.get(storage._cdata)
+        if holder == PARAMETER:
+            return Kept.of(tensor)
+        if tensor.nbytes > (_SMALL_BUFFER if holder == BUFFER else _SMALL):
+            return None
+        with torch.no_grad():
+            return Kept.of(tensor.detach().clone())
+
+
+def _words(bound: Bound) -> str:
+    """The operators of a formula, the last one first."""
+    names: list[str] = []
+    left = [bound.formula]
+    while left:
+        formula = left.pop()
+        names.append(formula.name)
+        left += [operand.formula for operand in formula.operands() if isinstance(operand, Made)]
+    return ", ".join(dict.fromkeys(names))

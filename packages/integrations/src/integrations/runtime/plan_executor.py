@@ -1,0 +1,263 @@
+"""``PlanExecutor``: a forward that follows a plan, inside of a session that stores what the plan does not recompute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from integrations._utils.compiling import has_compiled_parts
+from integrations._utils.modules import all_modules
+from integrations._utils.torch_internals import get_sequence_nr, in_forward_mode, peek_interpreter_stack
+from integrations._utils.warn import warn
+from integrations.capture.dispatch.casts import fresh_casts
+from integrations.capture.dispatch.versions import unseen
+from integrations.capture.graphs.schedule import Schedule
+from integrations.capture.graphs.sharding import hooks_unseen, units_of
+from integrations.planner.plan import Plan
+from integrations.planner.plans import Followed, Plans
+from integrations.policies.levels import Level
+from integrations.runtime.forward_state import ForwardState
+from integrations.runtime.planned_decisions import Placed, Read, Taped, WithoutStore
+from integrations.runtime.repeating.repeating import aside, here, require_no_plan
+from integrations.runtime.repeating.tape import Tape
+from integrations.tracing.storage.double_backward import Kinds
+from integrations.tracing.storage.storage_policy import StoragePolicy, exactly, in_eight_bits, kept, on_device
+
+if TYPE_CHECKING:
+    from integrations.runtime.session import Session
+
+
+def runs_transformed(planned: bool = True) -> bool:
+    """Return whether functorch or forward-mode differentiation is active, and warn if so. No plan can be followed then.
+
+    Args:
+        planned: whether the model has a plan.
+
+    Raises:
+        ValueError: one of these is active, and the model has no plan.
+    """
+    transformed = peek_interpreter_stack() is not None or in_forward_mode()
+    if transformed and not planned:
+        raise ValueError(
+            "no plan can be made of a forward under torch.func or forward-mode differentiation, so no budget can be "
+            "kept; put the model in eval() mode, run one training step without them first, or call "
+            "integrations.restore_model(model)"
+        )
+    if transformed:
+        warn(
+            "a model with a plan runs under torch.func or forward-mode differentiation, which give its operators other "
+            "tensors than those that were planned: it keeps everything, as without a plan"
+        )
+    return transformed
+
+
+class PlanExecutor:
+    """A forward that follows a plan, inside of a session that stores what the plan keeps. ``begin`` and ``end`` are
+    called once the session has been entered and before it is left.
+
+    Args:
+        model: the model whose forward it is.
+        plans: the plans of which this forward follows one.
+        followed: the plan that the forward follows.
+        level: the level as which a value waits that the plan has no store for, recomputed ones included; ``None``: such
+            a value waits as it is.
+        compiled: whether torch compiles the forward, which then follows ``plan`` by itself.
+        keeps: how a kept value waits that the plan has no store for, where ``level`` is ``None``; ``None``: as it is.
+        trial: the kinds of the inputs if the forward rounds nothing because its backward may use
+            ``create_graph=True``; otherwise ``None``.
+
+    Attributes:
+        trial: as given.
+        state: the state before the forward; ``None`` if it was not kept, since the forward never has to run again.
+        repeats: whether the forward has to run a second time: it was not the planned one, and tensors were stored too
+            coarsely for another path.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plans: Plans,
+        followed: Followed,
+        level: Level | None = None,
+        compiled: bool = False,
+        keeps: StoragePolicy | None = None,
+        trial: Kinds | None = None,
+    ) -> None:
+        self.trial = trial
+        self.state: ForwardState | None = None
+        self.repeats = False
+        self._model, self._plans, self._followed, self._level = model, plans, followed, level
+        self._compiled, self._keeps = compiled, keeps
+        self._tape: Tape | None = None
+        self._others = self._nodes = 0
+        self._contexts = ExitStack()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the forward follows, for the state that its gradients are in."""
+        return self._followed.of_state
+
+    def take_less(self) -> None:
+        """Plan for a tenth less memory from the next forward on.
+
+        Raises:
+            BudgetError: no plan takes less.
+        """
+        self._plans.take_less(self._followed)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule that the forward follows. Every forward gets the same object."""
+        return self._followed.schedule
+
+    @property
+    def plain(self) -> Schedule | None:
+        """The schedule if every tensor waits as it does without a plan; otherwise ``None``."""
+        schedule = self._followed.schedule
+        # Recomputed attention replaces torch's own, so that such a forward differs from a plain one.
+        changes = self._level is not None or schedule.recomputed or schedule.stores or schedule.graph.rounded
+        return None if changes or self._keeps is not None else schedule
+
+    def way(self, base: Level) -> StoragePolicy | None:
+        """Return how a session stores tensors that the plan does not have, as in a forward that differs from the
+        planned one. ``None``: as the level does. At a level that is off, they are stored in 8 bits if ``stores`` and
+        the bound on the error allow it, and otherwise in exact forms."""
+        if self._level is not None:
+            return None
+        plan, schedule = self._followed.plan, self._followed.schedule
+        if not schedule.graph.rounded or (base.off and not plan.bounds.rounds_unforeseen):
+            return exactly(base)
+        return in_eight_bits(base) if base.off else None
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether the error of a forward that differs from the planned one may be above the bound: the plan bounds it,
+        and stores values in fewer than 8 bits or as few-bit derivatives."""
+        plan, schedule = self._followed.plan, self._followed.schedule
+        return not self._compiled and not plan.compressed and plan.error > 0 and bool(schedule.coarse)
+
+    def begin(self, session: Session) -> None:
+        """Begins to follow the plan. The session has been entered."""
+        if self._compiled:
+            return
+        units = units_of(self._model)
+        plan, schedule = self._followed.plan, self._followed.schedule
+        if self._level is None:
+            rounds = schedule.graph.rounded or self._keeps is not None
+        else:
+            rounds = self._level.rounds_checkpoints
+        own_attention = schedule.graph.rounded if self._level is None else plan.compressed
+        if rounds:
+            schedule = schedule.where_rounded
+        schedule = schedule.within(units)
+        session.tracker.pack = session.hook if own_attention else None
+        self._others = session.specs.others
+        require_no_plan()
+        with ExitStack() as contexts:
+            contexts.callback(setattr, here, "following", False)
+            contexts.enter_context(fresh_casts())
+            if session.specs.need_no_tape and session.replays and not schedule.needs_tape:
+                session.fates = Placed(session, schedule, self._without_store(session))
+            else:
+                contexts.enter_context(self._taped(session, schedule, rounds, bool(units)))
+            self._contexts = contexts.pop_all()
+        self._nodes = get_sequence_nr()
+
+    @contextmanager
+    def _taped(self, session: Session, schedule: Schedule, rounds: bool, cut: bool) -> Iterator[None]:
+        """A block in which the tape follows every operator. Where the model's parameters are sharded, the operators of
+        the hooks that gather them are left out."""
+        others = self._without_store(session)
+        tape = self._tape = Tape(schedule, Read(session, schedule, others.rounded), self._model)
+        tape.double, tape.rounded = session.storages.last.double, rounds or self._level is not None
+        found = Taped(session, schedule, others, tape, rounds)
+        session.fates, session.aside = found, unseen
+        if session.checkpoints is not None:
+            session.checkpoints.around = aside
+        if self._level is None:
+            session.tracker.recomputation = found.recomputation
+        with hooks_unseen(self._model, tape) if cut else nullcontext(), tape:
+            here.following = True
+            yield
+
+    def _without_store(self, session: Session) -> WithoutStore:
+        """How values wait that the plan has no store for."""
+        if self._level is not None:
+            return WithoutStore(session.way, on_device(session.way), later=True, rounded=True)
+        # A recomputed value waits as it is. Its signs and the like may have to be stored now.
+        kept_so, recomputed = self._keeps or kept(session.level), exactly(session.level)
+        return WithoutStore(kept_so, recomputed, later=False, rounded=self._keeps is not None)
+
+    def end(self, session: Session, complete: bool, shared: bool = False) -> None:
+        """Ends following the plan. The session is about to be left.
+
+        Args:
+            session: the session.
+            complete: whether the forward has returned.
+            shared: whether another thread has run the model meanwhile.
+        """
+        if self._compiled:
+            return
+        nodes = get_sequence_nr() - self._nodes
+        self.leave()
+        fates, session.fates, session.tracker.recomputation = session.fates, None, None
+        if not complete:
+            return
+        specs, saved = session.specs, tuple(record.saved for record in session.records)
+        if self._tape is not None:
+            self._tape.finish()
+            if self._tape.mismatch:
+                specs.note_other()  # the tensors of this forward have other values than the plan's
+                self._note_mismatch(self._tape.mismatch, self._tape.next, shared)
+            elif specs.others == self._others:  # no other thread left its sites meanwhile
+                specs.placed = saved if isinstance(fates, Taped) and fates.placed else None
+                specs.nodes = nodes
+        elif (others := specs.saves_others(saved)) or (self.is_coarse and nodes != specs.nodes):
+            specs.note_other()
+            found = "it saved other tensors for backward" if others else "it ran other operators"
+            larger = nodes > (specs.nodes or nodes) and not has_compiled_parts(all_modules(self._model)[1:])
+            if self.is_coarse or larger:  # compiled parts make other nodes than the eager code that a tape follows
+                self._note_mismatch(found, len(self.schedule.ops), shared)
+            else:
+                self._plans.left = found
+        elif isinstance(fates, Placed) and fates.is_other:
+            specs.note_other()
+            self._plans.left = "it saved other tensors for backward"
+
+    def _note_mismatch(self, where: str, ran: int, shared: bool) -> None:
+        """Notes a forward that differs from the planned one.
+
+        Args:
+            where: where it differs, in words.
+            ran: how many of the planned operators have run before.
+            shared: whether another thread has run the model meanwhile.
+
+        Raises:
+            RuntimeError: its error may be above the bound, and it cannot run a second time.
+        """
+        schedule = self.schedule
+        stored = self.is_coarse and any(value in schedule.coarse for op in schedule.ops[:ran] for value in op.makes)
+        obstacle = ""
+        if stored and self.state is not None:
+            obstacle = "another thread has run the model meanwhile" if shared else self.state.obstacle()
+            self.repeats = not obstacle
+        self._plans.note_mismatch(self._followed, where, self.repeats, told=not obstacle)
+        if obstacle:
+            plan = self._followed.plan
+            raise RuntimeError(
+                f"{plan.model}'s forward is not the one that was captured: {where}. It has stored tensors in fewer "
+                f"than 8 bits for the planned path, so its error may be above error={plan.error:g}, and it cannot run "
+                f"a second time with more bits, since {obstacle}. To use at least 8 bits from the start, pass "
+                "stores=('recompute', 'exact', '8 bits', 'host') to compress_model; or pass error=0"
+            )
+
+    def note_larger(self) -> None:
+        """Note that the forward ran without a session and made more autograd nodes than the planned one."""
+        self._note_mismatch("it ran more operators", 0, shared=False)
+
+    def leave(self) -> None:
+        """Leaves what ``begin`` has entered, if that was not left: an interrupt may have come before ``end``."""
+        self._contexts.close()

@@ -1,0 +1,185 @@
+"""``Placed`` and ``Taped``: what a plan says of the tensors of one forward, by their sites and by a tape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from integrations._utils.torch_internals import DisableTorchFunction
+from integrations.capture.dispatch.memory import Geometry, is_plain
+from integrations.capture.graphs.schedule import Schedule
+from integrations.policies.stores import WAITING, HostCopies, Store
+from integrations.runtime.plan_decisions import PlanDecision
+from integrations.runtime.repeating.keeping import Exactly, Packed
+from integrations.runtime.repeating.segments import Results
+from integrations.runtime.repeating.tape import UNPLANNED, Tape
+from integrations.tracing.storage.regions import View
+from integrations.tracing.storage.storage_policy import StoragePolicy, storage_policy
+
+if TYPE_CHECKING:
+    from integrations.runtime.replay_cache import Site
+    from integrations.runtime.session import Session
+
+_DECIDED = "a mask was made by it, or an operator would amplify its errors: kept exactly"
+
+
+class WithoutStore(NamedTuple):
+    """How values wait that a plan has no store for.
+
+    Attributes:
+        kept: how a kept value waits.
+        recomputed: how a recomputed value waits.
+        later: whether a recomputed value is stored once it has been recomputed. Otherwise it waits as it is until
+            backward has read it.
+        rounded: whether a kept value may be rounded.
+    """
+
+    kept: StoragePolicy
+    recomputed: StoragePolicy
+    later: bool
+    rounded: bool
+
+
+class _PlanDecisions:
+    """What a plan says of the tensors that autograd saves in one forward.
+
+    Args:
+        session: the session that stores them.
+        schedule: what the forward follows.
+        others: how values wait that the schedule has no store for.
+    """
+
+    def __init__(self, session: Session, schedule: Schedule, others: WithoutStore) -> None:
+        self._session, self._schedule, self._others = session, schedule, others
+        self._unplanned = PlanDecision(session.way)
+        self._fates: dict[tuple[Store | None, bool, HostCopies], PlanDecision] = {}
+
+    def _of(self, value: int) -> PlanDecision:
+        """What becomes of a tensor in a value's memory."""
+        if value == UNPLANNED:
+            return self._unplanned
+        schedule = self._schedule
+        value = schedule.final(value)
+        key = schedule.stores.get(value), value in schedule.recomputed, schedule.copies.get(value, WAITING)
+        fate = self._fates.get(key)
+        if fate is None:
+            fate = self._fates[key] = self._fate(*key)
+        return fate
+
+    def _fate(self, store: Store | None, recomputed: bool, copies: HostCopies) -> PlanDecision:
+        if store is not None:
+            return PlanDecision(storage_policy(store, self._session.level, copies))
+        return PlanDecision(self._others.recomputed if recomputed else self._others.kept)
+
+
+class Placed(_PlanDecisions):
+    """The fates by the sites of tensors, for a forward that recomputes nothing. Its sites know the values of all that
+    it saves, so it needs no tape. A forward that turns out to be another goes on as it would without a plan.
+
+    Attributes:
+        is_other: whether the forward has saved a tensor that no forward with a tape has saved.
+    """
+
+    values = placeholder = None
+
+    def __init__(self, session: Session, schedule: Schedule, others: WithoutStore) -> None:
+        super().__init__(session, schedule, others)
+        self.is_other = False
+
+    def recomputes(self, tensor: Tensor) -> bool:
+        """Return ``False``: nothing is recomputed here."""
+        return False
+
+    def of(self, tensor: Tensor, site: Site | None) -> PlanDecision:
+        """What becomes of a tensor."""
+        if site is None:
+            self.is_other = True
+            return self._unplanned
+        return self._of(UNPLANNED if site.value is None or not is_plain(tensor) else site.value)
+
+
+class Taped(_PlanDecisions):
+    """The fates by a tape that follows the forward.
+
+    Args:
+        session, schedule, others: as for ``_PlanDecisions``.
+        tape: the tape.
+        rounds: whether what a repetition reads may be rounded.
+
+    Attributes:
+        values: the plan's values, by the addresses of their storages.
+        placeholder: see ``PlanDecision``.
+        placed: whether each tensor that was asked for had a site.
+    """
+
+    def __init__(self, session: Session, schedule: Schedule, others: WithoutStore, tape: Tape, rounds: bool) -> None:
+        super().__init__(session, schedule, others)
+        self._tape, self._rounds = tape, rounds
+        self.values, self.placeholder = tape.values, tape.handle
+        self.placed = True
+
+    def recomputes(self, tensor: Tensor) -> bool:
+        """Return whether backward recomputes the tensor."""
+        value = self._tape.value_of(tensor)
+        return value != UNPLANNED and self._schedule.is_recomputed(value)
+
+    def of(self, tensor: Tensor, site: Site | None) -> PlanDecision:
+        """What becomes of a tensor."""
+        self.placed = self.placed and site is not None
+        return self._of(self._tape.value_of(tensor))
+
+    def recomputation(self, read: Sequence[Tensor], made: Sequence[Tensor]) -> Results | None:
+        """How backward recomputes what an operator has just made. ``None`` if it does not; if what the operator read
+        waits for others in another form than it has when recomputed; or if that would stay alive for this alone."""
+        schedule, values = self._schedule, self._schedule.graph.values
+        first = self._tape.value_of(made[0])
+        if first == UNPLANNED or schedule.store_of(first) is not None or values[first].saved < 0:
+            return None
+        for tensor in read:
+            value = self._tape.value_of(tensor)
+            if value == UNPLANNED or value in schedule.becomes:
+                return None
+            if schedule.is_recomputed(value) and schedule.store_of(value) is not None:
+                return None
+        return self._tape.recomputation(made)
+
+    def _fate(self, store: Store | None, recomputed: bool, copies: HostCopies) -> PlanDecision:
+        fate = super()._fate(store, recomputed, copies)
+        if not recomputed:
+            return fate
+        later = store is not None or self._others.later
+        return fate._replace(placeholder=self.placeholder, waits=later, aside=self._rounds)
+
+
+class Read(Exactly):
+    """Keeps what the repetitions of one forward read, in the same form in which autograd keeps it.
+
+    Args:
+        session, schedule: as for ``_PlanDecisions``.
+        rounded: whether a value that the plan keeps without a store may be rounded.
+    """
+
+    def __init__(self, session: Session, schedule: Schedule, rounded: bool) -> None:
+        self._session, self._schedule, self._rounded = session, schedule, rounded
+        self._known: dict[tuple[int, Geometry, bool], Packed] = {}
+
+    def read(self, tensor: Tensor, value: int) -> Packed:
+        """The tensor's stored form."""
+        key = value, Geometry.of(tensor), tensor.requires_grad
+        found = self._known.get(key)
+        if found is None:
+            final, values = self._schedule.final(value), self._schedule.graph.values
+            decided = values[value].exact and self._may_be_rounded(final)
+            with DisableTorchFunction(), torch.no_grad():
+                stored = self._session.pack_held(tensor, _DECIDED if decided else "")
+            found = self._known[key] = stored.beside() if isinstance(stored, View) else stored
+            if values[final].saved < 0:  # autograd alone would not keep it
+                self._session.records[-1].original_bytes = 0
+        return found
+
+    def _may_be_rounded(self, value: int) -> bool:
+        store = self._schedule.stores.get(value)
+        return self._rounded if store is None else not store.exact

@@ -1,0 +1,231 @@
+"""What a forward decided of each saved tensor, for the next forward to do the same without deciding anew.
+
+In most models a forward saves the same tensors in the same order as the one before. So the ``Site`` of each tensor
+leads to the site of the tensor that was saved after it, and the next forward only has to check that its tensor is the
+same: the function that is called and the tensor's role in it, the calling module and how many tensors came from there
+before, shape, strides, dtype and device, who keeps the memory alive, and, where a tape follows a plan, the value. All
+that the decision follows from is compared; the place in the order only says which site to compare with. Where something
+differs, this tensor goes the full way, which finds or makes its site, and the next tensor is compared with the site
+after that.
+
+``actcore.replay.Replay`` compares, and does what takes at most one call of a codec; the rest is left to the session.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from actcore import BitMask, Compressed, GroupAffine, Kept, Narrow, Positive, in_cuda_graph
+from actcore.noise import step_key
+from actcore.replay import Replay, bind_replay
+from integrations._utils.modules import innermost
+from integrations._utils.torch_internals import (
+    MODULE_CALL,
+    PROXY,
+    AutoDispatchBelowAutograd,
+    OpOverload,
+    get_dispatch_mode,
+    get_eval_frame_callback,
+    len_torch_dispatch_stack,
+    len_torch_function_stack,
+    profiler_enabled,
+)
+from integrations.policies.arguments import index_codec
+from integrations.policies.norms import Standardized
+from integrations.policies.standardizing import DECOMPRESS, order_of
+from integrations.runtime.double_backward import differentiated
+from integrations.runtime.replay_cache import Site, with_kernel
+from integrations.runtime.specs import Place, SavedTensorSpec
+from integrations.tracing.call import Call
+from integrations.tracing.owners import BEFORE
+from integrations.tracing.storage.forms import Clamped, Packed, Placeholder
+from integrations.tracing.storage.records import RECOMPUTED, Record
+from integrations.tracing.storage.regions import Exact, LastRestored, Region, View, lazy_of
+from integrations.tracing.storage.storage import StorageEntry
+
+if TYPE_CHECKING:
+    from integrations.runtime.packing import PackedForward
+
+FORCED_OFF = os.environ.get("INTEGRATIONS_REPLAY") == "0"
+"""Whether every tensor goes the full way. The results are the same, so that a test of one way tests the other."""
+
+
+class Sites:
+    """The sites of one session: those of the forward before, which it follows, and those that it finds.
+
+    Args:
+        session: the session whose tensors have the sites.
+        watched: whether each tensor has to go the full way, because an observer looks on.
+
+    Attributes:
+        watched: as given.
+        pack: stores a tensor as the forward before did; ``None`` where it has to go the full way.
+    """
+
+    def __init__(self, session: PackedForward, watched: bool) -> None:
+        self._session: PackedForward = weakref.proxy(session)
+        self.watched = watched or FORCED_OFF
+        self._replay: Any = None  # before the first tensor is saved
+        self.pack: Callable[[Tensor], Packed | None] = _nothing if self.watched else self._begin
+
+    def end(self) -> None:
+        """Ends with the session, to which the part in C leads back."""
+        self.watched, self._replay, self.pack = True, None, _nothing
+
+    def site_of(
+        self,
+        spec: SavedTensorSpec,
+        place: Place,
+        occurrence: int,
+        call: Call | None,
+        owner: str,
+        storage: torch.UntypedStorage,
+    ) -> Site | None:
+        """The site of a tensor that goes the full way: the one that it had, or a new one; ``None`` if the tensor needs
+        none."""
+        if self._replay is None:
+            return None
+        session, site = self._session, spec.site
+        fates, value = session.fates, None
+        if fates is not None and fates.values is not None:
+            value = fates.values.get(storage._cdata)
+        elif fates is not None:  # only sites know the values
+            if site is None or not site.is_of(call, owner, site.value):
+                return None
+            value = site.value
+        if site is None or site.form is None or not site.is_of(call, owner, value):
+            site = Site(spec, place, occurrence, call, owner)
+            site.value = value
+            caller = innermost()
+            site.caller = None if caller is None or session.paths.path_of(caller) != place[0] else weakref.ref(caller)
+        return site
+
+    def note(
+        self, site: Site, tensor: Tensor, storage: torch.UntypedStorage, call: Call | None, packed: Packed
+    ) -> None:
+        """Notes a tensor that went the full way: the next tensor is compared with the site after this one."""
+        session = self._session
+        entry = None if site.owner or site.form is not None else session.storages.entries.get(storage)
+        if entry is not None and call is not None:
+            record, fate = session.records[-1], None if session.fates is None else session.fates.of(tensor, site)
+            if fate is not None and fate.placeholder is not None:
+                if record.codec == RECOMPUTED and not fate.waits:
+                    site.learn_recomputed(record)
+            elif self._is_repeatable(tensor, site, call, packed):
+                site.learn(tensor, call, record, packed, entry, session.level.seed)
+        site.spec.site = site
+        if self._replay.note(site):
+            session.specs.first = site
+
+    def _is_repeatable(self, tensor: Tensor, site: Site, call: Call, packed: Packed) -> bool:
+        """Whether what was done with a tensor follows only from what its site compares, and not from other arguments of
+        its call or from the values of its elements."""
+        taken = site.spec.taken
+        if taken is None or any(lazy_of(tensor)) or (taken.codec is None and type(packed) is not View):
+            return False  # the mask is kept because of one of its elements, which another mask need not have
+        if taken.indices and taken.slope_bits is None and taken.form is None and site.still is None:
+            codec = index_codec(call.name, call.given)
+            if codec is not None and type(packed) is not View:
+                return False
+            site.still = partial(_has_indices, codec)
+        elif taken.asks_call:
+            # The function alone decides on these two forms; for other forms the site looks at its arguments.
+            by_function = type(packed) in (Placeholder, Clamped) and taken.slope_bits is None
+            if not by_function and not (taken.normalised and site.given is not None):
+                return False
+        return True
+
+    def _begin(self, tensor: Tensor) -> Packed | None:
+        """Packs the first tensor."""
+        self._replay = self._begun()
+        self.pack = self._replay.pack
+        if self._session.aside is None:
+            self._session.packing.replay = self._replay
+        return self.pack(tensor)
+
+    def _begun(self) -> Any:
+        session, fates = self._session, self._session.fates
+        tracker, owners, entries = session.tracker, session.owners, session.storages.entries
+        return Replay(
+            tracker=tracker,
+            occurrences=session.occurrences,
+            holders=owners.holders,
+            foreign=tracker.foreign.by_address,
+            exposed=tracker.exposed.by_address,
+            due=session.announced.due_by_address,
+            records=session.records,
+            entries=entries.by_address,
+            lent=session.storages.last,
+            dtype=owners.dtype,
+            values=None if fates is None else fates.values,
+            store=session.store,
+            module=session.module_of_call,
+            owner=session.owner,
+            capturing=in_cuda_graph,
+            put=entries.put,
+            again=None if fates is None else fates.placeholder,
+            first=session.specs.first,
+            step=step_key(session.step, session.rank),
+        )
+
+
+def _has_indices(codec: Narrow | None, call: Call) -> bool:
+    """Whether the arguments of a call tell the range of the indices that it saves."""
+    return index_codec(call.name, call.given) == codec
+
+
+def _nothing(tensor: Tensor) -> None:
+    """Packs nothing."""
+
+
+def _decoder(operator: OpOverload) -> tuple[Any, Any]:
+    """An operator, and a function that does the same without torch's dispatcher."""
+    return (operator, None) if FORCED_OFF else with_kernel(operator)
+
+
+BOUND = {
+    "Tensor": Tensor,
+    "Parameter": nn.Parameter,
+    "Call": Call,
+    "Site": Site,
+    "View": View,
+    "Kept": Kept,
+    "GroupAffine": GroupAffine,
+    "Standardized": Standardized,
+    "BitMask": BitMask,
+    "Narrow": Narrow,
+    "Positive": Positive,
+    "Clamped": Clamped,
+    "Record": Record,
+    "Region": Region,
+    "Exact": Exact,
+    "Entry": StorageEntry,
+    "LastRestored": LastRestored,
+    "Compressed": Compressed,
+    "BEFORE": BEFORE,
+    "calling": MODULE_CALL,
+    "compiles": get_eval_frame_callback or (lambda: True),
+    "dispatch_mode": get_dispatch_mode,
+    "PROXY": PROXY,
+    "torch_functions": len_torch_function_stack,
+    "is_grad_enabled": torch.is_grad_enabled,
+    "differentiated": differentiated,
+    "below_autograd": AutoDispatchBelowAutograd,
+    "modes": len_torch_dispatch_stack,
+    "profiled": profiler_enabled,
+    "decompress": _decoder(torch.ops.actcore.group_affine_decompress.default),
+    "destandardize": _decoder(DECOMPRESS),
+    "order": order_of,
+    "widen": _decoder(torch.ops.actcore.narrow_decompress.default),
+    "spread": _decoder(torch.ops.actcore.bit_mask_decompress.default),
+}
+"""What the part in C needs of Python, by the names that it has there."""
+
+bind_replay(BOUND)

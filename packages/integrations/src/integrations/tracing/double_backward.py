@@ -1,0 +1,88 @@
+"""Find out whether a backward with ``create_graph=True`` computes with the elements of a saved tensor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from integrations._utils.torch_internals import current_autograd_node, will_engine_execute_node
+from integrations.policies.rules import RULES, Need
+
+_PRODUCTS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
+    {
+        "MmBackward": {"self": (1,), "mat2": (0,)},
+        "BmmBackward": {"self": (1,), "mat2": (0,)},
+        "AddmmBackward": {"mat1": (2,), "mat2": (1,)},
+        "SparseAddmmBackward": {"mat1": (2,), "mat2": (1,)},
+        "BaddbmmBackward": {"batch1": (2,), "batch2": (1,)},
+        "AddbmmBackward": {"batch1": (2,), "batch2": (1,)},
+        "MvBackward": {"self": (1,), "vec": (0,)},
+        "AddmvBackward": {"mat": (2,), "vec": (1,)},
+        "DotBackward": {"self": (1,), "tensor": (0,)},
+        "AddrBackward": {"vec1": (2,), "vec2": (1,)},
+        "MulBackward": {"self": (1,), "other": (0,)},
+        "AddcmulBackward": {"tensor1": (2,), "tensor2": (1,)},
+        "LinearBackward": {"input": (1,), "weight": (0,)},
+        "ConvolutionBackward": {"input": (1,), "weight": (0,)},
+        "DivBackward": {"self": (1,), "other": (0, 1)},
+    }
+)
+"""Nodes of operators that are linear in each factor. The numbers are the inputs whose gradients read a saved factor. If
+only the gradient of a layer's input is wanted, the node unpacks that input, too, but reads the weight alone."""
+
+_BY_SIGN = frozenset({"abs", "sgn", "sign", "max", "min", "amax", "amin", "maximum", "minimum"})
+"""Operators that levels keep exactly, although their backward only needs to know on which side of a bound an element
+is."""
+
+
+def is_read(packed: object, exactly: bool = False) -> bool:
+    """Return whether the backward node that unpacks a saved tensor computes with its elements.
+
+    Args:
+        packed: the packed object that autograd holds.
+        exactly: whether the elements are exact. Nodes that only look at signs or shapes do not count then.
+    """
+    node = current_autograd_node()
+    if node is None:
+        return True
+    name = node.name().rstrip("0123456789")
+    if exactly and _is_linear_in_pieces(name):
+        return False
+    for field, edges in _PRODUCTS.get(name, {}).items():
+        if getattr(getattr(node, f"_raw_saved_{field}", None), "data", None) is packed:
+            return any(is_wanted(node, edge) for edge in edges)
+    return True
+
+
+@lru_cache(maxsize=1024)
+def _is_linear_in_pieces(node: str) -> bool:
+    """Return whether a node only needs to know on which side of a bound elements are, or their shape.
+
+    Args:
+        node: its name, such as ``AvgPool2DBackward``.
+    """
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=\dD)(?=[A-Z])", "_", node.removesuffix("Backward"))
+    operator = words.lower()
+    rule = RULES.get(operator)
+    needs = () if rule is None else (rule.input, rule.result)
+    return operator in _BY_SIGN or not {Need.SIGN, Need.INSIDE, Need.SHAPE}.isdisjoint(needs)
+
+
+def is_wanted(node: Any, edge: int) -> bool:
+    """Return whether this backward computes the gradient of one of a node's inputs.
+
+    Args:
+        node: a node of the graph, such as the context of a ``torch.autograd.Function``.
+        edge: the number of the input among those that are tensors.
+    """
+    functions = node.next_functions
+    function = functions[edge][0] if edge < len(functions) else None
+    if function is None:
+        return False
+    try:
+        return will_engine_execute_node(function)
+    except RuntimeError:  # torch cannot tell for a leaf whose gradient is wanted
+        return True

@@ -1,0 +1,157 @@
+"""How one tensor is stored, once its policy has decided: at once, or when backward has recomputed it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actcore import Codec, GroupAffine, Layout, Offload, Raw, SavedTensor, compress
+from integrations._utils.plain import has_elements
+from integrations._utils.torch_internals import tree_map_only
+from integrations.policies.levels import Level
+from integrations.policies.policy import Decision
+from integrations.policies.slopes import activation_of, codebook_of
+from integrations.policies.stores import BESIDE, HostCopies
+from integrations.tracing.call import Call
+from integrations.tracing.storage.choice import INDICES, codec_for, lazy, packable
+from integrations.tracing.storage.extent import Extent
+from integrations.tracing.storage.forms import SLOPE, Form, Held, Packed, SlopeForm, form_of, window_indices
+from integrations.tracing.storage.projection import projection
+from integrations.tracing.storage.records import RECOMPUTED, Record
+from integrations.tracing.storage.regions import Stream
+from integrations.tracing.storage.storage import Storages
+from integrations.tracing.storage.storage_policy import StoragePolicy
+
+_STORAGES = "storages"
+
+
+@dataclass(frozen=True)
+class Storing:
+    """Stores tensors.
+
+    Attributes:
+        level: the level of all of them.
+        storages: what is stored of each storage so far.
+        copies: those to the host and back, if the level asks for them.
+    """
+
+    level: Level
+    storages: Storages
+    copies: HostCopies = BESIDE
+
+    def store(
+        self, tensor: Tensor, decision: Decision, extent: Extent, record: Record, call: Call | None, stream: Stream
+    ) -> tuple[Packed, Codec | None]:
+        """Stores a tensor as it was decided, and writes into its record how.
+
+        Returns:
+            what is held in its place, and the codec; ``None`` for a tensor that is kept, or whose derivative is stored.
+        """
+        try:
+            slope = self._slope(tensor, decision, call)
+            if slope is not None:
+                record.codec, record.why, record.stored_bytes, record.host = slope.name, SLOPE, slope.nbytes, slope.host
+                return replace(slope, double=self.storages.last.double), None
+            form = self._form(tensor, decision, call, stream)
+            if form is not None:
+                record.codec, record.stored_bytes, record.host = form.name, form.nbytes, form.host
+                record.why = INDICES if decision.indices else record.why
+                if isinstance(form, Held):
+                    form = replace(form, double=self.storages.last.double)
+                return form, decision.codec
+            codec = self._placed(codec_for(tensor, decision, record, call), tensor)
+            if isinstance(codec, Raw):
+                return self.storages.keep(tensor, extent, record), None
+            seed, whole = self.level.seed, None
+            if call is not None and call.recomputes and not extent.dense and type(codec) is GroupAffine:
+                whole, codec = projection(tensor, call, codec)
+            return self.storages.store(tensor, extent, codec, record, seed=seed, stream=stream, whole=whole), codec
+        # An unsupported dtype, a mask with a third value, an index out of range.
+        except (TypeError, ValueError) as refusal:
+            if isinstance(refusal, ValueError) and decision.codec is not None and not decision.indices:
+                raise
+            record.why = f"kept exactly: {refusal}"
+            return self.storages.keep(tensor, extent, record), None
+
+    def _slope(self, tensor: Tensor, decision: Decision, call: Call | None) -> SlopeForm | None:
+        """The bits of an activation's derivative, if they are asked for and the call's arguments allow them."""
+        if decision.slope_bits is None or call is None or not packable(tensor):
+            return None
+        activation = activation_of(call.name, call.given, call.in_place)
+        codebook = codebook_of(activation, decision.slope_bits, tensor.dtype)
+        if codebook is None:
+            return None
+        return SlopeForm(compress(tensor.detach(), self._placed(codebook, tensor)))
+
+    def _form(self, tensor: Tensor, decision: Decision, call: Call | None, stream: Stream) -> Form | None:
+        """A form that serves this call alone, if its arguments allow one."""
+        if call is None or not (decision.indices or decision.form) or not packable(tensor):
+            return None
+        if decision.indices:
+            return window_indices(call.name, call.given, tensor, self._placed(Raw(), tensor))
+        if decision.form is None or decision.codec is None:
+            return None
+        return form_of(
+            decision.form,
+            call.name,
+            call.given,
+            tensor.detach(),
+            decision.codec,
+            lambda codec: self._placed(codec, tensor),
+            seed=self.level.seed,
+            stream=stream,
+        )
+
+    def _placed(self, codec: Codec, tensor: Tensor) -> Codec:
+        """The codec, with its stored form on the host if the level says so, the tensor is on a device, and it is large
+        enough to be worth two copies."""
+        if not self.level.offload or not _can_leave(tensor):
+            return codec
+        small = Layout.of(tensor).stored_numel * tensor.itemsize < self.level.min_bytes
+        return codec if small or lazy(tensor) else Offload(codec, None, *self.copies)
+
+
+class StoredLater:
+    """How a recomputed tensor is stored from then on until backward reads it: as it would be in the forward, with the
+    same noise.
+    """
+
+    __slots__ = ("_call", "_decision", "_extent", "_saved", "_stream", "_way")
+
+    def __init__(
+        self,
+        way: StoragePolicy,
+        decision: Decision,
+        extent: Extent,
+        saved: SavedTensor,
+        stream: Stream,
+        call: Call | None,
+    ) -> None:
+        self._way, self._decision, self._extent = way, decision, extent
+        self._saved, self._stream = saved, stream
+        # Only plain values and shapes of the call are read; its tensors are not to be kept alive.
+        self._call = _without_tensors(call) if decision.asks_call and call is not None else None
+
+    def store(self, tensor: Tensor, stored: dict[str, Any]) -> Packed:
+        """Stores the tensor."""
+        storing = Storing(self._way.level, stored.setdefault(_STORAGES, Storages()), self._way.copies)
+        record = Record(self._saved, RECOMPUTED, self._decision.why)
+        return storing.store(tensor, self._decision, self._extent, record, self._call, self._stream)[0]
+
+
+def _without_tensors(call: Call) -> Call:
+    args, kwargs = tree_map_only(Tensor, _outline, (call.given.args, dict(call.given.kwargs)))
+    return Call(call.function, args, kwargs)
+
+
+def _outline(tensor: Tensor) -> Tensor:
+    """A tensor of that shape and dtype, without elements."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _can_leave(tensor: Tensor) -> bool:
+    """Whether ``Offload`` can copy the tensor to the host. A fake tensor may be on a GPU that is not there."""
+    return tensor.device.type == "cuda" and has_elements(tensor)

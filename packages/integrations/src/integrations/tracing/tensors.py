@@ -1,0 +1,79 @@
+"""The tensors among a call's values, and the storages that hold their elements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from integrations._utils.torch_internals import DisableTorchFunction, is_traceable_wrapper_subclass
+
+_STRIDED = torch.strided
+_PLAIN = (Tensor, nn.Parameter)
+LEAVES = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device, slice})
+"""The types of most values that hold no tensor, except the bounds of a slice, of which nothing is saved."""
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists and mappings, in order."""
+    if type(values) is Tensor or isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, Mapping):
+        values = values.values()
+    elif not isinstance(values, (tuple, list)):
+        return []
+    found: list[Tensor] = []
+    for value in values:
+        kind = type(value)
+        if kind is Tensor or kind is nn.Parameter:
+            found.append(value)
+        elif kind in LEAVES:
+            continue
+        elif isinstance(value, Tensor):
+            found.append(value)
+        else:
+            found += tensors_in(value)
+    return found
+
+
+def gradient_of(tensor: Tensor) -> Tensor | None:
+    """Return ``tensor.grad`` without torch's warning for non-leaf tensors. Second-order training replaces parameters
+    with results of an update, which are not leaves."""
+    return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+
+
+def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+    """The tensor's storage; ``None`` for one that has none to ask for: sparse, nested, a wrapper subclass."""
+    if tensor.layout is not _STRIDED or tensor.is_nested:
+        return None
+    if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
+        return None
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError, ValueError):  # ValueError: a lazy module's parameter, not made yet
+        return None
+
+
+def storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:
+    """The storages that hold a tensor's elements: its own, or those of its components."""
+    storage = storage_of(tensor)
+    if storage is not None:
+        return [storage]
+    with DisableTorchFunction(), torch.no_grad():
+        return [storage for part in _components(tensor) for storage in storages_of(part)]
+
+
+def _components(tensor: Any) -> list[Tensor]:
+    """The components of a tensor without a storage; none if they cannot be told."""
+    if is_traceable_wrapper_subclass(tensor):
+        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        return [part for part in parts if isinstance(part, Tensor)]  # DTensor names its mesh there, too
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor.values()] if tensor.is_nested else []
