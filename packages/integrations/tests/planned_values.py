@@ -38,11 +38,13 @@ def plan_of(model, graph, kept, stores=None, held=None):
     held = None if held is None else mask_of(held)
     choice = Choice(mask_of(kept), 0, 0.0, 0.0, held, stores, rounded=graph.rounded)
     plan = Plan(
-        type(model).__name__, graph, choice, (choice,), 0, False, menus=StorageCandidates.none(len(graph.values))
+        type(model).__name__, graph, choice, (choice,), 0, False, candidates=StorageCandidates.none(len(graph.values))
     )
     if not graph.rounded:
         return plan
-    return replace(plan, rounded=graph, rounded_menus=plan.menus, bounds=Bounds(error=0.1, stores=plan.stores))
+    return replace(
+        plan, rounded=graph, rounded_candidates=plan.candidates, bounds=Bounds(error=0.1, stores=plan.stores)
+    )
 
 
 def follow(model, graph, kept, stores=None, held=None, level="L0"):

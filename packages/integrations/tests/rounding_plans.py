@@ -34,11 +34,11 @@ def blocks(count=3):
 
 def all_stored(plan, bits):
     """A plan's choice that keeps everything, in so many bits where that is possible."""
-    menus, stores, variance = plan.rounded_menus, [], 0.0
-    for value, row in enumerate(menus.options):
+    candidates, stores, variance = plan.rounded_candidates, [], 0.0
+    for value, row in enumerate(candidates.options):
         found = [option for option in row if option.store == Store(bits)]
         if found:
             stores.append((value, Store(bits)))
-            variance += menus.weights[value] * found[-1].noise
+            variance += candidates.weights[value] * found[-1].noise
     everything = (1 << len(plan.rounded.values)) - 1
     return replace(plan, choice=Choice(everything, 0, 0.0, 0.0, None, tuple(stores), variance, True))

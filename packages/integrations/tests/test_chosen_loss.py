@@ -260,8 +260,8 @@ def peak_with(plan, rows):
     number, graph = chunk_op(plan.followed), plan.followed
     op = replace(graph.ops[number], scratch=rows * CLASSES * 4)
     graph = replace(graph, ops=(*graph.ops[:number], op, *graph.ops[number + 1 :]))
-    menus = plan.candidates_for(plan.choice)
-    return simulate(training_step(graph, menus), *chosen_entries(plan.choice, menus)).peak - graph.gradients
+    candidates = plan.candidates_for(plan.choice)
+    return simulate(training_step(graph, candidates), *chosen_entries(plan.choice, candidates)).peak - graph.gradients
 
 
 def test_chunks_are_as_large_as_the_memory_allows():

@@ -44,8 +44,8 @@ def found(model, error):
 
 def noise_of(plan):
     """The noise of all values together."""
-    menus = plan.candidates_for(plan.choice)
-    return sum(menus.option(value, store).noise for value, store in plan.choice.stores)
+    candidates = plan.candidates_for(plan.choice)
+    return sum(candidates.option(value, store).noise for value, store in plan.choice.stores)
 
 
 def test_a_plan_is_predicted_to_keep_to_the_bounds_of_the_whole_and_of_each_layer():
@@ -58,15 +58,18 @@ def test_a_plan_is_predicted_to_keep_to_the_bounds_of_the_whole_and_of_each_laye
 
 def test_no_value_takes_more_than_half_of_a_large_tensors_bound():
     plan, errors = planned_for(net())
-    menus = plan.rounded_menus
-    noise = errors._noise(plan.rounded, menus)
+    candidates = plan.rounded_candidates
+    noise = errors._noise(plan.rounded, candidates)
     for value, store in plan.choice.stores:
-        option = menus.option(value, store)
-        assert option.noise <= menus.limits[value]
+        option = candidates.option(value, store)
+        assert option.noise <= candidates.limits[value]
         most = noise.parts[value].max().item() * option.noise
         assert most <= (OF_TENSOR * TARGET * plan.error) ** 2 / 2 * (1 + 1e-9)
     coarser = [
-        option for value, row in enumerate(menus.options) for option in row if option.noise > menus.limits[value]
+        option
+        for value, row in enumerate(candidates.options)
+        for option in row
+        if option.noise > candidates.limits[value]
     ]
     assert coarser  # some were excluded
 
@@ -175,7 +178,7 @@ def test_what_was_learnt_is_in_the_state():
     other = ErrorModel(model, 0.1)
     other.load(errors.state())
     assert other.state() == errors.state()
-    assert other.weigh(plan.rounded, plan.rounded_menus) == errors.weigh(plan.rounded, plan.rounded_menus)
+    assert other.weigh(plan.rounded, plan.rounded_candidates) == errors.weigh(plan.rounded, plan.rounded_candidates)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +194,7 @@ def test_saved_plans_have_what_corrections_take():
     model = net()
     plan, errors = planned_for(model)
     loaded = type(plan).from_json(plan.to_json())
-    assert loaded.rounded_menus == plan.rounded_menus
+    assert loaded.rounded_candidates == plan.rounded_candidates
     errors.correct(plan, found(model, 0.3))
     ours, theirs = (chosen(weighed_again(one, errors), BOUNDS, errors) for one in (plan, loaded))
     assert ours.choice == theirs.choice

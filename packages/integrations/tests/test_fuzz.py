@@ -345,7 +345,7 @@ def test_a_plan_of_few_bytes_takes_little(plan):
     far = json.loads(plan.to_json())
     far["choice"]["kept"] = far["choice"]["stores"]["4 bits"] = "f" * 400_000
     rows = json.loads(plan.to_json())
-    [menu] = [row for row in rows["rounded_menus"]["rows"] if len(row) > 1][:1]
+    [menu] = [row for row in rows["rounded_candidates"]["rows"] if len(row) > 1][:1]
     menu *= 100
     for damage, words in ((far, "values that the graph lacks"), (rows, "each of rows must have at most")):
         text = json.dumps(damage)

@@ -28,7 +28,7 @@ def test_the_noise_of_rounding_is_that_of_normally_distributed_elements(bits):
 
 def test_layers_share_the_gradient_and_what_is_below_a_node_makes_its_weight():
     plan = planned(mlp(), BASE, (normal(32, 64),), {}, Bounds(error=0.1))
-    graph, saves = plan.rounded, plan.rounded_menus.saves
+    graph, saves = plan.rounded, plan.rounded_candidates.saves
     layers = [save for save in saves if save.of_layer]
     # The input of the first layer is the model's, and no value; ReLUs' results are both a sign and an input.
     assert [save.identity.module for save in layers] == ["2", "4"]
@@ -43,7 +43,7 @@ def test_layers_share_the_gradient_and_what_is_below_a_node_makes_its_weight():
 def test_noise_in_an_activations_input_concerns_the_layers_below_it():
     model = nn.Sequential(nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 64))
     plan = planned(model, BASE, (normal(32, 64),), {}, Bounds(error=0.1))
-    graph, saves = plan.rounded, plan.rounded_menus.saves
+    graph, saves = plan.rounded, plan.rounded_candidates.saves
     noise = layer_noise(graph, saves)
     [first, second] = [save.value for save in saves if save.identity.operator == "silu"]
     below = {layer: part for layer, part in zip(noise.layers, noise.parts[first].tolist(), strict=True) if part}
@@ -56,9 +56,9 @@ def test_noise_in_an_activations_input_concerns_the_layers_below_it():
 def test_layers_of_a_large_model_are_merged_by_the_modules_around_them(monkeypatch):
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 64)) for _ in range(3)))
     whole = planned(model, BASE, (normal(32, 64),), {}, Bounds(error=0.1))
-    noise = layer_noise(whole.rounded, whole.rounded_menus.saves)
+    noise = layer_noise(whole.rounded, whole.rounded_candidates.saves)
     monkeypatch.setattr("integrations.planner.sensitivity.weights._MOST_LAYERS", 4)
-    merged = layer_noise(whole.rounded, whole.rounded_menus.saves)
+    merged = layer_noise(whole.rounded, whole.rounded_candidates.saves)
     assert noise.layers == ("0.0", "0.2", "1.0", "1.2", "2.0", "2.2")
     assert merged.layers == ("0", "1", "2")
     assert merged.weights(merged.shares) == pytest.approx(noise.weights(noise.shares))
@@ -85,6 +85,6 @@ class Prompted(nn.Module):
 def test_what_trains_without_a_value_as_its_input_has_an_error_that_is_bounded(kind):
     model, x = Prompted(kind), normal(256, 64)
     plan = integrations.plan(model, (x,), error=0.01, loss=lambda output: output.square().mean(), stores=("bits",))
-    assert sum(plan.rounded_menus.weights) > 0
+    assert sum(plan.rounded_candidates.weights) > 0
     assert plan.measured is not None or not plan.choice.rounds
     assert measured_errors(model, (x,), {}, plan).relative <= 0.01 * 1.2  # another draw of the rounding

@@ -168,9 +168,9 @@ def test_the_least_of_both_states_is_named_once():
     assert max(plan.peak, plan.accumulating.peak) <= least
 
 
-def no_rounding(errors, graph, menus, least=None):
+def no_rounding(errors, graph, candidates, least=None):
     """Weights by which no rounding is within the bound."""
-    return menus.weighted((1e6,) * len(graph.values))
+    return candidates.weighted((1e6,) * len(graph.values))
 
 
 def test_what_cannot_be_met_by_what_is_measured_takes_the_least_memory(monkeypatch):

@@ -1,4 +1,4 @@
-"""Forwards that follow a plan in which each value has its own fate: kept, recomputed, or in a store."""
+"""Forwards that follow a plan in which each value has its own planned: kept, recomputed, or in a store."""
 
 import copy
 import gc

@@ -47,14 +47,14 @@ def test_every_choice_is_what_the_simulation_says(plan):
     """Of either graph, in both states of the gradients."""
     for one in (plan, plan.accumulating):
         for choice in one.front[:: max(1, len(one.front) // 8)]:
-            graph, menus = one.graph_of(choice), one.candidates_for(choice)
+            graph, candidates = one.graph_of(choice), one.candidates_for(choice)
             forms = [-1] * len(graph.values)
             for value, store in choice.stores:
-                forms[value] = menus.options[value].index(menus.option(value, store))
+                forms[value] = candidates.options[value].index(candidates.option(value, store))
             kept, held = (
                 [bool(mask >> value & 1) for value in range(len(forms))] for mask in (choice.mask, choice.held or 0)
             )
-            usage = simulate(training_step(graph, menus), kept, None if choice.held is None else held, forms)
+            usage = simulate(training_step(graph, candidates), kept, None if choice.held is None else held, forms)
             assert usage.peak - graph.gradients == choice.peak
             assert usage.variance == pytest.approx(choice.variance)
 
@@ -82,13 +82,13 @@ def test_a_file_has_all_of_it(plan, tmp_path):
             assert found == plan
             found = found.accumulating
         assert found == one
-        assert (found.menus, found.rounded_menus) == (one.menus, one.rounded_menus)
+        assert (found.candidates, found.rounded_candidates) == (one.candidates, one.rounded_candidates)
         assert found.schedule == one.schedule
     assert Plan.from_json(plan.to_json()).accumulating == plan.accumulating
 
 
 def _options(content, **changed):
-    for row in content["rounded_menus"]["rows"]:
+    for row in content["rounded_candidates"]["rows"]:
         for option in row:
             option.update(changed)
 
@@ -96,13 +96,13 @@ def _options(content, **changed):
 DAMAGED = {
     "a way": (lambda content: content.update(stores=["disk"]), "stores must be several of"),
     "a store": (lambda content: content["choice"].update(stores={"1 bits": "1"}), "value 0 has no store 1 bits"),
-    "a graph": (lambda content: content.update(rounded=None, rounded_menus=None), "rounded must be a graph"),
+    "a graph": (lambda content: content.update(rounded=None, rounded_candidates=None), "rounded must be a graph"),
     "a model": (lambda content: content["rounded"].update(fingerprint=""), "rounded must be of the model"),
     "bytes": (lambda content: _options(content, held=-5), "held must not be negative"),
     "noise": (lambda content: _options(content, noise=float("nan")), "numbers must be finite, got NaN"),
-    "weights": (lambda content: content["rounded_menus"]["weights"].__setitem__(0, -1.0), r"weights\[0\] must be"),
+    "weights": (lambda content: content["rounded_candidates"]["weights"].__setitem__(0, -1.0), r"weights\[0\] must be"),
     "an event": (
-        lambda content: content["rounded_menus"]["stored_at"].__setitem__(0, 10**9),
+        lambda content: content["rounded_candidates"]["stored_at"].__setitem__(0, 10**9),
         r"stored_at\[0\] must be",
     ),
 }
@@ -120,7 +120,17 @@ def test_a_file_whose_parts_do_not_go_together_is_refused(plan, damage):
 def test_plans_of_format_2_are_read():
     made = checkpoint.plan(transformer(), X, budget=0.9)
     content = json.loads(made.to_json())
-    for name in ("memory", "time", "error", "level", "menus", "rounded", "rounded_menus", "measured", "unmeasured"):
+    for name in (
+        "memory",
+        "time",
+        "error",
+        "level",
+        "candidates",
+        "rounded",
+        "rounded_candidates",
+        "measured",
+        "unmeasured",
+    ):
         content.pop(name)
     for choice in (content["choice"], *content["front"]):
         for name in ("stores", "variance", "rounded"):

@@ -181,7 +181,7 @@ def test_scratch_is_beside_whole_blocks(monkeypatch):
 def test_what_a_level_stores_takes_whole_blocks_too(fake_gpu):
     model, x = on_meta(KERNELS["flash"][0])
     made = planned(model, resolve_level("L1", {}), (x,), {})
-    rows = zip(made.graph.values, made.menus.options, strict=True)
+    rows = zip(made.graph.values, made.candidates.options, strict=True)
     held = [(option.held, value.nbytes) for value, row in rows for option in row]
     assert held
     assert all(stored % 512 == 0 and stored < nbytes for stored, nbytes in held)
@@ -191,5 +191,5 @@ def test_what_goes_to_the_host_takes_nothing(fake_gpu):
     """And what backward recomputes is about to be read, and stays on the device."""
     model, x = on_meta(KERNELS["flash"][0])
     made = planned(model, resolve_level("swap", {}), (x,), {})
-    assert {option.held for row in made.menus.options for option in row} == {0}
+    assert {option.held for row in made.candidates.options for option in row} == {0}
     assert made.plain_peak < made.uncompressed_peak

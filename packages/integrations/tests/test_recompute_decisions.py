@@ -277,8 +277,8 @@ def test_a_plan_counts_the_signs():
     relus = [op.makes[0] for op in plan.graph.ops if op.name.startswith("aten.relu")]
     assert relus
     signs = {value: -(-plan.graph.values[value].nbytes // 32) for value in relus}
-    assert {value: size for value, size in enumerate(plan.menus.aside) if size} == signs
-    step = training_step(plan.graph, plan.menus)
+    assert {value: size for value, size in enumerate(plan.candidates.aside) if size} == signs
+    step = training_step(plan.graph, plan.candidates)
     kept = [[value in some for value in range(len(plan.graph.values))] for some in randomly_kept(plan.graph)]
     without, counted = ([simulate(one, some).nbytes for some in kept] for one in (replace(step, aside=()), step))
     more = [max(map(sub, *pair)) for pair in zip(counted, without, strict=True)]

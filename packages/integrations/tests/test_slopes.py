@@ -174,7 +174,7 @@ def test_a_part_of_a_plan_has_its_bytes_and_its_noise():
     assert part.noise == part.codec.noise == fewbit.slope_noise("gelu_tanh", 4, spread=0.5)
 
 
-def test_menus_have_the_derivative_of_what_activations_alone_save():
+def test_candidates_have_the_derivative_of_what_activations_alone_save():
     weight = normal(64, 64)
     model = Net(
         lambda net, x: F.gelu(x @ net.weight) @ net.weight + (net.weight @ x).sigmoid() * (net.weight - x),
@@ -182,10 +182,10 @@ def test_menus_have_the_derivative_of_what_activations_alone_save():
     )
     seen = Seen(recomputes=True)
     graph = capture(model.train(), (normal(64, 64),), hooks=seen.hooks)
-    menus = storage_candidates(graph, seen, LEVELS["L0"], constant, usual, lambda store: True)
+    candidates = storage_candidates(graph, seen, LEVELS["L0"], constant, usual, lambda store: True)
     rows = {
         seen.savers[place].saved.operator: {
-            option.store: option for option in menus.options[seen.savers[place].value] if option.store.slope_bits
+            option.store: option for option in candidates.options[seen.savers[place].value] if option.store.slope_bits
         }
         for place in range(len(seen.savers))
         if seen.savers[place].activation is not None

@@ -22,7 +22,7 @@ from integrations.api.handle.compression import Compression
 from integrations.api.handle.converted import Converted, is_converted
 from integrations.api.handle.forward import CompressedForward
 from integrations.api.handle.keeping import require_paths
-from integrations.api.handle.module_conversion import Exchanges
+from integrations.api.handle.module_conversion import Conversions
 from integrations.api.handle.plan_arguments import Asked, Given, level_with, require_loss, require_one, with_plan
 from integrations.api.handle.plan_manager import plan_manager_for
 from integrations.api.handle.running import within
@@ -159,7 +159,7 @@ def compress_model(
         others = {"memory": memory, "time": time, "error": error, "stores": stores, "checkpoint": checkpoint}
         checkpoint, level, options = with_plan(plan, level, options, **others, fallback=fallback)
     bounds = Bounds.asked(memory, time, error, stores, level, options, fallback, loss)
-    exchanges = Exchanges.asked(activations, linear, layers, loss)
+    exchanges = Conversions.asked(activations, linear, layers, loss)
     level = level_with(level, bounds)
     handle = new_handle(Compression, inner, level, strict, options)
     require_paths(inner, handle.level.keep)
@@ -260,8 +260,8 @@ def restore_model(model: Model) -> Model:
         return model
     handle = _handle_in(model)
     inner = handle.model
-    exchanged = Exchanges.told(inner)
-    Exchanges.undo(inner)  # this may raise, and then everything is as it was
+    exchanged = Conversions.told(inner)
+    Conversions.undo(inner)  # this may raise, and then everything is as it was
     handle._exchanged = exchanged
     with _lock:
         _steps.pop(inner, None)

@@ -23,9 +23,9 @@ from integrations.capture.state_snapshot import (
     Drawn,
     Held,
     Mapping,
-    PutBack,
     Sequence,
     Set,
+    Snapshot,
     cell,
     class_name,
     defaults,
@@ -78,7 +78,7 @@ class ReachableState:
         self.modules: list[nn.Module] = []
         self.alone = all(_only_shows(one) for one in threading.enumerate() if one != _this())
         self._own = set(map(id, model.modules()))
-        self._found: list[tuple[bool, PutBack]] = []  # whether it is near
+        self._found: list[tuple[bool, Snapshot]] = []  # whether it is near
         self._names: set[tuple[int, str]] = set()
         self._seen: dict[int, Any] = {}
         self._classes: list[type] = []
@@ -111,9 +111,9 @@ class ReachableState:
         if failures:
             raise next((error for error in failures if not isinstance(error, Exception)), failures[-1])
 
-    def _new_names(self) -> list[PutBack]:
+    def _new_names(self) -> list[Snapshot]:
         """Return attributes of classes that the code names and that were not there before."""
-        found: list[PutBack] = []
+        found: list[Snapshot] = []
         for owner in self._classes:
             for name in self._used.intersection(vars(owner)):
                 if (id(owner), name) not in self._names:

@@ -29,7 +29,7 @@ _MOST = 1000  # objects that are searched for a tensor
 _DEEPEST = 100  # of tuples in tuples so many are searched
 
 
-class PutBack(ABC):
+class Snapshot(ABC):
     """Something as it was when this object was made."""
 
     @abstractmethod
@@ -42,7 +42,7 @@ class PutBack(ABC):
         yield from ()
 
 
-class Mapping(PutBack):
+class Mapping(Snapshot):
     """A dictionary of any class; none of the class's own methods is called.
 
     Args:
@@ -95,7 +95,7 @@ def _entries(found: dict[Any, Any]) -> dict[Any, Any]:
     return dict(list(dict.items(found)))
 
 
-class Sequence(PutBack):
+class Sequence(Snapshot):
     """A list or a deque."""
 
     def __init__(self, found: Any, whole: bool) -> None:
@@ -122,7 +122,7 @@ class Sequence(PutBack):
             self._kind.extend(self._found, items)
 
 
-class Set(PutBack):
+class Set(Snapshot):
     """A set."""
 
     def __init__(self, found: set[Any], whole: bool) -> None:
@@ -138,7 +138,7 @@ class Set(PutBack):
             (set.add if key in before else set.discard)(self._found, member)
 
 
-class NamedValue(PutBack):
+class NamedValue(Snapshot):
     """Something that has a value or none, and is read, set and deleted by functions."""
 
     def __init__(
@@ -228,7 +228,7 @@ def defaults(found: FunctionType) -> NamedValue:
     )
 
 
-class Cached(PutBack):
+class Cached(Snapshot):
     """A function under ``functools.cache`` or ``lru_cache``. If what it has cached since holds tensors, its whole cache
     is cleared."""
 
@@ -243,7 +243,7 @@ class Cached(PutBack):
             self._function.cache_clear()
 
 
-class Drawn(PutBack):
+class Drawn(Snapshot):
     """The state of a generator."""
 
     def __init__(self, generator: torch.Generator) -> None:

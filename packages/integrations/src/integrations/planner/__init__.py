@@ -1,6 +1,6 @@
 """Plans: how each value that backward reads waits for it; solved under budgets, explained, saved.
 
 ``front`` is where rules meet the search: ``savers`` and ``parts`` say which stores the operators that save a value
-bear, ``offered`` makes the menu of its stores, ``search`` solves for them. The other files are about the plan that
+bear, ``candidates`` finds its stores, ``search`` solves for them. The other files are about the plan that
 comes out.
 """

@@ -96,9 +96,9 @@ def _fits_where_cleared(plan: Solution, choice: Choice) -> bool:
     """Return whether a choice keeps to a plan's memory in bytes if the last gradients are there in the forward."""
     if plan.compressed or plan.memory in (None, LEAST):
         return False
-    graph, menus = plan.graph_of(choice).clearing, plan.candidates_for(choice)
+    graph, candidates = plan.graph_of(choice).clearing, plan.candidates_for(choice)
     plain = simulate(training_step(plan.graph.clearing), [True] * len(plan.graph.values)).peak - graph.gradients
-    return _peak(graph, choice, menus) <= (allowed_bytes(plan.memory, plain) or 0)
+    return _peak(graph, choice, candidates) <= (allowed_bytes(plan.memory, plain) or 0)
 
 
 def fits_beside_gradients(plan: Solution, other: Solution) -> bool:
@@ -113,13 +113,13 @@ def fits_beside_gradients(plan: Solution, other: Solution) -> bool:
         return True
     beside = plan.accumulating
     allowed = allowed_bytes(beside.memory, beside.uncompressed_peak)
-    graph, menus = plan.graph_of(other.choice).accumulating, other.candidates_for(other.choice)
-    return _peak(graph, other.choice, menus) <= max(beside.peak, allowed or 0)
+    graph, candidates = plan.graph_of(other.choice).accumulating, other.candidates_for(other.choice)
+    return _peak(graph, other.choice, candidates) <= max(beside.peak, allowed or 0)
 
 
-def _peak(graph: Graph, choice: Choice, menus: StorageCandidates) -> int:
+def _peak(graph: Graph, choice: Choice, candidates: StorageCandidates) -> int:
     """Return the activation peak of a choice in a graph."""
-    return int(simulate(training_step(graph, menus), *chosen_entries(choice, menus)).peak - graph.gradients)
+    return int(simulate(training_step(graph, candidates), *chosen_entries(choice, candidates)).peak - graph.gradients)
 
 
 def _within(plan: Found, memory: Budget | None, time: float | None, error: float | None) -> Found:
@@ -177,7 +177,7 @@ def _of_error(plan: Found, error: float) -> Found:
 
 def _searched(plan: Found, graph: Graph, rounded: Graph | None, bounds: Bounds) -> Found:
     """A plan of this kind for other graphs of the same values."""
-    captures = Captures(graph, plan.menus, rounded, plan.rounded_menus, plan.level)
+    captures = Captures(graph, plan.candidates, rounded, plan.rounded_candidates, plan.level)
     with progress(f"Planning {plan.model}") as stage:
         stage("searching")
         found = solved(type(plan), plan.model, captures, bounds, plan.objective)
@@ -192,7 +192,7 @@ def _unbounded(plan: Solution, error: float) -> Bounds:
 def _bytes_of(plan: Solution, memory: Budget | None) -> int | None:
     """Return the bytes that a bound on memory allows; ``None`` if any will do. Errors name it as the caller of this
     kind of plan does."""
-    name = "budget" if plan.menus is None else "memory"
+    name = "budget" if plan.candidates is None else "memory"
     if memory == AUTO:
         raise ValueError(f"{name} must be in bytes or a fraction for a plan that is made, got {memory!r}")
     return allowed_bytes(memory, plan.uncompressed_peak, name)

@@ -51,14 +51,14 @@ def largest_at_peak(plan: Solution, most: int = 3) -> AtPeak:
 
 
 def _usage(plan: Solution, graph: Graph, choice: Choice) -> StepUsage:
-    menus = plan.candidates_for(choice)
-    return simulate(training_step(graph, menus), *chosen_entries(choice, menus))
+    candidates = plan.candidates_for(choice)
+    return simulate(training_step(graph, candidates), *chosen_entries(choice, candidates))
 
 
 def _there(plan: Solution, graph: Graph, choice: Choice, usage: StepUsage) -> Iterable[tuple[int, int]]:
     """Yield the bytes of each value that is in memory at the peak, and its number with a minus sign, so that sorting
     puts the first of equal ones in front."""
-    event, menus, stores = usage.event, plan.candidates_for(choice), dict(choice.stores)
+    event, candidates, stores = usage.event, plan.candidates_for(choice), dict(choice.stores)
     ends, reads = _forward_ends(graph), _last_reads(graph)
     made: dict[int, int] = {}  # by recomputed value: the event in which backward makes it
     for segment in (*usage.segments, *usage.inner):
@@ -72,8 +72,8 @@ def _there(plan: Solution, graph: Graph, choice: Choice, usage: StepUsage) -> It
     for number, value in enumerate(graph.values):
         waits = number in plan.schedule.recomputed
         store = stores.get(number)
-        held = value.nbytes if store is None else menus.option(number, store).held
-        begin = made.get(number, len(usage.nbytes)) if waits else max(value.producer, menus.stored_at[number])
+        held = value.nbytes if store is None else candidates.option(number, store).held
+        begin = made.get(number, len(usage.nbytes)) if waits else max(value.producer, candidates.stored_at[number])
         if value.producer <= event <= ends[number]:
             yield value.nbytes, -number
         elif begin <= event <= reads[number] and held:

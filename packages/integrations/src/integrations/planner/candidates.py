@@ -36,7 +36,7 @@ _ALIKE = 0.95
 """A store that serves no repetition is considered only if it holds less than this part of one that does."""
 
 Weigh = Callable[[Graph, StorageCandidates], StorageCandidates]
-"""A function that gives a graph's menus their weights, by the saved tensors in them."""
+"""A function that gives a graph's candidates their weights, by the saved tensors in them."""
 
 Allows = Callable[[Store], bool]
 """A function that says whether a store may be used."""
@@ -59,7 +59,7 @@ def storage_candidates(
         seen: what its forward saved.
         base: says of stores what is not in their names. A level that is not off is itself the only store.
         rating: the rates of operators and codecs.
-        weigh: gives the menus their weights.
+        weigh: gives the candidates their weights.
         allows: whether a store may be used.
         bits: the measured bits of an adaptive level's tensors, by the names under which ``seen`` told them apart.
     """
@@ -95,9 +95,9 @@ def storage_candidates(
     return weigh(graph, StorageCandidates(tuple(options), none, tuple(aside), at, repeating, following, saves=saves))
 
 
-def usual(graph: Graph, menus: StorageCandidates) -> StorageCandidates:
-    """Return the menus with the weights that are usual before anything is measured."""
-    return menus.weighted(usual_weights(graph, menus.saves))
+def usual(graph: Graph, candidates: StorageCandidates) -> StorageCandidates:
+    """Return the candidates with the weights that are usual before anything is measured."""
+    return candidates.weighted(usual_weights(graph, candidates.saves))
 
 
 def _may_leave(device: torch.device) -> bool:

@@ -30,12 +30,12 @@ def with_larger_chunks(plan: Found, allowed: int | None) -> Found:
     count = graph.ops[number].shapes[0][0]
     limit, least = max(plan.peak, allowed or 0), min(count, chunked.least_rows)
     most = min(count, max(chunked.most_rows, least))
-    menus = plan.candidates_for(plan.choice)
-    entries = chosen_entries(plan.choice, menus)
+    candidates = plan.candidates_for(plan.choice)
+    entries = chosen_entries(plan.choice, candidates)
 
     def peak_of(chunks: int) -> int:
         larger = _with_rows(graph, number, -(-count // chunks), least)
-        return int(simulate(training_step(larger, menus), *entries).peak - graph.gradients)
+        return int(simulate(training_step(larger, candidates), *entries).peak - graph.gradients)
 
     few, many = -(-count // most), -(-count // least)  # the most chunks are those of the captured step
     while few < many:

@@ -130,7 +130,7 @@ def _sum(one: Line, other: Line) -> Line:
 
 def _values_of(plan: Solution) -> Iterator[Line]:
     """A line for each value."""
-    graph, schedule, choice, menus = plan.followed, plan.schedule, plan.choice, plan.candidates_for(plan.choice)
+    graph, schedule, choice, candidates = plan.followed, plan.schedule, plan.choice, plan.candidates_for(plan.choice)
     reads = Counter(value for step in graph.steps for value in step.reads)
     repeated = {value for op in schedule.ops if op.segment >= 0 or op.inner >= 0 for value in _reads(plan, op.makes)}
     stores = dict(choice.stores)
@@ -144,16 +144,16 @@ def _values_of(plan: Solution) -> Iterator[Line]:
             )
         for value in shown:
             store, nbytes = stores.get(value), graph.values[value].nbytes
-            option = None if store is None else menus.option(value, store)
-            if plan.compressed and menus.options[value]:
-                option = menus.options[value][0]
+            option = None if store is None else candidates.option(value, store)
+            if plan.compressed and candidates.options[value]:
+                option = candidates.options[value][0]
             seconds = 0.0 if option is None else option.store_seconds + reads[value] * option.restore_seconds
-            variance = 0.0 if option is None else option.noise * menus.weights[value]
+            variance = 0.0 if option is None else option.noise * candidates.weights[value]
             if value in schedule.recomputed:
                 how = INNER if value in schedule.inner else RECOMPUTED
                 why = _origin(plan, planned.inner if value in schedule.inner else planned.segment)
                 how = how if option is None else f"{how}, then {named(store)}"
-                aside, spent = menus.aside[value], repeating + seconds
+                aside, spent = candidates.aside[value], repeating + seconds
                 yield Line(op.module, (), (op.name,), how, why, 1, nbytes, aside, spent, 0.0, variance)
                 repeating = 0.0  # counted once for all values of the operator
             elif option is not None:

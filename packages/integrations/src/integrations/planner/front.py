@@ -59,10 +59,10 @@ def planned(
         args, kwargs: of the model's forward.
         bounds: the bounds; those on memory and time are left to ``Plan.within``.
         real, loss, holds_outputs: as in ``capture``.
-        weigh: gives menus the weights of their values.
+        weigh: gives candidates the weights of their values.
         rating: the rates of operators and stores.
         bits: the bits that an adaptive level gives its tensors, once it has measured them.
-        estimates: gives menus their weights where rounding is allowed. With it, an exact plan has a function that
+        estimates: gives candidates their weights where rounding is allowed. With it, an exact plan has a function that
             estimates what rounding would allow, under ``WITH_ROUNDING``. The function holds the captures.
     """
     started = perf_counter()
@@ -77,7 +77,7 @@ def planned(
         reach = known if known.alone else find_reachable_state(model, args, kwargs)
         return capture_reaching(reach, model, args, kwargs, hooks=seen.hooks, costs=costs, **options), seen
 
-    def with_menus(
+    def with_candidates(
         graph: Graph, seen: Seen, rounded: bool, bounds: Bounds, weigh: Weigh = weigh
     ) -> tuple[Graph, StorageCandidates]:
         graph = graph.as_rounded if rounded else graph
@@ -92,8 +92,8 @@ def planned(
     error = (bounds.error or 0.0) if level.off else None
     bounds = replace(bounds, memory=None, time=None, error=error, fallback="error")
     if not level.off:
-        graph, menus = with_menus(*captured(level.bits is not None), level.rounds_checkpoints, bounds)
-        captures = Captures(graph, menus, level=level)
+        graph, candidates = with_candidates(*captured(level.bits is not None), level.rounds_checkpoints, bounds)
+        captures = Captures(graph, candidates, level=level)
     else:
         found = captured(not bounds.exact)
         if found[0].double_backward and not bounds.exact:
@@ -102,11 +102,11 @@ def planned(
                 f"{class_of(model).__name__}: the step differentiates its gradients (create_graph=True), so the plan "
                 "rounds nothing"
             )
-        rounded, rounded_menus = (None, None) if bounds.exact else with_menus(*found, True, bounds)
+        rounded, rounded_candidates = (None, None) if bounds.exact else with_candidates(*found, True, bounds)
         if found[1].replaced:  # attention was replaced
             found = captured(False)
-        graph, menus = with_menus(*found, False, bounds)
-        captures = Captures(graph, menus.exact(), rounded, rounded_menus)
+        graph, candidates = with_candidates(*found, False, bounds)
+        captures = Captures(graph, candidates.exact(), rounded, rounded_candidates)
     stage("searching")
     taken = perf_counter() - started
     name = class_of(model).__name__
@@ -116,8 +116,8 @@ def planned(
         seen, with_error = found, replace(bounds, error=USUAL_ERROR)
 
         def with_rounding() -> Plan:
-            rounded = with_menus(*seen, True, with_error, estimates)
-            return solved(Plan, name, Captures(graph, captures.menus, *rounded), with_error)
+            rounded = with_candidates(*seen, True, with_error, estimates)
+            return solved(Plan, name, Captures(graph, captures.candidates, *rounded), with_error)
 
         made.others[WITH_ROUNDING] = with_rounding
     return made

@@ -18,42 +18,44 @@ from integrations.planner.storage_candidates import StorageCandidates
 from integrations.policies.stores import BESIDE, HostCopies
 
 
-def host_copies(graph: Graph, choice: Choice, menus: StorageCandidates, schedule: Schedule) -> Mapping[int, HostCopies]:
+def host_copies(
+    graph: Graph, choice: Choice, candidates: StorageCandidates, schedule: Schedule
+) -> Mapping[int, HostCopies]:
     """Return for each value that waits on the host how far its copies may run beside the computation.
 
     Args:
-        graph, menus: the choice's graph, and the stores of its values.
+        graph, candidates: the choice's graph, and the stores of its values.
         choice: the choice.
         schedule: what it means for each operator.
     """
     away = [value for value, store in choice.stores if store.host and value not in schedule.recomputed]
     if not away:
         return {}
-    usage = simulate(training_step(graph, menus), *chosen_entries(choice, menus))
-    stored_at = {value: _stored_at(graph, menus, usage, value) for value in away}
+    usage = simulate(training_step(graph, candidates), *chosen_entries(choice, candidates))
+    stored_at = {value: _stored_at(graph, candidates, usage, value) for value in away}
     order = sorted(away, key=lambda value: stored_at[value])
-    sizes = {value: _payload_bytes(graph, choice, menus, value) for value in order}
+    sizes = {value: _payload_bytes(graph, choice, candidates, value) for value in order}
     restores = {value: _restores(graph, schedule, usage, value) for value in order}
     leaving = _leaving(order, sizes, stored_at, restores, usage)
     ahead = _ahead(order, sizes, restores, usage)
     return {value: HostCopies(leaving[value], value in ahead) for value in order}
 
 
-def _stored_at(graph: Graph, menus: StorageCandidates, usage: StepUsage, value: int) -> int:
+def _stored_at(graph: Graph, candidates: StorageCandidates, usage: StepUsage, value: int) -> int:
     """Return the operator after which a value is stored: when autograd saves it or, if that never does, when an
     operator that is repeated first reads it."""
-    if menus.stored_at[value] >= 0:
-        return menus.stored_at[value]
+    if candidates.stored_at[value] >= 0:
+        return candidates.stored_at[value]
     repeated = (number for segment in (*usage.segments, *usage.inner) for number in segment)
     readers = (number for number in repeated if value in graph.ops[number].reads)
     return min(readers, default=graph.values[value].producer)
 
 
-def _payload_bytes(graph: Graph, choice: Choice, menus: StorageCandidates, value: int) -> int:
+def _payload_bytes(graph: Graph, choice: Choice, candidates: StorageCandidates, value: int) -> int:
     """Return the bytes of the device's memory that a copy reads or writes."""
     store = dict(choice.stores)[value]
     whole = graph.values[value].nbytes
-    crossing = menus.option(value, store).restored - whole
+    crossing = candidates.option(value, store).restored - whole
     return whole + crossing if store.exact or not crossing else crossing
 
 

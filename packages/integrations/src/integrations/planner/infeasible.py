@@ -39,8 +39,8 @@ def _too_little_memory(plan: Solution, asked: Bounds, most: Solution) -> str:
             f"integrations.restore_model(model) and compress_model with such a budget{least_of_all} or at a level of "
             "fewer bits"
         )
-    name = "budget" if plan.menus is None else "memory"
-    title = name if plan.menus is None else f"memory with error={plan.error:g}"
+    name = "budget" if plan.candidates is None else "memory"
+    title = name if plan.candidates is None else f"memory with error={plan.error:g}"
     states = "" if most is plan else " for steps that accumulate gradients, which take more than others"
     number = least if not relative else share
     ways = [f"pass {name}={LEAST!r}" if number is None else f"pass {name}={number!r}, or {name}={LEAST!r}"]
@@ -96,7 +96,7 @@ def _time_of(plan: Solution, choice: Choice) -> float:
 
 def _allowing(plan: Solution) -> list[str]:
     """Return what may be allowed to lower the least that there is, in words."""
-    if plan.compressed or plan.menus is None:
+    if plan.compressed or plan.candidates is None:
         return []
     found = [f"a larger error than {plan.error:g}"] if _rounds_as_allowed(plan) else []
     ways = [way for way in WAYS if plan.error or way not in ROUNDING]

@@ -36,9 +36,9 @@ class Plan(Solution):
         capture_seconds, search_seconds: the time that planning took.
         loss: a function from the model's output to what is differentiated, for plans for other inputs. It is not
             saved: a loaded plan makes plans for other inputs as if none was given, with a warning.
-        menus: the stores that the graph's values may wait in; ``None``: none.
+        candidates: the stores that the graph's values may wait in; ``None``: none.
         rounded: the training step in which what backward reads may be rounded, if there are choices for it.
-        rounded_menus: the stores of its values.
+        rounded_candidates: the stores of its values.
         level: the level that stores what the choice has no store for; ``None``: that is kept as it is.
         also: plans of the same call for other inputs. No plan's inputs are within those of another.
         measured: the relative error of the gradient measured under this choice; ``None`` if it was not measured, and

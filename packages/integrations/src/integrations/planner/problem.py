@@ -13,12 +13,12 @@ from integrations.planner.choice import Choice
 from integrations.planner.storage_candidates import Option, StorageCandidates
 
 
-def training_step(graph: Graph, menus: StorageCandidates | None = None) -> TrainingStep:
+def training_step(graph: Graph, candidates: StorageCandidates | None = None) -> TrainingStep:
     """The graph's operators, values and steps; gradients are in its ``other``, those of the parameters included.
 
     Args:
         graph: of the model.
-        menus: the stores that its values may wait in; ``None``: they are kept as they are or recomputed.
+        candidates: the stores that its values may wait in; ``None``: they are kept as they are or recomputed.
     """
     step = TrainingStep(
         nbytes=[value.nbytes for value in graph.values],
@@ -32,16 +32,16 @@ def training_step(graph: Graph, menus: StorageCandidates | None = None) -> Train
         reuses=[_or_none(value.reuses) for value in graph.values],
         until=[_or_none(value.until) for value in graph.values],
     )
-    if menus is None:
+    if candidates is None:
         return step
     return replace(
         step,
-        seconds=[seconds + menus.repeating for seconds in step.seconds],
-        forms=_allowed(menus),
-        weights=menus.weights,
-        aside=menus.aside,
-        stored_at=[_or_none(event) for event in menus.stored_at],
-        formed=[any(option.store is None for option in row) for row in menus.options],
+        seconds=[seconds + candidates.repeating for seconds in step.seconds],
+        forms=_allowed(candidates),
+        weights=candidates.weights,
+        aside=candidates.aside,
+        stored_at=[_or_none(event) for event in candidates.stored_at],
+        formed=[any(option.store is None for option in row) for row in candidates.options],
     )
 
 
@@ -50,13 +50,13 @@ _EXCLUDED = 1e9
 which a choice names it."""
 
 
-def _allowed(menus: StorageCandidates) -> Sequence[Sequence[Option]]:
+def _allowed(candidates: StorageCandidates) -> Sequence[Sequence[Option]]:
     """Return the stores of each value, those beyond the value's limit with more noise than any bound allows."""
-    if not menus.limits:
-        return menus.options
+    if not candidates.limits:
+        return candidates.options
     return [
         [replace(one, noise=_EXCLUDED) if one.noise > limit else one for one in row]
-        for row, limit in zip(menus.options, menus.limits, strict=True)
+        for row, limit in zip(candidates.options, candidates.limits, strict=True)
     ]
 
 
@@ -68,17 +68,17 @@ class Entries(NamedTuple):
     forms: list[int]
 
 
-def chosen_entries(choice: Choice, menus: StorageCandidates) -> Entries:
+def chosen_entries(choice: Choice, candidates: StorageCandidates) -> Entries:
     """Return a choice as ``actcore.simulate`` takes it.
 
     Args:
         choice: a choice of a plan.
-        menus: the stores of the values of the choice's graph.
+        candidates: the stores of the values of the choice's graph.
     """
-    count = len(menus.options)
+    count = len(candidates.options)
     forms = [-1] * count
     for value, store in choice.stores:
-        forms[value] = next(place for place, one in enumerate(menus.options[value]) if one.store == store)
+        forms[value] = next(place for place, one in enumerate(candidates.options[value]) if one.store == store)
     kept = [bool(choice.mask >> value & 1) for value in range(count)]
     held = None if choice.held is None else [bool(choice.held >> value & 1) for value in range(count)]
     return Entries(kept, held, forms)

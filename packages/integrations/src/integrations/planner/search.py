@@ -28,9 +28,9 @@ class Captures(NamedTuple):
     """A model's training step as it is planned for; each field is as in ``Plan``."""
 
     graph: Graph
-    menus: StorageCandidates | None = None
+    candidates: StorageCandidates | None = None
     rounded: Graph | None = None
-    rounded_menus: StorageCandidates | None = None
+    rounded_candidates: StorageCandidates | None = None
     level: Level | None = None
 
 
@@ -56,10 +56,10 @@ def solved(
         capture_seconds: the time that the captures took.
     """
     started = perf_counter()
-    graph, menus, rounded, rounded_menus, level = captures
-    found = _fronts(graph, menus) if level is None or menus is None else [_front_at_level(graph, menus)]
+    graph, candidates, rounded, rounded_candidates, level = captures
+    found = _fronts(graph, candidates) if level is None or candidates is None else [_front_at_level(graph, candidates)]
     if bounds.error and rounded is not None:
-        found += _fronts(rounded, rounded_menus, bounds.error**2, _more(rounded, graph))
+        found += _fronts(rounded, rounded_candidates, bounds.error**2, _more(rounded, graph))
     merged = _merged(choice for one in found for choice in one.front)
     front = merged
     if level is None:  # a bound that holds for one graph need not hold for the other
@@ -79,17 +79,19 @@ def solved(
         objective=objective,
         capture_seconds=capture_seconds,
         search_seconds=perf_counter() - started,
-        menus=menus,
+        candidates=candidates,
         rounded=rounded,
-        rounded_menus=rounded_menus,
+        rounded_candidates=rounded_candidates,
         level=level,
         bounds=bounds,
     )
 
 
-def solved_again(plan: Found, menus: StorageCandidates | None, rounded_menus: StorageCandidates | None) -> Found:
-    """The front of a plan's model with other menus, from the same captures. The plan has the least peak."""
-    captures = Captures(plan.graph, menus, plan.rounded, rounded_menus, plan.level)
+def solved_again(
+    plan: Found, candidates: StorageCandidates | None, rounded_candidates: StorageCandidates | None
+) -> Found:
+    """The front of a plan's model with other candidates, from the same captures. The plan has the least peak."""
+    captures = Captures(plan.graph, candidates, plan.rounded, rounded_candidates, plan.level)
     bounds = replace(plan.bounds, memory=None, time=None)
     made = solved(type(plan), plan.model, captures, bounds, plan.objective, plan.capture_seconds)
     seconds = plan.search_seconds + made.search_seconds
@@ -99,10 +101,10 @@ def solved_again(plan: Found, menus: StorageCandidates | None, rounded_menus: St
 def solved_for_any_path(plan: Found) -> Found:
     """Return the plan of the least peak for a model whose forward takes different paths, from the same captures."""
     bounds = replace(plan.bounds.for_any_path, memory=None, time=None)
-    menus, rounded_menus = (
-        None if one is None else one.allowing(bounds.allows) for one in (plan.menus, plan.rounded_menus)
+    candidates, rounded_candidates = (
+        None if one is None else one.allowing(bounds.allows) for one in (plan.candidates, plan.rounded_candidates)
     )
-    captures = Captures(plan.graph, menus, plan.rounded, rounded_menus, plan.level)
+    captures = Captures(plan.graph, candidates, plan.rounded, rounded_candidates, plan.level)
     made = solved(type(plan), plan.model, captures, bounds, plan.objective, plan.capture_seconds)
     unmeasured = "its forward takes another path in some steps"
     return replace(made, loss=plan.loss, chunking=plan.chunking, chunked=plan.chunked, unmeasured=unmeasured)
@@ -112,14 +114,14 @@ def most_exact(plan: Solution, peak: int, seconds: float) -> Choice | None:
     """The choice of the least error, among those that round, within a peak and so many seconds; ``None`` if none is
     found."""
     graph = plan.rounded
-    if graph is None or plan.rounded_menus is None:
+    if graph is None or plan.rounded_candidates is None:
         return None
-    more, menus, found = _more(graph, plan.graph), plan.rounded_menus, []
-    for one, beside in _followed(graph, menus, more):
+    more, candidates, found = _more(graph, plan.graph), plan.rounded_candidates, []
+    for one, beside in _followed(graph, candidates, more):
         with suppress(ValueError):  # there is none
             if seconds >= beside:
-                best = most_exact_plan(training_step(one, menus), peak + graph.gradients, seconds - beside)
-                found.append(_choice(graph, menus, best, beside))
+                best = most_exact_plan(training_step(one, candidates), peak + graph.gradients, seconds - beside)
+                found.append(_choice(graph, candidates, best, beside))
     return min(found, key=lambda choice: choice.variance, default=None)
 
 
@@ -145,38 +147,40 @@ class _Front(NamedTuple):
         )
 
 
-def _fronts(graph: Graph, menus: StorageCandidates | None, variance: float = 0.0, more: float = 0.0) -> list[_Front]:
+def _fronts(
+    graph: Graph, candidates: StorageCandidates | None, variance: float = 0.0, more: float = 0.0
+) -> list[_Front]:
     """The choices of a graph, and those that recompute nothing, whose forwards need no tape.
 
     Args:
         graph: the graph to plan for.
-        menus: the stores of its values.
+        candidates: the stores of its values.
         variance: the most that a choice may have.
         more: how many seconds its step takes longer than that of the plain forward.
     """
-    return [_front(one, menus, variance, beside) for one, beside in _followed(graph, menus, more)]
+    return [_front(one, candidates, variance, beside) for one, beside in _followed(graph, candidates, more)]
 
 
-def _followed(graph: Graph, menus: StorageCandidates | None, more: float) -> list[tuple[Graph, float]]:
+def _followed(graph: Graph, candidates: StorageCandidates | None, more: float) -> list[tuple[Graph, float]]:
     """The graph and, if a tape takes time, the graph without recomputation, each with the seconds to add. The tape's
     seconds are added to all choices of the first graph, even those that recompute nothing; the second graph finds those
     without them."""
-    if menus is None or not menus.following:
+    if candidates is None or not candidates.following:
         return [(graph, more)]
-    return [(graph, more + menus.following), (graph.keeping_all, more)]
+    return [(graph, more + candidates.following), (graph.keeping_all, more)]
 
 
-def _front(graph: Graph, menus: StorageCandidates | None, variance: float, more: float) -> _Front:
+def _front(graph: Graph, candidates: StorageCandidates | None, variance: float, more: float) -> _Front:
     """The choices of a graph, each with so many seconds added."""
-    plans = checkpoint_plans(training_step(graph, menus), variance=variance)
-    front = tuple(_choice(graph, menus, plan, more) for plan in plans.front)
+    plans = checkpoint_plans(training_step(graph, candidates), variance=variance)
+    front = tuple(_choice(graph, candidates, plan, more) for plan in plans.front)
     return _Front(front, plans.peak_bound - graph.gradients, plans.exact)
 
 
-def _choice(graph: Graph, menus: StorageCandidates | None, plan: CheckpointPlan, more: float) -> Choice:
+def _choice(graph: Graph, candidates: StorageCandidates | None, plan: CheckpointPlan, more: float) -> Choice:
     chosen: dict[int, Store] = {}
-    if menus is not None and plan.forms is not None:
-        named = ((value, menus.options[value][form].store) for value, form in enumerate(plan.forms) if form >= 0)
+    if candidates is not None and plan.forms is not None:
+        named = ((value, candidates.options[value][form].store) for value, form in enumerate(plan.forms) if form >= 0)
         chosen = {value: store for value, store in named if store is not None}
     return Choice(
         _mask(plan.kept),
@@ -190,33 +194,33 @@ def _choice(graph: Graph, menus: StorageCandidates | None, plan: CheckpointPlan,
     )
 
 
-def _front_at_level(graph: Graph, menus: StorageCandidates) -> _Front:
+def _front_at_level(graph: Graph, candidates: StorageCandidates) -> _Front:
     """The choices of a graph whose values wait as a level stores them, whether they are kept or recomputed.
 
     The search may leave a value as it is, and a level may not. So what it finds, with and without stores, is simulated
     once more with the level's. Nested checkpoints are left out: what an inner segment makes is never stored.
     """
-    step = training_step(graph, menus)
+    step = training_step(graph, candidates)
     found = [checkpoint_plans(training_step(graph)), checkpoint_plans(step)]
     choices: dict[int, Choice] = {}
     for plans in found:
         for plan in _some(plans):
             mask = _mask(plan.kept)
             if mask not in choices:
-                forms = _forms_at_level(graph, menus, plan.kept, simulate(step, plan.kept).segments)
+                forms = _forms_at_level(graph, candidates, plan.kept, simulate(step, plan.kept).segments)
                 usage = simulate(step, plan.kept, forms=forms)
                 stored = replace(plan, peak=usage.peak, seconds=usage.seconds, seconds_bound=0.0, forms=None)
-                choices[mask] = _choice(graph, menus, stored, 0.0)
+                choices[mask] = _choice(graph, candidates, stored, 0.0)
     return _Front(_merged(choices.values()), found[1].peak_bound - graph.gradients, False)
 
 
 def _forms_at_level(
-    graph: Graph, menus: StorageCandidates, kept: Sequence[bool], segments: Sequence[Sequence[int]]
+    graph: Graph, candidates: StorageCandidates, kept: Sequence[bool], segments: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
     """By value: the form that a level has for it, which depends on its readers; -1 if it is left as it is."""
     read = {value for segment in segments for number in segment for value in graph.ops[number].reads}
     forms = []
-    for value, row in enumerate(menus.options):
+    for value, row in enumerate(candidates.options):
         fitting = [
             (option.held, form)
             for form, option in enumerate(row)

@@ -56,9 +56,9 @@ def _content(plan: Solution) -> dict[str, Any]:
         "loss": plan.bounds.loss,
         "chunked": None if plan.chunked is None else asdict(plan.chunked),
         "graph": plan.graph.content(),
-        "menus": None if plan.menus is None else plan.menus.content(),
+        "candidates": None if plan.candidates is None else plan.candidates.content(),
         "rounded": None if plan.rounded is None else plan.rounded.content(),
-        "rounded_menus": None if plan.rounded_menus is None else plan.rounded_menus.content(),
+        "rounded_candidates": None if plan.rounded_candidates is None else plan.rounded_candidates.content(),
         "also": [_content(other) for other in plan.also],
         "accumulating": None if other is None else _found_content(other),
     }
@@ -97,8 +97,8 @@ def _of_content(kind: type[Found], given: Any, beside: bool = False) -> Found:
         plan = kind(
             graph=graph,
             rounded=rounded,
-            menus=_menus(content.pop("menus"), graph),
-            rounded_menus=_menus(content.pop("rounded_menus"), rounded),
+            candidates=_candidates(content.pop("candidates"), graph),
+            rounded_candidates=_candidates(content.pop("rounded_candidates"), rounded),
             level=None if level is None else entry_of(Level, level),
             chunked=None if chunked is None else entry_of(ChunkedLoss, chunked),
             also=tuple(_of_content(kind, one, beside=True) for one in of_type(list, also, "also")),
@@ -154,20 +154,20 @@ def _require_whole(plan: Solution) -> None:
         raise ValueError("its front ends below the choice's peak")
     if plan.rounded is not None and plan.rounded.fingerprint != plan.graph.fingerprint:
         raise ValueError("rounded must be of the model that graph is of")
-    for graph, menus in ((plan.graph, plan.menus), (plan.rounded, plan.rounded_menus)):
+    for graph, candidates in ((plan.graph, plan.candidates), (plan.rounded, plan.rounded_candidates)):
         if graph is not None:
-            training_step(graph, menus)  # this checks all numbers
+            training_step(graph, candidates)  # this checks all numbers
     for one in (choice, *front):
         if one.rounded != plan.graph_of(one).rounded:
             raise ValueError("rounded must be a graph where a choice is of that")
         if one.most >= len(plan.graph_of(one).values):  # they were among those of the larger graph
             raise ValueError("its choices name values that the graph lacks")
-        menus = plan.candidates_for(one)
+        candidates = plan.candidates_for(one)
         for value, store in one.stores:
-            menus.option(value, store)
+            candidates.option(value, store)
 
 
-def _menus(content: Any, graph: Graph | None) -> StorageCandidates | None:
+def _candidates(content: Any, graph: Graph | None) -> StorageCandidates | None:
     if content is None or graph is None:
         return None
     return StorageCandidates.from_content(content, len(graph.values))
@@ -194,5 +194,5 @@ def _of_this_format(content: Any) -> dict[str, Any]:
         "error": 0.0,
         "level": None,
         "stores": list(ONLY_RECOMPUTE),
-        **dict.fromkeys(("menus", "rounded", "rounded_menus")),
+        **dict.fromkeys(("candidates", "rounded", "rounded_candidates")),
     }

@@ -44,9 +44,9 @@ class Solution(ABC):
     capture_seconds: float = field(default=0.0, compare=False)
     search_seconds: float = field(default=0.0, compare=False)
     loss: Loss | None = field(default=None, repr=False, compare=False)
-    menus: StorageCandidates | None = field(default=None, repr=False)
+    candidates: StorageCandidates | None = field(default=None, repr=False)
     rounded: Graph | None = field(default=None, repr=False)
-    rounded_menus: StorageCandidates | None = field(default=None, repr=False)
+    rounded_candidates: StorageCandidates | None = field(default=None, repr=False)
     level: Level | None = None
     also: tuple[Self, ...] = field(default=(), repr=False)
     measured: float | None = None
@@ -102,8 +102,8 @@ class Solution(ABC):
         return self.rounded if choice.rounded and self.rounded is not None else self.graph
 
     def candidates_for(self, choice: Choice) -> StorageCandidates:
-        """The menus of the choice's graph."""
-        found = self.rounded_menus if choice.rounded and self.rounded is not None else self.menus
+        """The candidates of the choice's graph."""
+        found = self.rounded_candidates if choice.rounded and self.rounded is not None else self.candidates
         return StorageCandidates.none(len(self.graph_of(choice).values)) if found is None else found
 
     def store_of(self, value: int) -> Store | None:
@@ -125,7 +125,7 @@ class Solution(ABC):
     def plain_peak(self) -> int:
         """Bytes of the activation peak of the step that keeps everything; for a plan for a level, as the level stores
         it."""
-        return self.front[-1].peak if self.menus is None or self.compressed else self.uncompressed_peak
+        return self.front[-1].peak if self.candidates is None or self.compressed else self.uncompressed_peak
 
     @property
     def cut(self) -> float:

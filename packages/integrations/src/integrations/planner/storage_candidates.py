@@ -58,15 +58,15 @@ class StorageCandidates:
         return cls(((),) * values, (0.0,) * values, (0,) * values, (-1,) * values)
 
     def weighted(self, weights: tuple[float, ...], limits: tuple[float, ...] = ()) -> StorageCandidates:
-        """Return the menus with other weights and limits."""
+        """Return the candidates with other weights and limits."""
         return replace(self, weights=weights, limits=limits)
 
     def exact(self) -> StorageCandidates:
-        """The menus without stores that round."""
+        """The candidates without stores that round."""
         return replace(self, options=tuple(tuple(one for one in row if one.noise == 0) for row in self.options))
 
     def allowing(self, allows: Callable[[Store], bool]) -> StorageCandidates:
-        """Return the menus without the stores that are not allowed."""
+        """Return the candidates without the stores that are not allowed."""
         rows = {
             row: tuple(one for one in row if one.store is None or allows(one.store))
             for row in dict.fromkeys(self.options)
@@ -85,7 +85,7 @@ class StorageCandidates:
         raise KeyError(f"value {value} has no store {store}")
 
     def content(self) -> dict[str, Any]:
-        """The JSON object of the menus, in which equal rows are written once."""
+        """The JSON object of the candidates, in which equal rows are written once."""
         rows = list(dict.fromkeys(self.options))
         place = {row: number for number, row in enumerate(rows)}
         return {
@@ -102,7 +102,7 @@ class StorageCandidates:
 
     @classmethod
     def from_content(cls, content: Any, values: int) -> StorageCandidates:
-        """The menus of such a JSON object, for this number of values.
+        """The candidates of such a JSON object, for this number of values.
 
         Raises:
             KeyError, TypeError, ValueError: it is not one.
@@ -118,7 +118,7 @@ class StorageCandidates:
         if len(found.limits) not in (0, values) or any(not 0 <= save.value < values for save in found.saves):
             raise ValueError(f"limits and saves must be of {values} values")
         if any(len(entries) != values for entries in (found.options, found.weights, found.aside, found.stored_at)):
-            raise ValueError(f"menus must have an entry for each of {values} values")
+            raise ValueError(f"candidates must have an entry for each of {values} values")
         return found
 
 

@@ -37,4 +37,4 @@ def unrounded(plan: Plan, falls_back: bool = False) -> Plan:
 def marked(plan: Plan) -> Plan:
     """Return the plan with the mark that it rounds nothing because of double backward."""
     graph = replace(plan.graph, double_backward=True)
-    return replace(plan, graph=graph, rounded=None, rounded_menus=None)
+    return replace(plan, graph=graph, rounded=None, rounded_candidates=None)

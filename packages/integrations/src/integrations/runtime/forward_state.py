@@ -17,7 +17,7 @@ from integrations._utils.in_model import ModelRef
 from integrations._utils.modules import all_modules
 from integrations._utils.random_states import random_states
 from integrations.capture.graphs.sharding import collectives_started
-from integrations.capture.state_snapshot import Drawn, Mapping, PutBack, Sequence, Set
+from integrations.capture.state_snapshot import Drawn, Mapping, Sequence, Set, Snapshot
 from integrations.runtime.repeating.repeating import drawing
 from integrations.tracing.tensors import gradient_of
 
@@ -173,7 +173,7 @@ class ForwardState:
         self._before = list(map(dict.copy, self._mappings))
         self._parameters = _present(parameters)
         self._gradients = _read_gradients(self._parameters)
-        self._found: list[PutBack] = []
+        self._found: list[Snapshot] = []
         others, inputs = list[Tensor](), list[Tensor]()
         self._add(others, _attributes_in(((vars(model), _skipped(model)), *modules.searched)), objects=False)
         self._add(inputs, [args, kwargs], objects=True)
@@ -269,7 +269,7 @@ _PASSED = (None, object)  # kinds of the attributes that are not kept
 
 
 def _kind(one: type) -> Any:
-    """Return how objects of a type are kept: the class of ``PutBack``, ``Tensor``, ``tuple`` for what holds others and
+    """Return how objects of a type are kept: the class of ``Snapshot``, ``Tensor``, ``tuple`` for what holds others and
     cannot change, ``object`` for one with attributes; ``None`` if they are passed over."""
     try:
         return _kinds[one]

@@ -58,7 +58,7 @@ class PackedForward:
         paths, specs, level, step, rank: as given.
         model_name: the name of the model's class.
         way: how a tensor is stored that no plan has.
-        fates: what a plan says of the tensors that are saved; ``None`` where all are stored as the level says.
+        plan_decisions: what a plan says of the tensors that are saved; ``None`` where all are stored as the level says.
         aside: a block in which the packing's own operators on a tensor are not taken for the forward's; ``None`` where
             nothing would take them so.
         occurrences: how many tensors this forward has saved so far, by place.
@@ -97,7 +97,7 @@ class PackedForward:
         self.announced = Announced(self)
         anew = level.recompute and notes_all(step)
         self._sites = Sites(self, anew or observer is not None or redraw is not None or look is not None)
-        self.fates: PlanDecisions | None = None
+        self.plan_decisions: PlanDecisions | None = None
         self.aside: Callable[[Tensor], AbstractContextManager[Any]] | None = None
         self.occurrences: dict[Place, int] = {}
         self.outer: Self | None = None
@@ -143,7 +143,7 @@ class PackedForward:
         """Return what keeps the tensor alive besides autograd, in words; empty for nothing. Autocast frees its casts of
         weights after the forward, so a cast that the plan recomputes has no owner."""
         owner = self.owners.owner(tensor, storage, self.tracker.foreign, call)
-        if owner is not CAST or self.fates is None or not self.fates.recomputes(tensor):
+        if owner is not CAST or self.plan_decisions is None or not self.plan_decisions.recomputes(tensor):
             return owner
         self._casts.add(storage)
         return ""
@@ -233,8 +233,8 @@ class PackedForward:
             due: its announcement, if it has one.
             obstacle: why it has to be kept as it is; empty where nothing speaks against storing it.
         """
-        fate = None if self.fates is None else self.fates.of(tensor, site)
-        way = self.way if fate is None else fate.way
+        planned = None if self.plan_decisions is None else self.plan_decisions.of(tensor, site)
+        way = self.way if planned is None else planned.way
         decision, extent = spec.decision(way.policy), spec.extent
         cast = storage in self._casts  # a cast of a weight is no activation
         counted = cast or (due is not None and due.row is not None)
@@ -248,11 +248,11 @@ class PackedForward:
         if obstacle:
             return self.storages.keep(tensor, extent, record, overlapping=True)
         stream = replayable(self.stream(spec.identity, spec.saved), tensor)
-        if fate is not None and fate.placeholder is not None and not isinstance(call, Boundary):
+        if planned is not None and planned.placeholder is not None and not isinstance(call, Boundary):
             handle = None
-            if not (fate.aside and decision.from_forward):
-                later = StoredLater(way, decision, extent, spec.saved, stream, call) if fate.waits else None
-                handle = fate.placeholder(tensor, later)
+            if not (planned.aside and decision.from_forward):
+                later = StoredLater(way, decision, extent, spec.saved, stream, call) if planned.waits else None
+                handle = planned.placeholder(tensor, later)
             if handle is not None:
                 record.codec, record.why = RECOMPUTED, "recomputed for backward"
                 settle(due)
@@ -260,7 +260,7 @@ class PackedForward:
         if cast:
             record.why = CAST
             return Kept.of(tensor)
-        if self._formulas is not None and fate is None and due is None and call is not None:
+        if self._formulas is not None and planned is None and due is None and call is not None:
             found = self._formulas.recomputed(tensor, storage, call, spec.saved.role, decision)
             if found is not None:
                 record.codec, (held, record.why) = RECOMPUTED, found

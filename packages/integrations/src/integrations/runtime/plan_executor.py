@@ -160,7 +160,7 @@ class PlanExecutor:
             contexts.callback(setattr, here, "following", False)
             contexts.enter_context(fresh_casts())
             if session.specs.need_no_tape and session.replays and not schedule.needs_tape:
-                session.fates = Placed(session, schedule, self._without_store(session))
+                session.plan_decisions = Placed(session, schedule, self._without_store(session))
             else:
                 contexts.enter_context(self._taped(session, schedule, rounds, bool(units)))
             self._contexts = contexts.pop_all()
@@ -174,7 +174,7 @@ class PlanExecutor:
         tape = self._tape = Tape(schedule, Read(session, schedule, others.rounded), self._model)
         tape.double, tape.rounded = session.storages.last.double, rounds or self._level is not None
         found = Taped(session, schedule, others, tape, rounds)
-        session.fates, session.aside = found, unseen
+        session.plan_decisions, session.aside = found, unseen
         if session.checkpoints is not None:
             session.checkpoints.around = aside
         if self._level is None:
@@ -203,7 +203,7 @@ class PlanExecutor:
             return
         nodes = get_sequence_nr() - self._nodes
         self.leave()
-        fates, session.fates, session.tracker.recomputation = session.fates, None, None
+        plan_decisions, session.plan_decisions, session.tracker.recomputation = session.plan_decisions, None, None
         if not complete:
             return
         specs, saved = session.specs, tuple(record.saved for record in session.records)
@@ -213,7 +213,7 @@ class PlanExecutor:
                 specs.note_other()  # the tensors of this forward have other values than the plan's
                 self._note_mismatch(self._tape.mismatch, self._tape.next, shared)
             elif specs.others == self._others:  # no other thread left its sites meanwhile
-                specs.placed = saved if isinstance(fates, Taped) and fates.placed else None
+                specs.placed = saved if isinstance(plan_decisions, Taped) and plan_decisions.placed else None
                 specs.nodes = nodes
         elif (others := specs.saves_others(saved)) or (self.is_coarse and nodes != specs.nodes):
             specs.note_other()
@@ -223,7 +223,7 @@ class PlanExecutor:
                 self._note_mismatch(found, len(self.schedule.ops), shared)
             else:
                 self._plans.left = found
-        elif isinstance(fates, Placed) and fates.is_other:
+        elif isinstance(plan_decisions, Placed) and plan_decisions.is_other:
             specs.note_other()
             self._plans.left = "it saved other tensors for backward"
 

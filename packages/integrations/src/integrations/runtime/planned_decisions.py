@@ -55,7 +55,7 @@ class _PlanDecisions:
     def __init__(self, session: Session, schedule: Schedule, others: WithoutStore) -> None:
         self._session, self._schedule, self._others = session, schedule, others
         self._unplanned = PlanDecision(session.way)
-        self._fates: dict[tuple[Store | None, bool, HostCopies], PlanDecision] = {}
+        self._known: dict[tuple[Store | None, bool, HostCopies], PlanDecision] = {}
 
     def _of(self, value: int) -> PlanDecision:
         """What becomes of a tensor in a value's memory."""
@@ -64,20 +64,20 @@ class _PlanDecisions:
         schedule = self._schedule
         value = schedule.final(value)
         key = schedule.stores.get(value), value in schedule.recomputed, schedule.copies.get(value, WAITING)
-        fate = self._fates.get(key)
-        if fate is None:
-            fate = self._fates[key] = self._fate(*key)
-        return fate
+        planned = self._known.get(key)
+        if planned is None:
+            planned = self._known[key] = self._decide(*key)
+        return planned
 
-    def _fate(self, store: Store | None, recomputed: bool, copies: HostCopies) -> PlanDecision:
+    def _decide(self, store: Store | None, recomputed: bool, copies: HostCopies) -> PlanDecision:
         if store is not None:
             return PlanDecision(storage_policy(store, self._session.level, copies))
         return PlanDecision(self._others.recomputed if recomputed else self._others.kept)
 
 
 class Placed(_PlanDecisions):
-    """The fates by the sites of tensors, for a forward that recomputes nothing. Its sites know the values of all that
-    it saves, so it needs no tape. A forward that turns out to be another goes on as it would without a plan.
+    """The decisions by the sites of tensors, for a forward that recomputes nothing. Its sites know the values of all
+    that it saves, so it needs no tape. A forward that turns out to be another goes on as it would without a plan.
 
     Attributes:
         is_other: whether the forward has saved a tensor that no forward with a tape has saved.
@@ -102,7 +102,7 @@ class Placed(_PlanDecisions):
 
 
 class Taped(_PlanDecisions):
-    """The fates by a tape that follows the forward.
+    """The decisions by a tape that follows the forward.
 
     Args:
         session, schedule, others: as for ``_PlanDecisions``.
@@ -146,12 +146,12 @@ class Taped(_PlanDecisions):
                 return None
         return self._tape.recomputation(made)
 
-    def _fate(self, store: Store | None, recomputed: bool, copies: HostCopies) -> PlanDecision:
-        fate = super()._fate(store, recomputed, copies)
+    def _decide(self, store: Store | None, recomputed: bool, copies: HostCopies) -> PlanDecision:
+        planned = super()._decide(store, recomputed, copies)
         if not recomputed:
-            return fate
+            return planned
         later = store is not None or self._others.later
-        return fate._replace(placeholder=self.placeholder, waits=later, aside=self._rounds)
+        return planned._replace(placeholder=self.placeholder, waits=later, aside=self._rounds)
 
 
 class Read(Exactly):

@@ -93,10 +93,10 @@ class Sites:
         if self._replay is None:
             return None
         session, site = self._session, spec.site
-        fates, value = session.fates, None
-        if fates is not None and fates.values is not None:
-            value = fates.values.get(storage._cdata)
-        elif fates is not None:  # only sites know the values
+        plan_decisions, value = session.plan_decisions, None
+        if plan_decisions is not None and plan_decisions.values is not None:
+            value = plan_decisions.values.get(storage._cdata)
+        elif plan_decisions is not None:  # only sites know the values
             if site is None or not site.is_of(call, owner, site.value):
                 return None
             value = site.value
@@ -114,9 +114,12 @@ class Sites:
         session = self._session
         entry = None if site.owner or site.form is not None else session.storages.entries.get(storage)
         if entry is not None and call is not None:
-            record, fate = session.records[-1], None if session.fates is None else session.fates.of(tensor, site)
-            if fate is not None and fate.placeholder is not None:
-                if record.codec == RECOMPUTED and not fate.waits:
+            record, planned = (
+                session.records[-1],
+                None if session.plan_decisions is None else session.plan_decisions.of(tensor, site),
+            )
+            if planned is not None and planned.placeholder is not None:
+                if record.codec == RECOMPUTED and not planned.waits:
                     site.learn_recomputed(record)
             elif self._is_repeatable(tensor, site, call, packed):
                 site.learn(tensor, call, record, packed, entry, session.level.seed)
@@ -151,7 +154,7 @@ class Sites:
         return self.pack(tensor)
 
     def _begun(self) -> Any:
-        session, fates = self._session, self._session.fates
+        session, plan_decisions = self._session, self._session.plan_decisions
         tracker, owners, entries = session.tracker, session.owners, session.storages.entries
         return Replay(
             tracker=tracker,
@@ -164,13 +167,13 @@ class Sites:
             entries=entries.by_address,
             lent=session.storages.last,
             dtype=owners.dtype,
-            values=None if fates is None else fates.values,
+            values=None if plan_decisions is None else plan_decisions.values,
             store=session.store,
             module=session.module_of_call,
             owner=session.owner,
             capturing=in_cuda_graph,
             put=entries.put,
-            again=None if fates is None else fates.placeholder,
+            again=None if plan_decisions is None else plan_decisions.placeholder,
             first=session.specs.first,
             step=step_key(session.step, session.rank),
         )

@@ -101,9 +101,9 @@ def chosen(front: Plan, bounds: Bounds, errors: ErrorModel | None) -> Plan:
 
 def weighed_again(front: Plan, errors: ErrorModel, least: Mapping[str, float] | None = None) -> Plan:
     """Return the front with the weights that predict errors now, from the same captures. See ``ErrorModel.weigh``."""
-    if front.rounded is None or front.rounded_menus is None:
+    if front.rounded is None or front.rounded_candidates is None:
         return front
-    return solved_again(front, front.menus, errors.weigh(front.rounded, front.rounded_menus, least))
+    return solved_again(front, front.candidates, errors.weigh(front.rounded, front.rounded_candidates, least))
 
 
 def _within_or_least(front: Plan, bounds: Bounds) -> Plan:

@@ -56,18 +56,18 @@ class ErrorModel:
         self.version, self.last = 0, ""
 
     def weigh(
-        self, graph: Graph, menus: StorageCandidates, least: Mapping[str, float] | None = None
+        self, graph: Graph, candidates: StorageCandidates, least: Mapping[str, float] | None = None
     ) -> StorageCandidates:
-        """Return menus with the weights of a graph's values, and the most noise that each may have.
+        """Return candidates with the weights of a graph's values, and the most noise that each may have.
 
         Args:
             graph: the graph.
-            menus: its menus, with the saved tensors.
+            candidates: its candidates, with the saved tensors.
             least: the least share by which a layer counts in the whole gradient, from ``least_shares``.
         """
-        if not menus.saves:  # of a plan that was saved before these were
-            return menus.weighted(tuple(self._rest * weight for weight in menus.weights))
-        noise = self._noise(graph, menus)
+        if not candidates.saves:  # of a plan that was saved before these were
+            return candidates.weighted(tuple(self._rest * weight for weight in candidates.weights))
+        noise = self._noise(graph, candidates)
         shares = [
             max(min(1.0, DRIFT * share), self._shares.get(layer, 0.0), (least or {}).get(layer, 0.0))
             for layer, share in zip(noise.layers, noise.shares, strict=True)
@@ -75,10 +75,10 @@ class ErrorModel:
         weights = tuple(weight / TARGET**2 for weight in noise.weights(shares))
         columns = [column for column, layer in enumerate(noise.layers) if layer in self._large_layers(noise)]
         if not columns:
-            return menus.weighted(weights)
+            return candidates.weighted(weights)
         most = noise.parts[:, columns].amax(1).tolist()
         allowed = _ALONE * (OF_TENSOR * TARGET * self.bound) ** 2
-        return menus.weighted(weights, tuple(allowed / part if part else _ANY for part in most))
+        return candidates.weighted(weights, tuple(allowed / part if part else _ANY for part in most))
 
     def least_shares(self, plan: Plan, before: Mapping[str, float], last: bool = False) -> dict[str, float] | None:
         """Return the least shares by which layers have to count in another search, if a plan is predicted to break the
@@ -146,8 +146,8 @@ class ErrorModel:
 
     def _whole(self, plan: Plan) -> float:
         """Return the predicted squared error of the whole gradient, without the part that plans leave to chance."""
-        menus = self.weigh(plan.followed, plan.candidates_for(plan.choice))
-        return TARGET**2 * sum(menus.weights[value] * noise for value, noise in _noises(plan).items())
+        candidates = self.weigh(plan.followed, plan.candidates_for(plan.choice))
+        return TARGET**2 * sum(candidates.weights[value] * noise for value, noise in _noises(plan).items())
 
     def _predicted(self, plan: Plan) -> dict[str, float]:
         """Return the predicted squared relative error of each layer's gradient."""
@@ -157,12 +157,12 @@ class ErrorModel:
         return dict(zip(noise.layers, noise.errors(noises), strict=True))
 
     def _noise_of(self, plan: Plan) -> LayerNoise | None:
-        menus = plan.candidates_for(plan.choice)
-        return self._noise(plan.followed, menus) if menus.saves else None
+        candidates = plan.candidates_for(plan.choice)
+        return self._noise(plan.followed, candidates) if candidates.saves else None
 
-    def _noise(self, graph: Graph, menus: StorageCandidates) -> LayerNoise:
+    def _noise(self, graph: Graph, candidates: StorageCandidates) -> LayerNoise:
         """Return the corrected coefficients of a graph."""
-        return layer_noise(graph, menus.saves).corrected(self._factors, self._rest)
+        return layer_noise(graph, candidates.saves).corrected(self._factors, self._rest)
 
     def _layers(self, noise: LayerNoise | None) -> dict[str, str]:
         """Return the layer of each parameter that has one: that of its module, or of the nearest module around it."""
@@ -210,5 +210,5 @@ class ErrorModel:
 
 def _noises(plan: Plan) -> dict[int, float]:
     """Return the noise of each value that a plan rounds."""
-    menus = plan.candidates_for(plan.choice)
-    return {value: menus.option(value, store).noise for value, store in plan.choice.stores if not store.exact}
+    candidates = plan.candidates_for(plan.choice)
+    return {value: candidates.option(value, store).noise for value, store in plan.choice.stores if not store.exact}

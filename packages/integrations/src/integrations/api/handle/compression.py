@@ -13,7 +13,7 @@ from integrations.api.handle.closures import require_closure, require_compressed
 from integrations.api.handle.forward_runner import ForwardRunner
 from integrations.api.handle.gradient_error import GradientError, measure_error
 from integrations.api.handle.handles import key_for
-from integrations.api.handle.module_conversion import Exchanges
+from integrations.api.handle.module_conversion import Conversions
 from integrations.api.handle.monitor import Monitor
 from integrations.api.handle.saved_state import state_of, take_over
 from integrations.api.handle.step_peaks import step_peaks
@@ -194,7 +194,7 @@ class Compression(ForwardRunner):
         level, title = self.level, self.title
         recomputed = "" if self._plan_manager is None else self._plan_manager.in_words()
         model = type(self.model).__name__
-        exchanged = self._exchanged if self.closed else Exchanges.told(self.model)
+        exchanged = self._exchanged if self.closed else Conversions.told(self.model)
         return Report(
             title,
             rows,

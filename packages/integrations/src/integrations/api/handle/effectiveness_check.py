@@ -11,7 +11,7 @@ from torch import nn
 
 from integrations._utils.modules import NOTHING_TRAINS, trains
 from integrations.api.handle.handle_state import HandleState
-from integrations.api.handle.module_conversion import Exchanges
+from integrations.api.handle.module_conversion import Conversions
 from integrations.report.words import NOTHING_LEFT, format_bytes
 from integrations.runtime.compiled.regions import ROLE
 from integrations.tracing.hook_stack import offloader_around
@@ -41,7 +41,7 @@ def warn_if_ineffective(handle: HandleState, session: Session) -> None:
     records, level = session.records, handle.level
     if not (level.offload or handle.off) and (theirs := offloader_around()):
         handle.warn_once("around", f"{handle.name}: {theirs} {_MOVES_NOTHING}")
-    exchanges = Exchanges.of(handle.model)
+    exchanges = Conversions.of(handle.model)
     if exchanges is not None and (none := exchanges.why_no_activations(handle.model)):
         if handle.strict:
             raise RuntimeError(f"{handle.name}: {none}; without strict=True this is a warning")

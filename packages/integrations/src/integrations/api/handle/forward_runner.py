@@ -13,7 +13,7 @@ from torch import nn
 from integrations._utils.modules import ModulePaths
 from integrations.api.handle.adapt import Adapter
 from integrations.api.handle.handle_state import HandleState
-from integrations.api.handle.module_conversion import Exchanges
+from integrations.api.handle.module_conversion import Conversions
 from integrations.api.handle.monitor import Monitor
 from integrations.api.handle.plain_runs import PlainRuns
 from integrations.api.handle.running import EarlierRun, RunningSession
@@ -43,7 +43,7 @@ class ForwardRunner(HandleState):
     def _looks(self) -> bool:
         """Whether a session watches a forward at a level that is off: the first one if layers were exchanged, so that
         the report can tell what they keep."""
-        return not self._records and Exchanges.of(self.model) is not None
+        return not self._records and Conversions.of(self.model) is not None
 
     # ---- a forward ----
 

@@ -1,4 +1,4 @@
-"""``Exchanges``: the layers that ``compress_model`` exchanges for others that keep less, and how to undo that."""
+"""``Conversions``: the layers that ``compress_model`` exchanges for others that keep less, and how to undo that."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from integrations.losses.head import ChunkedHead, chunk_logits, head_of
 from integrations.planner.chunked import ChunkedLoss
 from integrations.policies.levels import Level
 
-RECORD = "_integrations_exchanges"
+RECORD = "_integrations_conversions"
 
 
 @dataclass(frozen=True)
-class Exchanges:
+class Conversions:
     """What is to be exchanged.
 
     Attributes:
@@ -40,7 +40,7 @@ class Exchanges:
     planned: str | None = field(default=None, compare=False)
 
     @classmethod
-    def asked(cls, activations: Any, linear: Any, layers: Any, loss: Any = None) -> Exchanges:
+    def asked(cls, activations: Any, linear: Any, layers: Any, loss: Any = None) -> Conversions:
         """The exchanges in ``compress_model``'s arguments.
 
         Raises:
@@ -109,7 +109,7 @@ class Exchanges:
             undoing.pop_all()
 
     @classmethod
-    def of(cls, model: nn.Module) -> Exchanges | None:
+    def of(cls, model: nn.Module) -> Conversions | None:
         """The exchanges that were applied to a model."""
         found = model.__dict__.get(RECORD)
         return found if isinstance(found, cls) else None
@@ -117,7 +117,7 @@ class Exchanges:
     @staticmethod
     def undo(model: nn.Module) -> None:
         """Undoes the exchanges of a model, if it has any."""
-        found = Exchanges.of(model)
+        found = Conversions.of(model)
         if found is None:
             return
         # Some may have been undone by hand. The heads are parts of layers that may go, and are held for what follows.
@@ -154,7 +154,7 @@ class Exchanges:
         Raises:
             ValueError: the model has no such layer.
         """
-        found = Exchanges.of(model)
+        found = Conversions.of(model)
         if found is not None and found.loss is not None:
             if (head := ChunkedHead.of(head_of(model, **found.loss))) is not None:
                 head.planned_rows = None if chunked is None else chunked.rows or None
@@ -170,7 +170,7 @@ class Exchanges:
         head = ChunkedHead.of(layer)
         if head is None and chunked.head != known:  # otherwise something has wrapped it since
             head = chunk_logits(layer, by_plan=True)
-            model.__dict__[RECORD] = replace(found or Exchanges(), planned=chunked.head)
+            model.__dict__[RECORD] = replace(found or Conversions(), planned=chunked.head)
         if head is not None:
             head.chunks, head.planned_rows = True, chunked.rows or None
 

@@ -197,7 +197,7 @@ def require_at(plan: Plan, level: Level) -> None:
             f"stored; call compress_model with that level{'' if name is None else f', level={name!r},'} and "
             "checkpoint=plan"
         )
-    if plan.level is None and plan.menus is not None and not level.off:
+    if plan.level is None and plan.candidates is not None and not level.off:
         raise ValueError(
             "checkpoint must be a plan of integrations.checkpoint.plan beside a level, which says how everything is "
             "stored, got one that has a store for each value; leave out the level: integrations.apply(model, plan)"

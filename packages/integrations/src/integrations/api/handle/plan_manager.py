@@ -15,7 +15,7 @@ from integrations.api.error_control.broadcast import Answer, of_rank_0, with_byt
 from integrations.api.error_control.error_model import ErrorModel
 from integrations.api.handle.first_steps import FirstSteps
 from integrations.api.handle.fronts import Fronts
-from integrations.api.handle.module_conversion import Exchanges
+from integrations.api.handle.module_conversion import Conversions
 from integrations.api.handle.plan_arguments import (
     OPTIMAL,
     Asked,
@@ -114,7 +114,7 @@ class PlanManager:
         self.met = -1
         self._number: tuple[int, int] | None = None  # the last measured step, and its number for measuring
         if isinstance(asked, Plan):
-            stores = asked.compressed or asked.menus is not None
+            stores = asked.compressed or asked.candidates is not None
             self.measuring = Remeasuring(ErrorModel(model, asked.error), EARLY[1]) if asked.error else None
             self.plans = Fronts(asked, level, self._errors, shapes=shapes) if stores else Plans(asked, shapes)
             if level.off and not stores:
@@ -246,8 +246,8 @@ class PlanManager:
             return None
         self.first_steps.tell_of_excess()
         self.first_steps.start(model, followed.of_state)
-        Exchanges.follow(model, plans.followed.chunked)
-        alone = level.off or (followed.plan.menus is not None and followed.plan.level is None)
+        Conversions.follow(model, plans.followed.chunked)
+        alone = level.off or (followed.plan.candidates is not None and followed.plan.level is None)
         return PlanExecutor(model, plans, followed, None if alone else level, compiled, self._keeps, trial)
 
     def may_take_less(self, plan: Plan) -> bool:

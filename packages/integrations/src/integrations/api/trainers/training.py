@@ -14,7 +14,7 @@ from torch import nn
 from integrations._utils.whole_files import write_text
 from integrations.api.compress import compress_model, compression, restore_model
 from integrations.api.handle.compression import Compression
-from integrations.api.handle.module_conversion import Exchanges
+from integrations.api.handle.module_conversion import Conversions
 from integrations.api.handle.plan_arguments import Asked, level_with, planning_for, require_one, with_plan
 from integrations.planner.bounds import Bounds
 from integrations.policies.levels import resolve_level
@@ -67,7 +67,9 @@ class CompressedTraining:
         self.asked = require_one(bounds, checkpoint)
         self.level_name = level_with(level, bounds)
         self.level = resolve_level(self.level_name, options)
-        self.exchanges = Exchanges.asked(*(arguments.get(name) for name in ("activations", "linear", "layers", "loss")))
+        self.exchanges = Conversions.asked(
+            *(arguments.get(name) for name in ("activations", "linear", "layers", "loss"))
+        )
         if self.asked is not None:
             self.exchanges.require_repeatable()
         self.prints = report is True
@@ -145,7 +147,7 @@ class CompressedTraining:
             difference = f"with strict={handle.strict}, and the callback's is {not handle.strict}"
         elif (None if handle._plan_manager is None else handle._plan_manager.asked) != self.asked:
             difference = f"with another plan than the callback's: {_in_words(self.asked)}"
-        elif (Exchanges.of(handle.model) or Exchanges()) != self.exchanges:
+        elif (Conversions.of(handle.model) or Conversions()) != self.exchanges:
             difference = "with another choice of activations, linear, layers and loss than the callback's"
         else:
             return

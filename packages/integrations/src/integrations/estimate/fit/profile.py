@@ -134,7 +134,7 @@ def _alike(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 def profile_of(
     graph: Graph,
-    menus: StorageCandidates | None = None,
+    candidates: StorageCandidates | None = None,
     kept: Sequence[bool] | None = None,
     held: Sequence[bool] | None = None,
     forms: Sequence[int] | None = None,
@@ -143,12 +143,12 @@ def profile_of(
 
     Args:
         graph: the step, in which gradients are made.
-        menus, kept, held, forms: how values wait, as ``actcore.simulate`` takes it; without them all are kept.
+        candidates, kept, held, forms: how values wait, as ``actcore.simulate`` takes it; without them all are kept.
     """
-    step = training_step(graph, menus)
+    step = training_step(graph, candidates)
     kept = [True] * len(graph.values) if kept is None else kept
     forms = [-1] * len(graph.values) if forms is None else forms
-    usage = simulate(step, kept, held, forms if menus is not None else None)
+    usage = simulate(step, kept, held, forms if candidates is not None else None)
     events = len(graph.other)
     total = torch.tensor(usage.nbytes, dtype=torch.float64)
     gradients = torch.tensor(graph.standing or [0] * events, dtype=torch.float64)
@@ -158,9 +158,11 @@ def profile_of(
     for number, value in enumerate(graph.values):
         if value.saved < 0 or not kept[number] or number in taken_over:
             continue
-        option = None if menus is None or forms[number] < 0 else menus.options[number][forms[number]]
+        option = None if candidates is None or forms[number] < 0 else candidates.options[number][forms[number]]
         row = loss if value.producer >= loss_ops else waiting
-        begin = value.producer if option is None or menus is None else max(menus.stored_at[number], value.until)
+        begin = (
+            value.producer if option is None or candidates is None else max(candidates.stored_at[number], value.until)
+        )
         nbytes = value.nbytes if option is None else option.held
         row[min(begin, events)] += nbytes
         row[min(value.saved + 1, events)] -= nbytes

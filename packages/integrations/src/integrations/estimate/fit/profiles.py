@@ -144,5 +144,5 @@ class Profiles:
 
 def profile_of_choice(plan: Plan, choice: Choice) -> Profile:
     """The profile of a step that follows a choice of a plan's front."""
-    menus = plan.candidates_for(choice)
-    return profile_of(plan.graph_of(choice), menus, *chosen_entries(choice, menus))
+    candidates = plan.candidates_for(choice)
+    return profile_of(plan.graph_of(choice), candidates, *chosen_entries(choice, candidates))

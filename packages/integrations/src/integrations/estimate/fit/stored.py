@@ -63,8 +63,8 @@ def stored_profile(
             if graph.values[packed].producer <= number:
                 saved_at[packed] = max(saved_at[packed], number)
     weights = usual_weights(graph, seen.saves.found)
-    menus = StorageCandidates(tuple(options), weights, (0,) * len(graph.values), tuple(saved_at))
-    return profile_of(graph, menus, forms=[0 if row else -1 for row in options])
+    candidates = StorageCandidates(tuple(options), weights, (0,) * len(graph.values), tuple(saved_at))
+    return profile_of(graph, candidates, forms=[0 if row else -1 for row in options])
 
 
 def _rows_of(savers: Sequence[Saver], rows: Sequence[Row], level: str) -> Iterator[tuple[Saver, Row]]:

@@ -166,7 +166,7 @@ class Tagging(TorchDispatchMode):
 
     @property
     def _has_stores(self) -> bool:
-        return self._plan.menus is not None and not self._plan.compressed
+        return self._plan.candidates is not None and not self._plan.compressed
 
     def _write_stores(self, entry: _Traced, values: tuple[int | None, ...], other_path: bool) -> None:
         """Writes to an operator's results how they wait, if the plan has a store for all of its values or for none. On

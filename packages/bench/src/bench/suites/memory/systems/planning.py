@@ -54,8 +54,11 @@ def planned(name: str, seed: int) -> Planning:
     given = subject.inputs
     args, kwargs = ((), dict(given)) if isinstance(given, Mapping) else (given, None)
     plan = integrations.plan(subject.model.train(), args, kwargs, error=ERROR, measure=False)
-    graphs = [(plan.graph, plan.menus), *([] if plan.rounded is None else [(plan.rounded, plan.rounded_menus)])]
-    options = sum(len(row) for _, menus in graphs if menus is not None for row in menus.options)
+    graphs = [
+        (plan.graph, plan.candidates),
+        *([] if plan.rounded is None else [(plan.rounded, plan.rounded_candidates)]),
+    ]
+    options = sum(len(row) for _, candidates in graphs if candidates is not None for row in candidates.options)
     allowed = [choice for choice in plan.front if choice.peak <= PART * plan.plain_peak]
     best = allowed[-1] if allowed else None
     return Planning(

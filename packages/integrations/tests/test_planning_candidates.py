@@ -24,8 +24,8 @@ BASE = LEVELS["L0"]
 SIZE = 64 * 64
 
 
-def menus(model, *args, base=BASE, rounded=True):
-    """The graph of a model, and its menus."""
+def candidates(model, *args, base=BASE, rounded=True):
+    """The graph of a model, and its candidates."""
     seen = Seen(recomputes=rounded)
     graph = capture(model.train(), args, hooks=seen.hooks)
     return graph, storage_candidates(graph, seen, base, constant, usual, lambda store: True)
@@ -33,7 +33,7 @@ def menus(model, *args, base=BASE, rounded=True):
 
 def row_of(forward, place, **options):
     """The menu of what one operator of a function of a 64 x 64 input makes."""
-    graph, found = menus(Net(forward, weight=normal(64, 64)), normal(64, 64), **options)
+    graph, found = candidates(Net(forward, weight=normal(64, 64)), normal(64, 64), **options)
     value, *_ = [op.makes[0] for op in graph.ops if op.name.startswith(f"aten.{place}.")]
     return {(option.store, option.serves): option for option in found.options[value]}
 
@@ -90,7 +90,7 @@ def test_what_nobody_saves_has_widths_for_repetitions():
     ],
 )
 def test_what_is_kept_anyway_has_no_stores(forward):
-    graph, found = menus(Net(forward, weight=normal(64, 64).abs()), normal(64, 64).abs())
+    graph, found = candidates(Net(forward, weight=normal(64, 64).abs()), normal(64, 64).abs())
     fixed = {value.reuses for value in graph.values}
     for number, value in enumerate(graph.values):
         if value.nbytes < 1024 or number in fixed or value.until == len(graph.other) - 1:
@@ -106,7 +106,7 @@ def test_what_is_saved_before_its_memory_is_written_is_stored_as_it_was():
         h.data.add_(1)  # of which autograd does not hear
         return (y * (h @ net.weight)).sum()
 
-    graph, found = menus(Net(forward, weight=normal(64, 64)), normal(64, 64))
+    graph, found = candidates(Net(forward, weight=normal(64, 64)), normal(64, 64))
     written = [value for value, one in enumerate(graph.values) if one.reuses >= 0]
     assert written
     for value, operator in enumerate(found.stored_at):
@@ -124,7 +124,7 @@ def test_what_decides_is_not_rounded():
         y = x @ net.weight
         return torch.where(y > 0.5, y.exp(), y) @ net.weight
 
-    graph, found = menus(Net(forward, weight=normal(64, 64)), normal(64, 64))
+    graph, found = candidates(Net(forward, weight=normal(64, 64)), normal(64, 64))
     exact = [number for number, value in enumerate(graph.values) if value.exact]
     assert exact
     assert not [option for number in exact for option in found.options[number] if option.noise and option.serves]
@@ -145,13 +145,13 @@ def test_nothing_is_aside_where_nothing_is_rounded():
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_menus_hold_what_a_session_stores(bits):
+def test_candidates_hold_what_a_session_stores(bits):
     """Byte for byte, of a net whose every saved value is stored, in groups that are rows."""
     model = nn.Sequential(
         *(part for _ in range(3) for part in (nn.Linear(64, 64), nn.ReLU(), nn.LayerNorm(64))), nn.Linear(64, 1)
     )
     x = normal(128, 64)
-    graph, found = menus(copy.deepcopy(model), x, base=replace(BASE, group_size=64))
+    graph, found = candidates(copy.deepcopy(model), x, base=replace(BASE, group_size=64))
     saved = [number for number, value in enumerate(graph.values) if value.saved >= 0 and value.nbytes >= BASE.min_bytes]
     stored = [found.option(number, Store(bits)).held for number in saved]
     widths = dict.fromkeys(("bits", "product_bits", "norm_bits", "pointwise_bits", "attention_bits"), bits)
