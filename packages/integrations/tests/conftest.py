@@ -111,14 +111,14 @@ def lane(monkeypatch):
 @pytest.fixture
 def following_takes_no_time(monkeypatch):
     """Python's time for a forward that follows a plan counts as none: it is several times a step of models so small."""
-    from integrations.api.error_control import bounded
+    from integrations.api.error_control import plan_within_bounds
     from integrations.capture.costs.calibrating import calibrated
 
     def rating(device, dtype):
         rates = calibrated(device, dtype)
         return replace(rates, host=replace(rates.host, follow=0.0))
 
-    monkeypatch.setattr(bounded, "calibrated", rating)
+    monkeypatch.setattr(plan_within_bounds, "calibrated", rating)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import integrations
 from actcore import stored
 from integrations.planner.sensitivity import surroundings
 from integrations.runtime.compiled.hooks import session_here
-from integrations.runtime.repeating import repeating
+from integrations.runtime.repeating import thread_state
 from integrations.runtime.session import Session
 from integrations.tracing.storage.regions import Region
 
@@ -129,7 +129,7 @@ def of_thread():
         "session": session_here(),
         "listener": (stored._here.listener, stored._here.operator, stored._here.subject),
         "trial": getattr(surroundings._here, "met", None),
-        "plan": (repeating.here.following, repeating.here.repeating),
+        "plan": (thread_state.here.following, thread_state.here.repeating),
     }
 
 

@@ -9,9 +9,9 @@ from torch import nn
 
 import integrations
 from integrations import checkpoint
-from integrations.api.error_control import broadcast
+from integrations.api.error_control import rank_0_plan
 from integrations.cli import main
-from integrations.planner import free
+from integrations.planner import free_memory
 from integrations.planner.bounds import Bounds
 from integrations.planner.budget import allowed_bytes, bytes_of, require_budget
 
@@ -110,19 +110,19 @@ def machine(monkeypatch, tmp_path, available, limit=None, used=0, inactive=0):
     (group / "memory.max").write_text("max" if limit is None else str(limit))
     (group / "memory.current").write_text(str(used))
     (group / "memory.stat").write_text(f"anon 5\ninactive_file {inactive}\n")
-    monkeypatch.setattr(free, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(free, "_CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(free, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(free_memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(free_memory, "_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(free_memory, "_CGROUPS", tmp_path)
 
 
 def test_what_is_free_on_a_cpu(monkeypatch, tmp_path):
     machine(monkeypatch, tmp_path, available=64 * MIB)
-    assert free.measure_room(torch.device("cpu")) == (64 * MIB, 100 * MIB)
+    assert free_memory.measure_room(torch.device("cpu")) == (64 * MIB, 100 * MIB)
 
 
 def test_what_a_control_group_leaves(monkeypatch, tmp_path):
     machine(monkeypatch, tmp_path, available=64 * MIB, limit=50 * MIB, used=40 * MIB, inactive=8 * MIB)
-    assert free.measure_room(torch.device("cpu")) == (18 * MIB, 50 * MIB)
+    assert free_memory.measure_room(torch.device("cpu")) == (18 * MIB, 50 * MIB)
 
 
 def test_what_is_free_on_a_gpu(monkeypatch):
@@ -136,11 +136,11 @@ def test_what_is_free_on_a_gpu(monkeypatch):
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda *device, value=value: value)
     device = torch.device("cuda")
-    assert free.measure_room(device) == (35, 100)
-    assert free.training_memory("auto", device) == 55
-    assert free.training_memory("90%", device) == free.training_memory(0.9, device) == 90
+    assert free_memory.measure_room(device) == (35, 100)
+    assert free_memory.training_memory("auto", device) == 55
+    assert free_memory.training_memory("90%", device) == free_memory.training_memory(0.9, device) == 90
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.4)
-    assert free.measure_room(device) == (20, 40)
+    assert free_memory.measure_room(device) == (20, 40)
 
 
 def test_what_training_will_take_is_left_out(monkeypatch, tmp_path):
@@ -149,24 +149,24 @@ def test_what_training_will_take_is_left_out(monkeypatch, tmp_path):
     model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False))
     model[1].requires_grad_(False)
     one, margin = 256 * 256 * 4, 5 * MIB
-    found = free.free_for(model)
+    found = free_memory.free_for(model)
     assert (found.gradients, found.states, found.optimizer, found.margin) == (one, 2 * one, "adamw", margin)
     assert found.nbytes == 64 * MIB - 3 * one - margin
     optimizer = torch.optim.SGD([model[0].weight], lr=0.1, momentum=0.9)
-    assert free.free_for(model).states == one
+    assert free_memory.free_for(model).states == one
     model(torch.randn(2, 256)).sum().backward()
-    assert free.free_for(model).gradients == 0
+    assert free_memory.free_for(model).gradients == 0
     optimizer.step()
-    assert free.free_for(model).states == 0
+    assert free_memory.free_for(model).states == 0
 
 
 def test_auto_keeps_to_what_is_free(monkeypatch, tmp_path):
     model, args = deep()
     plan = integrations.plan(model, args, memory=0.6)
-    room = free.free_for(model)
-    taken = room.gradients + room.states + int(free.RESERVE * 100 * MIB)
+    room = free_memory.free_for(model)
+    taken = room.gradients + room.states + int(free_memory.RESERVE * 100 * MIB)
     machine(monkeypatch, tmp_path, available=(int(0.6 * plan.plain_peak) + taken + 2048) // 1024 * 1024)
-    allowed = free.free_for(model).nbytes
+    allowed = free_memory.free_for(model).nbytes
     integrations.compress_model(model, memory="auto")
     gradients(model, *args)
     handle = integrations.compression(model)
@@ -192,19 +192,19 @@ def test_ranks_that_plan_together_take_the_least_of_theirs(monkeypatch, tmp_path
     machine(monkeypatch, tmp_path, available=64 * MIB)
     model, args = deep()
     others = [-1000.0]
-    monkeypatch.setattr(broadcast, "largest", lambda value: max(value, *others) if others[0] < 0 else others[0])
+    monkeypatch.setattr(rank_0_plan, "largest", lambda value: max(value, *others) if others[0] < 0 else others[0])
     asked = Bounds("auto")
-    assert broadcast.with_bytes(asked, model, args, together=True)[0] == Bounds("1000B")
-    alone = broadcast.with_bytes(asked, model, args, together=False)[0]
-    assert bytes_of(alone.memory, 0) == free.free_for(model).nbytes > 1000
+    assert rank_0_plan.with_bytes(asked, model, args, together=True)[0] == Bounds("1000B")
+    alone = rank_0_plan.with_bytes(asked, model, args, together=False)[0]
+    assert bytes_of(alone.memory, 0) == free_memory.free_for(model).nbytes > 1000
     others[0] = math.nan  # a rank on which nothing is known
     with pytest.raises(ValueError, match="if a rank's free memory is unknown"):
-        broadcast.with_bytes(asked, model, args, together=True)
+        rank_0_plan.with_bytes(asked, model, args, together=True)
 
 
 def test_auto_on_a_device_of_which_nothing_is_known():
     with pytest.raises(ValueError, match=r"memory must be in bytes here, .*: the memory of meta is unknown"):
-        free.measure_room(torch.device("meta"))
+        free_memory.measure_room(torch.device("meta"))
     plan = integrations.plan(*deep(), memory=0.9)
     with pytest.raises(ValueError, match="memory must be in bytes or a fraction for a plan that is made, got 'auto'"):
         plan.within("auto")
@@ -237,7 +237,7 @@ def test_fit_has_the_room_that_auto_has(monkeypatch, tmp_path):
         fit = integrations.fit(model, inputs, **options)
         left = fit.available - fit.weights - fit.states - fit.gradients - fit.inputs
         counters = 4 * len(optimizer.state)  # AdamW counts each parameter's steps in 4 bytes, which fit leaves out
-        assert left == free.free_for(model).nbytes + counters
+        assert left == free_memory.free_for(model).nbytes + counters
         assert 'memory="auto"' in fit.code
         assert fit.memory - fit.available == 5 * MIB
         model(**inputs).loss.backward()

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from integrations import checkpoint, compress_model
 from integrations.checkpoint import Plan
-from integrations.planner.front import planned
+from integrations.planner.plan_with_stores import planned
 from integrations.policies.levels import resolve_level
 
 from .nets import mlp, normal

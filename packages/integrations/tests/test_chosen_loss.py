@@ -13,10 +13,10 @@ import integrations
 from actcore import simulate
 from integrations import Plan
 from integrations.losses.head import ChunkedHead
-from integrations.planner.better_loss import with_better_loss
 from integrations.planner.bounds import Bounds
 from integrations.planner.chunked import chunk_op
-from integrations.planner.front import planned
+from integrations.planner.loss_choice import with_better_loss
+from integrations.planner.plan_with_stores import planned
 from integrations.planner.problem import chosen_entries, training_step
 from integrations.policies.levels import LEVELS
 

@@ -17,7 +17,7 @@ import integrations
 from integrations import checkpoint
 from integrations.capture.costs.rates import constant
 from integrations.planner.bounds import Bounds
-from integrations.planner.front import planned
+from integrations.planner.plan_with_stores import planned
 from integrations.policies.aten_rules import BackwardUses
 from integrations.policies.levels import LEVELS
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from integrations.api.error_control.bounded import chosen, front_of, measured, weighed_again
 from integrations.api.error_control.error_model import TARGET, ErrorModel
 from integrations.api.error_control.gradient_errors import OF_TENSOR, GradientErrors, TensorError, large_parameters
+from integrations.api.error_control.plan_within_bounds import chosen, front_of, measured, weighed_again
 from integrations.capture.costs.rates import constant
 from integrations.planner.bounds import Bounds
 from integrations.policies.levels import LEVELS
@@ -21,7 +21,7 @@ BOUNDS = Bounds(error=0.1)
 @pytest.fixture(autouse=True)
 def usual_rates(monkeypatch):
     """Plans are the same on every machine."""
-    monkeypatch.setattr("integrations.api.error_control.bounded.calibrated", constant)
+    monkeypatch.setattr("integrations.api.error_control.plan_within_bounds.calibrated", constant)
 
 
 def net(depth=4):
@@ -89,7 +89,7 @@ def test_a_layer_whose_bound_would_be_broken_counts_more():
 
 def test_no_plan_of_the_last_search_breaks_the_bound_of_a_layer(monkeypatch):
     """Whatever else is predicted."""
-    monkeypatch.setattr("integrations.api.error_control.bounded._MOST_SEARCHES", 1)
+    monkeypatch.setattr("integrations.api.error_control.plan_within_bounds._MOST_SEARCHES", 1)
     model = net(12)
     plan, errors = planned_for(model)
     assert plan.choice.rounds

@@ -12,7 +12,7 @@ from torch import nn
 import integrations
 from integrations.api.handle import recorded_step
 from integrations.checkpoint import Plan
-from integrations.planner import front
+from integrations.planner import plan_with_stores
 from integrations.planner.accumulation import WITH_ROUNDING
 from integrations.planner.at_peak import largest_at_peak
 
@@ -164,7 +164,7 @@ def share_in(told):
 
 def test_an_estimate_that_fails_is_left_out(monkeypatch):
     model, args = deep()
-    found, solved = [], front.solved
+    found, solved = [], plan_with_stores.solved
 
     def once(*given, **named):
         found.append(given)
@@ -172,7 +172,7 @@ def test_an_estimate_that_fails_is_left_out(monkeypatch):
             raise RuntimeError("no room to search")
         return solved(*given, **named)
 
-    monkeypatch.setattr(front, "solved", once)
+    monkeypatch.setattr(plan_with_stores, "solved", once)
     with pytest.raises(ValueError, match="must be at least") as raised:
         integrations.plan(model, args, memory=0.05)
     assert len(found) == 2
@@ -182,8 +182,10 @@ def test_an_estimate_that_fails_is_left_out(monkeypatch):
 def test_plans_that_fit_are_searched_for_once(monkeypatch):
     """What rounding would allow is only searched for if the error is raised."""
     model, args = deep()
-    found, solved = [], front.solved
-    monkeypatch.setattr(front, "solved", lambda *given, **named: found.append(given) or solved(*given, **named))
+    found, solved = [], plan_with_stores.solved
+    monkeypatch.setattr(
+        plan_with_stores, "solved", lambda *given, **named: found.append(given) or solved(*given, **named)
+    )
     plan = integrations.plan(model, args, memory=0.6)
     assert len(found) == 1
     assert WITH_ROUNDING not in plan.others  # it would keep the captures alive
@@ -220,7 +222,7 @@ def test_the_cause_is_shown_without_our_frames(monkeypatch):
     def broken(*args, **kwargs):
         raise KeyError("a menu")
 
-    monkeypatch.setattr("integrations.planner.front.storage_candidates", broken)
+    monkeypatch.setattr("integrations.planner.plan_with_stores.storage_candidates", broken)
     model, args = deep()
     integrations.compress_model(model, memory=0.5)
     with pytest.raises(ValueError, match="KeyError: 'a menu'") as raised:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from integrations._utils.locking import OwnLock, Users
-from integrations.planner.sensitivity.guard import trial
+from integrations.planner.sensitivity.trial_run import trial
 
 from .faults import interrupted_anywhere
 

@@ -110,7 +110,9 @@ def test_an_interrupt_where_a_session_begins_or_ends(place):
     trial = Trial(model, model, interrupts=True)
     trial.work, trial.compares = work, False
     trial.whole = lambda values: values  # what a step leaves is the subject of the other tests
-    chosen = [at for at, file in enumerate(counts.files, 1) if file in ("hook_stack.py", "running.py", "forward.py")]
+    chosen = [
+        at for at, file in enumerate(counts.files, 1) if file in ("hook_stack.py", "running_session.py", "forward.py")
+    ]
     assert chosen
     with counting_alone():
         for at in chosen if LONG else chosen[:: -(-len(chosen) // 40)]:

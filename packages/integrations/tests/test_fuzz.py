@@ -25,7 +25,7 @@ from torch import nn
 
 import integrations
 from integrations import Report
-from integrations._utils import entries
+from integrations._utils import checked_json
 from integrations._utils.archives import arrays_in
 from integrations.capture.graphs.graph import Graph
 from integrations.checkpoint import Plan
@@ -327,11 +327,11 @@ def test_texts_are_bounded(monkeypatch):
     for text in (DEEP, '{"a":' * 100_000, "[" * 40 + "]" * 40):
         with pytest.raises(ValueError, match="lists and objects are more than 32 deep"):
             Plan.from_json(text)
-    assert entries.loaded("[" * 32 + "]" * 32, "a test")
+    assert checked_json.loaded("[" * 32 + "]" * 32, "a test")
     for text in ("1" * 5000, "NaN", "[1e999]", "-Infinity"):
         with pytest.raises(ValueError, match="it is no JSON"):
             Graph.from_json(text)
-    monkeypatch.setattr(entries, "LONGEST", 9)
+    monkeypatch.setattr(checked_json, "LONGEST", 9)
     with pytest.raises(ValueError, match="of at most 9 characters, got 10"):
         Plan.from_json("[1,2,3,4] ")
     with pytest.raises(TypeError, match="got bytes"):

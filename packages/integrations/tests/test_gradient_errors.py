@@ -16,7 +16,7 @@ from integrations.api.error_control.gradient_errors import (
 )
 from integrations.api.error_control.sketch import Sketches
 from integrations.planner.bounds import Bounds
-from integrations.planner.front import planned
+from integrations.planner.plan_with_stores import planned
 from integrations.planner.sensitivity.one_step import OneStep, Unmeasured
 
 from .nets import gradients, normal, profiled_bytes

@@ -9,7 +9,7 @@ import integrations
 from actcore import GroupAffine
 from integrations.api.error_control.gradient_errors import measured_errors
 from integrations.planner.bounds import Bounds
-from integrations.planner.front import planned
+from integrations.planner.plan_with_stores import planned
 from integrations.planner.sensitivity.weights import layer_noise, noise_of
 
 from .nets import mlp, normal

@@ -42,7 +42,7 @@ def sessions(monkeypatch):
             super().__init__(*args, **kwargs)
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr("integrations.api.handle.running.Session", Noted)
+    monkeypatch.setattr("integrations.api.handle.running_session.Session", Noted)
     return made
 
 

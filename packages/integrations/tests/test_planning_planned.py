@@ -13,8 +13,8 @@ from integrations import checkpoint
 from integrations.capture.costs.rates import constant
 from integrations.planner.bounds import Bounds
 from integrations.planner.choice import Choice, mask_of
-from integrations.planner.front import planned
 from integrations.planner.plan import Plan
+from integrations.planner.plan_with_stores import planned
 from integrations.planner.problem import training_step
 from integrations.policies.levels import LEVELS
 from integrations.policies.stores import Store

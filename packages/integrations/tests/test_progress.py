@@ -16,7 +16,7 @@ from integrations import checkpoint
 from integrations._utils import progress as lines
 from integrations._utils.progress import progress, stage
 from integrations.capture.reachable_state import _only_shows
-from integrations.planner import alternatives, front, planner
+from integrations.planner import alternatives, plan_recomputation, plan_with_stores
 
 from .nets import gradients
 from .recompute_levels import deep
@@ -180,7 +180,7 @@ def test_planning_says_what_it_does(monkeypatch):
 
         monkeypatch.setattr(module, name, call)
 
-    for module, name in ((front, "capture_reaching"), (planner, "capture")):
+    for module, name in ((plan_with_stores, "capture_reaching"), (plan_recomputation, "capture")):
         noting(module, name)
         noting(module, "solved")
     noting(alternatives, "solved")

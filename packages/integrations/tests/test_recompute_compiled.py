@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from integrations import checkpoint as ck
-from integrations.planner.planner import plan_of_graph
+from integrations.planner.plan_recomputation import plan_of_graph
 from integrations.runtime.compiled.matching import Operator, match
 
 from .compiled_peak import compiled_peak

@@ -9,7 +9,7 @@ from integrations.capture import capture as capturing
 from integrations.capture.costs import workspaces
 from integrations.capture.dispatch.memory import allocated
 from integrations.checkpoint import capture, plan
-from integrations.planner.front import planned
+from integrations.planner.plan_with_stores import planned
 from integrations.policies.levels import resolve_level
 from integrations.tracing.tensors import tensors_in
 

@@ -20,10 +20,10 @@ from integrations.capture.capture import capture
 from integrations.capture.dispatch.decisions import Decides, decides
 from integrations.capture.graphs.schedule import Schedule
 from integrations.planner.choice import mask_of
-from integrations.planner.front import planned
+from integrations.planner.plan_with_stores import planned
 from integrations.planner.problem import training_step
 from integrations.policies.levels import resolve_level
-from integrations.runtime.repeating.repeating import here
+from integrations.runtime.repeating.thread_state import here
 
 from .deciding_nets import DECISIONS, Deciding, by_function, by_operator, deciding, flipping, picked_op
 from .libraries import library_or_skip

@@ -11,7 +11,7 @@ from torch import nn
 
 from actcore import simulate
 from integrations.checkpoint import Plan, capture, plan
-from integrations.planner.paper import paper_segments
+from integrations.planner.feng_huang_objective import paper_segments
 from integrations.planner.problem import training_step
 
 from .nets import mlp, normal

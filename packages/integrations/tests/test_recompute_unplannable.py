@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 import integrations
 from integrations import checkpoint
-from integrations.api.error_control import bounded
+from integrations.api.error_control import plan_within_bounds
 from integrations.planner import plans
-from integrations.planner.front import planned
+from integrations.planner.plan_with_stores import planned
 
 from .nets import assert_same, gradients, mlp, normal
 
@@ -67,7 +67,7 @@ def test_a_capture_that_fails_warns_once_and_the_forward_runs(way, monkeypatch):
         raise RuntimeError("operators that no capture knows")
 
     monkeypatch.setattr(plans, "capture", capture)
-    monkeypatch.setattr("integrations.planner.front.capture_reaching", capture)
+    monkeypatch.setattr("integrations.planner.plan_with_stores.capture_reaching", capture)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         found = gradients(model, LARGER)
@@ -106,7 +106,7 @@ def test_shapes_without_a_gradient_do_not_stop_others(monkeypatch):
         captures.append(args)
         return planned(*args, **options)
 
-    monkeypatch.setattr(bounded, "planned", noted)
+    monkeypatch.setattr(plan_within_bounds, "planned", noted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for rows in range(60, 80):
@@ -255,7 +255,7 @@ def test_a_failure_behind_the_capture_says_so_too(monkeypatch):
     def broken(*args, **kwargs):
         raise KeyError("a menu")
 
-    monkeypatch.setattr("integrations.planner.front.storage_candidates", broken)
+    monkeypatch.setattr("integrations.planner.plan_with_stores.storage_candidates", broken)
     model = integrations.compress_model(mlp(), memory=0.5)
     with pytest.raises(ValueError, match="no plan can be made of Sequential for inputs 48x64: KeyError: 'a menu'"):
         model(X)
@@ -270,7 +270,7 @@ def test_memory_that_runs_out_for_the_first_plan_is_said_as_such(error, monkeypa
         raise error("none left")
 
     with monkeypatch.context() as patch:
-        patch.setattr("integrations.planner.front.capture_reaching", short)
+        patch.setattr("integrations.planner.plan_with_stores.capture_reaching", short)
         with pytest.raises(error, match="none left") as raised:
             model(X)
     assert any("another attempt plans again" in note for note in raised.value.__notes__)

@@ -13,7 +13,7 @@ from integrations.capture import capture as capturing
 from integrations.capture.costs import workspaces
 from integrations.capture.costs.calls import DistinctCalls
 from integrations.capture.costs.modelled import Cost, modelled
-from integrations.capture.costs.repeated import Repeated
+from integrations.capture.costs.timed_call import Repeated
 from integrations.capture.costs.workspaces import measured, with_workspaces_of_cudnn
 from integrations.checkpoint import Graph, apply, capture, plan, plan_of
 from integrations.planner.problem import training_step

@@ -9,7 +9,7 @@ from torch import nn
 
 import integrations
 from actcore import GroupAffine, SavedTensor, compress, decompress
-from integrations.planner.sensitivity.copies import MeasuredCopy
+from integrations.planner.sensitivity.shared_storage import MeasuredCopy
 from integrations.policies.norms import CHANNELS, FEW, Normalizer, RowByRow, Standardized
 from integrations.tracing.storage.extent import Extent
 from integrations.tracing.storage.records import Record

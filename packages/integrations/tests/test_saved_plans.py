@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import integrations
-from integrations.api.error_control import bounded
+from integrations.api.error_control import plan_within_bounds
 from integrations.api.trainers.training import CompressedTraining
 from integrations.checkpoint import Plan
 from integrations.planner import plans
@@ -55,7 +55,7 @@ def test_a_saved_plan_gives_the_same_steps_in_another_process(tmp_path):
 def test_nothing_is_planned_or_measured(made, tmp_path, monkeypatch, kind, recwarn):
     path = tmp_path / "plan.json"
     made.save(path)
-    monkeypatch.setattr(bounded, "planned", None)
+    monkeypatch.setattr(plan_within_bounds, "planned", None)
     monkeypatch.setattr(plans, "capture", None)
     model, args = deep()
     plain = gradients(model, *args)

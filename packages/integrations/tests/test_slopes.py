@@ -9,13 +9,13 @@ from torch import nn
 
 from actcore import SavedTensor
 from integrations import fewbit
-from integrations._utils.modules import ModulePaths
+from integrations._utils.running_module import ModulePaths
 from integrations.capture.capture import capture
 from integrations.capture.costs.codecs import restore_seconds, store_seconds
 from integrations.capture.costs.rates import constant
 from integrations.planner.candidates import SLOPE_WIDTHS, storage_candidates, usual
-from integrations.planner.parts import part_of
 from integrations.planner.savers import Saver, Seen
+from integrations.planner.stored_part import part_of
 from integrations.policies.arguments import Arguments
 from integrations.policies.levels import LEVELS, Level
 from integrations.policies.policy import policy_of

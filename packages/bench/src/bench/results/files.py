@@ -12,7 +12,7 @@ from typing import Any
 from bench.errors import BenchError
 from bench.results.machine import Machine
 from bench.results.record import Kind, Record
-from integrations._utils.entries import loaded
+from integrations._utils.checked_json import loaded
 from integrations._utils.whole_files import write_text
 
 FORMAT = 2

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from integrations._utils.in_model import ModelRef
-from integrations._utils.modules import called_module
+from integrations._utils.running_module import called_module
 
 
 class ForwardWrapper(ABC):

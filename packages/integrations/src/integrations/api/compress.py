@@ -21,12 +21,12 @@ from integrations.api.handle.blocks import BlockCompression, entered, in_block
 from integrations.api.handle.compression import Compression
 from integrations.api.handle.converted import Converted, is_converted
 from integrations.api.handle.forward import CompressedForward
-from integrations.api.handle.keeping import require_paths
+from integrations.api.handle.kept_modules import require_paths
 from integrations.api.handle.module_conversion import Conversions
+from integrations.api.handle.never_compressed_warning import await_forward, await_no_longer
 from integrations.api.handle.plan_arguments import Asked, Given, level_with, require_loss, require_one, with_plan
 from integrations.api.handle.plan_manager import plan_manager_for
-from integrations.api.handle.running import within
-from integrations.api.handle.unused import await_forward, await_no_longer
+from integrations.api.handle.running_session import within
 from integrations.planner.bounds import Bounds
 from integrations.planner.budget import Budget
 from integrations.planner.plan import Plan

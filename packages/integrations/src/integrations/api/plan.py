@@ -12,20 +12,20 @@ from torch import nn
 
 from integrations._utils.progress import shows_planning
 from integrations.api.compress import compress_model
-from integrations.api.error_control.bounded import chosen, front_of, measured
 from integrations.api.error_control.error_model import ErrorModel
 from integrations.api.error_control.gradient_errors import GradientErrors, measured_errors
+from integrations.api.error_control.plan_within_bounds import chosen, front_of, measured
 from integrations.api.handle.plan_arguments import Given
 from integrations.capture.loss import Loss, require_loss
 from integrations.losses.head import loss_of
-from integrations.planner.better_loss import with_better_loss
 from integrations.planner.bounds import FULL, Bounds
 from integrations.planner.budget import Budget, bytes_of, read_fraction
 from integrations.planner.errors import BudgetError, raising_for_user
-from integrations.planner.free import resolved
-from integrations.planner.obstacles import planning
+from integrations.planner.free_memory import resolved
+from integrations.planner.loss_choice import with_better_loss
 from integrations.planner.plan import Plan
-from integrations.planner.planner import plannable
+from integrations.planner.plan_recomputation import plannable
+from integrations.planner.planning_failures import planning
 from integrations.policies.levels import LEVELS
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from integrations._utils.torch_internals import OpOverload, current_autograd_node, current_graph_task_id
-from integrations.capture.apart import Apart, bytes_of_gradient
 from integrations.capture.dispatch.memory import Memory, allocated_for, is_plain, is_wrapper, key_of
 from integrations.capture.recording import PASSING, OperatorRun, Recording
+from integrations.capture.wrapper_memory import Apart, bytes_of_gradient
 
 
 class BackwardRecorder:

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
-from integrations._utils.modules import NOTHING_TRAINS, ModulePaths, trains
-from integrations._utils.plain import PLAIN
+from integrations._utils.plain_tensor_types import PLAIN
+from integrations._utils.running_module import NOTHING_TRAINS, ModulePaths, trains
 from integrations._utils.torch_internals import FakeTensor, FakeTensorMode, tree_leaves
-from integrations.capture.apart import bytes_of_gradient
 from integrations.capture.costs.modelled import Costs, modelled
 from integrations.capture.costs.workspaces import measured
 from integrations.capture.dispatch.casts import fresh_casts
@@ -41,6 +40,7 @@ from integrations.capture.reachable_state import ReachableState
 from integrations.capture.recorder import Recorder
 from integrations.capture.recording import Recording
 from integrations.capture.stand_ins import StandIns, with_stand_ins
+from integrations.capture.wrapper_memory import bytes_of_gradient
 from integrations.tracing.tensors import tensors_in
 
 _MOST_COPIED = 1 << 20  # elements of a tensor that is neither a parameter, a buffer nor an input of the model

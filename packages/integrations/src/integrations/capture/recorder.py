@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from actcore import SavedTensor
-from integrations._utils.modules import ModulePaths
+from integrations._utils.running_module import ModulePaths
 from integrations._utils.torch_internals import OpOverload, TorchDispatchMode, get_sequence_nr
-from integrations.capture.apart import Apart
 from integrations.capture.backward import BackwardRecorder
-from integrations.capture.contents import Contents
 from integrations.capture.dispatch import indices
 from integrations.capture.dispatch.decisions import amplified, decides, may_be_rounded, reads_elements
 from integrations.capture.dispatch.memory import (
@@ -34,6 +32,8 @@ from integrations.capture.errors import Escaped, NotCaptured
 from integrations.capture.fake_strides import as_on_device
 from integrations.capture.recording import PASSING, RecordedOp, RecordedValue, Recording
 from integrations.capture.saved_tensors import Saved, SavedTensors
+from integrations.capture.unseen_writes import Contents
+from integrations.capture.wrapper_memory import Apart
 from integrations.tracing.masks import may_be_masked
 
 

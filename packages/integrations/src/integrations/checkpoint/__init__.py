@@ -17,10 +17,10 @@ from integrations.capture.graphs.graph import Graph
 from integrations.checkpoint.applied import apply, plan_of, restore_model
 from integrations.checkpoint.optimal import optimal_grad_checkpointing
 from integrations.planner.choice import Choice
-from integrations.planner.paper import PaperSegments, paper_segments
+from integrations.planner.feng_huang_objective import PaperSegments, paper_segments
 from integrations.planner.plan import Plan
+from integrations.planner.plan_recomputation import plan
 from integrations.planner.planned_segments import PlannedSegment
-from integrations.planner.planner import plan
 
 __all__ = [
     "Choice",

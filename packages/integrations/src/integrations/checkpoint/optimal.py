@@ -12,7 +12,7 @@ from integrations.capture.loss import Loss
 from integrations.checkpoint.applied import apply
 from integrations.checkpoint.parsed import ParsedForward
 from integrations.planner.budget import Budget
-from integrations.planner.planner import plan
+from integrations.planner.plan_recomputation import plan
 
 Model = TypeVar("Model", bound=nn.Module)
 

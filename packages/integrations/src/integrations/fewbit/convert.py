@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from torch import nn
 
 from integrations._utils.compiling import compiled_module
+from integrations._utils.layer_replacement import give_back, remember, remembered, take_over
 from integrations._utils.module_tree import exchange
-from integrations._utils.takeover import give_back, remember, remembered, take_over
 from integrations.fewbit import functional, modules
 from integrations.fewbit.arguments import chosen_functions, linear_options, require_found, skip_entries
 from integrations.fewbit.conversion import (

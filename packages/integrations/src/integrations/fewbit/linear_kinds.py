@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from integrations._utils.takeover import take_over
+from integrations._utils.layer_replacement import take_over
 from integrations.fewbit.modules import RandomizedConv1D, RandomizedLinear
 from integrations.fewbit.util import convert_linear
 

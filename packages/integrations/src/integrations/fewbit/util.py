@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from integrations._utils.layer_replacement import take_over
 from integrations._utils.module_tree import exchange, paths_of
-from integrations._utils.takeover import take_over
 from integrations.fewbit.memory import (
     HookedMemoryUsage,
     estimate_memory_usage,

@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from integrations.losses._computed import (
+from integrations.losses._derived import Derived
+from integrations.losses._losses_of_logits import (
     argmax,
     cross_entropy,
     gathered,
@@ -27,7 +28,6 @@ from integrations.losses._computed import (
     nll_loss,
     picked,
 )
-from integrations.losses._derived import Derived
 
 Rule = Callable[..., Any]
 

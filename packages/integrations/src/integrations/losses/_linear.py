@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from actcore.stored import Absent
 from integrations._utils.autocast import dtype_of_product
-from integrations._utils.plain import has_elements
+from integrations._utils.plain_tensor_types import has_elements
 from integrations._utils.torch_internals import peek_interpreter_stack
 from integrations.losses import _operator
 from integrations.losses._chunks import rows_of_chunk

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from integrations._utils.autocast import autocast_on, dtype_of_product
 from integrations._utils.forward_wrapper import ForwardWrapper
-from integrations._utils.plain import PLAIN
+from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.torch_internals import in_forward_mode, peek_interpreter_stack
 from integrations._utils.warn import warn
 from integrations.capture.capture import is_capturing

@@ -17,7 +17,7 @@ LEAST = "least"
 """The budget that asks for the least memory that there is."""
 
 AUTO = "auto"
-"""The budget that asks for the memory that is free when the plan is made; see ``integrations.planner.free``."""
+"""The budget that asks for the memory that is free when the plan is made; see ``integrations.planner.free_memory``."""
 
 
 def python_number(value: Any) -> Any:
@@ -33,7 +33,7 @@ def bytes_of(budget: Budget, plain: int, name: str = "budget") -> int:
     Args:
         budget: an int, bytes; a string such as ``"4GiB"`` or ``"512 MB"``; or a fraction of ``plain``: a float in
             (0, 1], or a string such as ``"40%"``. The words ``"least"`` and ``"auto"`` have no bytes: see
-            ``allowed_bytes`` and ``integrations.planner.free``.
+            ``allowed_bytes`` and ``integrations.planner.free_memory``.
         plain: bytes of the step that keeps everything.
         name: the name of the argument, for errors.
 

@@ -13,13 +13,13 @@ from actcore import Offload
 from integrations.capture.costs.codecs import restore_seconds, store_seconds
 from integrations.capture.costs.rates import Rates, Rating
 from integrations.capture.graphs.graph import Graph
-from integrations.planner.parts import StoredPart, part_of
 from integrations.planner.savers import Saver, Seen
+from integrations.planner.sensitivity.adaptive_policy import PlannedBits
 from integrations.planner.sensitivity.bit_plan import BitPlan
-from integrations.planner.sensitivity.planned import PlannedBits
 from integrations.planner.sensitivity.saves import final_values
 from integrations.planner.sensitivity.weights import usual_weights
 from integrations.planner.storage_candidates import Option, StorageCandidates
+from integrations.planner.stored_part import StoredPart, part_of
 from integrations.policies.levels import Level
 from integrations.policies.policy import FixedBits, Policy, policy_of
 from integrations.policies.rules import CHECKPOINT

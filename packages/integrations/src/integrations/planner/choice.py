@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from integrations._utils.entries import fields_of, of_type
+from integrations._utils.checked_json import fields_of, of_type
 from integrations.capture.graphs.graph import Graph
 from integrations.capture.graphs.schedule import Schedule
 from integrations.policies.stores import Store

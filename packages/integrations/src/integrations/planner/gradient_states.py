@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from integrations._utils.modules import all_modules
+from integrations._utils.running_module import all_modules
 from integrations.tracing.backward_start import at_backward
 from integrations.tracing.tensors import gradient_of
 

@@ -11,21 +11,21 @@ from torch import nn
 
 from integrations._utils.compiling import has_compiled_parts
 from integrations._utils.locking import OwnLock, Users
-from integrations._utils.modules import all_modules
+from integrations._utils.running_module import all_modules
 from integrations._utils.warn import warn
 from integrations.capture.capture import capture
 from integrations.capture.graphs.schedule import Schedule
 from integrations.capture.graphs.sharding import distributed, whole_parameters
 from integrations.capture.graphs.signature import Signature
 from integrations.capture.loss import OF_LOSS
-from integrations.planner.attempts import Attempts
-from integrations.planner.better_loss import with_better_loss
 from integrations.planner.bounds import Bounds
 from integrations.planner.errors import BudgetError
 from integrations.planner.gradient_states import GradientState, has_gradients
-from integrations.planner.less import within_less
+from integrations.planner.loss_choice import with_better_loss
 from integrations.planner.plan import Plan
-from integrations.planner.planner import plan_of_graph
+from integrations.planner.plan_before_forward import Attempts
+from integrations.planner.plan_for_less import within_less
+from integrations.planner.plan_recomputation import plan_of_graph
 from integrations.planner.search import solved_for_any_path
 from integrations.report.words import format_bytes
 

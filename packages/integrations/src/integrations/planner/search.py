@@ -13,7 +13,7 @@ from actcore import CheckpointPlan, CheckpointPlans, checkpoint_plans, most_exac
 from integrations.capture.graphs.graph import Graph
 from integrations.planner.bounds import Bounds
 from integrations.planner.choice import Choice, mask_of
-from integrations.planner.paper import paper_segments
+from integrations.planner.feng_huang_objective import paper_segments
 from integrations.planner.problem import training_step
 from integrations.planner.solution import Found, Objective, Solution
 from integrations.planner.storage_candidates import StorageCandidates

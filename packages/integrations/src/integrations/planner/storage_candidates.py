@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from actcore import Form
-from integrations._utils.entries import entry_of, fields_of, of_type
+from integrations._utils.checked_json import entry_of, fields_of, of_type
 from integrations.planner.sensitivity.saves import Save
 from integrations.policies.stores import Store
 

@@ -161,7 +161,7 @@ def add_rule(operator: str, rule: Rule) -> None:
     if not library.isidentifier() or not name.isidentifier() or library in _TORCHS:
         raise ValueError(
             f"operator must be of a library of your own, named 'library::operator', got {operator!r}; rules of torch's "
-            "operators are in integrations/rules/rules.py"
+            "operators are in integrations/policies/rules.py"
         )
     if _rules.get(operator, rule) != rule:
         raise ValueError(

@@ -14,7 +14,7 @@ from actcore import Compressed, GroupAffine, Layout, missing_on
 from actcore.codec import made, noise_key
 from actcore.layout import is_contiguous
 from actcore.ops import below_autograd
-from integrations._utils.plain import has_elements
+from integrations._utils.plain_tensor_types import has_elements
 
 CHANNELS = 0
 """In the place of a number of groups: each channel of all samples has one statistic."""

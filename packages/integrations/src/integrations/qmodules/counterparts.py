@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from torch import nn
 
-from integrations._utils.modules import public_name
+from integrations._utils.running_module import public_name
 from integrations.qmodules import layers
 from integrations.qmodules.layers.base import QLayer
 

@@ -18,8 +18,8 @@ from integrations.policies.norms import Normalizer
 from integrations.policies.standardizing import CHANNELS
 from integrations.qmodules.batch import Batch
 from integrations.qmodules.device_rows import DeviceRows, rows_of
-from integrations.qmodules.forwards import Forward, source_of, squared_norms
 from integrations.qmodules.gradient_table import GradientTable
+from integrations.qmodules.input_statistics import Forward, source_of, squared_norms
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.per_sample import range_energies, rounding_profile, sample_bits
 from integrations.qmodules.scheme import ModelPrecision, Observation, QBNScheme, QScheme, new_double_backward

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from integrations._utils.entries import fields_of, loaded, of_type
+from integrations._utils.checked_json import fields_of, loaded, of_type
 from integrations.report.content import Content
 from integrations.report.row import Row
 

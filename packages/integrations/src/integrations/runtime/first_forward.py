@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from actcore import Codec, SavedTensor
 from actcore.stored import Absent, Listening, Stored, is_heard
 from integrations._utils.forward_wrapper import ForwardWrapper
-from integrations._utils.modules import ModulePaths
+from integrations._utils.running_module import ModulePaths
 from integrations._utils.storages import StorageSet
 from integrations._utils.torch_internals import (
     get_tracing_state,

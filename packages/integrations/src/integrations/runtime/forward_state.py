@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from actcore import in_cuda_graph
 from integrations._utils.in_model import ModelRef
-from integrations._utils.modules import all_modules
 from integrations._utils.random_states import random_states
+from integrations._utils.running_module import all_modules
 from integrations.capture.graphs.sharding import collectives_started
 from integrations.capture.state_snapshot import Drawn, Mapping, Sequence, Set, Snapshot
-from integrations.runtime.repeating.repeating import drawing
+from integrations.runtime.repeating.thread_state import drawing
 from integrations.tracing.tensors import gradient_of
 
 _MOST_BYTES = 1 << 18

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from actcore import Codec, GroupAffine, Kept, SavedTensor, replayable, stream_of
 from actcore.replay import Pack
-from integrations._utils.modules import ModulePaths
+from integrations._utils.running_module import ModulePaths
 from integrations._utils.storages import StorageSet
 from integrations._utils.torch_internals import DisableTorchFunction, top_saved_tensors_default_hooks
 from integrations.policies.levels import Level

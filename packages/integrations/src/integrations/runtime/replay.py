@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from actcore import BitMask, Compressed, GroupAffine, Kept, Narrow, Positive, in_cuda_graph
 from actcore.noise import step_key
 from actcore.replay import Replay, bind_replay
-from integrations._utils.modules import innermost
+from integrations._utils.running_module import innermost
 from integrations._utils.torch_internals import (
     MODULE_CALL,
     PROXY,

@@ -15,7 +15,7 @@ import actcore
 # The package, and not its names: this module is imported while the package is.
 import integrations
 from integrations._utils.warn import warn
-from integrations.api.handle.unused import SUBJECT, why_unused
+from integrations.api.handle.never_compressed_warning import SUBJECT, why_unused
 from integrations.policies.levels import Level, resolve_level
 
 if TYPE_CHECKING:

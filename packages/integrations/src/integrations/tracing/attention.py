@@ -25,7 +25,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from integrations._utils.autocast import is_available
-from integrations._utils.plain import PLAIN, has_elements
+from integrations._utils.plain_tensor_types import PLAIN, has_elements
 from integrations._utils.torch_internals import (
     DisableTorchFunction,
     cur_sdpa_kernel_backends,

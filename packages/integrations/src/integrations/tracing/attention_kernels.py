@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from integrations._utils.plain import has_elements
+from integrations._utils.plain_tensor_types import has_elements
 from integrations._utils.torch_internals import (
     disable_current_modes,
     fused_sdp_choice,

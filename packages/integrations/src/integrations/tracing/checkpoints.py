@@ -32,8 +32,8 @@ from integrations._utils.torch_internals import (
 )
 from integrations.tracing.call import Call
 from integrations.tracing.checkpoint_frames import checkpoint_of
+from integrations.tracing.checkpoint_held import Again, Found, Packer
 from integrations.tracing.data_dependence import DECIDES, Deciding, HeldInput, Scripts
-from integrations.tracing.held import Again, Found, Packer
 from integrations.tracing.masks import may_be_masked
 from integrations.tracing.rebuild import Rebuilder
 from integrations.tracing.storage.forms import Packed

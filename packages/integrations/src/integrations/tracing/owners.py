@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from actcore.replay import hold
-from integrations._utils.modules import all_modules
+from integrations._utils.running_module import all_modules
 from integrations._utils.storages import StorageSet
 from integrations.tracing.call import Call
 from integrations.tracing.history import has_history, node_of

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import actcore
 from integrations import qmodules
 from integrations.qmodules.device_rows import DeviceRows, rows_of
-from integrations.qmodules.forwards import squared_norms
+from integrations.qmodules.input_statistics import squared_norms
 from integrations.qmodules.levels import ONE_GROUP
 from integrations.qmodules.per_sample import group_means, range_energies
 

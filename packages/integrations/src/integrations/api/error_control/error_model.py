@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from integrations._utils.entries import of_type
+from integrations._utils.checked_json import of_type
 from integrations.api.error_control.gradient_errors import OF_TENSOR, GradientErrors, large_parameters
 from integrations.capture.graphs.graph import Graph
 from integrations.planner.plan import Plan

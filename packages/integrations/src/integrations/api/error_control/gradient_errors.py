@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from actcore import current_rank
-from integrations._utils.modules import ModulePaths
 from integrations._utils.progress import stage
+from integrations._utils.running_module import ModulePaths
 from integrations.api.error_control.sketch import Sketches
 from integrations.capture.graphs.signature import Signature
 from integrations.capture.loss import Loss

@@ -10,16 +10,16 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from actcore import in_cuda_graph
-from integrations._utils.entries import of_type
+from integrations._utils.checked_json import of_type
 from integrations._utils.locking import OwnLock
 from integrations.api.handle.closures import NothingCompressed
 from integrations.capture.graphs.sharding import distributed
 from integrations.planner.sensitivity.allocation import plan_of
 from integrations.planner.sensitivity.bit_plan import BitPlan
-from integrations.planner.sensitivity.guard import trial
 from integrations.planner.sensitivity.measurement import Measurement, mean_of
 from integrations.planner.sensitivity.probe import Probe
 from integrations.planner.sensitivity.ranks import agreed
+from integrations.planner.sensitivity.trial_run import trial
 from integrations.policies.levels import Level
 
 MOST_PASSES = 10

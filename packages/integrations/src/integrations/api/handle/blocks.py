@@ -14,7 +14,7 @@ from integrations.api.handle.adapt import Adapter
 from integrations.api.handle.closures import require_closure
 from integrations.api.handle.compression import Compression
 from integrations.api.handle.gradient_error import GradientError
-from integrations.api.handle.running import specs_under, within
+from integrations.api.handle.running_session import specs_under, within
 from integrations.planner.sensitivity.bit_plan import BitPlan
 from integrations.policies.levels import Level
 from integrations.report import Report

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from integrations.api.handle.handle_state import HandleState
-from integrations.api.handle.unused import why_unused
+from integrations.api.handle.never_compressed_warning import why_unused
 
 
 def require_closure(closure: Any) -> None:

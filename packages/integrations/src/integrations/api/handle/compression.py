@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from integrations._utils.modules import NOTHING_TRAINS, trains
+from integrations._utils.running_module import NOTHING_TRAINS, trains
 from integrations.api.handle.closures import require_closure, require_compressed
 from integrations.api.handle.forward_runner import ForwardRunner
 from integrations.api.handle.gradient_error import GradientError, measure_error

@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from torch import nn
 
-from integrations._utils.modules import NOTHING_TRAINS, trains
+from integrations._utils.running_module import NOTHING_TRAINS, trains
 from integrations.api.handle.handle_state import HandleState
 from integrations.api.handle.module_conversion import Conversions
 from integrations.report.words import NOTHING_LEFT, format_bytes

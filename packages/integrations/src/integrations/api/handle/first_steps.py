@@ -14,7 +14,7 @@ from torch import nn
 
 from integrations._utils.torch_internals import queue_callback
 from integrations._utils.warn import warn
-from integrations.capture.apart import bytes_of_gradient
+from integrations.capture.wrapper_memory import bytes_of_gradient
 from integrations.planner.budget import LEAST, read_fraction
 from integrations.planner.plan import Plan
 from integrations.report.words import format_bytes

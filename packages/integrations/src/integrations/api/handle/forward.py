@@ -31,8 +31,8 @@ from integrations._utils.warn import warn
 from integrations.api.handle.compression import Compression
 from integrations.api.handle.handle_state import HandleState
 from integrations.api.handle.handles import handle_of
-from integrations.api.handle.running import RunningSession
-from integrations.api.handle.shortage import explain_shortage
+from integrations.api.handle.retry_with_less import explain_shortage
+from integrations.api.handle.running_session import RunningSession
 from integrations.planner.errors import PlanningError, for_user
 from integrations.planner.plan import Plan
 from integrations.runtime.compiled.forward import Compiled

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from integrations._utils.modules import ModulePaths
+from integrations._utils.running_module import ModulePaths
 from integrations.api.handle.adapt import Adapter
 from integrations.api.handle.handle_state import HandleState
 from integrations.api.handle.module_conversion import Conversions
 from integrations.api.handle.monitor import Monitor
+from integrations.api.handle.never_compressed_warning import await_forward, await_no_longer, awaits_forward
 from integrations.api.handle.plain_runs import PlainRuns
-from integrations.api.handle.running import EarlierRun, RunningSession
-from integrations.api.handle.shortage import takes_less
-from integrations.api.handle.unused import await_forward, await_no_longer, awaits_forward
+from integrations.api.handle.retry_with_less import takes_less
+from integrations.api.handle.running_session import EarlierRun, RunningSession
 from integrations.capture.capture import is_capturing
 from integrations.planner.sensitivity.bit_plan import BitPlan
 from integrations.planner.sensitivity.surroundings import meet

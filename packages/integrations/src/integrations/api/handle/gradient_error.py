@@ -14,7 +14,7 @@ from torch import Tensor
 from integrations._utils.random_states import random_states
 from integrations.api.handle.closures import NothingCompressed, require_closure, require_compressed
 from integrations.api.handle.handle_state import HandleState
-from integrations.planner.sensitivity.guard import trial
+from integrations.planner.sensitivity.trial_run import trial
 
 
 @dataclass(frozen=True)

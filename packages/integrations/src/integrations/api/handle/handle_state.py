@@ -13,9 +13,9 @@ from torch import nn
 from actcore import SavedTensor
 from actcore.double_backward import BY_ROUNDED
 from integrations._utils.in_model import InModel
-from integrations._utils.modules import ModulePaths
+from integrations._utils.running_module import ModulePaths
 from integrations._utils.warn import warn
-from integrations.api.handle.keeping import with_kept
+from integrations.api.handle.kept_modules import with_kept
 from integrations.api.handle.plan_manager import PlanManager
 from integrations.planner.budget import Budget
 from integrations.planner.plan import Plan as FollowedPlan

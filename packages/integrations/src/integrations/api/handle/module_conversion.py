@@ -11,7 +11,7 @@ from torch import nn
 
 from integrations import fewbit, qmodules
 from integrations.api.handle.conversion_arguments import activations_of, layers_of, linear_of, loss_of, q_level_of
-from integrations.api.handle.keeping import kept_modules
+from integrations.api.handle.kept_modules import kept_modules
 from integrations.fewbit.linear_kinds import is_linear
 from integrations.losses.head import ChunkedHead, chunk_logits, head_of
 from integrations.planner.chunked import ChunkedLoss

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from actcore import in_cuda_graph
-from integrations._utils.entries import entry_of, of_type
+from integrations._utils.checked_json import entry_of, of_type
 from integrations._utils.torch_internals import current_graph_task_id, top_saved_tensors_default_hooks
 from integrations.api.handle.gradient_error import GradientError, measure_error
 from integrations.planner.sensitivity.finite import Look, NotFinite

@@ -10,11 +10,10 @@ from torch import nn
 from actcore import Codec, Raw
 from integrations._utils.locking import OwnLock, Users
 from integrations._utils.progress import progress
-from integrations.api.error_control.bounded import chosen, front_of
-from integrations.api.error_control.broadcast import Answer, of_rank_0, with_bytes
 from integrations.api.error_control.error_model import ErrorModel
+from integrations.api.error_control.plan_within_bounds import chosen, front_of
+from integrations.api.error_control.rank_0_plan import Answer, of_rank_0, with_bytes
 from integrations.api.handle.first_steps import FirstSteps
-from integrations.api.handle.fronts import Fronts
 from integrations.api.handle.module_conversion import Conversions
 from integrations.api.handle.plan_arguments import (
     OPTIMAL,
@@ -25,21 +24,22 @@ from integrations.api.handle.plan_arguments import (
     require_of,
     require_this_torch,
 )
+from integrations.api.handle.plans_with_stores import Fronts
 from integrations.api.handle.remeasuring import EARLY, Remeasuring
 from integrations.capture.graphs.fingerprint import fingerprint
 from integrations.capture.graphs.sharding import class_of
 from integrations.capture.graphs.signature import Signature
-from integrations.planner.attempts import Attempts
-from integrations.planner.better_loss import with_better_loss
 from integrations.planner.bounds import FULL, ONLY_RECOMPUTE, Bounds
 from integrations.planner.budget import Budget
 from integrations.planner.gradient_states import GradientHistory
-from integrations.planner.obstacles import planning
+from integrations.planner.loss_choice import with_better_loss
 from integrations.planner.plan import Plan
+from integrations.planner.plan_before_forward import Attempts
+from integrations.planner.plan_without_rounding import unrounded
+from integrations.planner.planning_failures import planning
 from integrations.planner.plans import Plans, Shapes
 from integrations.planner.sensitivity.bit_plan import BitPlan
 from integrations.planner.sensitivity.ranks import ranks_can_meet, ranks_in_sync
-from integrations.planner.unrounded import unrounded
 from integrations.policies.levels import Level
 from integrations.report.words import format_bytes
 from integrations.runtime.compiled.forward import Compiled

@@ -7,10 +7,9 @@ from typing import Any, get_args
 
 from torch import nn
 
-from integrations._utils.entries import of_type
+from integrations._utils.checked_json import of_type
 from integrations._utils.warn import warn
 from integrations.api.error_control.error_model import ErrorModel
-from integrations.api.handle.fronts import Fronts
 from integrations.api.handle.plan_arguments import (
     OPTIMAL,
     is_of_this_torch,
@@ -20,13 +19,14 @@ from integrations.api.handle.plan_arguments import (
     require_this_torch,
 )
 from integrations.api.handle.plan_manager import PlanManager
+from integrations.api.handle.plans_with_stores import Fronts
 from integrations.api.handle.remeasuring import Remeasuring
 from integrations.capture.graphs.sharding import class_of, distributed
 from integrations.planner.bounds import Bounds
 from integrations.planner.gradient_states import GradientHistory
 from integrations.planner.plan import Plan
+from integrations.planner.plan_json import OfOldLevel
 from integrations.planner.plans import Shapes
-from integrations.planner.serial import OfOldLevel
 from integrations.policies.levels import Level
 
 _ADDED = {"shapes", "codec", "measuring", "measured_in", "version", "gradients", "together", "met"}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from integrations._utils.compiling import has_compiled_parts
-from integrations._utils.modules import all_modules
+from integrations._utils.running_module import all_modules
 from integrations._utils.torch_internals import tree_leaves, tree_map_only
 from integrations.api.error_control.gradient_errors import GradientErrors, measured_errors
 from integrations.planner.alternatives import fits_beside_gradients

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from actcore import in_cuda_graph
-from integrations._utils.entries import entry_of, of_type
+from integrations._utils.checked_json import entry_of, of_type
 from integrations._utils.warn import warn
 from integrations.api.error_control.error_model import ErrorModel
 from integrations.api.error_control.gradient_errors import OF_TENSOR, GradientErrors, TensorError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from integrations._utils.entries import require_plain
+from integrations._utils.checked_json import require_plain
 from integrations.api.handle.adapt import adapts
 from integrations.api.handle.monitor import Monitor
 from integrations.api.handle.plan_manager import PlanManager

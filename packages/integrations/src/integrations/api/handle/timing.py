@@ -7,7 +7,7 @@ from typing import Any
 
 from integrations.api.handle.closures import NothingCompressed, require_closure, require_compressed
 from integrations.api.handle.handle_state import HandleState
-from integrations.planner.sensitivity.guard import trial
+from integrations.planner.sensitivity.trial_run import trial
 from integrations.runtime.timed import TimedSession
 
 

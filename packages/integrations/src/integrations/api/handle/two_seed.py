@@ -14,8 +14,8 @@ import torch
 
 from actcore import SavedTensor
 from integrations._utils.random_states import random_states
-from integrations.planner.sensitivity.guard import trial
 from integrations.planner.sensitivity.identity import Identity
+from integrations.planner.sensitivity.trial_run import trial
 
 if TYPE_CHECKING:
     from integrations.api.handle.compression import Compression

@@ -20,10 +20,10 @@ import torch
 
 from integrations._utils.torch_internals import disable_current_modes
 from integrations._utils.warn import warn
-from integrations.capture.costs import repeated
+from integrations.capture.costs import timed_call
 from integrations.capture.costs.calls import CostedCall
 from integrations.capture.costs.modelled import Cost, Costs, modelled
-from integrations.capture.costs.repeated import ANSWER, MMAP_THRESHOLD, Repeated, setting
+from integrations.capture.costs.timed_call import ANSWER, MMAP_THRESHOLD, Repeated, setting
 
 # Keeps the script's folder off sys.path.
 _SCRIPT = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
@@ -117,7 +117,7 @@ def _on_cpu(calls: Sequence[bytes]) -> Mapping[int, Cost]:
     """The costs by place, as a process of its own measures them."""
     try:
         child = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", _SCRIPT, repeated.__file__],
+            [sys.executable, "-W", "ignore", "-c", _SCRIPT, timed_call.__file__],
             input=pickle.dumps((setting(), calls)),
             env={
                 **os.environ,

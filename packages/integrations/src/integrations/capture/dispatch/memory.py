@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from integrations._utils.plain import PLAIN
+from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.storages import StorageMap
 from integrations._utils.torch_internals import conj, is_traceable_wrapper_subclass, neg_view
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from integrations._utils.entries import complete, entry_of, loaded, of_format
+from integrations._utils.checked_json import complete, entry_of, loaded, of_format
 from integrations.capture.graphs.signature import Signature
 
 FORMAT = 2  # a new field with a default does not raise it: files without the field can be read

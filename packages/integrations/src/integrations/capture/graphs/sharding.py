@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from integrations._utils.modules import all_modules
+from integrations._utils.running_module import all_modules
 from integrations._utils.torch_internals import collectives_of_groups, tree_map
 from integrations.capture.graphs.graph import Graph
 

@@ -22,7 +22,7 @@ from integrations.estimate.forecast.dtypes import Precision
 from integrations.losses.head import why_unchunked
 from integrations.planner.budget import Budget
 from integrations.planner.errors import PlanningError
-from integrations.planner.free import measure_room, training_memory
+from integrations.planner.free_memory import measure_room, training_memory
 from integrations.planner.live_optimizers import bytes_of_tensors, kept_like, optimizers_of, states_of
 from integrations.report.words import format_bytes
 from integrations.tracing.tensors import gradient_of

@@ -21,8 +21,8 @@ from integrations.losses.head import chunk_logits, head_of, why_unchunked
 from integrations.planner.bounds import USUAL_ERROR, WAYS, Bounds
 from integrations.planner.candidates import usual
 from integrations.planner.choice import Choice
-from integrations.planner.front import planned
 from integrations.planner.plan import Plan
+from integrations.planner.plan_with_stores import planned
 from integrations.planner.problem import chosen_entries
 from integrations.policies.levels import LEVELS
 

@@ -23,7 +23,7 @@ from integrations.estimate.fit.ways import PLANNED, WAYS, Room, Tried, Tries
 from integrations.estimate.forecast.dtypes import precision_of
 from integrations.planner.bounds import USUAL_ERROR
 from integrations.planner.budget import AUTO, LEAST, Budget, require_error
-from integrations.planner.free import RESERVE, auto_memory, training_memory
+from integrations.planner.free_memory import RESERVE, auto_memory, training_memory
 from integrations.planner.optimizers import nbytes, optimizer_of
 from integrations.report.words import format_bytes
 

@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from integrations._utils.plain import has_elements
+from integrations._utils.plain_tensor_types import has_elements
 
 
 def capacity(channels: int) -> int:

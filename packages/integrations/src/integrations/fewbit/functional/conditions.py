@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import actcore
-from integrations._utils.plain import PLAIN
+from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.torch_internals import (
     constant_when_traced,
     get_tracing_state,

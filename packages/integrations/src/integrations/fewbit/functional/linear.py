@@ -20,7 +20,7 @@ from actcore.autograd import restore_saved
 from actcore.double_backward import builds_graph
 from actcore.stored import Stored, announce, is_heard
 from integrations._utils.autocast import as_matmul
-from integrations._utils.plain import PLAIN
+from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.warn import warn
 from integrations.fewbit.functional.conditions import in_transform
 from integrations.fewbit.sketches import Sketching, drawn_key, project, sample_tokens, seeded_key, storage

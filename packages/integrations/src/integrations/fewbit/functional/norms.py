@@ -17,7 +17,7 @@ from torch.autograd import Function
 from actcore.stored import Stored, announce, is_heard
 from integrations._utils.autocast import is_available, is_known
 from integrations._utils.norm_statistics import mean_of, rms_product
-from integrations._utils.plain import PLAIN
+from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.torch_internals import fused_rms_norm
 from integrations.fewbit.functional.channels import channels_to_keep, divisor, most_lost
 from integrations.fewbit.functional.conditions import in_transform

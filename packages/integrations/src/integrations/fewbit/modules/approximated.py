@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from integrations._utils.takeover import remembered
+from integrations._utils.layer_replacement import remembered
 from integrations.fewbit.functional.activation import activation
 from integrations.policies.codebooks.options import Rounding
 from integrations.policies.codebooks.tables import level_table, table

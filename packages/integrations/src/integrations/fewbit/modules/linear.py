@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from integrations._utils.takeover import StandIn
+from integrations._utils.layer_replacement import StandIn
 from integrations.fewbit.functional.column_rows import require_features, sampled_linear
 from integrations.fewbit.functional.linear import new_double_backward, require_one_source, sketched_linear
 from integrations.fewbit.sketches import Sketching, drawn_key, seeded_key

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from integrations._utils.takeover import StandIn, remembered
+from integrations._utils.layer_replacement import StandIn, remembered
 from integrations.fewbit.functional.channels import (
     capacity,
     channels_to_keep,

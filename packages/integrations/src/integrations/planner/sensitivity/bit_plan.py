@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from integrations._utils.entries import entry_of
+from integrations._utils.checked_json import entry_of
 from integrations.planner.sensitivity.identity import Identity
 
 

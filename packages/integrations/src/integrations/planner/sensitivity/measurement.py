@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Self
 
-from integrations._utils.entries import entry_of
+from integrations._utils.checked_json import entry_of
 from integrations.planner.sensitivity.identity import Identity
 
 _WIDTHS = 8  # 1 to 8 bits

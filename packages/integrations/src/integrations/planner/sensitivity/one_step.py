@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from integrations._utils.plain import has_elements
+from integrations._utils.plain_tensor_types import has_elements
 from integrations._utils.torch_internals import TorchDispatchMode
 from integrations.capture.capture import capturing, find_reachable_state, is_only_read
 from integrations.capture.dispatch.casts import fresh_casts

@@ -35,7 +35,12 @@ from torch.utils.hooks import RemovableHandle
 
 from actcore import GroupAffine, SavedTensor, stream_of
 from integrations._utils.torch_internals import DisableTorchFunction, current_autograd_node, queue_callback
-from integrations.planner.sensitivity.copies import (
+from integrations.planner.sensitivity.errors import Error
+from integrations.planner.sensitivity.graph import NOWHERE, PARAMETER, AutogradGraph, backward_of
+from integrations.planner.sensitivity.identity import Identity
+from integrations.planner.sensitivity.measurement import Measurement, Sensitivity
+from integrations.planner.sensitivity.rounding import WIDTHS
+from integrations.planner.sensitivity.shared_storage import (
     Copy,
     MeasuredCopy,
     copy_of,
@@ -44,11 +49,6 @@ from integrations.planner.sensitivity.copies import (
     layout_of,
     unpacked_from,
 )
-from integrations.planner.sensitivity.errors import Error
-from integrations.planner.sensitivity.graph import NOWHERE, PARAMETER, AutogradGraph, backward_of
-from integrations.planner.sensitivity.identity import Identity
-from integrations.planner.sensitivity.measurement import Measurement, Sensitivity
-from integrations.planner.sensitivity.rounding import WIDTHS
 from integrations.tracing.storage.forms import Packed
 from integrations.tracing.storage.regions import fineness
 from integrations.tracing.storage.watch import watched_unpacks

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from integrations._utils.modules import module_called_in
+from integrations._utils.running_module import module_called_in
 from integrations.tracing.history import MOST_NODES, has_history, node_of
 
 _here = threading.local()  # .met: of the trial run in this thread

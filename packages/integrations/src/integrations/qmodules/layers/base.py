@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import actcore
-from integrations._utils.plain import PLAIN
-from integrations._utils.takeover import StandIn
+from integrations._utils.layer_replacement import StandIn
+from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.torch_internals import get_tracing_state, in_forward_mode, peek_interpreter_stack
 from integrations.qmodules.config import config
 from integrations.qmodules.layers.leaf import leaf

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from actcore import GroupAffine, Kept, Layout
-from integrations._utils.plain import PLAIN
+from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.storages import StorageMap
 from integrations.policies.rules import Need
 from integrations.runtime.formulas.formula import (

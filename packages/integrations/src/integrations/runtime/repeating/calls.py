@@ -11,8 +11,8 @@ from torch import Tensor
 
 from integrations._utils.torch_internals import OpOverload, set_grad_enabled
 from integrations.capture.dispatch.memory import Geometry, is_plain, shapes_of, tensors_of
-from integrations.runtime.repeating.keeping import Packed
-from integrations.runtime.repeating.repeating import drawing, generator_at
+from integrations.runtime.repeating.thread_state import drawing, generator_at
+from integrations.runtime.repeating.waiting_forms import Packed
 
 
 @dataclass(slots=True, eq=False)

@@ -16,8 +16,8 @@ from integrations._utils.torch_internals import current_graph_task_id, get_curre
 from integrations.capture.dispatch.memory import Geometry
 from integrations.capture.dispatch.versions import Version
 from integrations.runtime.repeating.calls import RepeatedCall
-from integrations.runtime.repeating.keeping import Later, Packed
-from integrations.runtime.repeating.repeating import repeated
+from integrations.runtime.repeating.thread_state import repeated
+from integrations.runtime.repeating.waiting_forms import Later, Packed
 from integrations.tracing.storage.double_backward import DoubleBackward
 from integrations.tracing.storage.regions import View
 

@@ -17,9 +17,9 @@ from integrations.capture.dispatch.memory import Geometry, Memory, is_plain, key
 from integrations.capture.dispatch.operators import Traits, device_of, generator_of, lazy_views, traits_of
 from integrations.capture.graphs.schedule import Planned, Schedule
 from integrations.runtime.repeating.calls import Elsewhere, HeldTensor, Reference, RepeatedCall, Scratch
-from integrations.runtime.repeating.keeping import Exactly, Keeping, Later
-from integrations.runtime.repeating.repeating import drawing, here
 from integrations.runtime.repeating.segments import Handle, Results, Segment
+from integrations.runtime.repeating.thread_state import drawing, here
+from integrations.runtime.repeating.waiting_forms import Exactly, Keeping, Later
 from integrations.tracing.storage.double_backward import DoubleBackward
 
 UNPLANNED = -1

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from actcore import BitMask, Codec, GroupAffine, Raw, missing_on
-from integrations._utils.plain import has_elements
+from integrations._utils.plain_tensor_types import has_elements
 from integrations.policies.arguments import departures, index_codec
 from integrations.policies.norms import statistics_of
 from integrations.policies.policy import Decision, no_rule

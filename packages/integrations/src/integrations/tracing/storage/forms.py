@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from actcore import Codec, Compressed, GroupAffine, Kept, Layout, Offload, compress
-from integrations._utils.plain import has_elements
+from integrations._utils.plain_tensor_types import has_elements
 from integrations.policies.arguments import Arguments, two_valued
 from integrations.policies.rules import Need
 from integrations.tracing.storage.double_backward import DoubleBackward

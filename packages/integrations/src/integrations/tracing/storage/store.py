@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from actcore import Codec, GroupAffine, Layout, Offload, Raw, SavedTensor, compress
-from integrations._utils.plain import has_elements
+from integrations._utils.plain_tensor_types import has_elements
 from integrations._utils.torch_internals import tree_map_only
 from integrations.policies.levels import Level
 from integrations.policies.policy import Decision

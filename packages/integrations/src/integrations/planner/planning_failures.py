@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from integrations._utils.modules import where_raised
 from integrations._utils.out_of_memory import is_out_of_memory
+from integrations._utils.running_module import where_raised
 from integrations.capture.errors import NoGradient, NotCaptured
 from integrations.capture.graphs.sharding import class_of
 from integrations.capture.graphs.signature import Signature

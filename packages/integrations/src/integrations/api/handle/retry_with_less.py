@@ -5,9 +5,9 @@ from __future__ import annotations
 from integrations._utils.out_of_memory import explain, is_out_of_memory
 from integrations._utils.warn import warn
 from integrations.api.handle.handle_state import HandleState
-from integrations.api.handle.running import RunningSession
-from integrations.planner.less import less_in_words
+from integrations.api.handle.running_session import RunningSession
 from integrations.planner.plan import Plan
+from integrations.planner.plan_for_less import less_in_words
 from integrations.report.words import format_bytes
 
 

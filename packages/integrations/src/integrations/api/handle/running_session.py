@@ -18,13 +18,13 @@ from integrations.api.handle.handle_state import HandleState
 from integrations.api.handle.unmeasured import judge_measurement
 from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan as FollowedPlan
+from integrations.planner.sensitivity.adaptive_policy import PlannedBits
 from integrations.planner.sensitivity.bit_plan import BitPlan
 from integrations.planner.sensitivity.finite import Look
-from integrations.planner.sensitivity.planned import PlannedBits
 from integrations.planner.sensitivity.probe import Probe
 from integrations.policies.policy import Policy, fixed_bits
 from integrations.runtime.compiled.hooks import may_be_replayed
-from integrations.runtime.repeating.repeating import require_no_plan
+from integrations.runtime.repeating.thread_state import require_no_plan
 from integrations.runtime.session import Session
 from integrations.runtime.specs import Specs
 from integrations.runtime.timed import TimedSession

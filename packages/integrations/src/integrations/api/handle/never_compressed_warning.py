@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from integrations._utils.modules import NOTHING_TRAINS, trains
+from integrations._utils.running_module import NOTHING_TRAINS, trains
 from integrations.report.words import IT_TAKES
 
 if TYPE_CHECKING:

@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import nn
 
-from integrations.api.error_control.bounded import chosen, front_of, weighed_again
 from integrations.api.error_control.error_model import ErrorModel
+from integrations.api.error_control.plan_within_bounds import chosen, front_of, weighed_again
 from integrations.capture.graphs.signature import Signature
 from integrations.planner.bounds import Fallback
 from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan
+from integrations.planner.plan_without_rounding import marked
 from integrations.planner.plans import Plans, Shapes
 from integrations.planner.sensitivity.bit_plan import BitPlan
-from integrations.planner.unrounded import marked
 from integrations.policies.levels import Level
 
 

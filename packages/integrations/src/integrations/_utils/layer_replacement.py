@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 from torch import nn
 
-from integrations._utils.modules import public_name
+from integrations._utils.running_module import public_name
 
 _ORIGINAL = "_fewbit_original"
 

@@ -14,7 +14,7 @@ from torch import nn
 from integrations.planner.bounds import Bounds
 from integrations.planner.budget import AUTO
 from integrations.planner.errors import BudgetError, PlanningError
-from integrations.planner.free import Free, free_for
+from integrations.planner.free_memory import Free, free_for
 from integrations.planner.plan import Plan
 from integrations.planner.sensitivity.ranks import first_of, largest
 

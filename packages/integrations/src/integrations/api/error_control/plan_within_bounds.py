@@ -19,9 +19,9 @@ from integrations.planner.bounds import ONLY_RECOMPUTE, USUAL_ERROR, Bounds
 from integrations.planner.budget import LEAST
 from integrations.planner.candidates import usual
 from integrations.planner.errors import BudgetError
-from integrations.planner.front import planned
 from integrations.planner.infeasible import round_up_share
 from integrations.planner.plan import Plan
+from integrations.planner.plan_with_stores import planned
 from integrations.planner.search import solved_again
 from integrations.planner.sensitivity.bit_plan import BitPlan
 from integrations.planner.sensitivity.one_step import Unmeasured

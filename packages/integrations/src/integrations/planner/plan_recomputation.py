@@ -19,9 +19,9 @@ from integrations.capture.loss import Loss, require_loss
 from integrations.planner.budget import Budget
 from integrations.planner.chunked import chunking
 from integrations.planner.errors import raising_for_user
-from integrations.planner.free import resolved
-from integrations.planner.obstacles import planning
+from integrations.planner.free_memory import resolved
 from integrations.planner.plan import Plan
+from integrations.planner.planning_failures import planning
 from integrations.planner.search import Captures, solved
 from integrations.planner.solution import UNBOUNDED, Objective
 

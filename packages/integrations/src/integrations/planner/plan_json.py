@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, replace
 from typing import Any
 
-from integrations._utils.entries import complete, entry_of, fields_of, loaded, of_format, of_type
+from integrations._utils.checked_json import complete, entry_of, fields_of, loaded, of_format, of_type
 from integrations.capture.graphs.graph import Graph
 from integrations.planner.accumulation import accumulating_plan, note_accumulating
 from integrations.planner.bounds import ONLY_RECOMPUTE, Bounds
