@@ -17,7 +17,7 @@ from integrations.api.error_control.gradient_errors import GradientErrors, measu
 from integrations.api.error_control.plan_within_bounds import chosen, front_of, measured
 from integrations.api.handle.plan_arguments import Given
 from integrations.capture.loss import Loss, require_loss
-from integrations.losses.head import loss_of
+from integrations.losses.head import computing_loss
 from integrations.planner.bounds import FULL, Bounds
 from integrations.planner.budget import Budget, bytes_of, read_fraction
 from integrations.planner.errors import BudgetError, raising_for_user
@@ -113,7 +113,7 @@ def plan(
         with planning(model, *calls[number], of_output):
             return front_of(model, level, bounds, *calls[number], **how, errors=errors, estimates=True)
 
-    with loss_of(model, None):
+    with computing_loss(model, None):
         fronts = [front(number) for number in range(len(calls))]
     if memory is not None and read_fraction(memory) is not None and len(fronts) > 1:
         bounds = replace(bounds, memory=bytes_of(memory, max(front.plain_peak for front in fronts)))
@@ -123,7 +123,7 @@ def plan(
     try:
         for number in _leading(fronts):
             better = with_better_loss(model, partial(front, number), bounds, fronts[number])
-            with loss_of(model, better.head):
+            with computing_loss(model, better.head):
                 made = chosen(better, bounds, errors)
                 if measure and errors is not None:
                     made = measured(made, bounds, errors, partial(_measured, model, calls[number], of_output))

@@ -230,7 +230,7 @@ def asked_head(model: nn.Module) -> str | None:
 
 
 @contextmanager
-def loss_of(model: nn.Module, path: str | None) -> Iterator[None]:
+def computing_loss(model: nn.Module, path: str | None) -> Iterator[None]:
     """A block in which a model's forwards compute the loss in chunks of the default size, or from whole logits. A head
     that ``loss=`` asked for stays.
 

@@ -10,7 +10,7 @@ from torch import nn
 from actcore import simulate
 from integrations.capture.graphs.graph import Graph
 from integrations.losses._chunks import most_rows_of_chunk
-from integrations.losses.head import ChunkedHead, asked_head, loss_of
+from integrations.losses.head import ChunkedHead, asked_head, computing_loss
 from integrations.planner.bounds import Bounds
 from integrations.planner.budget import LEAST
 from integrations.planner.chunked import SHARE, ChunkedLoss, chunk_op, head_in, largest_product, logits_bytes
@@ -34,15 +34,15 @@ def with_better_loss(model: nn.Module, make: Callable[[], Plan], bounds: Bounds,
     """
     asked = asked_head(model)
     if asked is not None:
-        with loss_of(model, None):  # which stays in chunks, of the default size
+        with computing_loss(model, None):  # which stays in chunks, of the default size
             found = make() if first is None else first
         return _in_chunks(found, asked, found, model) if chunk_op(found.graph) is not None else found
-    with loss_of(model, None):
+    with computing_loss(model, None):
         full = make() if first is None else first
     path = head_in(model, full.graph) if bounds.chooses_loss else None
     if path is None or not _is_worth_trying(full, bounds):
         return full
-    with loss_of(model, path):
+    with computing_loss(model, path):
         found = _in_chunks(make(), path, full, model)
     classes = cast(int, model.get_submodule(path).out_features)
     full = full._sharing(chunking="")  # so that no error names the loss in chunks
