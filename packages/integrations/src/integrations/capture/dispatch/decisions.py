@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from integrations._utils.discontinuous_ops import JUMPING, OF_SHAPES, may_jump_unseen
 from integrations._utils.torch_internals import OpOverload
 from integrations.capture.dispatch.memory import tensors_of
+from integrations.policies.discontinuous_ops import JUMPING, OF_SHAPES, may_jump_unseen
 
 
 class Decides(Enum):
