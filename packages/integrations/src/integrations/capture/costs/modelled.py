@@ -22,6 +22,7 @@ from integrations.capture.costs.chunked import is_chunked_loss, work_of_chunks
 from integrations.capture.costs.rates import MAPPED, Rates, Rating, constant
 from integrations.capture.costs.scratch import scratch_of
 from integrations.capture.dispatch.memory import count_bytes, count_elements, tensors_of
+from integrations.policies.operators import OPERATORS, Kernel
 
 if TYPE_CHECKING:
     from integrations.capture.costs.calls import CostedCall
@@ -60,38 +61,10 @@ class Kind(Enum):
     NOTHING = auto()
 
 
-_NOTHING = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"})
-"""Operators that allocate memory or share it, and touch no element."""
-
-_GATHERS = frozenset({"embedding", "index_select", "gather", "index"})
-"""Operators that read as much of a table as their result has."""
+_KERNELS = {one.name: one.kernel for entry in OPERATORS for one in entry.kernels}
 
 _GROUPS = {"convolution": 8, "convolution_backward": 9}
 """Operators with groups, and the place of the argument that is their number."""
-
-_FUNCTIONS = frozenset(
-    {
-        "gelu",
-        "gelu_backward",
-        "silu",
-        "silu_backward",
-        "mish",
-        "softplus",
-        "elu",
-        "erf",
-        "exp",
-        "log",
-        "sigmoid",
-        "tanh",
-    }
-    | {"sin", "cos", "_softmax", "_safe_softmax", "_softmax_backward_data", "_log_softmax", "logsumexp"}
-    | {"native_batch_norm", "native_layer_norm", "native_group_norm", "native_batch_norm_backward"}
-    | {"native_layer_norm_backward", "native_group_norm_backward"}
-)
-"""Operators that take longer than their traffic: several passes, or elementary functions."""
-
-_FILLS = frozenset({"new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "zero", "fill"})
-"""Operators that read only the shape of their arguments."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +136,10 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
     most = max(sizes, default=0)
     moved = sum(sizes)
     name = _name_of(function)
-    if name not in _FILLS:
-        moved += sum(min(count_bytes(tensor), most) if name in _GATHERS else count_bytes(tensor) for tensor in given)
+    kernel = _KERNELS.get(name, Kernel.TRAFFIC)
+    if kernel is not Kernel.FILL:
+        gathers = kernel is Kernel.GATHER
+        moved += sum(min(count_bytes(tensor), most) if gathers else count_bytes(tensor) for tensor in given)
     try:
         flops, grouped = _flops_of_call(function, args, kwargs, results)
     except Exception:
@@ -247,11 +222,12 @@ def _kind_of(function: OpOverload) -> Kind:
         if "convolution" in name:
             return Kind.CONVOLUTION_BACKWARD if "backward" in name else Kind.CONVOLUTION
         return Kind.PRODUCT
-    if name in _NOTHING:
+    kernel = _KERNELS.get(name, Kernel.TRAFFIC)
+    if kernel is Kernel.NOTHING:
         return Kind.NOTHING
     if torch.Tag.nondeterministic_seeded in function.tags:
         return Kind.DRAW
-    return Kind.FUNCTION if name in _FUNCTIONS else Kind.TRAFFIC
+    return Kind.FUNCTION if kernel is Kernel.FUNCTION else Kind.TRAFFIC
 
 
 @cache
