@@ -55,8 +55,9 @@ _INDEXING = (
         nodes="Scatter IndexCopy IndexFill IndexPut CopySlices",
         effect=Effect.PUTS,
     ),
-    Operator("topk sort median mode kthvalue cummax cummin", _INDEX),
-    Operator("max min", _INDEX, compares=True),
+    Operator("topk sort mode kthvalue cummax cummin", _INDEX),
+    Operator("median", _INDEX, searches=True),
+    Operator("max min", _INDEX, searches=True, compares=True),
 )
 
 _POOLING = (

@@ -11,8 +11,8 @@ from integrations.policies.needs import Rule
 class Effect(Enum):
     """What an operator does to the elements of its first argument."""
 
-    SAME = "keeps each as it is: a view, a copy or a cast"
-    MOVES = "moves or selects some, and changes none"
+    SAME = "its result is a view, a copy or a cast"
+    MOVES = "gathers or repeats some, or puts them in another order"
     SCALES = "multiplies each by a number or an element"
     SUMS = "adds something to each"
     PICKS = "takes each, or an element of another tensor in its place"
@@ -84,6 +84,8 @@ class Operator:
         saves_result: whether it saves its result and nothing else.
         discontinuous: whether its result may jump where its arguments change a little.
         reads_shape: whether it only reads the shape of its arguments.
+        poles: positions of the arguments whose errors it amplifies without bound near a pole of the first of them.
+        searches: whether its backward looks for its results among its arguments.
         compares: whether its backward only asks on which side of a bound elements are, although its rule keeps them.
         by_row: whether it normalizes the last dimensions, and no other rows.
         smooth: of an operator without a rule: whether it is linear, or its slope changes without a jump.
@@ -101,6 +103,8 @@ class Operator:
     saves_result: bool = False
     discontinuous: bool = False
     reads_shape: bool = False
+    poles: tuple[int, ...] = ()
+    searches: bool = False
     compares: bool = False
     by_row: bool = False
     smooth: bool = False
