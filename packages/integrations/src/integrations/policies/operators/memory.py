@@ -43,7 +43,7 @@ _VIEWS_AND_COPIES = (
     ),
 )
 
-_INDEXING = (
+INDEXING = (
     Operator("getitem", _INDEX, aten("index", Kernel.GATHER), nodes="Index", effect=Effect.MOVES),
     Operator("index_select", _INDEX, aten("index_select", Kernel.GATHER), nodes="IndexSelect", effect=Effect.MOVES),
     Operator("gather", _INDEX, aten("gather", Kernel.GATHER), nodes="Gather", effect=Effect.MOVES),
@@ -60,7 +60,7 @@ _INDEXING = (
     Operator("max min", _INDEX, searches=True, compares=True),
 )
 
-_POOLING = (
+POOLING = (
     Operator("max_pool2d", _POOL, backward=(Aten("max_pool2d_with_indices_backward", saved=1),)),
     Operator("max_pool3d", _POOL, backward=(Aten("max_pool3d_with_indices_backward", saved=1),)),
     Operator("avg_pool2d", _POOL, backward=(Aten("avg_pool2d_backward", saved=1),)),
@@ -91,4 +91,4 @@ _NEW = (
     Operator("zero", aten=aten("zero", Kernel.FILL)),
 )
 
-MEMORY = (*_VIEWS_AND_COPIES, *_INDEXING, *_POOLING, *_NEW)
+MEMORY = (*_VIEWS_AND_COPIES, *INDEXING, *POOLING, *_NEW)

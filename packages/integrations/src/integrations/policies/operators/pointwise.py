@@ -25,7 +25,7 @@ _DROPOUT = Rule(internal=Need.MASK, why="dropout needs only its mask")
 EXPONENTIAL = Rule(why="exp() and division amplify an error without bound")
 JUMPS = Rule(why="the derivative jumps, or is a product of many: kept exactly", jumps=True)
 
-_ACTIVATIONS = (
+ACTIVATIONS = (
     Operator(
         "gelu",
         _SATURATING,
@@ -142,4 +142,4 @@ _FUNCTIONS = (
     Operator("sinh cosh atan asinh erfc logaddexp", smooth=True),
 )
 
-POINTWISE = (*_ACTIVATIONS, *_ARITHMETIC, *_FUNCTIONS)
+POINTWISE = (*ACTIVATIONS, *_ARITHMETIC, *_FUNCTIONS)

@@ -13,7 +13,7 @@ _CROSS_ENTROPY = Rule(
     why="backward takes exp() of it, or it is a gradient, which a loss in chunks makes in the forward"
 )
 
-_NORMS = (
+NORMS = (
     Operator(
         "batch_norm",
         _NORM,
@@ -80,4 +80,4 @@ _OTHERS = (
     Operator("fft_irfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn", smooth=True),
 )
 
-REDUCTIONS = (*_NORMS, *_SOFTMAX, *_OTHERS)
+REDUCTIONS = (*NORMS, *_SOFTMAX, *_OTHERS)
