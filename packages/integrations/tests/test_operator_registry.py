@@ -35,10 +35,14 @@ def twice(names):
 
 
 def lacking(entries):
-    """The names of functions and ATen operators that torch does not have."""
+    """The names of functions, ATen operators and autograd nodes that torch does not have."""
     found = [name for entry in entries for name in entry.names if not is_function(name)]
     found += [one.name for entry in entries for one in entry.kernels if not is_aten(one.name)]
-    return found
+    return found + [node for entry in entries for node in entry.nodes.split() if not is_node(node)]
+
+
+def is_node(name):
+    return any(hasattr(torch._C._functions, f"{name}{end}") for end in ("", "Backward0", "Backward1", "Backwards"))
 
 
 def is_aten(name):
@@ -66,7 +70,12 @@ def test_each_name_exists():
 
 @pytest.mark.parametrize(
     "entry",
-    [Operator("gelo"), Operator("gelu", aten=(Aten("gello"),)), Operator("gelu", backward=(Aten("gelu_backwards"),))],
+    [
+        Operator("gelo"),
+        Operator("gelu", aten=(Aten("gello"),)),
+        Operator("gelu", backward=(Aten("gelu_backwards"),)),
+        Operator("gelu", nodes="Gello"),
+    ],
 )
 def test_a_misspelt_name_is_found(entry):
     assert len(lacking([entry])) == 1
