@@ -1,6 +1,8 @@
 """The registry of operators: each name is in one entry, exists in torch, and has what its rule needs."""
 
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch.utils.flop_counter import flop_registry
 from integrations import fewbit
 from integrations.policies import arguments
 from integrations.policies.needs import Need
-from integrations.policies.operators import OPERATORS, Aten, Kernel, Operator
+from integrations.policies.operators import OPERATORS, Aten, Kernel, Operator, pointwise
 from integrations.policies.operators.memory import INDEXING, POOLING
 from integrations.policies.operators.pointwise import ACTIVATIONS
 from integrations.policies.operators.products import PRODUCTS
@@ -153,3 +155,9 @@ def test_matrix_products_are_those_that_torch_counts():
     products = [one for entry in OPERATORS for one in entry.aten if one.kernel is Kernel.PRODUCT]
     assert {one.name for one in products} <= counted
     assert all(one.factors or one.repeated for one in products)
+
+
+def test_the_entry_on_the_page_is_the_one_in_the_registry():
+    page = (Path(__file__).parents[3] / "docs" / "extend.md").read_text(encoding="utf-8")
+    entry = re.search(r"^### An operator of torch\n.*?^```\n(.*?),\n```", page, re.MULTILINE | re.DOTALL).group(1)
+    assert eval(entry, dict(vars(pointwise))) in OPERATORS

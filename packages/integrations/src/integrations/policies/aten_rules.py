@@ -32,6 +32,7 @@ from integrations.policies.aten_nodes import (
 )
 from integrations.policies.operators import OPERATORS, Effect
 from integrations.policies.operators.products import ATTENTION, LINEAR
+from integrations.policies.rules import RULES, Need
 from integrations.policies.standardizing import CHANNELS
 
 
@@ -84,8 +85,13 @@ _BACKWARDS = MappingProxyType(
         if one.saved is not None
     }
 )
-# Whichever step of a decomposed operator reads the tensor, the rule speaks of the derivative as a whole.
-_DECOMPOSED = frozenset(one.name for entry in OPERATORS for one in entry.backward if one.decomposed)
+# A backend may decompose these into arithmetic. Whichever step reads the tensor, the rule speaks of the derivative as a
+# whole.
+_DECOMPOSED = frozenset(
+    name
+    for name, (_, operator, role) in _BACKWARDS.items()
+    if RULES[operator].need(role) in (Need.SATURATING, Need.BOUNDED)
+)
 _STEADY = frozenset(one.name for entry in OPERATORS for one in entry.aten if one.steady)
 _BATCH_NORMS = frozenset(one.name for entry in OPERATORS if "batch_norm" in entry.names for one in entry.kernels)
 _ROW_NORMS = frozenset(one.name for entry in OPERATORS if entry.by_row for one in entry.kernels)

@@ -56,7 +56,6 @@ class Aten:
         steady: whether an error of its argument moves its result by a bounded multiple.
         saved: of a backward operator: the position of the tensor that its rule is about.
         role: the role of that tensor in the forward call.
-        decomposed: of a backward operator with one saved operand: whether a backend may decompose it into arithmetic.
     """
 
     name: str
@@ -66,7 +65,6 @@ class Aten:
     steady: bool = False
     saved: int | None = None
     role: str = "input"
-    decomposed: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,7 @@ NORMS = (
             *aten("_native_batch_norm_legit _native_batch_norm_legit_functional"),
             *aten("cudnn_batch_norm _batch_norm_with_update"),
         ),
-        (
-            Aten("native_batch_norm_backward", Kernel.FUNCTION, saved=1),
-            Aten("cudnn_batch_norm_backward", saved=0),
-        ),
+        (Aten("native_batch_norm_backward", Kernel.FUNCTION, saved=1), Aten("cudnn_batch_norm_backward", saved=0)),
         gain=Gain.ONE,
     ),
     Operator(
@@ -59,7 +56,7 @@ _SOFTMAX = (
         "softmax softmin",
         BOUNDED,
         aten("_softmax _safe_softmax", Kernel.FUNCTION),
-        (Aten("_softmax_backward_data", Kernel.FUNCTION, saved=1, role="result", decomposed=True),),
+        (Aten("_softmax_backward_data", Kernel.FUNCTION, saved=1, role="result"),),
     ),
     Operator("log_softmax", EXPONENTIAL, aten("_log_softmax", Kernel.FUNCTION)),
     Operator("logsumexp", EXPONENTIAL, aten("logsumexp", Kernel.FUNCTION)),
