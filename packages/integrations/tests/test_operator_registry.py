@@ -20,14 +20,15 @@ from integrations.policies.operators.reductions import NORMS
 from integrations.policies.rules import RULES
 from integrations.runtime.formulas.operators import needs_exact
 
+DOCS = Path(__file__).parents[3] / "docs"
+ROLES = ("input", "other", "result", "internal", "recomputed")
 # Where torch has the functions whose names a call can have.
 HOMES = (torch, torch.Tensor, F, torch.ops.aten, torch.sparse, torch._C._sparse, torch._VF, torch.utils.checkpoint)
 
 
 def with_rule(need):
     """The entries of which backward needs this of a saved tensor."""
-    roles = ("input", "other", "result", "internal", "recomputed")
-    found = [entry for entry in OPERATORS if entry.rule and need in map(entry.rule.need, roles)]
+    found = [entry for entry in OPERATORS if entry.rule and need in map(entry.rule.need, ROLES)]
     assert found
     return found
 
@@ -158,6 +159,32 @@ def test_matrix_products_are_those_that_torch_counts():
 
 
 def test_the_entry_on_the_page_is_the_one_in_the_registry():
-    page = (Path(__file__).parents[3] / "docs" / "extend.md").read_text(encoding="utf-8")
+    page = (DOCS / "extend.md").read_text(encoding="utf-8")
     entry = re.search(r"^### An operator of torch\n.*?^```\n(.*?),\n```", page, re.MULTILINE | re.DOTALL).group(1)
     assert eval(entry, dict(vars(pointwise))) in OPERATORS
+
+
+def listed(section):
+    """The words in the first column of a table of ``docs/operators.md``."""
+    page = (DOCS / "operators.md").read_text(encoding="utf-8")
+    table = re.search(rf"^## {section}\n(.*?)^## ", page, re.MULTILINE | re.DOTALL).group(1)
+    return set(re.findall(r"\w+", " ".join(re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE))))
+
+
+ROUNDED = {
+    *(Need.LINEAR, Need.PRODUCT, Need.NORM, Need.MOMENT),
+    *(Need.SATURATING, Need.BOUNDED, Need.ATTENTION, Need.RECOMPUTED),
+}
+
+
+@pytest.mark.parametrize(("section", "rounded"), [("Rounded", True), ("Exact, in few bits", False)])
+def test_the_table_for_readers_has_the_rules(section, rounded):
+    rules = {name: RULES[name] for name in listed(section) & RULES.keys()}
+    assert len(rules) > 15
+    found = {name: not ROUNDED.isdisjoint(map(rule.need, ROLES)) for name, rule in rules.items()}
+    assert found == dict.fromkeys(rules, rounded)
+
+
+def test_each_rounded_operator_is_in_the_table_for_readers():
+    entries = [entry for need in (Need.NORM, Need.SATURATING, Need.BOUNDED) for entry in with_rule(need)]
+    assert {entry.names[0] for entry in entries} <= listed("Rounded")
