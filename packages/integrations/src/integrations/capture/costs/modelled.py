@@ -1,15 +1,14 @@
 """What an operator's call takes, by arithmetic: its ``Work`` at the rates of a device. ``workspaces`` measures it
 instead.
 
-Operators are of few kinds, see ``Kind``. An operator takes the time of its arithmetic or of the bytes that it reads and
-writes, whichever is longer, and that of Python.
+The registry of operators has the kind of each kernel. An operator takes the time of its arithmetic or of the bytes that
+it reads and writes, whichever is longer, and that of Python.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -46,21 +45,6 @@ Costs = Callable[[Sequence["CostedCall"]], Sequence[Cost]]
 """A function that returns the cost of each call."""
 
 
-class Kind(Enum):
-    """What an operator's time depends on."""
-
-    PRODUCT = auto()
-    CONVOLUTION = auto()
-    CONVOLUTION_BACKWARD = auto()
-    GROUPED = auto()
-    ATTENTION = auto()
-    CHUNKED = auto()
-    FUNCTION = auto()
-    DRAW = auto()
-    TRAFFIC = auto()
-    NOTHING = auto()
-
-
 _KERNELS = {one.name: one.kernel for entry in OPERATORS for one in entry.kernels}
 
 _GROUPS = {"convolution": 8, "convolution_backward": 9}
@@ -82,7 +66,7 @@ class Work:
         parts: into how many parts the call is cut, one after the other. Each moves ``moved`` bytes.
     """
 
-    kind: Kind
+    kind: Kernel
     dtype: torch.dtype
     flops: int
     elements: int
@@ -93,17 +77,17 @@ class Work:
 
     def seconds(self, rates: Rates) -> float:
         """The seconds of the call, Python included."""
-        if self.kind is Kind.NOTHING and rates.measured:
+        if self.kind is Kernel.NOTHING and rates.measured:
             return rates.host.launch
         each = {
-            Kind.PRODUCT: rates.product,
-            Kind.CONVOLUTION: rates.convolution,
-            Kind.CONVOLUTION_BACKWARD: rates.convolution_backward,
-            Kind.GROUPED: rates.grouped,
-            Kind.ATTENTION: rates.attention,
+            Kernel.PRODUCT: rates.product,
+            Kernel.CONVOLUTION: rates.convolution,
+            Kernel.CONVOLUTION_BACKWARD: rates.convolution_backward,
+            Kernel.GROUPED: rates.grouped,
+            Kernel.ATTENTION: rates.attention,
         }.get(self.kind, 0.0)
-        by_element = {Kind.FUNCTION: rates.function, Kind.DRAW: rates.draw}.get(self.kind, 0.0)
-        if self.kind is Kind.CHUNKED:  # products, softmax and sums come one after the other
+        by_element = {Kernel.FUNCTION: rates.function, Kernel.DRAW: rates.draw}.get(self.kind, 0.0)
+        if self.kind is Kernel.CHUNKED:  # products, softmax and sums come one after the other
             kernel = self.flops * rates.product + self.elements * rates.function
             return rates.host.launch + kernel + self.parts * rates.traffic(self.moved) + self.mapped * rates.fresh
         kernel = max(self.flops * each, self.elements * by_element, rates.traffic(self.moved))
@@ -135,21 +119,19 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
     sizes = [count_bytes(tensor) for tensor in made]
     most = max(sizes, default=0)
     moved = sum(sizes)
-    name = _name_of(function)
-    kernel = _KERNELS.get(name, Kernel.TRAFFIC)
-    if kernel is not Kernel.FILL:
-        gathers = kernel is Kernel.GATHER
+    if kind is not Kernel.FILL:
+        gathers = kind is Kernel.GATHER
         moved += sum(min(count_bytes(tensor), most) if gathers else count_bytes(tensor) for tensor in given)
     try:
         flops, grouped = _flops_of_call(function, args, kwargs, results)
     except Exception:
-        flops, grouped, kind = 0, False, Kind.TRAFFIC
+        flops, grouped, kind = 0, False, Kernel.TRAFFIC
     try:
         scratch = scratch_of(function, args, results)
     except Exception:
         scratch = 0
     work = Work(
-        kind=Kind.GROUPED if grouped else kind,
+        kind=Kernel.GROUPED if grouped else kind,
         dtype=_dtype_of(made, given),
         flops=flops,
         elements=max((count_elements(tensor) for tensor in made), default=0),
@@ -174,7 +156,7 @@ def _in_chunks(work: Work, args: tuple[Any, ...]) -> Work:
     found = work_of_chunks(args)
     return replace(
         work,
-        kind=Kind.CHUNKED,
+        kind=Kernel.CHUNKED,
         dtype=args[0].dtype,
         flops=found.flops,
         elements=found.elements,
@@ -214,20 +196,17 @@ def _flops_of(function: OpOverload) -> Callable[..., Any] | None:
 
 
 @cache
-def _kind_of(function: OpOverload) -> Kind:
+def _kind_of(function: OpOverload) -> Kernel:
     name = _name_of(function)
     if is_attention(function._schema.name):
-        return Kind.ATTENTION
+        return Kernel.ATTENTION
     if _flops_of(function) is not None:
         if "convolution" in name:
-            return Kind.CONVOLUTION_BACKWARD if "backward" in name else Kind.CONVOLUTION
-        return Kind.PRODUCT
+            return Kernel.CONVOLUTION_BACKWARD if "backward" in name else Kernel.CONVOLUTION
+        return Kernel.PRODUCT
     kernel = _KERNELS.get(name, Kernel.TRAFFIC)
-    if kernel is Kernel.NOTHING:
-        return Kind.NOTHING
-    if torch.Tag.nondeterministic_seeded in function.tags:
-        return Kind.DRAW
-    return Kind.FUNCTION if kernel is Kernel.FUNCTION else Kind.TRAFFIC
+    drawn = kernel is not Kernel.NOTHING and torch.Tag.nondeterministic_seeded in function.tags
+    return Kernel.DRAW if drawn else kernel
 
 
 @cache

@@ -34,10 +34,16 @@ class Gain(Enum):
 
 
 class Kernel(Enum):
-    """What a kernel's time depends on."""
+    """What a kernel's time depends on. The cost model adds what only a call tells: groups, chunks and random draws."""
 
-    PRODUCT = "the arithmetic of a matrix product or a convolution"
+    PRODUCT = "the arithmetic of a matrix product"
+    CONVOLUTION = "the arithmetic of a convolution"
+    CONVOLUTION_BACKWARD = "the arithmetic of a convolution's gradients"
+    GROUPED = "the arithmetic of a convolution with groups"
+    ATTENTION = "the arithmetic of attention"
+    CHUNKED = "a loss in chunks: products, softmax and sums, one after the other"
     FUNCTION = "elementary functions, or several passes"
+    DRAW = "random numbers"
     TRAFFIC = "the bytes that it reads and writes"
     GATHER = "the bytes of its result: it reads as much of a table"
     FILL = "the bytes that it writes: it reads a shape"

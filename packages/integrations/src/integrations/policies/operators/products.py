@@ -27,8 +27,8 @@ PRODUCTS = (
     Operator(
         "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
         LINEAR,
-        (Aten("convolution", Kernel.PRODUCT, repeated=(0,)),),
-        (Aten("convolution_backward", factors=(1,)),),
+        (Aten("convolution", Kernel.CONVOLUTION, repeated=(0,)),),
+        (Aten("convolution_backward", Kernel.CONVOLUTION_BACKWARD, factors=(1,)),),
     ),
     # The factors are value and result. Backward is not linear in query and key, since it divides by the sum of their
     # exact softmax, unless attention is recomputed (``aten_attention``).

@@ -18,7 +18,8 @@ from integrations.policies.rules import Need
 from integrations.tracing.storage.forms import SATURATED, Placeholder
 from integrations.tracing.storage.storage_policy import StoragePolicy
 
-_COSTLY = frozenset(one.name for entry in OPERATORS for one in entry.aten if one.kernel is Kernel.PRODUCT)
+_ARITHMETIC = (Kernel.PRODUCT, Kernel.CONVOLUTION)
+_COSTLY = frozenset(one.name for entry in OPERATORS for one in entry.aten if one.kernel in _ARITHMETIC)
 """Operators whose results no level recomputes."""
 
 
