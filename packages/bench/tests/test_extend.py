@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import integrations
-from integrations.rules import Need, Rule, add_rule, rules
+from integrations.policies import rules
+from integrations.rules import Need, Rule, add_rule
 
 PAGE = Path(__file__).parents[3] / "docs" / "extend.md"
 

@@ -9,7 +9,7 @@ import torch
 from actcore import device_streams
 from actcore.codecs import float8, group_affine, group_affine_rows
 from integrations.planner.sensitivity import surroundings
-from integrations.rules import standardizing
+from integrations.policies import standardizing
 from integrations.runtime import replay_cache
 
 _CODECS = float8, group_affine, group_affine_rows, standardizing

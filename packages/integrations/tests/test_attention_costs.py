@@ -9,7 +9,8 @@ from torch.utils.flop_counter import flop_registry
 import integrations
 from integrations.capture.costs import calibrating, modelled
 from integrations.capture.costs.calls import DistinctCalls
-from integrations.capture.costs.modelled import Kind, work_of
+from integrations.capture.costs.modelled import work_of
+from integrations.policies.operators import Kernel
 
 from .nets import mlp, normal
 
@@ -87,7 +88,7 @@ def test_every_operator_of_cuda_has_a_formula(kind, heads, masked, dropout):
             found.append(calls.distinct[0].work)
     expected = {math: [2 * SCORES * WIDTH, 2 * SCORES * OUT]}.get(kind, [FORWARD, BACKWARD])
     assert [work.flops for work in found] == expected
-    assert {work.kind for work in found} == {Kind.PRODUCT if kind is math else Kind.ATTENTION}
+    assert {work.kind for work in found} == {Kernel.PRODUCT if kind is math else Kernel.ATTENTION}
 
 
 @pytest.mark.parametrize("kind", [flash, efficient, cudnn])
@@ -125,7 +126,7 @@ def test_attention_on_a_cpu_has_a_formula():
     q, k = normal(BATCH, HEADS, QUERIES, WIDTH), normal(BATCH, HEADS, KEYS, WIDTH)
     function = aten._scaled_dot_product_flash_attention_for_cpu.default
     found = work_of(function, (q, k, k), {}, function(q, k, k))
-    assert (found.kind, found.flops) == (Kind.ATTENTION, 2 * 2 * SCORES * WIDTH)
+    assert (found.kind, found.flops) == (Kernel.ATTENTION, 2 * 2 * SCORES * WIDTH)
 
 
 class Grouped(torch.nn.Module):

@@ -12,9 +12,10 @@ from integrations.capture.costs import calibrating
 from integrations.capture.costs.calibrating import calibrated
 from integrations.capture.costs.calls import DistinctCalls
 from integrations.capture.costs.codecs import restore_seconds, store_seconds
-from integrations.capture.costs.modelled import Kind, by, modelled, work_of
+from integrations.capture.costs.modelled import by, modelled, work_of
 from integrations.capture.costs.rates import BYTES, FLOPS, LARGE, LAUNCH, MAPPED, SMALL, LinearTime, Rates, constant
 from integrations.checkpoint import capture
+from integrations.policies.operators import Kernel
 
 from .nets import mlp, normal
 
@@ -41,14 +42,14 @@ ONE, NONE = [1, 1], [0, 0]
 @pytest.mark.parametrize(
     ("function", "args", "kind"),
     [
-        (aten.mm.default, (normal(2, 3), normal(3, 4)), Kind.PRODUCT),
-        (aten.convolution.default, (IMAGE, WEIGHT, None, ONE, ONE, ONE, False, NONE, 1), Kind.CONVOLUTION),
-        (aten.convolution.default, (IMAGE, WEIGHT[:, :1], None, ONE, ONE, ONE, False, NONE, 8), Kind.GROUPED),
-        (aten.gelu.default, (IMAGE,), Kind.FUNCTION),
-        (aten.exp_.default, (IMAGE.clone(),), Kind.FUNCTION),
-        (aten.bernoulli.p, (IMAGE, 0.5), Kind.DRAW),
-        (aten.add.Tensor, (IMAGE, IMAGE), Kind.TRAFFIC),
-        (aten.empty_like.default, (IMAGE,), Kind.NOTHING),
+        (aten.mm.default, (normal(2, 3), normal(3, 4)), Kernel.PRODUCT),
+        (aten.convolution.default, (IMAGE, WEIGHT, None, ONE, ONE, ONE, False, NONE, 1), Kernel.CONVOLUTION),
+        (aten.convolution.default, (IMAGE, WEIGHT[:, :1], None, ONE, ONE, ONE, False, NONE, 8), Kernel.GROUPED),
+        (aten.gelu.default, (IMAGE,), Kernel.FUNCTION),
+        (aten.exp_.default, (IMAGE.clone(),), Kernel.FUNCTION),
+        (aten.bernoulli.p, (IMAGE, 0.5), Kernel.DRAW),
+        (aten.add.Tensor, (IMAGE, IMAGE), Kernel.TRAFFIC),
+        (aten.empty_like.default, (IMAGE,), Kernel.NOTHING),
     ],
 )
 def test_kinds(function, args, kind):
@@ -86,7 +87,7 @@ def test_backward_of_a_grouped_convolution_has_the_arithmetic_of_its_groups():
         weight = WEIGHT[:, : 8 // groups]
         args = (IMAGE, IMAGE, weight, None, ONE, ONE, ONE, False, NONE, groups, [True, True, False])
         found = work(aten.convolution_backward.default, *args)
-        assert found.kind is (Kind.CONVOLUTION_BACKWARD if groups == 1 else Kind.GROUPED)
+        assert found.kind is (Kernel.CONVOLUTION_BACKWARD if groups == 1 else Kernel.GROUPED)
         return found.flops
 
     assert flops(1) == 8 * flops(8) == 2 * 2 * IMAGE.numel() * 8 * 9

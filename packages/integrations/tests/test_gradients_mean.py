@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import integrations
-from integrations.rules import policy
+from integrations.policies import policy
 
 from .nets import Net, normal
 

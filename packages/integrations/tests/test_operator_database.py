@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from integrations.policies import policy, rules
 from integrations.policies.rules import Need, Rule
-from integrations.rules import policy, rules
 
 from .operator_database import bounds
 from .operator_database import measure as measuring

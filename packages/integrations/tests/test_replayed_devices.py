@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from actcore import GroupAffine, Layout, compress
+from integrations.policies import standardizing
 from integrations.policies.norms import CHANNELS, Standardized
-from integrations.rules import standardizing
 from integrations.runtime.replay_cache import COMPRESS_CLAMPED, STANDARDIZE, Site
 
 from .nets import normal

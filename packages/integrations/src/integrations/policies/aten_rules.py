@@ -30,6 +30,9 @@ from integrations.policies.aten_nodes import (
     origin_of,
     shape_of,
 )
+from integrations.policies.operators import OPERATORS, Effect
+from integrations.policies.operators.products import ATTENTION, LINEAR
+from integrations.policies.rules import RULES, Need
 from integrations.policies.standardizing import CHANNELS
 
 
@@ -58,93 +61,46 @@ class _Dependence(Enum):
     RECOMPUTED = "a value recomputed from it"
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+def _with_effect(effect: Effect) -> frozenset[str]:
+    return frozenset(one.name for entry in OPERATORS if entry.effect is effect for one in entry.aten)
 
 
-_SAME = _names(
-    "view _unsafe_view reshape permute transpose t squeeze unsqueeze expand slice select alias detach "
-    "clone contiguous _to_copy convert_element_type unbind split split_with_sizes getitem lift_fresh_copy"
-)
+_SAME = _with_effect(Effect.SAME) | {"getitem"}  # one of several results
+_SCALES = _with_effect(Effect.SCALES)
+_SUMS = _with_effect(Effect.SUMS) | {"neg"}
 # Positions of the operands in which the result is linear, the other operand being a gradient.
 _PRODUCTS = MappingProxyType(
-    {
-        "mm": (0, 1),
-        "bmm": (0, 1),
-        "mv": (0, 1),
-        "dot": (0, 1),
-        "addmm": (1, 2),
-        "baddbmm": (1, 2),
-        "convolution_backward": (1,),
-    }
+    {one.name: one.factors for entry in OPERATORS if entry.rule is LINEAR for one in entry.kernels if one.factors}
 )
-# Positions of value and result, in which backward is linear. It is not linear in query and key, since it divides by the
-# sum of their exact softmax, unless attention is recomputed (``regions``).
+# Positions of value and result, in which backward is linear.
 _ATTENTIONS = MappingProxyType(
-    {
-        "_scaled_dot_product_flash_attention_for_cpu_backward": (3, 4),
-        "_scaled_dot_product_flash_attention_backward": (3, 4),
-        "_scaled_dot_product_cudnn_attention_backward": (3, 4),
-        "_scaled_dot_product_efficient_attention_backward": (3, 5),
-        "_scaled_dot_product_fused_attention_overrideable_backward": (3, 6),
-        "_flash_attention_backward": (3, 4),
-        "_cudnn_attention_backward": (3, 4),
-        "_efficient_attention_backward": (3, 5),
-    }
+    {one.name: one.factors for entry in OPERATORS if entry.rule is ATTENTION for one in entry.backward}
 )
 # By backward operator: the position of the tensor, and the forward operator and role that its rule has.
 _BACKWARDS = MappingProxyType(
     {
-        "native_batch_norm_backward": (1, "batch_norm", "input"),
-        "cudnn_batch_norm_backward": (0, "batch_norm", "input"),
-        "native_layer_norm_backward": (1, "layer_norm", "input"),
-        "native_group_norm_backward": (1, "group_norm", "input"),
-        "_fused_rms_norm_backward": (1, "rms_norm", "input"),
-        "gelu_backward": (1, "gelu", "input"),
-        "silu_backward": (1, "silu", "input"),
-        "mish_backward": (1, "mish", "input"),
-        "sigmoid_backward": (1, "sigmoid", "result"),
-        "tanh_backward": (1, "tanh", "result"),
-        "_softmax_backward_data": (1, "softmax", "result"),
-        "threshold_backward": (1, "relu", "result"),
-        "leaky_relu_backward": (1, "leaky_relu", "input"),
-        "max_pool2d_with_indices_backward": (1, "max_pool2d", "input"),
-        "max_pool3d_with_indices_backward": (1, "max_pool3d", "input"),
-        "avg_pool2d_backward": (1, "avg_pool2d", "input"),
-        "avg_pool3d_backward": (1, "avg_pool3d", "input"),
-        "_adaptive_avg_pool2d_backward": (1, "adaptive_avg_pool2d", "input"),
-        "_adaptive_avg_pool3d_backward": (1, "adaptive_avg_pool3d", "input"),
+        one.name: (one.saved, entry.names[0], one.role)
+        for entry in OPERATORS
+        for one in entry.backward
+        if one.saved is not None
     }
 )
-# Operators with one saved operand, which a backend may decompose into arithmetic. Whichever step reads the tensor, the
-# rule speaks of the derivative as a whole.
-_DECOMPOSED = _names("gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward _softmax_backward_data")
-# If recomputed, their results move by a bounded multiple of what the tensor does.
-_SMOOTH = _names("gelu silu mish sigmoid tanh erf")
-_BATCH_NORMS = _names(
-    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional cudnn_batch_norm "
-    "_batch_norm_with_update batch_norm_with_update native_batch_norm_backward cudnn_batch_norm_backward"
+# A backend may decompose these into arithmetic. Whichever step reads the tensor, the rule speaks of the derivative as a
+# whole.
+_DECOMPOSED = frozenset(
+    name
+    for name, (_, operator, role) in _BACKWARDS.items()
+    if RULES[operator].need(role) in (Need.SATURATING, Need.BOUNDED)
 )
-_ROW_NORMS = _names("native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward rms_norm")
+_STEADY = frozenset(one.name for entry in OPERATORS for one in entry.aten if one.steady)
+_BATCH_NORMS = frozenset(one.name for entry in OPERATORS if "batch_norm" in entry.names for one in entry.kernels)
+_ROW_NORMS = frozenset(one.name for entry in OPERATORS if entry.by_row for one in entry.kernels)
 _ROW_STATISTICS = frozenset((3, 4))  # positions in the backward operators of row norms
-_SUMS = _names("add sub neg")
 # Positions of the operands in which a repeated operator is linear.
-_REPEATED = MappingProxyType(
-    {
-        "mm": (0, 1),
-        "bmm": (0, 1),
-        "mv": (0, 1),
-        "addmm": (0, 1, 2),
-        "baddbmm": (0, 1, 2),
-        "mul": (0, 1),
-        "convolution": (0,),
-        "native_layer_norm": (0,),
-        "_fused_rms_norm": (0,),
-    }
-)
+_REPEATED = MappingProxyType({one.name: one.repeated for entry in OPERATORS for one in entry.aten if one.repeated})
 _TOO_MANY = 256  # steps that are followed
 _FEW = 16  # steps between a softmax and a product
-_PASSING = _SAME | _names("mul div neg")
+_PASSING = _SAME | _SCALES
 
 
 class BackwardUses:
@@ -238,7 +194,7 @@ def _follow(
         yield _Dependence.RECOMPUTED
     elif not covers(node, user):
         yield _unknown(name)
-    elif origin in _SMOOTH:
+    elif origin in _STEADY:
         yield _Dependence.RECOMPUTED
     else:
         yield from _in_arithmetic(start, node, user, name, origin)

@@ -8,15 +8,14 @@ from typing import Protocol
 import torch
 
 from actcore import FLOATS, INTEGERS, BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTensor
-from integrations._utils.discontinuous_ops import names
 from integrations.policies.levels import GROUP_SIZE, Level
 from integrations.policies.norms import RowByRow
+from integrations.policies.operators import OPERATORS
 from integrations.policies.rules import CHECKPOINT, RULES, Need, Rule
 from integrations.policies.slopes import has_slope
 from integrations.policies.stores import Store
 
-# These normalise the last dimensions; other norms take statistics over many rows.
-_ROW_NORMS = ("layer_norm", "rms_norm")
+_ROW_NORMS = frozenset(name for entry in OPERATORS if entry.by_row for name in entry.names)
 # By need: the option of a level that says how many bits it takes.
 _BITS = {
     Need.LINEAR: "bits",
@@ -30,16 +29,12 @@ _BITS = {
 }
 _COARSE = 4  # up to this many bits, smaller groups are worth their bytes
 _NARROW = 32  # features up to which what a linear layer reads is a small part of what is stored
-# These saturate: the slope jumps at the bounds, and on which side of them an element is stays exact.
-_JUMPING = ("hardswish",)
+# On which side of the bounds an element is stays exact.
+_JUMPING = frozenset(name for entry in OPERATORS if entry.slope_jumps for name in entry.names)
 UNKNOWN = "the operator that saves it is unknown"
 # Torch's operators without a rule that are linear, or whose slope changes without a jump. A gradient through what they
 # recompute is as unbiased as if a level had rounded what they save (measured with GRUs, sines and Fourier transforms).
-_SMOOTH = names(
-    """lstm gru rnn_tanh lstm_cell gru_cell rnn_tanh_cell sin cos sinh cosh atan asinh erfc logaddexp logcumsumexp
-    mse_loss fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2
-    fft_fftn fft_ifftn fft_rfftn fft_irfftn"""
-) | {"pow with another exponent"}
+_SMOOTH = frozenset(name for entry in OPERATORS if entry.smooth for name in entry.names) | {"pow with another exponent"}
 
 
 @dataclass(frozen=True)

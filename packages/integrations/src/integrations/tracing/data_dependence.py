@@ -25,9 +25,9 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from integrations._utils.discontinuous_ops import JUMPING, OF_SHAPES, may_jump_unseen, names
 from integrations._utils.storages import StorageSet
 from integrations._utils.torch_internals import ScriptMethod
+from integrations.policies.discontinuous_ops import JUMPING, OF_SHAPES, may_jump_unseen
 from integrations.tracing.call import Call
 from integrations.tracing.history import has_history
 from integrations.tracing.storage.forms import Packed
@@ -36,7 +36,12 @@ from integrations.tracing.tensors import storage_of
 DECIDES = "its segment decides something by its activations, such as a router of experts, or may: kept exactly"
 
 # Python gets numbers or truth values from these.
-_ASKING = names("bool item tolist float int index complex equal allclose is_nonzero numpy array contains")
+_ASKING = frozenset(
+    {
+        *("bool", "item", "tolist", "float", "int", "index", "complex", "numpy", "array"),
+        *("equal", "allclose", "is_nonzero", "contains"),
+    }
+)
 
 
 class Deciding:

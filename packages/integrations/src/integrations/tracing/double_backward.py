@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from integrations._utils.torch_internals import current_autograd_node, will_engine_execute_node
+from integrations.policies.operators import OPERATORS
 from integrations.policies.rules import RULES, Need
 
 _PRODUCTS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
@@ -33,7 +34,7 @@ _PRODUCTS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
 """Nodes of operators that are linear in each factor. The numbers are the inputs whose gradients read a saved factor. If
 only the gradient of a layer's input is wanted, the node unpacks that input, too, but reads the weight alone."""
 
-_BY_SIGN = frozenset({"abs", "sgn", "sign", "max", "min", "amax", "amin", "maximum", "minimum"})
+_BY_SIGN = frozenset(name for entry in OPERATORS if entry.compares for name in entry.names)
 """Operators that levels keep exactly, although their backward only needs to know on which side of a bound an element
 is."""
 

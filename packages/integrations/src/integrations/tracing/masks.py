@@ -12,29 +12,13 @@ from torch import Tensor
 
 from actcore import Layout
 from actcore.ops import below_autograd
+from integrations.policies.operators import OPERATORS, Effect
 from integrations.tracing.history import node_of
 
-# These move elements or select some, and change none.
-_MOVES = frozenset(
-    {
-        *("Alias", "AsStrided", "Clone", "Copy", "Diagonal", "Expand", "Flip", "Gather", "Index", "IndexSelect"),
-        *("Permute", "Repeat", "ReshapeAlias", "Roll", "Select", "Slice", "Split", "SplitWithSizes", "Squeeze", "T"),
-        *("ToCopy", "Transpose", "Unbind", "Unfold", "Unsqueeze", "UnsafeView", "View"),
-    }
-)
-# These scale elements, by numbers or by other elements.
-_SCALES = frozenset(("Mul", "Div", "Neg"))
-# With an operand that has no gradient, these may add a mask, or take it where it is further away.
-_SUMS = frozenset(("Add", "Sub", "Maximum", "Minimum"))
-# With an operand that has no gradient, these put it beside the rest.
-_JOINS = frozenset(("Cat", "Stack"))
-# These put values in the places of some elements, or beside them.
-_PUTS = frozenset(
-    {
-        *("AsStridedScatter", "ConstantPadNd", "CopySlices", "DiagonalScatter", "Fill", "IndexCopy", "IndexFill"),
-        *("IndexPut", "MaskedFill", "MaskedScatter", "Scatter", "SelectScatter", "SliceScatter", "Where"),
-    }
-)
+_EFFECTS = {node: entry.effect for entry in OPERATORS if entry.effect is not None for node in entry.nodes.split()}
+# With an operand that has no gradient, these may add a mask, put it beside the rest, or take it where it is further
+# away.
+_WITH_ANOTHER = (Effect.SUMS, Effect.PICKS, Effect.JOINS)
 
 
 def may_be_masked(tensor: Tensor) -> bool:
@@ -49,11 +33,12 @@ def may_be_masked(tensor: Tensor) -> bool:
         met.add(node)
         name = node.name().removeprefix("torch::autograd::").partition("Backward")[0]
         before = [found for found, _ in node.next_functions]
-        if name in _PUTS or (name in _SUMS | _JOINS and None in before):
+        effect = _EFFECTS.get(name)
+        if effect is Effect.PUTS or (effect in _WITH_ANOTHER and None in before):
             return True
-        if name in _SCALES | _JOINS:
+        if effect in (Effect.SCALES, Effect.JOINS):
             waiting += before
-        elif name in _MOVES:
+        elif effect in (Effect.SAME, Effect.MOVES):
             waiting.append(before[0])
     return False
 

@@ -1,15 +1,14 @@
 """What an operator's call takes, by arithmetic: its ``Work`` at the rates of a device. ``workspaces`` measures it
 instead.
 
-Operators are of few kinds, see ``Kind``. An operator takes the time of its arithmetic or of the bytes that it reads and
-writes, whichever is longer, and that of Python.
+The registry of operators has the kind of each kernel. An operator takes the time of its arithmetic or of the bytes that
+it reads and writes, whichever is longer, and that of Python.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from integrations.capture.costs.chunked import is_chunked_loss, work_of_chunks
 from integrations.capture.costs.rates import MAPPED, Rates, Rating, constant
 from integrations.capture.costs.scratch import scratch_of
 from integrations.capture.dispatch.memory import count_bytes, count_elements, tensors_of
+from integrations.policies.operators import OPERATORS, Kernel
 
 if TYPE_CHECKING:
     from integrations.capture.costs.calls import CostedCall
@@ -45,53 +45,10 @@ Costs = Callable[[Sequence["CostedCall"]], Sequence[Cost]]
 """A function that returns the cost of each call."""
 
 
-class Kind(Enum):
-    """What an operator's time depends on."""
-
-    PRODUCT = auto()
-    CONVOLUTION = auto()
-    CONVOLUTION_BACKWARD = auto()
-    GROUPED = auto()
-    ATTENTION = auto()
-    CHUNKED = auto()
-    FUNCTION = auto()
-    DRAW = auto()
-    TRAFFIC = auto()
-    NOTHING = auto()
-
-
-_NOTHING = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"})
-"""Operators that allocate memory or share it, and touch no element."""
-
-_GATHERS = frozenset({"embedding", "index_select", "gather", "index"})
-"""Operators that read as much of a table as their result has."""
+_KERNELS = {one.name: one.kernel for entry in OPERATORS for one in entry.kernels}
 
 _GROUPS = {"convolution": 8, "convolution_backward": 9}
 """Operators with groups, and the place of the argument that is their number."""
-
-_FUNCTIONS = frozenset(
-    {
-        "gelu",
-        "gelu_backward",
-        "silu",
-        "silu_backward",
-        "mish",
-        "softplus",
-        "elu",
-        "erf",
-        "exp",
-        "log",
-        "sigmoid",
-        "tanh",
-    }
-    | {"sin", "cos", "_softmax", "_safe_softmax", "_softmax_backward_data", "_log_softmax", "logsumexp"}
-    | {"native_batch_norm", "native_layer_norm", "native_group_norm", "native_batch_norm_backward"}
-    | {"native_layer_norm_backward", "native_group_norm_backward"}
-)
-"""Operators that take longer than their traffic: several passes, or elementary functions."""
-
-_FILLS = frozenset({"new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "zero", "fill"})
-"""Operators that read only the shape of their arguments."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +66,7 @@ class Work:
         parts: into how many parts the call is cut, one after the other. Each moves ``moved`` bytes.
     """
 
-    kind: Kind
+    kind: Kernel
     dtype: torch.dtype
     flops: int
     elements: int
@@ -120,17 +77,17 @@ class Work:
 
     def seconds(self, rates: Rates) -> float:
         """The seconds of the call, Python included."""
-        if self.kind is Kind.NOTHING and rates.measured:
+        if self.kind is Kernel.NOTHING and rates.measured:
             return rates.host.launch
         each = {
-            Kind.PRODUCT: rates.product,
-            Kind.CONVOLUTION: rates.convolution,
-            Kind.CONVOLUTION_BACKWARD: rates.convolution_backward,
-            Kind.GROUPED: rates.grouped,
-            Kind.ATTENTION: rates.attention,
+            Kernel.PRODUCT: rates.product,
+            Kernel.CONVOLUTION: rates.convolution,
+            Kernel.CONVOLUTION_BACKWARD: rates.convolution_backward,
+            Kernel.GROUPED: rates.grouped,
+            Kernel.ATTENTION: rates.attention,
         }.get(self.kind, 0.0)
-        by_element = {Kind.FUNCTION: rates.function, Kind.DRAW: rates.draw}.get(self.kind, 0.0)
-        if self.kind is Kind.CHUNKED:  # products, softmax and sums come one after the other
+        by_element = {Kernel.FUNCTION: rates.function, Kernel.DRAW: rates.draw}.get(self.kind, 0.0)
+        if self.kind is Kernel.CHUNKED:  # products, softmax and sums come one after the other
             kernel = self.flops * rates.product + self.elements * rates.function
             return rates.host.launch + kernel + self.parts * rates.traffic(self.moved) + self.mapped * rates.fresh
         kernel = max(self.flops * each, self.elements * by_element, rates.traffic(self.moved))
@@ -162,19 +119,19 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
     sizes = [count_bytes(tensor) for tensor in made]
     most = max(sizes, default=0)
     moved = sum(sizes)
-    name = _name_of(function)
-    if name not in _FILLS:
-        moved += sum(min(count_bytes(tensor), most) if name in _GATHERS else count_bytes(tensor) for tensor in given)
+    if kind is not Kernel.FILL:
+        gathers = kind is Kernel.GATHER
+        moved += sum(min(count_bytes(tensor), most) if gathers else count_bytes(tensor) for tensor in given)
     try:
         flops, grouped = _flops_of_call(function, args, kwargs, results)
     except Exception:
-        flops, grouped, kind = 0, False, Kind.TRAFFIC
+        flops, grouped, kind = 0, False, Kernel.TRAFFIC
     try:
         scratch = scratch_of(function, args, results)
     except Exception:
         scratch = 0
     work = Work(
-        kind=Kind.GROUPED if grouped else kind,
+        kind=Kernel.GROUPED if grouped else kind,
         dtype=_dtype_of(made, given),
         flops=flops,
         elements=max((count_elements(tensor) for tensor in made), default=0),
@@ -199,7 +156,7 @@ def _in_chunks(work: Work, args: tuple[Any, ...]) -> Work:
     found = work_of_chunks(args)
     return replace(
         work,
-        kind=Kind.CHUNKED,
+        kind=Kernel.CHUNKED,
         dtype=args[0].dtype,
         flops=found.flops,
         elements=found.elements,
@@ -239,19 +196,17 @@ def _flops_of(function: OpOverload) -> Callable[..., Any] | None:
 
 
 @cache
-def _kind_of(function: OpOverload) -> Kind:
+def _kind_of(function: OpOverload) -> Kernel:
     name = _name_of(function)
     if is_attention(function._schema.name):
-        return Kind.ATTENTION
+        return Kernel.ATTENTION
     if _flops_of(function) is not None:
         if "convolution" in name:
-            return Kind.CONVOLUTION_BACKWARD if "backward" in name else Kind.CONVOLUTION
-        return Kind.PRODUCT
-    if name in _NOTHING:
-        return Kind.NOTHING
-    if torch.Tag.nondeterministic_seeded in function.tags:
-        return Kind.DRAW
-    return Kind.FUNCTION if name in _FUNCTIONS else Kind.TRAFFIC
+            return Kernel.CONVOLUTION_BACKWARD if "backward" in name else Kernel.CONVOLUTION
+        return Kernel.PRODUCT
+    kernel = _KERNELS.get(name, Kernel.TRAFFIC)
+    drawn = kernel is not Kernel.NOTHING and torch.Tag.nondeterministic_seeded in function.tags
+    return Kernel.DRAW if drawn else kernel
 
 
 @cache

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from integrations._utils.discontinuous_ops import JUMPING, OF_SHAPES, may_jump_unseen
 from integrations._utils.torch_internals import OpOverload
 from integrations.capture.dispatch.memory import tensors_of
+from integrations.policies.discontinuous_ops import JUMPING, OF_SHAPES, may_jump_unseen
+from integrations.policies.operators import OPERATORS
 
 
 class Decides(Enum):
@@ -59,18 +60,12 @@ _JUMPING = _aten(JUMPING)
 _ROUNDING_MODE = "_mode"  # the overloads of div that round
 
 # Backward looks for the results among the arguments: neither may be rounded or recomputed from rounded values.
-_FOUND_AGAIN = _listed(
-    """max min amax amin aminmax maximum minimum fmax fmin median nanmedian
-    scatter_reduce index_reduce segment_reduce"""
-)
+_FOUND_AGAIN = _aten(name for entry in OPERATORS if entry.searches for name in entry.names)
 # By operator: the place of its order. A norm of order inf picks its largest element.
 _OF_ORDER = {"aten::linalg_vector_norm": 1, "aten::norm": 1, "aten::_cdist_forward": 2}
 
 # By operator: the places of the arguments whose errors it amplifies near a pole. The pole is of the first of them.
-_WITH_POLES = _listed("sqrt rsqrt reciprocal log log2 log10 log1p logit asin acos acosh atanh pow")
-_POLES: dict[str, tuple[int, ...]] = dict.fromkeys(_WITH_POLES, (0,))
-_POLES |= dict.fromkeys(_listed("div divide true_divide xlogy special_xlogy special_xlog1py"), (1, 0))
-_POLES |= {"aten::addcdiv": (2, 1)}
+_POLES = {f"aten::{name}": entry.poles for entry in OPERATORS if entry.poles for name in entry.names}
 
 
 def reads_elements(function: OpOverload) -> bool:

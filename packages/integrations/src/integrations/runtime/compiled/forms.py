@@ -12,12 +12,14 @@ from torch import Tensor
 from actcore import BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTensor, missing_on
 from integrations.policies.aten_rules import Use
 from integrations.policies.norms import RowByRow, Standardized, Statistics
+from integrations.policies.operators import OPERATORS, Kernel
 from integrations.policies.policy import UNKNOWN
 from integrations.policies.rules import Need
 from integrations.tracing.storage.forms import SATURATED, Placeholder
 from integrations.tracing.storage.storage_policy import StoragePolicy
 
-_COSTLY = frozenset(("mm", "addmm", "bmm", "baddbmm", "convolution"))
+_ARITHMETIC = (Kernel.PRODUCT, Kernel.CONVOLUTION)
+_COSTLY = frozenset(one.name for entry in OPERATORS for one in entry.aten if one.kernel in _ARITHMETIC)
 """Operators whose results no level recomputes."""
 
 

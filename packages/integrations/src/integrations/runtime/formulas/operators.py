@@ -14,32 +14,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from integrations._utils.autocast import autocast_on
-from integrations._utils.discontinuous_ops import names
 from integrations.policies.arguments import Arguments
+from integrations.policies.operators import OPERATORS, Gain
 from integrations.policies.rules import operator_name
 from integrations.tracing.call import Call
 
 Function = Callable[..., Any]
 
-# Their slopes are bounded by little more than 1, or by numbers among their arguments (see ``gain``).
-_STEADY = names(
-    """add radd iadd sub rsub isub mul multiply addcmul neg square pow silu gelu relu leaky_relu elu celu mish softplus
-    hardswish relu6 hardtanh hardsigmoid log_sigmoid logsigmoid sigmoid tanh erf sin cos abs glu clamp clip clamp_min
-    clamp_max where masked_fill layer_norm rms_norm group_norm batch_norm to type type_as float double half bfloat16
-    contiguous clone cat stack"""
-)
-# These amplify it, so what they read has to be exact.
-_AMPLIFYING = names("rtruediv sqrt rsqrt reciprocal exp exp2 expm1 log rpow")
-_QUOTIENTS = names("div divide true_divide truediv itruediv")  # they amplify an error if the divisor is a tensor
-# What is behind a large factor is cut down by these to a small range, of which its error may be a large part.
-_BOUNDED = names("sigmoid tanh erf hardsigmoid hardtanh relu6 clamp clip clamp_min clamp_max")
-_STEEPEST = 4.0  # the factor from which on it is
-_FACTORS = names("mul multiply imul")
-_SUMS = names("add radd iadd sub rsub isub")
-_UNKNOWN_GAIN = names("addcmul glu")  # not norms, whose input is stored in groups that suit them
+_GAINS = {name: entry.gain for entry in OPERATORS if entry.gain is not None for name in entry.names}
+_NEED_EXACT = (Gain.QUOTIENT, Gain.UNBOUNDED)
+# What is behind a larger factor is cut down by an operator of a small range, of which its error may be a large part.
+_STEEPEST = 4.0
 # Activations that torch's layers ask by position to work in place.
-_IN_PLACE = names("relu relu6 leaky_relu elu celu silu mish hardswish hardtanh hardsigmoid")
-CASTING = names("linear conv1d conv2d conv3d mm bmm addmm baddbmm")
+_IN_PLACE = frozenset(
+    {
+        *("relu", "relu6", "leaky_relu", "elu", "celu", "silu", "mish"),
+        *("hardswish", "hardtanh", "hardsigmoid"),
+    }
+)
+CASTING = frozenset({"linear", "conv1d", "conv2d", "conv3d", "mm", "bmm", "addmm", "baddbmm"})
 """Operators whose arguments autocast casts, and that save these in the order in which they were given."""
 CASTS = (torch.bfloat16, torch.float16)
 """The dtypes to which autocast casts."""
@@ -64,13 +57,13 @@ def needs_exact(function: Function) -> bool | None:
     """Whether a function is repeated only with exact arguments; ``None`` if it is not repeated."""
     found = KNOWN.get(function, _UNASKED)
     if found is _UNASKED:
-        name = operator_name(function)
-        found = KNOWN[function] = True if name in _AMPLIFYING | _QUOTIENTS else False if name in _STEADY else None
+        known = _GAINS.get(operator_name(function))
+        found = KNOWN[function] = None if known is None else known in _NEED_EXACT
     return found  # type: ignore[return-value]
 
 
 _UNASKED = object()
-_SAVING_RESULTS = names("sigmoid tanh exp exp2 expm1 sqrt rsqrt reciprocal")  # these save their result and nothing else
+_SAVING_RESULTS = frozenset(name for entry in OPERATORS if entry.saves_result for name in entry.names)
 
 
 def amplifies(call: Call) -> bool:
@@ -78,7 +71,7 @@ def amplifies(call: Call) -> bool:
     second = call.given.get(1, "exponent" if call.name == "pow" else "other")
     if call.name == "pow":
         return not (isinstance(second, int | float) and second >= 1)
-    by_number = call.name in _QUOTIENTS and isinstance(second, int | float) and not _is_reflected(call)
+    by_number = _GAINS.get(call.name) is Gain.QUOTIENT and isinstance(second, int | float) and not _is_reflected(call)
     return bool(needs_exact(call.function)) and not by_number
 
 
@@ -128,20 +121,21 @@ def gain(call: Call, of: Sequence[float]) -> float:
     """
     given, most = call.given, max(of, default=0.0)
     numbers = [abs(one) for one in given.args[:2] if isinstance(one, int | float)]
-    if call.name in _FACTORS:
+    known = _GAINS.get(call.name)
+    if known is Gain.FACTOR:
         return numbers[0] * most if numbers else math.inf
-    if call.name in _QUOTIENTS:
+    if known is Gain.QUOTIENT:
         return most / numbers[0] if numbers and numbers[0] else math.inf
-    if call.name in _SUMS:
+    if known is Gain.SUM:
         return math.inf if "alpha" in given.kwargs else sum(of)
-    if call.name in ("pow", "square"):
+    if known is Gain.POWER:
         return most * (numbers[0] if numbers else 2.0)
-    return math.inf if call.name in _UNKNOWN_GAIN else most
+    return math.inf if known is Gain.UNKNOWN else most
 
 
 def hides(call: Call, of: Sequence[float]) -> bool:
     """Whether a call takes what was amplified to a small range, of which the error would be a large part."""
-    return call.name in _BOUNDED and max(of, default=0.0) > _STEEPEST
+    return _GAINS.get(call.name) is Gain.NARROW and max(of, default=0.0) > _STEEPEST
 
 
 def again(call: Call, result: Tensor, in_place: bool) -> Again | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
@@ -14,6 +14,7 @@ from torch import Tensor
 from actcore import Codec, Compressed, GroupAffine, Kept, Layout, Offload, compress
 from integrations._utils.plain_tensor_types import has_elements
 from integrations.policies.arguments import Arguments, two_valued
+from integrations.policies.operators import OPERATORS
 from integrations.policies.rules import Need
 from integrations.tracing.storage.double_backward import DoubleBackward
 from integrations.tracing.storage.regions import Exact, View, codec_name
@@ -169,23 +170,22 @@ class WindowIndices:
         return indices
 
 
+def _saturating(slope_jumps: bool) -> Mapping[str, tuple[float, float]]:
+    return MappingProxyType(
+        {
+            name: entry.saturation
+            for entry in OPERATORS
+            if entry.saturation is not None and entry.slope_jumps is slope_jumps
+            for name in entry.names
+        }
+    )
+
+
 # Beyond this range the slope is, to 1e-4 or better, what it is at the range's ends. So elements beyond are stored as
 # the ends, and no outlier makes the steps of its group coarse.
-SATURATED = MappingProxyType(
-    {
-        "gelu": (-5.0, 5.0),
-        "silu": (-12.0, 12.0),
-        "mish": (-12.0, 12.0),
-        "softplus": (-10.0, 10.0),
-        "elu": (-10.0, 0.0),
-        "celu": (-10.0, 0.0),
-        "log_sigmoid": (-10.0, 10.0),
-        "logsigmoid": (-10.0, 10.0),
-        "erf": (-3.5, 3.5),
-    }
-)
-# Here the slope jumps at the ends, by 1/2 for hardswish: on which side an element is stays exact.
-_JUMPING = MappingProxyType({"hardswish": (-3.0, 3.0)})
+SATURATED = _saturating(slope_jumps=False)
+# On which side of these bounds an element is stays exact.
+_JUMPING = _saturating(slope_jumps=True)
 
 
 def form_of(
