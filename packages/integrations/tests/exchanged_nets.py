@@ -12,7 +12,7 @@ CHANNELS_LAST = IMAGES.to(memory_format=torch.channels_last)
 EXCHANGED = {"activations": "fewbit", "linear": 0.3, "layers": "q"}
 
 
-def report_of(model, x, level="L1", **options):
+def make_report(model, x, level="L1", **options):
     """Of the second forward: the first makes tables of steps, which a cache keeps from then on."""
     integrations.compress_model(model, level, **options)
     for _ in range(2):

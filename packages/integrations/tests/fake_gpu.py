@@ -12,7 +12,7 @@ import integrations
 from integrations._utils.torch_internals import fake_mode
 from integrations.capture import capture as capturing
 from integrations.capture import recorder
-from integrations.capture.costs.scratch import scratch_of
+from integrations.capture.costs.scratch import count_scratch
 from integrations.capture.dispatch import indices
 from integrations.capture.dispatch.fakes import Fakes
 from integrations.capture.dispatch.memory import allocated
@@ -30,9 +30,9 @@ CUDA = torch.device("cuda", 0)
 def set_up(monkeypatch):
     """Treat tensors on ``meta`` as if they were on a GPU, and answer queries to the driver."""
     monkeypatch.setattr(torch.Tensor, "backward", fake_engine.backward)
-    monkeypatch.setattr(capturing, "_device_of", lambda *_: CUDA)
+    monkeypatch.setattr(capturing, "_get_device", lambda *_: CUDA)
     monkeypatch.setattr(recorder, "indices", SimpleNamespace(call=_on_cpu))
-    monkeypatch.setattr(tape, "generator_of", lambda *_: torch.default_generator)
+    monkeypatch.setattr(tape, "get_generator", lambda *_: torch.default_generator)
     for module in (_differentiated, segments):  # the engine in Python has no graph task
         monkeypatch.setattr(module, "get_current_graph_task_keep_graph", lambda: False)
     monkeypatch.setattr(segments, "current_graph_task_id", lambda: 1)
@@ -87,7 +87,7 @@ class Counting(Fakes):
                     self.now += nbytes
                     self._known[key] = weakref.ref(storage, lambda _, key=key, nbytes=nbytes: self._freed(key, nbytes))
         results = tuple(out) if isinstance(out, (list, tuple)) else (out,)
-        self.peak = max(self.peak, self.now + scratch_of(func, args, results))
+        self.peak = max(self.peak, self.now + count_scratch(func, args, results))
 
     def _freed(self, key, nbytes):
         del self._known[key]

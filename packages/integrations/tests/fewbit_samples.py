@@ -61,7 +61,7 @@ def same_bits(a, b):
     )
 
 
-def gradient_of(function, x, gradient):
+def get_gradient(function, x, gradient):
     """The output, and the gradient of the input."""
     at = x.detach().clone().requires_grad_()
     output = function(at)

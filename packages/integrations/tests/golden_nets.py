@@ -74,10 +74,10 @@ def net(name):
     return model.train(), args, (kwargs[0] if kwargs else {})
 
 
-def loss_of(output):
+def read_loss(output):
     """Return a number that depends on every tensor in the output."""
     if isinstance(output, dict):
         output = tuple(output.values())
     if isinstance(output, tuple):
-        return sum(loss_of(part) for part in output)
+        return sum(read_loss(part) for part in output)
     return output.square().mean()

@@ -8,7 +8,7 @@ import integrations
 from integrations.capture.capture import capture
 from integrations.checkpoint import Plan
 from integrations.planner.bounds import Bounds
-from integrations.planner.choice import Choice, mask_of
+from integrations.planner.choice import Choice, make_mask
 from integrations.planner.storage_candidates import StorageCandidates
 from integrations.policies.stores import Store
 from integrations.tracing.tracker import CallTracker
@@ -35,8 +35,8 @@ def graph_of(model, args, kwargs=None, rounded=False):
 def plan_of(model, graph, kept, stores=None, held=None):
     """The plan that keeps these values, and has these stores."""
     stores = tuple(sorted((stores or {}).items()))
-    held = None if held is None else mask_of(held)
-    choice = Choice(mask_of(kept), 0, 0.0, 0.0, held, stores, rounded=graph.rounded)
+    held = None if held is None else make_mask(held)
+    choice = Choice(make_mask(kept), 0, 0.0, 0.0, held, stores, rounded=graph.rounded)
     plan = Plan(
         type(model).__name__, graph, choice, (choice,), 0, False, candidates=StorageCandidates.none(len(graph.values))
     )

@@ -202,7 +202,7 @@ def talking(rank):
 
 def failing(rank, failed):
     """Return the plan of a rank if planning fails once on one of both ranks, and the number of its attempts."""
-    real, calls = plan_manager.front_of, []
+    real, calls = plan_manager.plan_front, []
 
     def fails_once(*given, **named):
         calls.append(given)
@@ -210,7 +210,7 @@ def failing(rank, failed):
             raise MemoryError("no room")
         return real(*given, **named)
 
-    with patch.object(plan_manager, "front_of", fails_once):
+    with patch.object(plan_manager, "plan_front", fails_once):
         return [followed(bounded(rank, 1024, steps=1)), len(calls)]
 
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from two_ranks import leave
 
 from integrations import compress_model
-from integrations.capture.graphs.sharding import units_of
+from integrations.capture.graphs.sharding import find_units
 from integrations.checkpoint import apply, capture, plan
 from integrations.checkpoint.applied import plan_of
 
@@ -159,7 +159,7 @@ def case(name, rank):
         models["after"] = with_plan(cut(model(), units, arguments), tokens(rank))
     found = {}
     for when, current in models.items():
-        repeated = plan_of(current).schedule.within(units_of(current)).recomputed
+        repeated = plan_of(current).schedule.within(find_units(current)).recomputed
         ours, count = trained(current, rank, special)
         found[when] = [equal(ours, plain), count - gathered, bool(repeated)]
     return found

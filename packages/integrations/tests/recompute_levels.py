@@ -7,7 +7,7 @@ from torch import nn
 
 import integrations
 from integrations import checkpoint
-from integrations.planner.choice import mask_of
+from integrations.planner.choice import make_mask
 
 from .nets import normal
 from .recompute_nets import Transformer, net
@@ -21,7 +21,7 @@ def compressed(model, level="L1", **options):
 def keeping_the_first(model, args, kwargs=None):
     """A plan that keeps what the first operator made, and what cannot be recomputed."""
     plan = checkpoint.plan(model, args, kwargs=kwargs, real=True)
-    return replace(plan, choice=replace(plan.choice, mask=mask_of([0]), held=None))
+    return replace(plan, choice=replace(plan.choice, mask=make_mask([0]), held=None))
 
 
 def report(model):

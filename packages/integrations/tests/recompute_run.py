@@ -6,7 +6,7 @@ from integrations._utils.locking import Users
 from integrations._utils.warn import warn
 from integrations.api.handle.compression import Compression
 from integrations.capture.graphs.signature import Signature
-from integrations.planner.choice import Choice, mask_of
+from integrations.planner.choice import Choice, make_mask
 from integrations.planner.plan import Plan
 from integrations.planner.plans import Followed
 from integrations.policies.levels import LEVELS
@@ -68,7 +68,7 @@ def handle_keeping(model, graph, kept, codec=None, held=None):
         codec: stores the activations among what is kept; ``None`` keeps them as they are.
         held: as in ``Schedule.of``.
     """
-    choice = Choice(mask_of(kept), 0, 0.0, 0.0, None if held is None else mask_of(held))
+    choice = Choice(make_mask(kept), 0, 0.0, 0.0, None if held is None else make_mask(held))
     plan = Plan(type(model).__name__, graph, choice, (choice,), 0, exact=True)
     handle = Compression(model, "L0", LEVELS["L0"])
     handle._plan_manager = _Given(plan, None if codec is None else through(codec, handle.level))

@@ -25,7 +25,7 @@ def trained(model, function, *inputs):
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-def report_of(model):
+def make_report(model):
     return integrations.compression(model).report()
 
 

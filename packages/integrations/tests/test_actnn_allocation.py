@@ -19,7 +19,7 @@ from integrations.qmodules.precision import LayerPrecision
 PROFILE = torch.tensor([1 / (2**bits - 1) ** 2 for bits in range(1, 9)], dtype=torch.float64)
 
 
-def bits_of(model):
+def get_bits(model):
     return {
         name: layer.precision.bits
         for name, layer in model.named_modules()
@@ -36,7 +36,7 @@ def test_a11_the_first_iteration_gives_equal_bits():
     assert codec.bits.tolist() == [2] * 14
     model = qmodules.QModule(nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), "L3")
     model(torch.randn(6, 2, 16, 16))
-    assert set(bits_of(model).values()) == {2.0}
+    assert set(get_bits(model).values()) == {2.0}
 
 
 class Heads(nn.Module):
@@ -62,7 +62,7 @@ def test_a13_layers_of_other_batch_sizes():
     model = qmodules.QModule(Heads(), "L3")
     for samples in (4, 2, 5, 1, 3):
         model(torch.randn(samples, 3, 16, 16)).backward()
-        found = bits_of(model)
+        found = get_bits(model)
         assert all(1 <= value <= 8 for value in found.values())
     # The step with one sample has 6 proposals, and its allocation counts their elements: 8 x 8 x 8, six times.
     assert len(set(found.values())) > 1
@@ -73,13 +73,13 @@ def test_a13_a_layer_that_never_runs_blocks_nobody():
     torch.manual_seed(0)
     model = qmodules.QModule(Heads(), "L3")
     model(torch.randn(4, 3, 16, 16)).backward()
-    first = bits_of(model)
+    first = get_bits(model)
     assert len(set(first.values())) > 1
     assert first["seldom"] == 2.0
     model(torch.randn(4, 3, 16, 16), seldom=True).backward()
-    with_it = bits_of(model)
+    with_it = get_bits(model)
     model(torch.randn(4, 3, 16, 16)).backward()
-    assert bits_of(model)["seldom"] == with_it["seldom"]
+    assert get_bits(model)["seldom"] == with_it["seldom"]
 
 
 def test_a14_one_bit_and_budgets_below_it():
@@ -91,7 +91,7 @@ def test_a14_one_bit_and_budgets_below_it():
     model = qmodules.QModule(nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), "L3", bits=(1,))
     for _ in range(3):
         model(torch.randn(4, 2, 16, 16)).mean().backward()
-    assert set(bits_of(model).values()) == {1.0}
+    assert set(get_bits(model).values()) == {1.0}
 
 
 def test_a14_bits_are_never_16():
@@ -198,6 +198,6 @@ def test_a15_on_cuda_no_step_synchronises():
             model(x).square().mean().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert len(set(bits_of(model).values())) > 1
+    assert len(set(get_bits(model).values())) > 1
     assert isinstance(model[0].precision.codec(x), DeviceRows)
     assert not actcore.missing_on(x.device)

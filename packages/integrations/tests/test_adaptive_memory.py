@@ -14,7 +14,7 @@ import integrations
 from actcore import Compressed
 from integrations.api.handle import adapt
 from integrations.planner.sensitivity.errors import Error
-from integrations.planner.sensitivity.graph import backward_of
+from integrations.planner.sensitivity.graph import derive_backward
 from integrations.planner.sensitivity.probe import Probe
 
 from .nets import assert_nothing_active, mlp, normal
@@ -196,12 +196,12 @@ def test_out_of_memory_in_the_measurement_is_no_failure(monkeypatch):
     """What could not be run once more is taken for a usual tensor, and the plan says so."""
 
     def failing(*args):
-        no_memory(backward_of(*args))
+        no_memory(derive_backward(*args))
 
     loop = Loop()
     before = loop.state()
     with monkeypatch.context() as patched:
-        patched.setattr("integrations.planner.sensitivity.probe.backward_of", failing)
+        patched.setattr("integrations.planner.sensitivity.probe.derive_backward", failing)
         plan = loop.handle.adapt(loop.closure)
     assert all("OutOfMemoryError" in entry.why for entry in plan.allotments)
     assert_equal(before, loop.state())

@@ -15,7 +15,7 @@ from actcore import GroupAffine
 from integrations.planner.sensitivity.allocation import plan_of
 from integrations.planner.sensitivity.bit_plan import BitPlan
 from integrations.planner.sensitivity.identity import Identity
-from integrations.planner.sensitivity.measurement import Measurement, Sensitivity, mean_of
+from integrations.planner.sensitivity.measurement import Measurement, Sensitivity, compute_mean
 
 from .nets import Net, mlp, normal, rows
 
@@ -141,7 +141,7 @@ def test_a_tensor_that_the_plan_does_not_know_gets_the_levels_bits():
 
 
 def test_the_mean_of_measurements_is_over_those_that_saw_the_tensor():
-    mean = mean_of([measured(1.0, 4.0), measured(3.0)])
+    mean = compute_mean([measured(1.0, 4.0), measured(3.0)])
     assert [tensor.costs[0] for tensor in mean.tensors] == [2.0, 4.0]
 
 

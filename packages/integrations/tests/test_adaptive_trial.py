@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import integrations
-from integrations.planner.sensitivity.graph import backward_of
+from integrations.planner.sensitivity.graph import derive_backward
 
 from .nets import mlp
 from .trainer import Trainer, X, assert_equal
@@ -103,10 +103,10 @@ def test_an_error_inside_the_measurement_does_not_reach_the_step(monkeypatch):
     trainer = Trainer()
 
     def failing(*args):
-        backward_of(*args)
+        derive_backward(*args)
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr("integrations.planner.sensitivity.probe.backward_of", failing)
+    monkeypatch.setattr("integrations.planner.sensitivity.probe.derive_backward", failing)
     assert trainer.train(2) == expected
     assert all("OutOfMemoryError" in entry.why for entry in trainer.handle.plan.allotments)
 

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import flop_registry
 import integrations
 from integrations.capture.costs import calibrating, modelled
 from integrations.capture.costs.calls import DistinctCalls
-from integrations.capture.costs.modelled import work_of
+from integrations.capture.costs.modelled import estimate_work
 from integrations.policies.operators import Kernel
 
 from .nets import mlp, normal
@@ -97,7 +97,7 @@ def test_the_formulas_are_torchs_where_it_has_them(kind):
         q, k, v = (on_cuda(BATCH, HEADS, QUERIES, WIDTH) for _ in range(3))
         for function, args in kind(q, k, v, None, 0.0):
             theirs = flop_registry[function.overloadpacket](*args, out_val=q)
-            assert work_of(function, args, {}, (q,)).flops == theirs
+            assert estimate_work(function, args, {}, (q,)).flops == theirs
 
 
 @pytest.mark.parametrize("kind", ["flash", "efficient"])
@@ -117,15 +117,15 @@ def test_sequences_one_after_the_other_meet_the_longest(kind):
         else:
             args = q, q, q, None, where, where, longest, longest, 0.0, 1
             back = q, q, q, q, None, q, where, where, longest, longest, None, 0.0, None, None, 1, False
-        assert work_of(forward, args, {}, (q,)).flops == 2 * rows * longest * score
-        assert work_of(backward, back, {}, (q, q, q)).flops == 5 * rows * longest * score
+        assert estimate_work(forward, args, {}, (q,)).flops == 2 * rows * longest * score
+        assert estimate_work(backward, back, {}, (q, q, q)).flops == 5 * rows * longest * score
 
 
 def test_attention_on_a_cpu_has_a_formula():
     """torch has no formula, so attention seemed to take only the time to read its arguments."""
     q, k = normal(BATCH, HEADS, QUERIES, WIDTH), normal(BATCH, HEADS, KEYS, WIDTH)
     function = aten._scaled_dot_product_flash_attention_for_cpu.default
-    found = work_of(function, (q, k, k), {}, function(q, k, k))
+    found = estimate_work(function, (q, k, k), {}, function(q, k, k))
     assert (found.kind, found.flops) == (Kernel.ATTENTION, 2 * 2 * SCORES * WIDTH)
 
 
@@ -151,18 +151,18 @@ def broken(*args, **kwargs):
 def test_a_formula_that_raises_prevents_no_plan(where, monkeypatch):
     x = normal(4, 64, 64)
     name, found = {
-        "torch's formulas": ("_flops_of", lambda function: broken),
+        "torch's formulas": ("_find_flop_formula", lambda function: broken),
         "ours": ("attention_flops", broken),
-        "scratch": ("scratch_of", broken),
+        "scratch": ("count_scratch", broken),
     }[where]
     monkeypatch.setattr(modelled, name, found)
-    modelled._kind_of.cache_clear()
+    modelled._get_kind.cache_clear()
     try:
         plan = integrations.plan(Grouped(), (x,), memory=1.0, error=0)
     finally:
-        modelled._kind_of.cache_clear()
+        modelled._get_kind.cache_clear()
     assert 0 < plan.peak <= plan.plain_peak
-    work = work_of(aten.mm.default, (normal(64, 64), normal(64, 64)), {}, (normal(64, 64),))
+    work = estimate_work(aten.mm.default, (normal(64, 64), normal(64, 64)), {}, (normal(64, 64),))
     assert work.moved == 3 * 4 * 64**2  # used instead
     assert work.flops == (0 if where == "torch's formulas" else 2 * 64**3)
 
@@ -178,5 +178,5 @@ def test_a_call_by_keywords_prevents_no_plan():
     image, weight = normal(2, 8, 5, 5), normal(8, 8, 3, 3)
     named = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1], "transposed": False}
     named |= {"output_padding": [0, 0], "groups": 1, "bias": None}
-    found = work_of(aten.convolution.default, (image, weight), named, (image,))
+    found = estimate_work(aten.convolution.default, (image, weight), named, (image,))
     assert found.moved == 4 * (2 * image.numel() + weight.numel())

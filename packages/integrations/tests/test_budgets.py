@@ -13,7 +13,7 @@ from integrations.api.error_control import rank_0_plan
 from integrations.cli import main
 from integrations.planner import free_memory
 from integrations.planner.bounds import Bounds
-from integrations.planner.budget import allowed_bytes, bytes_of, require_budget
+from integrations.planner.budget import allowed_bytes, require_budget, resolve_bytes
 
 from .fit_llama import config_of, llama, sample
 from .nets import assert_same, gradients, normal
@@ -28,7 +28,7 @@ MIB = 1 << 20
     [(1000, 1000), ("1KiB", 1024), ("1B", 1), ("2 GB", 2 * 10**9), (0.4, 40), ("40%", 40), ("2.5 %", 2), ("100%", 100)],
 )
 def test_a_budget_in_bytes(budget, expected):
-    assert bytes_of(budget, 100) == allowed_bytes(budget, 100) == expected
+    assert resolve_bytes(budget, 100) == allowed_bytes(budget, 100) == expected
 
 
 @pytest.mark.parametrize("budget", [1, "140%", "0%", "most", 1.5, "8"])
@@ -196,7 +196,7 @@ def test_ranks_that_plan_together_take_the_least_of_theirs(monkeypatch, tmp_path
     asked = Bounds("auto")
     assert rank_0_plan.with_bytes(asked, model, args, together=True)[0] == Bounds("1000B")
     alone = rank_0_plan.with_bytes(asked, model, args, together=False)[0]
-    assert bytes_of(alone.memory, 0) == free_memory.free_for(model).nbytes > 1000
+    assert resolve_bytes(alone.memory, 0) == free_memory.free_for(model).nbytes > 1000
     others[0] = math.nan  # a rank on which nothing is known
     with pytest.raises(ValueError, match="if a rank's free memory is unknown"):
         rank_0_plan.with_bytes(asked, model, args, together=True)

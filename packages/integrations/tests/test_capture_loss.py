@@ -54,10 +54,10 @@ def counted(model, step):
 @pytest.mark.parametrize("returned", RETURNED)
 @pytest.mark.parametrize("measure", [False, True], ids=["modelled", "measured"])
 def test_the_peak_is_that_of_a_step_on_the_models_own_loss(returned, measure, measured_once):
-    made, loss_of = RETURNED[returned]
+    made, read_loss = RETURNED[returned]
     model = Classifier(made).train()
     plan = checkpoint.plan(model, (X, Y), budget=1.0, measure=measure)
-    found = counted(model, lambda: loss_of(model(X, Y)).backward())
+    found = counted(model, lambda: read_loss(model(X, Y)).backward())
     if measure:  # kernels have memory of their own, which is counted in the plan and not here
         assert plan.peak >= found
     else:
@@ -67,13 +67,13 @@ def test_the_peak_is_that_of_a_step_on_the_models_own_loss(returned, measure, me
 
 
 def test_the_peak_of_a_step_that_holds_the_output():
-    made, loss_of = RETURNED["mapping"]
+    made, read_loss = RETURNED["mapping"]
     model = Classifier(made).train()
     plan = checkpoint.plan(model, (X, Y), budget=1.0, holds_outputs=True)
 
     def step():
         out = model(X, Y)
-        loss_of(out).backward()
+        read_loss(out).backward()
 
     assert plan.peak == counted(model, step)
     assert "all outputs stay" in str(plan)

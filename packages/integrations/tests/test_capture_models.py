@@ -15,7 +15,7 @@ from .heap import changes, snapshot
 pytestmark = pytest.mark.usefixtures("alone", "no_fakes")
 
 
-def loss_of(output):
+def read_loss(output):
     own = getattr(output, "loss", None)
     if own is not None:
         return own
@@ -40,5 +40,5 @@ def test_a_capture_leaves_a_model_as_it_was_and_its_plan_is_followed_at_once(nam
     checkpoint.apply(model, plan)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*forward is not the one that was captured")
-        loss_of(model(*args, **kwargs)).backward()
+        read_loss(model(*args, **kwargs)).backward()
     assert checkpoint.plan_of(model) is plan

@@ -30,11 +30,11 @@ def test_a_global_that_has_an_attributes_name_is_not_reached():
             self.head = nn.Linear(8, 8)
 
         def forward(self, x):
-            seen.append(type(head_of("head").weight) is nn.Parameter and id(head_of("head").weight.grad) == known)
+            seen.append(type(find_head("head").weight) is nn.Parameter and id(find_head("head").weight.grad) == known)
             return self.head(x)
 
     seen = []
-    head_of = globals().__getitem__
+    find_head = globals().__getitem__
     head.weight.grad = torch.ones(8, 8)
     known = id(head.weight.grad)
     checkpoint.plan(Headed().train(), normal(4, 8))

@@ -15,7 +15,7 @@ from .regions import (
     WAYS,
     X,
     compiled,
-    report_of,
+    make_report,
     trained,
     way_compiled_in_place,
     way_compiled_then_compressed,
@@ -35,12 +35,12 @@ def test_every_way_stores_the_bytes_of_eager(way):
     for step in range(1, 4):
         assert 0 < relative_error(expected, trained(model, function)) < 0.1  # see test_the_error_is_that_of_eager
         assert integrations.compression(model).step == step
-    report = report_of(model)
+    report = make_report(model)
     kinds = {(row.module, row.operator, row.codec.split("(")[0]) for row in report.rows if not row.owner}
     assert ("1", "mm, threshold_backward", "GroupAffine") in kinds
     assert ("", "threshold_backward", "Positive") in kinds  # the last, whose result is the region's
-    assert report.stored_bytes == report_of(eager).stored_bytes
-    assert report.original_bytes == report_of(eager).original_bytes
+    assert report.stored_bytes == make_report(eager).stored_bytes
+    assert report.original_bytes == make_report(eager).original_bytes
     assert_nothing_active()
 
 
@@ -48,7 +48,7 @@ def test_without_a_graph_break():
     """The model that was compressed first is one region, with ``fullgraph=True``."""
     model = integrations.compress_model(mlp())
     trained(model, compiled(model, fullgraph=True))
-    assert report_of(model).ratio == 8
+    assert make_report(model).ratio == 8
 
 
 def test_more_bits_are_more_exact():
@@ -186,7 +186,7 @@ def test_copies():
     for twin in (copy.deepcopy(wrapper), pickle.loads(pickle.dumps(wrapper._orig_mod))):
         trained(twin, twin)
         assert integrations.compression(twin).step == 2
-        assert report_of(twin).ratio == 8
+        assert make_report(twin).ratio == 8
     assert integrations.compression(wrapper).step == 1
     integrations.restore_model(wrapper)
     with pytest.raises(ValueError, match="not compressed"):

@@ -11,7 +11,7 @@ import integrations
 from integrations.policies.aten_attention import is_recomputed, recompute_attention
 
 from .nets import Net, assert_same, gradients, normal, relative_error, rows
-from .regions import compiled, report_of, trained
+from .regions import compiled, make_report, trained
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -90,7 +90,7 @@ def test_query_key_and_value_wait_in_the_bits_of_attention():
 
 def in_bits(model):
     """The bytes of what is rounded."""
-    return sum(row.stored_bytes for row in report_of(model).rows if row.codec.startswith("GroupAffine"))
+    return sum(row.stored_bytes for row in make_report(model).rows if row.codec.startswith("GroupAffine"))
 
 
 def test_attention_of_what_is_kept_is_not_recomputed():

@@ -9,7 +9,7 @@ import integrations
 
 from .graphs import NETS, build
 from .nets import EIGHT_BITS, gradients, relative_error, rows
-from .regions import X, compiled, report_of, trained, way_compressed_then_compiled
+from .regions import X, compiled, make_report, trained, way_compressed_then_compiled
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -51,6 +51,6 @@ def test_decomposed_derivatives():
 def test_inductor():
     model, function = (part := build("gelu")[0]), way_compressed_then_compiled(part, backend="inductor", level="L1.1")
     assert 0 < relative_error(gradients(build("gelu")[0], X), trained(model, function)) < EIGHT_BITS
-    assert report_of(model).ratio > 3
+    assert make_report(model).ratio > 3
     with torch.compiler.set_stance("fail_on_recompile"):
         trained(model, function)

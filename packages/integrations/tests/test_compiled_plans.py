@@ -23,7 +23,7 @@ from integrations.policies.levels import LEVELS
 
 from .compiled_peak import compiled_peak
 from .nets import assert_nothing_active, assert_same, gradients, normal, relative_error
-from .regions import WAYS, report_of
+from .regions import WAYS, make_report
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -59,7 +59,7 @@ def whole_error(expected, found):
 
 def rows(model):
     """What is stored for backward: the forms, and their bytes."""
-    found = [row for row in report_of(model).rows if not row.owner and row.codec != "recomputed"]
+    found = [row for row in make_report(model).rows if not row.owner and row.codec != "recomputed"]
     return Counter(row.codec for row in found), sum(row.stored_bytes for row in found)
 
 
@@ -68,7 +68,7 @@ def test_an_exact_plan_is_followed_bit_for_bit(way):
     """With what eager code keeps for it, in steps that make gradients and in such as add to them."""
     eager = integrations.compress_model(deep(), memory=0.4, error=0)
     trained(eager)
-    assert {row.codec for row in report_of(eager).rows} >= {"recomputed"}
+    assert {row.codec for row in make_report(eager).rows} >= {"recomputed"}
     model, plain = deep(), deep()
     function = way(model, level=None, memory=0.4, error=0)
     for _ in range(2):
@@ -89,7 +89,7 @@ def test_what_a_plan_rounds_is_stored_as_in_eager_code():
     function = torch.compile(model, backend="aot_eager", fullgraph=True)
     steps = [trained(model, function) for _ in range(3)]
     assert rows(model) == rows(eager)
-    assert {row.why for row in report_of(model).rows if "GroupAffine" in row.codec} <= {
+    assert {row.why for row in make_report(model).rows if "GroupAffine" in row.codec} <= {
         f"as planned: {bits} bits" for bits in range(2, 9)
     }
     # Which plan it is, and its error, depends on the machine's rates, so the error is compared with eager code's. That

@@ -11,7 +11,7 @@ import integrations
 
 from .graphs import build
 from .nets import Net, assert_same, gradients, normal, relative_error, rows
-from .regions import W, X, compiled, report_of, trained
+from .regions import W, X, compiled, make_report, trained
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -109,7 +109,7 @@ def test_casts_of_weights_are_exact_and_no_activations():
     found = {row.shape for row in rows(model)}
     assert not found & (weights | {shape[::-1] for shape in weights})
     assert (48, 96) in found
-    assert report_of(model).original_bytes <= report_of(eager).original_bytes
+    assert make_report(model).original_bytes <= make_report(eager).original_bytes
 
 
 class NormAndLinear(nn.Module):

@@ -10,7 +10,7 @@ import actcore
 import integrations
 
 from .nets import EIGHT_BITS, normal, relative_error
-from .regions import report_of, trained
+from .regions import make_report, trained
 
 if actcore.build_info()["cuda_missing"]:
     pytest.skip(f"no CUDA operators: {actcore.build_info()['cuda_missing']}", allow_module_level=True)
@@ -50,7 +50,7 @@ def test_the_gradient_is_that_of_eight_bits(net, x, mode):
     # Of the first, of what is recorded, and of replays.
     for gradients in found:
         assert 0 < relative_error(plain, gradients) < EIGHT_BITS
-    assert report_of(model).ratio > 3
+    assert make_report(model).ratio > 3
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -8,7 +8,7 @@ from torch._functorch.partitioners import default_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from integrations.capture.dispatch.decisions import Decides, decides
-from integrations.capture.dispatch.operators import traits_of
+from integrations.capture.dispatch.operators import get_traits
 from integrations.policies.aten_rules import _ATTENTIONS, BackwardUses
 
 aten = torch.ops.aten
@@ -109,7 +109,7 @@ def test_whoever_updates_running_statistics_is_known():
     for schema in found:
         name, given = schema.name.removeprefix("aten::"), names(schema.arguments)
         expected = () if name in passed_on | read | made_anew else (given.index("running_mean"),)
-        assert traits_of(overload(schema)).statistics[:1] == expected, name
+        assert get_traits(overload(schema)).statistics[:1] == expected, name
 
 
 def test_dropout_on_cuda_saves_truth_values():

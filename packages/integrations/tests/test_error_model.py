@@ -8,7 +8,7 @@ from torch import nn
 
 from integrations.api.error_control.error_model import TARGET, ErrorModel
 from integrations.api.error_control.gradient_errors import OF_TENSOR, GradientErrors, TensorError, large_parameters
-from integrations.api.error_control.plan_within_bounds import chosen, front_of, measured, weighed_again
+from integrations.api.error_control.plan_within_bounds import chosen, measured, plan_front, weighed_again
 from integrations.capture.costs.rates import constant
 from integrations.planner.bounds import Bounds
 from integrations.policies.levels import LEVELS
@@ -32,7 +32,7 @@ def net(depth=4):
 
 def planned_for(model, bounds=BOUNDS):
     errors = ErrorModel(model, bounds.error)
-    front = front_of(model, LEVELS["L0"], bounds, (normal(512, 32),), {}, errors=errors)
+    front = plan_front(model, LEVELS["L0"], bounds, (normal(512, 32),), {}, errors=errors)
     return chosen(front, bounds, errors), errors
 
 
@@ -42,7 +42,7 @@ def found(model, error):
     return GradientErrors({name: TensorError(one**2, 1.0) for name, one in errors.items()}, large_parameters(model))
 
 
-def noise_of(plan):
+def estimate_noise(plan):
     """The noise of all values together."""
     candidates = plan.candidates_for(plan.choice)
     return sum(candidates.option(value, store).noise for value, store in plan.choice.stores)
@@ -155,7 +155,7 @@ def test_a_plan_is_measured_until_it_is_within_the_bound():
     kept = measured(plan, BOUNDS, errors, measure)
     assert kept.measured == pytest.approx(0.05)
     assert len(asked) == 2
-    assert noise_of(asked[1]) < noise_of(asked[0])
+    assert estimate_noise(asked[1]) < estimate_noise(asked[0])
     rounds_nothing = measured(plan, BOUNDS, errors, lambda one: found(model, 0.2))
     assert not rounds_nothing.choice.rounds
 

@@ -10,7 +10,7 @@ from torch import nn
 from integrations import fewbit
 from integrations.policies.codebooks.tables import table
 
-from .fewbit_samples import PIECEWISE, SMOOTH, code_bytes, few_bits, gradient_of, normal, same_bits
+from .fewbit_samples import PIECEWISE, SMOOTH, code_bytes, few_bits, get_gradient, normal, same_bits
 
 functional = fewbit.functional
 
@@ -47,7 +47,7 @@ def test_a6_4_codes_are_packed_on_the_cpu():
 class TestA65:
     def test_one_bit(self):
         x = normal(100)
-        slope = gradient_of(lambda x: functional.gelu(x, bits=1), x, torch.ones(100))[1]
+        slope = get_gradient(lambda x: functional.gelu(x, bits=1), x, torch.ones(100))[1]
         assert set(slope.tolist()) == set(torch.tensor(table("gelu", 1).levels).tolist())
 
     def test_an_empty_tensor(self):
@@ -57,7 +57,7 @@ class TestA65:
 
     def test_strided_inputs_and_gradients(self):
         x, gradient = 2 * normal(30, 20), normal(30, 20, seed=1)
-        expected = gradient_of(functional.gelu, x, gradient)[1]
+        expected = get_gradient(functional.gelu, x, gradient)[1]
         for at in (x.t().contiguous().t(), torch.stack([x, x], -1)[..., 1]):
             for given in (gradient, gradient.t().contiguous().t(), torch.stack([gradient, gradient], 1)[:, 0]):
                 leaf = at.detach().requires_grad_()
@@ -88,7 +88,7 @@ class TestA68:
         compiled = torch.compile(functional.mish, fullgraph=True, backend="aot_eager")
         x = normal(100)
         for got, expected in zip(
-            gradient_of(compiled, x, torch.ones(100)), gradient_of(functional.mish, x, torch.ones(100)), strict=True
+            get_gradient(compiled, x, torch.ones(100)), get_gradient(functional.mish, x, torch.ones(100)), strict=True
         ):
             assert torch.equal(got, expected)
 
@@ -96,12 +96,12 @@ class TestA68:
         x = normal(5, 64)
         assert torch.equal(torch.func.vmap(functional.silu)(x), functional.silu(x))
         slopes = torch.func.vmap(torch.func.grad(lambda x: functional.silu(x).sum()))(x)
-        assert torch.equal(slopes, gradient_of(functional.silu, x, torch.ones_like(x))[1])
+        assert torch.equal(slopes, get_gradient(functional.silu, x, torch.ones_like(x))[1])
 
     @pytest.mark.parametrize("bits", [5, 6, 7, 8])
     def test_more_than_four_bits(self, bits):
         x = normal(100)
-        assert gradient_of(lambda x: functional.selu(x, bits=bits), x, torch.ones(100))[1].isfinite().all()
+        assert get_gradient(lambda x: functional.selu(x, bits=bits), x, torch.ones(100))[1].isfinite().all()
 
 
 class TestA610:
@@ -115,7 +115,7 @@ class TestA610:
         x = torch.tensor([99.0, 101.0, 1e30, torch.finfo(torch.float32).max])
         steps = table("gelu", 3)
         for options in ({}, {"borders": steps.boundaries, "values": steps.levels}):
-            slope = gradient_of(lambda x, options=options: functional.gelu(x, **options), x, torch.ones(4))[1]
+            slope = get_gradient(lambda x, options=options: functional.gelu(x, **options), x, torch.ones(4))[1]
             assert torch.equal(slope, torch.full((4,), steps.levels[-1]))
 
 
@@ -138,7 +138,7 @@ class TestA612:
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
     def test_other_dtypes(self, dtype):
         x = normal(50, dtype=dtype)
-        output, slope = gradient_of(functional.gelu, x, torch.ones_like(x))
+        output, slope = get_gradient(functional.gelu, x, torch.ones_like(x))
         assert same_bits(output, F.gelu(x))
         assert slope.dtype == dtype
 
@@ -154,13 +154,13 @@ class TestA612:
         x = normal(100)
         at = x.clone().requires_grad_()
         functional.gelu(at).sum().backward()  # sum's gradient is one number, expanded
-        assert torch.equal(at.grad, gradient_of(functional.gelu, x, torch.ones(100))[1])
+        assert torch.equal(at.grad, get_gradient(functional.gelu, x, torch.ones(100))[1])
 
 
 def test_a6_13_relu6_from_six_on():
     """It was 1."""
     x = torch.tensor([5.5, 6.0, 6.5, 100.0, math.inf])
-    output, slope = gradient_of(functional.relu6, x, torch.ones(5))
+    output, slope = get_gradient(functional.relu6, x, torch.ones(5))
     assert output.tolist() == [5.5, 6.0, 6.0, 6.0, 6.0]
     assert slope.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
 
@@ -169,7 +169,7 @@ def test_a6_13_relu6_from_six_on():
 def test_a6_14_parameters_have_tables_of_their_own(name, parameters):
     """At 6 bits the gradient's squared error is below a tenth of that by the default parameters' table."""
     x = normal(4000)
-    exact = gradient_of(lambda x: fewbit.FUNCTIONS[name].call(x, *parameters), x, torch.ones(4000))[1]
-    own = gradient_of(lambda x: few_bits(name)(x, *parameters, bits=6), x, torch.ones(4000))[1]
-    defaults = gradient_of(lambda x: few_bits(name)(x, *parameters, table=table(name, 6)), x, torch.ones(4000))[1]
+    exact = get_gradient(lambda x: fewbit.FUNCTIONS[name].call(x, *parameters), x, torch.ones(4000))[1]
+    own = get_gradient(lambda x: few_bits(name)(x, *parameters, bits=6), x, torch.ones(4000))[1]
+    defaults = get_gradient(lambda x: few_bits(name)(x, *parameters, table=table(name, 6)), x, torch.ones(4000))[1]
     assert (own - exact).square().mean() < (defaults - exact).square().mean() / 10

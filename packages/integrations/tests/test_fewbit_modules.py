@@ -13,7 +13,7 @@ from torch import nn
 from integrations import fewbit
 from integrations.fewbit.modules import gates, piecewise, smooth
 
-from .fewbit_samples import code_bytes, gradient_of, normal, same_bits, saved_by
+from .fewbit_samples import code_bytes, get_gradient, normal, same_bits, saved_by
 
 ARGUMENTS = {
     "CELU": {"alpha": 0.5, "inplace": True},
@@ -90,8 +90,8 @@ def test_in_eval_gradients_are_torchs(name):
     layer, torchs = built(name).eval(), getattr(nn, name)(**ARGUMENTS.get(name, {}))
     x = normal(200)
     for got, expected in zip(
-        gradient_of(lambda x: layer(x * 1), x, torch.ones(200)),
-        gradient_of(lambda x: torchs(x * 1), x, torch.ones(200)),
+        get_gradient(lambda x: layer(x * 1), x, torch.ones(200)),
+        get_gradient(lambda x: torchs(x * 1), x, torch.ones(200)),
         strict=True,
     ):
         assert same_bits(got, expected)
@@ -101,10 +101,10 @@ def test_in_eval_gradients_are_torchs(name):
 def test_copies_and_pickles_are_alike(name):
     layer = built(name, bits=2)
     x = normal(100)
-    expected = gradient_of(lambda x: layer(x * 1), x, torch.ones(100))[1]
+    expected = get_gradient(lambda x: layer(x * 1), x, torch.ones(100))[1]
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert repr(twin) == repr(layer)
-        assert torch.equal(gradient_of(lambda x, twin=twin: twin(x * 1), x, torch.ones(100))[1], expected)
+        assert torch.equal(get_gradient(lambda x, twin=twin: twin(x * 1), x, torch.ones(100))[1], expected)
 
 
 def test_layers_beyond_torchs():
@@ -143,7 +143,7 @@ class TestActivation:
         for function in (wave, ripple):
             table = fewbit.approximate(function, 4)
             mine, given = (
-                gradient_of(
+                get_gradient(
                     lambda x, function=function, options=options: fewbit.functional.activation(x, function, **options),
                     self.x,
                     torch.ones_like(self.x),
@@ -161,21 +161,21 @@ class TestActivation:
 
     def test_values_are_the_functions_and_gradients_levels(self):
         layer = fewbit.Activation(torch.sin, bits=4)
-        output, slope = gradient_of(layer, self.x, torch.ones_like(self.x))
+        output, slope = get_gradient(layer, self.x, torch.ones_like(self.x))
         assert same_bits(output, self.x.sin())
         assert len(slope.unique()) <= 16
         # cos from -10 to 10 over 16 levels: intervals of about 20 / 16, in which cos changes by no more than that.
         assert (slope - self.x.cos()).abs().max() < 20 / 16
         assert code_bytes(layer, self.x) == 1024 + 2
         assert torch.equal(
-            gradient_of(lambda x: fewbit.functional.activation(x, torch.sin, 4), self.x, torch.ones_like(self.x))[1],
+            get_gradient(lambda x: fewbit.functional.activation(x, torch.sin, 4), self.x, torch.ones_like(self.x))[1],
             slope,
         )
 
     def test_a_table_of_its_own(self):
         table = fewbit.approximate(torch.sin, 2, domain=(-1, 1))
         layer = fewbit.Activation(torch.sin, table=table)
-        assert set(gradient_of(layer, self.x, torch.ones_like(self.x))[1].tolist()) <= set(
+        assert set(get_gradient(layer, self.x, torch.ones_like(self.x))[1].tolist()) <= set(
             torch.tensor(table.levels).tolist()
         )
 
@@ -183,13 +183,13 @@ class TestActivation:
         """As in test_fewbit_smooth.py."""
         layer = fewbit.Activation(torch.sin, bits=3, rounding="stochastic")
         x = normal(64, dtype=torch.float64)
-        slope = gradient_of(layer, x.repeat(1024), torch.ones(64 * 1024, dtype=torch.float64))[1].view(1024, 64)
+        slope = get_gradient(layer, x.repeat(1024), torch.ones(64 * 1024, dtype=torch.float64))[1].view(1024, 64)
         step = torch.tensor(layer.table.levels).diff().max()
         assert (slope.mean(0) - x.cos()).abs().max() < 4.5 * step / 2 / 32
 
     def test_in_eval_and_without_gradients_it_is_the_function(self):
         layer = fewbit.Activation(torch.sin).eval()
-        assert same_bits(gradient_of(layer, self.x, torch.ones_like(self.x))[1], self.x.cos())
+        assert same_bits(get_gradient(layer, self.x, torch.ones_like(self.x))[1], self.x.cos())
         assert same_bits(fewbit.Activation(torch.sin)(self.x), self.x.sin())
 
     def test_it_is_copied_and_pickled(self):
@@ -229,7 +229,7 @@ class TestStepwise:
     def test_it_is_the_integral_of_its_steps(self):
         layer = fewbit.Stepwise((-1.0, 0.5, 2.0), (0.25, -1.0, 0.0, 3.0))
         x = torch.tensor([-3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0])
-        output, slope = gradient_of(layer, x, torch.ones(8))
+        output, slope = get_gradient(layer, x, torch.ones(8))
         assert output.tolist() == [0.5, 1.0, 0.5, 0.0, -0.5, -0.5, -0.5, 2.5]
         assert slope.tolist() == [0.25, -1.0, -1.0, -1.0, 0.0, 0.0, 3.0, 3.0]
         assert code_bytes(layer, normal(8192)) == 2048 + 8
@@ -252,7 +252,7 @@ class TestStepwise:
     def test_an_odd_derivative_about_a_shift(self):
         """As GELU's is about one half."""
         layer = fewbit.Stepwise((1.0,), (0.75, 1.0), parity=False, shift=0.5)
-        slope = gradient_of(layer, torch.tensor([-2.0, -0.5, 0.5, 2.0]), torch.ones(4))[1]
+        slope = get_gradient(layer, torch.tensor([-2.0, -0.5, 0.5, 2.0]), torch.ones(4))[1]
         assert slope.tolist() == [0.0, 0.25, 0.75, 1.0]
 
     def test_its_gradient_is_exact(self):

@@ -15,7 +15,7 @@ from .fewbit_samples import (
     at_the_borders,
     code_bytes,
     few_bits,
-    gradient_of,
+    get_gradient,
     name_of,
     normal,
     same_bits,
@@ -30,8 +30,8 @@ def test_values_and_gradients_are_torchs_bit_for_bit(name, parameters, dtype):
     x = at_the_borders(dtype)
     gradient = normal(len(x), seed=1, dtype=dtype)
     gradient[::17], gradient[1::19] = math.inf, -math.inf
-    mine = gradient_of(lambda x: few_bits(name)(x, *parameters), x, gradient)
-    torchs = gradient_of(lambda x: getattr(F, name)(x, *parameters), x, gradient)
+    mine = get_gradient(lambda x: few_bits(name)(x, *parameters), x, gradient)
+    torchs = get_gradient(lambda x: getattr(F, name)(x, *parameters), x, gradient)
     assert same_bits(mine[0], torchs[0])
     assert same_bits(mine[1], torchs[1])
 
@@ -40,8 +40,8 @@ def test_values_and_gradients_are_torchs_bit_for_bit(name, parameters, dtype):
 def test_nan_passes_forward_and_its_gradient_is_nan_or_torchs(name, parameters):
     """torch computes two different ones for hardtanh and the shrinking functions: 0 in vectors, and the gradient."""
     x = torch.full((65,), math.nan)
-    mine = gradient_of(lambda x: few_bits(name)(x, *parameters), x, torch.ones(65))
-    torchs = gradient_of(lambda x: getattr(F, name)(x, *parameters), x, torch.ones(65))
+    mine = get_gradient(lambda x: few_bits(name)(x, *parameters), x, torch.ones(65))
+    torchs = get_gradient(lambda x: getattr(F, name)(x, *parameters), x, torch.ones(65))
     assert same_bits(mine[0], torchs[0])
     assert len(mine[1].nan_to_num(9).unique()) == 1
     assert mine[1].isnan().all() or mine[1][0] in torchs[1]
@@ -58,8 +58,8 @@ def test_nan_passes_forward_and_its_gradient_is_nan_or_torchs(name, parameters):
 )
 def test_strange_parameters_are_torchs(name, parameters):
     x = torch.tensor([-math.inf, -1.0, 0.0, 1.0, 2.0, math.inf])
-    mine = gradient_of(lambda x: few_bits(name)(x, *parameters), x, torch.ones(6))
-    torchs = gradient_of(lambda x: getattr(F, name)(x, *parameters), x, torch.ones(6))
+    mine = get_gradient(lambda x: few_bits(name)(x, *parameters), x, torch.ones(6))
+    torchs = get_gradient(lambda x: getattr(F, name)(x, *parameters), x, torch.ones(6))
     assert same_bits(mine[0], torchs[0])
     assert same_bits(mine[1], torchs[1])
 
@@ -74,7 +74,7 @@ def test_one_bit_an_element_is_saved(name, parameters):
 def test_in_place(name):
     parameters = (0.1, 0.2) if name == "threshold" else ()
     x, gradient = normal(257), normal(257, seed=1)
-    out = gradient_of(lambda x: getattr(F, name)(x * 1, *parameters, inplace=True), x, gradient)
+    out = get_gradient(lambda x: getattr(F, name)(x * 1, *parameters, inplace=True), x, gradient)
 
     def mine(x):
         inner = x * 1
@@ -82,7 +82,7 @@ def test_in_place(name):
         assert output.data_ptr() == inner.data_ptr()
         return output
 
-    for got, expected in zip(gradient_of(mine, x, gradient), out, strict=True):
+    for got, expected in zip(get_gradient(mine, x, gradient), out, strict=True):
         assert same_bits(got, expected)
     with torch.no_grad():
         assert few_bits(name)(x, *parameters, inplace=True) is x

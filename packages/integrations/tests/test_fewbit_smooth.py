@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from integrations import fewbit
 from integrations.policies.codebooks.tables import table
 
-from .fewbit_samples import DTYPES, SMOOTH, STRETCH, code_bytes, few_bits, gradient_of, name_of, normal, same_bits
+from .fewbit_samples import DTYPES, SMOOTH, STRETCH, code_bytes, few_bits, get_gradient, name_of, normal, same_bits
 
 every_function = pytest.mark.parametrize("name", SMOOTH)
 WITH_PARAMETERS = [("celu", (1.3,)), ("elu", (0.7,)), ("softplus", (2.5, 3.0))]
@@ -27,7 +27,7 @@ def level_at(steps, x):
 @every_function
 def test_values_are_torchs_and_gradients_are_levels(name, dtype):
     x, gradient = 3 * normal(4096, dtype=dtype), normal(4096, seed=1, dtype=dtype)
-    output, slope = gradient_of(lambda x: few_bits(name)(x), x, gradient)
+    output, slope = get_gradient(lambda x: few_bits(name)(x), x, gradient)
     assert same_bits(output, fewbit.FUNCTIONS[name].call(x))
     level = level_at(table(name, 3), x)
     assert same_bits(slope, (gradient.to(level.dtype) * level).to(dtype))
@@ -36,7 +36,7 @@ def test_values_are_torchs_and_gradients_are_levels(name, dtype):
 @pytest.mark.parametrize(("name", "parameters"), WITH_PARAMETERS)
 def test_parameters_have_steps_of_their_own(name, parameters):
     x, gradient = 3 * normal(4096), normal(4096, seed=1)
-    output, slope = gradient_of(lambda x: few_bits(name)(x, *parameters), x, gradient)
+    output, slope = get_gradient(lambda x: few_bits(name)(x, *parameters), x, gradient)
     assert same_bits(output, fewbit.FUNCTIONS[name].call(x, *parameters))
     assert same_bits(slope, gradient * level_at(table(name, 3, parameters), x))
     assert table(name, 3, parameters) != table(name, 3)
@@ -58,8 +58,8 @@ def largest_error(name, parameters=()):
 def test_eight_bits_are_within_the_tables_error(name, parameters):
     x = 3 * normal(4096)
     x = x[x.abs() < 10]
-    exact = gradient_of(lambda x: fewbit.FUNCTIONS[name].call(x, *parameters), x, torch.ones_like(x))[1]
-    mine = gradient_of(lambda x: few_bits(name)(x, *parameters, bits=8), x, torch.ones_like(x))[1]
+    exact = get_gradient(lambda x: fewbit.FUNCTIONS[name].call(x, *parameters), x, torch.ones_like(x))[1]
+    mine = get_gradient(lambda x: few_bits(name)(x, *parameters, bits=8), x, torch.ones_like(x))[1]
     bound = largest_error(name, parameters)
     # torch's gradient in float32: a handful of operations on numbers up to 20, the derivative of squared_relu.
     assert (mine - exact).abs().max() <= bound + 20 * 8 * torch.finfo(torch.float32).eps
@@ -80,7 +80,7 @@ def test_each_width_saves_its_bits_and_the_guard(bits):
 def test_nan_and_infinity_pass_forward_and_give_nan_gradients(name, bad):
     x = normal(3 * STRETCH)
     x[STRETCH + 5] = bad
-    output, slope = gradient_of(lambda x: few_bits(name)(x), x, torch.ones_like(x))
+    output, slope = get_gradient(lambda x: few_bits(name)(x), x, torch.ones_like(x))
     assert same_bits(output, fewbit.FUNCTIONS[name].call(x))
     assert slope[STRETCH : 2 * STRETCH].isnan().all()
     assert slope[:STRETCH].isfinite().all()
@@ -97,7 +97,7 @@ def test_in_place(name):
         assert output.data_ptr() == inner.data_ptr()
         return output
 
-    for got, expected in zip(gradient_of(mine, x, gradient), gradient_of(few_bits(name), x, gradient), strict=True):
+    for got, expected in zip(get_gradient(mine, x, gradient), get_gradient(few_bits(name), x, gradient), strict=True):
         assert same_bits(got, expected)
     with pytest.raises(RuntimeError, match="leaf"):
         few_bits(name)(x.clone().requires_grad_(), inplace=True)
@@ -116,7 +116,7 @@ class TestSteps:
     x, gradient = 3 * normal(1000), normal(1000, seed=1)
 
     def slope(self, **options):
-        return gradient_of(lambda x: fewbit.functional.gelu(x, **options), self.x, self.gradient)[1]
+        return get_gradient(lambda x: fewbit.functional.gelu(x, **options), self.x, self.gradient)[1]
 
     def test_bits_none_is_three(self):
         assert torch.equal(self.slope(), self.slope(bits=3))
@@ -182,7 +182,7 @@ class TestStochasticRounding:
         for name, parameters in [("gelu", ()), ("tanh", ()), ("elu", (0.5,)), ("mish", ())]:
             x = normal(64, dtype=torch.float64)
             copies = x.repeat(1024)
-            mean = gradient_of(
+            mean = get_gradient(
                 lambda x, name=name, parameters=parameters: few_bits(name)(
                     x, *parameters, bits=2, rounding="stochastic", seed=7
                 ),
@@ -191,7 +191,7 @@ class TestStochasticRounding:
             )[1].view(1024, 64)
             levels = mean.unique()
             assert len(levels) <= 4
-            exact = gradient_of(
+            exact = get_gradient(
                 lambda x, name=name, parameters=parameters: fewbit.FUNCTIONS[name].call(x, *parameters),
                 x,
                 torch.ones_like(x),
@@ -203,7 +203,7 @@ class TestStochasticRounding:
         x = normal(4096)
 
         def slope(**options):
-            return gradient_of(
+            return get_gradient(
                 lambda x: fewbit.functional.gelu(x, rounding="stochastic", **options), x, torch.ones_like(x)
             )[1]
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from integrations import fewbit
 
-from .fewbit_samples import PIECEWISE, SMOOTH, code_bytes, few_bits, gradient_of, normal, same_bits, saved_by
+from .fewbit_samples import PIECEWISE, SMOOTH, code_bytes, few_bits, get_gradient, normal, same_bits, saved_by
 
 functional = fewbit.functional
 PIECES = dict(PIECEWISE)  # one set of parameters each
@@ -70,7 +70,7 @@ def test_other_tensors_get_what_torch_gives_them(name):
 def test_any_memory_order_gives_the_gradients_of_the_contiguous_one(name):
     images, gradient = 2 * normal(2, 3, 4, 5), normal(2, 3, 4, 5, seed=1)
     function = few_bits(name)
-    expected = gradient_of(lambda x: function(x, *EVERY[name]), images, gradient)
+    expected = get_gradient(lambda x: function(x, *EVERY[name]), images, gradient)
     for change in (
         lambda x: x.contiguous(memory_format=torch.channels_last),
         lambda x: x.transpose(0, 3).contiguous().transpose(0, 3),
@@ -89,7 +89,7 @@ def test_any_memory_order_gives_the_gradients_of_the_contiguous_one(name):
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,)])
 def test_small_shapes(name, shape):
     x = normal(*shape)
-    output, slope = gradient_of(lambda x: few_bits(name)(x, *EVERY[name]), x, torch.ones_like(x))
+    output, slope = get_gradient(lambda x: few_bits(name)(x, *EVERY[name]), x, torch.ones_like(x))
     assert torch.equal(output, torchs(name)(x, *EVERY[name]))
     assert slope.shape == shape
 
@@ -99,7 +99,7 @@ def test_under_autocast_it_returns_what_torchs_does(name):
     for dtype in (torch.float32, torch.bfloat16):
         x = normal(32, dtype=dtype)
         with torch.autocast("cpu", torch.bfloat16):
-            output, slope = gradient_of(
+            output, slope = get_gradient(
                 lambda x: few_bits(name)(x, *EVERY[name]), x, torch.ones(32, dtype=torchs(name)(x, *EVERY[name]).dtype)
             )
             assert same_bits(output, torchs(name)(x, *EVERY[name]))
@@ -125,7 +125,7 @@ def test_functional_transforms(name):
     def loss(x):  # whose gradient depends on the output, and so is differentiable itself
         return few_bits(name)(x, *EVERY[name]).square().sum()
 
-    output, slope = gradient_of(lambda x: few_bits(name)(x, *EVERY[name]), x, torch.ones_like(x))
+    output, slope = get_gradient(lambda x: few_bits(name)(x, *EVERY[name]), x, torch.ones_like(x))
     expected = torch.autograd.grad(loss(at := x.clone().requires_grad_()), at)[0]
     torch.testing.assert_close(expected, 2 * output * slope, rtol=4 * torch.finfo(torch.float32).eps, atol=0)
     assert torch.equal(torch.func.grad(loss)(x), expected)
@@ -149,8 +149,8 @@ def test_compiled_in_one_graph(name):
     compiled = torch.compile(lambda x: few_bits(name)(2 * x, *parameters), fullgraph=True, backend="aot_eager")
     gradient = normal(300, seed=1)
     for x in (normal(300), normal(300, seed=2)):
-        mine = gradient_of(compiled, x, gradient)
-        eager = gradient_of(lambda x: few_bits(name)(2 * x, *parameters), x, gradient)
+        mine = get_gradient(compiled, x, gradient)
+        eager = get_gradient(lambda x: few_bits(name)(2 * x, *parameters), x, gradient)
         for got, expected in zip(mine, eager, strict=True):
             assert torch.equal(got, expected)
 
@@ -161,8 +161,8 @@ def test_compiled_parameters_may_change():
     compiled = torch.compile(lambda x, alpha: functional.elu(x, alpha), fullgraph=True, backend="aot_eager")
     x = normal(100)
     for alpha in (0.5, 0.75, 1.5):
-        mine = gradient_of(lambda x, alpha=alpha: compiled(x, alpha), x, torch.ones_like(x))
-        eager = gradient_of(lambda x, alpha=alpha: functional.elu(x, alpha), x, torch.ones_like(x))
+        mine = get_gradient(lambda x, alpha=alpha: compiled(x, alpha), x, torch.ones_like(x))
+        eager = get_gradient(lambda x, alpha=alpha: functional.elu(x, alpha), x, torch.ones_like(x))
         assert torch.equal(mine[1], eager[1])
 
 
@@ -171,8 +171,8 @@ def test_compiled_bounds_may_change():
     compiled = torch.compile(lambda x, high: functional.hardtanh(x, -1.0, high), fullgraph=True, backend="aot_eager")
     x = normal(100)
     for high in (0.5, 0.75, 1.5):
-        mine = gradient_of(lambda x, high=high: compiled(x, high), x, torch.ones_like(x))
-        torchs_own = gradient_of(lambda x, high=high: F.hardtanh(x, -1.0, high), x, torch.ones_like(x))
+        mine = get_gradient(lambda x, high=high: compiled(x, high), x, torch.ones_like(x))
+        torchs_own = get_gradient(lambda x, high=high: F.hardtanh(x, -1.0, high), x, torch.ones_like(x))
         assert torch.equal(mine[1], torchs_own[1])
 
 
@@ -188,7 +188,7 @@ def test_compiled_layers():
     )
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     x, gradient = normal(8, 64), normal(8, 32, seed=1)
-    for got, expected in zip(gradient_of(compiled, x, gradient), gradient_of(model, x, gradient), strict=True):
+    for got, expected in zip(get_gradient(compiled, x, gradient), get_gradient(model, x, gradient), strict=True):
         assert torch.equal(got, expected)
 
 
@@ -214,9 +214,9 @@ def test_checkpointed():
     x = normal(64)
     for function in (functional.gelu, lambda x: functional.gelu(x, rounding="stochastic")):
         torch.manual_seed(0)
-        plain = gradient_of(function, x, torch.ones_like(x))[1]
+        plain = get_gradient(function, x, torch.ones_like(x))[1]
         torch.manual_seed(0)
-        again = gradient_of(
+        again = get_gradient(
             lambda x, function=function: checkpoint(function, x, use_reentrant=False), x, torch.ones_like(x)
         )[1]
         assert torch.equal(plain, again)
@@ -232,7 +232,7 @@ def test_layers_are_copied_and_pickled():
 def test_saved_tensor_hooks_see_codes():
     """Other packages' hooks, such as those that move saved tensors to the host, get the codes."""
     with torch.autograd.graph.save_on_cpu():
-        gradient_of(functional.gelu, normal(100), torch.ones(100))
+        get_gradient(functional.gelu, normal(100), torch.ones(100))
     assert code_bytes(functional.gelu, normal(2048)) == 3 * 256 + 2
 
 

@@ -15,11 +15,11 @@ import integrations
 from integrations.capture.capture import capture
 from integrations.capture.costs.modelled import by
 from integrations.capture.costs.rates import constant
-from integrations.estimate.fit.layers import blocks_of
+from integrations.estimate.fit.layers import find_blocks
 from integrations.estimate.fit.profiles import Profiles
-from integrations.estimate.fit.trainings import training_of
-from integrations.estimate.forecast.dtypes import precision_of
-from integrations.losses.head import chunk_logits, head_of
+from integrations.estimate.fit.trainings import make_training
+from integrations.estimate.forecast.dtypes import read_precision
+from integrations.losses.head import chunk_logits, find_head
 from integrations.policies.arguments import _clamp_passes_at_bounds
 
 from .fit_llama import BATCH, DEEP, TOKENS, VOCABULARY, allocated, beyond, config_of, llama, sample
@@ -109,8 +109,8 @@ def test_a_plan_with_adapters_of_another_dtype():
 
 @pytest.mark.parametrize("way", ["kept", "lean"])
 def test_layers_are_continued(way):
-    training = training_of(llama(DEEP), sample(), None, None, precision_of(None), None, None, None)
-    blocks = blocks_of(training.model)
+    training = make_training(llama(DEEP), sample(), None, None, read_precision(None), None, None, None)
+    blocks = find_blocks(training.model)
     assert blocks.size == DEEP
     few, whole = Profiles(training, blocks), Profiles(training, None)
     assert few.blocks is not None
@@ -120,7 +120,7 @@ def test_layers_are_continued(way):
 
 def test_layers_that_differ_are_captured_whole():
     model = nn.Sequential(*(nn.Linear(8 + one, 9 + one) for one in range(6)))
-    assert blocks_of(model) is None
+    assert find_blocks(model) is None
     fit = integrations.fit(model, normal(4, 8), memory="1MiB", ways=["plain"])
     assert fit.fits
     assert fit.batch == 4
@@ -153,7 +153,7 @@ def test_a_capture_of_a_loss_in_chunks():
     """The logits that are only noted take no memory, those of a chunk do, and the head's gradient, which the forward
     makes, stays as the others do."""
     model = llama()
-    chunk_logits(head_of(model))
+    chunk_logits(find_head(model))
     graph = capture(model, (), sample(), costs=by(constant))
     (op,) = [op for op in graph.ops if "linear_cross_entropy" in op.name]
     assert op.scratch == 4 * BATCH * TOKENS * VOCABULARY

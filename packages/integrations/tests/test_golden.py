@@ -17,7 +17,7 @@ from integrations.capture.costs import calibrating
 from integrations.capture.costs.rates import constant
 from integrations.runtime import replay
 
-from .golden_nets import NETS, loss_of, net
+from .golden_nets import NETS, net, read_loss
 from .nets import assert_same
 from .snapshots import assert_on_record
 
@@ -56,10 +56,10 @@ def rounded(value):
     return {name: rounded(one) for name, one in value.items()} if isinstance(value, dict) else value
 
 
-def lines_of(value, depth=2):
+def make_lines(value, depth=2):
     """JSON with a line for each part, down to a depth, and for each object of a list, so that differences are short."""
     if isinstance(value, dict) and depth:
-        parts = [f"{json.dumps(name)}: {lines_of(one, depth - 1)}" for name, one in value.items()]
+        parts = [f"{json.dumps(name)}: {make_lines(one, depth - 1)}" for name, one in value.items()]
         return "{\n" + ",\n".join(parts) + "\n}"
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
@@ -80,7 +80,7 @@ def report_text(model):
     report = integrations.compression(model).report()
     facts = json.loads(report.to_json())
     facts = {name: fact for name, fact in facts.items() if fact and name != "rows"}
-    return "\n".join([lines_of(rounded(facts)), *map(row_text, report.rows)])
+    return "\n".join([make_lines(rounded(facts)), *map(row_text, report.rows)])
 
 
 @cache
@@ -95,12 +95,12 @@ def planned(name, way):
 def plan_text(plan, without=()):
     content = json.loads(plan.to_json())
     content["graph"].pop("torch_version")
-    return lines_of(rounded({name: one for name, one in content.items() if name not in (*SECONDS, *without)}))
+    return make_lines(rounded({name: one for name, one in content.items() if name not in (*SECONDS, *without)}))
 
 
 def stepped(model, args, kwargs, seed=1):
     torch.manual_seed(seed)
-    loss_of(model(*args, **kwargs)).backward()
+    read_loss(model(*args, **kwargs)).backward()
     return model
 
 

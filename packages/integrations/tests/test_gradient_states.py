@@ -58,7 +58,7 @@ ORDERS = (early, late, accumulating, accumulating_late)
 Order = Callable[[nn.Module, int], bool]
 
 
-def state_of(plan: Plan) -> str:
+def collect_state(plan: Plan) -> str:
     return "accumulating" if plan.graph.accumulates else "clearing" if plan.graph.clears else "fresh"
 
 
@@ -75,7 +75,7 @@ def train(model: nn.Module, order: Order, steps: int, first: int = 0, none: bool
             for parameter in model.parameters():
                 if parameter.grad is not None:
                     parameter -= 0.01 * parameter.grad
-        yield state_of(plan_of(model))
+        yield collect_state(plan_of(model))
 
 
 def weights(model: nn.Module) -> list[Tensor]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import integrations
 from integrations.planner.sensitivity import graph, surroundings
-from integrations.tracing.history import has_history, node_of
+from integrations.tracing.history import find_node, has_history
 
 from .history_child import CASES
 from .nets import Net, normal
@@ -81,7 +81,7 @@ def test_histories_are_what_grad_fn_tells():
         unrecorded = made.view(2, 2)
     for tensor in (leaf, made, none, leaf.view(2, 2), made.view(2, 2), made.detach(), unrecorded, none.view(2, 2)):
         assert has_history(tensor) == (tensor.grad_fn is not None)
-        assert node_of(tensor) is tensor.grad_fn
+        assert find_node(tensor) is tensor.grad_fn
     made.mul_(2)
     assert has_history(unrecorded)  # of which grad_fn raises
-    assert node_of(unrecorded) is None
+    assert find_node(unrecorded) is None

@@ -17,7 +17,7 @@ from integrations.planner.bounds import EIGHT_BITS
 
 from .capture_models import MODELS
 from .long_form import LONG
-from .test_capture_models import loss_of
+from .test_capture_models import read_loss
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -61,7 +61,7 @@ def without_chance(model):
 
 def gradient(model, run, args, kwargs):
     model.zero_grad()
-    loss_of(run(*args, **kwargs)).backward()
+    read_loss(run(*args, **kwargs)).backward()
     return torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import integrations
-from integrations.qmodules.device_rows import rows_of
+from integrations.qmodules.device_rows import view_as_rows
 
 from .long_form import LONG
 from .nets import EIGHT_BITS, normal, relative_error, rows
@@ -150,7 +150,7 @@ def test_rows_of_a_q_layer():
 
     def rows_in_order(x):
         y = x + x
-        return [rows_of(view(y)) for view in (lambda y: y[1], lambda y: y[:, ::2], lambda y: y.transpose(1, 2))]
+        return [view_as_rows(view(y)) for view in (lambda y: y[1], lambda y: y[:, ::2], lambda y: y.transpose(1, 2))]
 
     for found, expected in zip(torch.compile(rows_in_order, fullgraph=True)(X), rows_in_order(X), strict=True):
         assert torch.equal(found, expected)

@@ -10,7 +10,7 @@ from actcore import GroupAffine
 from integrations.api.error_control.gradient_errors import measured_errors
 from integrations.planner.bounds import Bounds
 from integrations.planner.plan_with_stores import planned
-from integrations.planner.sensitivity.weights import layer_noise, noise_of
+from integrations.planner.sensitivity.weights import estimate_noise, layer_noise
 
 from .nets import mlp, normal
 from .rounding_plans import BASE
@@ -23,7 +23,7 @@ def test_the_noise_of_rounding_is_that_of_normally_distributed_elements(bits):
     error = codec.decompress(codec.compress(x, seed=0, stream=0)) - x
     # A group's squared range has a mean of 31.9, for 5.6 squared, and over 1024 groups that varies by less than 1 %.
     # At two bits, elements between the codes are not spread evenly.
-    assert error.square().mean() / x.square().mean() == pytest.approx(noise_of(bits), rel=0.1)
+    assert error.square().mean() / x.square().mean() == pytest.approx(estimate_noise(bits), rel=0.1)
 
 
 def test_layers_share_the_gradient_and_what_is_below_a_node_makes_its_weight():

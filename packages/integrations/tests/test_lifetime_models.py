@@ -10,7 +10,7 @@ from torch import nn
 
 import integrations
 from integrations import checkpoint, fewbit, qmodules
-from integrations._utils.module_tree import exchange, paths_of
+from integrations._utils.module_tree import exchange, find_module_paths
 
 from .nets import mlp, normal
 
@@ -95,7 +95,7 @@ def test_a_model_goes_with_its_last_reference(way, steps):
 def exchanged_by_hand():
     model = mlp()
     exchange(model, lambda path, module: nn.Tanh() if isinstance(module, nn.ReLU) else module)
-    paths_of(model)
+    find_module_paths(model)
     return model
 
 

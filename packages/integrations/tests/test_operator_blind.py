@@ -58,13 +58,13 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_four_bits_whoever_saves_them_err_more_than_l1(name):
-    make, loss_of, ratio, blind_spread, aware_spread = CASES[name]
+    make, read_loss, ratio, blind_spread, aware_spread = CASES[name]
     model, x = make()
 
     def gradient(context):
         model.zero_grad()
         with context:
-            loss = loss_of(model(x))
+            loss = read_loss(model(x))
         loss.backward()
         return torch.cat([p.grad.flatten() for p in model.parameters()])
 

@@ -15,7 +15,7 @@ from integrations.capture.costs.rates import constant
 from integrations.planner.candidates import WIDTHS, storage_candidates, usual
 from integrations.planner.savers import Seen
 from integrations.policies.levels import LEVELS, Level
-from integrations.policies.policy import policy_of
+from integrations.policies.policy import make_policy
 from integrations.policies.stores import Store
 
 from .nets import Net, gradients, normal
@@ -54,7 +54,7 @@ def test_a_sign_is_exact_and_serves_no_repetition():
 def test_a_group_is_of_one_row_and_not_of_a_few_elements(width, group):
     """1376 is 43 times 32: a group of 32 takes seven times as long as one of the row. None is larger than 2048."""
     saved = SavedTensor.of(torch.empty(4, width), operator="mul", role="input")
-    assert policy_of(Store(4), BASE).decide(saved).codec.group_size == group
+    assert make_policy(Store(4), BASE).decide(saved).codec.group_size == group
 
 
 def test_what_is_read_by_two_has_one_store_for_both():

@@ -12,7 +12,7 @@ from actcore import simulate
 from integrations import checkpoint
 from integrations.capture.costs.rates import constant
 from integrations.planner.bounds import Bounds
-from integrations.planner.choice import Choice, mask_of
+from integrations.planner.choice import Choice, make_mask
 from integrations.planner.plan import Plan
 from integrations.planner.plan_with_stores import planned
 from integrations.planner.problem import training_step
@@ -255,7 +255,7 @@ def test_a_choice_knows_the_store_of_what_a_memory_holds_in_the_end():
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(inplace=True), nn.Linear(64, 64)).train()
     made = checkpoint.plan(model, X)
     [(before, after)] = [(value.reuses, number) for number, value in enumerate(made.graph.values) if value.reuses >= 0]
-    choice = replace(made.choice, mask=mask_of([after]), stores=((after, Store(4)),), variance=0.04)
+    choice = replace(made.choice, mask=make_mask([after]), stores=((after, Store(4)),), variance=0.04)
     found = replace(made, choice=choice)
     assert found.store_of(before) == found.store_of(after) == Store(4)
     assert choice.error == pytest.approx(0.2)

@@ -112,7 +112,7 @@ def name(case):
     return f"{layer} {'x'.join(map(str, x.shape))}{'' if x.is_contiguous() else ' strided'}"
 
 
-def bits_of(values):
+def get_bits(values):
     """For a comparison in which NaN and the zeros' signs count."""
     return values.contiguous().view(torch.int64 if values.dtype == torch.float64 else torch.int32)
 
@@ -142,7 +142,7 @@ def test_what_needs_no_rounding_is_torchs_bit_for_bit(layer, x):
     expected, gradients = step(layer, x)
     output, found = step(q_layer(layer, LEVELS["L3"]), x)
     for a, b in zip([expected, *gradients], [output, *found], strict=True):
-        assert torch.equal(bits_of(a), bits_of(b))
+        assert torch.equal(get_bits(a), get_bits(b))
         assert a.stride() == b.stride()
 
 

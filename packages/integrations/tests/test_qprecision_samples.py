@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import actcore
-from integrations.qmodules.device_rows import rows_of
+from integrations.qmodules.device_rows import view_as_rows
 from integrations.qmodules.per_sample import (
     convex,
     costs_of_totals,
@@ -192,11 +192,11 @@ def test_the_hull_of_a_profile_that_is_not_convex():
 
 def test_rows_lie_as_in_memory():
     x = torch.randn(4, 3, 5, 5)
-    assert torch.equal(rows_of(x), x.flatten(1))
+    assert torch.equal(view_as_rows(x), x.flatten(1))
     last = x.to(memory_format=torch.channels_last)
-    assert torch.equal(rows_of(last), x.permute(0, 2, 3, 1).flatten(1))
-    assert rows_of(last).data_ptr() == last.data_ptr()
+    assert torch.equal(view_as_rows(last), x.permute(0, 2, 3, 1).flatten(1))
+    assert view_as_rows(last).data_ptr() == last.data_ptr()
     turned = x.transpose(0, 1)
-    assert torch.equal(rows_of(turned), turned.flatten(1))
-    assert torch.equal(rows_of(x[:, :, 1:]), x[:, :, 1:].flatten(1))
-    assert torch.equal(rows_of(x[:, :1].expand(4, 6, 5, 5)), x[:, :1].expand(4, 6, 5, 5).flatten(1))
+    assert torch.equal(view_as_rows(turned), turned.flatten(1))
+    assert torch.equal(view_as_rows(x[:, :, 1:]), x[:, :, 1:].flatten(1))
+    assert torch.equal(view_as_rows(x[:, :1].expand(4, 6, 5, 5)), x[:, :1].expand(4, 6, 5, 5).flatten(1))

@@ -60,7 +60,7 @@ def total(output):
 def fake_gpu(monkeypatch):
     """What is on ``meta`` is taken to be on a GPU."""
     monkeypatch.setattr(torch.Tensor, "backward", fake_engine.backward)
-    monkeypatch.setattr(capturing, "_device_of", lambda *_: CUDA)
+    monkeypatch.setattr(capturing, "_get_device", lambda *_: CUDA)
 
 
 def on_meta(kernel, dtype=torch.bfloat16):

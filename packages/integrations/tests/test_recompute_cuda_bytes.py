@@ -9,7 +9,7 @@ import torch
 import integrations
 from integrations._utils.torch_internals import FakeTensorMode
 from integrations.capture.costs.cuda_scratch import kernel_scratch_bytes
-from integrations.capture.costs.scratch import scratch_of
+from integrations.capture.costs.scratch import count_scratch
 from integrations.losses import _operator
 from integrations.losses._chunks import rows_of_chunk
 from integrations.losses.head import chunk_logits
@@ -119,7 +119,7 @@ def test_a_chunk_of_the_loss(dtype, cap):
         mode.on, mode.now = True, 0
         results = _operator.linear_cross_entropy._init_fn(*args)
         left = mode.now
-        modelled = scratch_of(torch.ops.integrations.linear_cross_entropy.default, args, results)
+        modelled = count_scratch(torch.ops.integrations.linear_cross_entropy.default, args, results)
     assert modelled <= mode.peak - left <= modelled + rows * 16 * 8
 
 

@@ -19,7 +19,7 @@ from integrations import checkpoint
 from integrations.capture.capture import capture
 from integrations.capture.dispatch.decisions import Decides, decides
 from integrations.capture.graphs.schedule import Schedule
-from integrations.planner.choice import mask_of
+from integrations.planner.choice import make_mask
 from integrations.planner.plan_with_stores import planned
 from integrations.planner.problem import training_step
 from integrations.policies.levels import resolve_level
@@ -195,7 +195,7 @@ def test_no_program_decides_anew(seed, stored):
     else:
         plan = checkpoint.plan(model, (x,), real=True)
         forward = compressed(
-            model, "L1.1", checkpoint=replace(plan, choice=replace(plan.choice, mask=mask_of(kept), held=None))
+            model, "L1.1", checkpoint=replace(plan, choice=replace(plan.choice, mask=make_mask(kept), held=None))
         )
     torch.manual_seed(1)
     loss = forward(x).square().mean()

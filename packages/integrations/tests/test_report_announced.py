@@ -13,7 +13,7 @@ import integrations
 from actcore import stored
 from integrations import fewbit, qmodules
 
-from .exchanged_nets import EXCHANGED, TOKENS, Tokens, free, report_of
+from .exchanged_nets import EXCHANGED, TOKENS, Tokens, free, make_report
 from .nets import gradients, normal
 
 
@@ -78,7 +78,7 @@ def test_what_a_checkpoint_saves_is_its_own():
             return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
 
     model = nn.Sequential(nn.Linear(32, 32), Net(fewbit.GELU(), qmodules.QLinear(32, 32)))
-    report = report_of(model, TOKENS)
+    report = make_report(model, TOKENS)
     # Before torch 2.13 a checkpoint saves a tensor without elements, too.
     assert [row.operator for row in free(report) if row.original_bytes] == ["checkpoint"]
 
@@ -104,7 +104,7 @@ def test_a_row_holds_no_tensor():
     model = Net()
     gc.disable()
     try:
-        report_of(model, TOKENS)
+        make_report(model, TOKENS)
     finally:
         gc.enable()
     assert all(gone() is None for gone in model.gone)

@@ -29,7 +29,7 @@ def net():
     return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
 
 
-def report_of(model):
+def make_report(model):
     return integrations.compression(model).report()
 
 
@@ -40,13 +40,13 @@ def free(report):
 @every_way
 def test_it_is_there_after_one_forward_and_is_that_of_compress_model(convert):
     model = convert(net())
-    assert "No forward has been compressed yet" in report_of(model).caption
+    assert "No forward has been compressed yet" in make_report(model).caption
     model.eval()(X)
     with torch.no_grad():
         model.train()(X)
-    assert not report_of(model).rows
+    assert not make_report(model).rows
     model(X).sum().backward()
-    report = report_of(model)
+    report = make_report(model)
     assert report.exchanged.startswith("Exchanged: ")
     assert "step peak not known" in report.title
     assert "It has none that other operators save" in report.caption
@@ -56,7 +56,8 @@ def test_it_is_there_after_one_forward_and_is_that_of_compress_model(convert):
         twin = integrations.compress_model(net(), level="L0", **options)
         twin(X).sum().backward()
         counted = {
-            (row.module, row.operator, row.role, row.original_bytes, row.stored_bytes) for row in free(report_of(twin))
+            (row.module, row.operator, row.role, row.original_bytes, row.stored_bytes)
+            for row in free(make_report(twin))
         }
         # The layers of this model save nothing else.
         assert {
@@ -70,9 +71,9 @@ def test_a_model_is_as_it_was_after_the_first_forward(convert):
     model(X).sum().backward()
     wrappers = [type(one).__name__ for one in ForwardWrapper.all_of(model)]
     assert wrappers in ([], ["FewBitForward"])
-    first = report_of(model).rows
+    first = make_report(model).rows
     model(X[:8]).sum().backward()
-    assert report_of(model).rows == first
+    assert make_report(model).rows == first
     for undo in (qmodules.revert, fewbit.restore_model):
         if (qmodules if undo is qmodules.revert else fewbit).is_converted(model):
             undo(model)
@@ -109,8 +110,8 @@ def test_copies_have_reports_of_their_own(copier, forwards):
         model(X).sum().backward()
     twin = copier(model)
     twin(X[:8]).sum().backward()
-    assert {row.shape[0] for row in free(report_of(twin))} == {64 if forwards else 8}
-    assert bool(report_of(model).rows) == bool(forwards)
+    assert {row.shape[0] for row in free(make_report(twin))} == {64 if forwards else 8}
+    assert bool(make_report(model).rows) == bool(forwards)
 
 
 def test_what_a_checkpoint_recomputes_is_not_told():
@@ -124,8 +125,8 @@ def test_what_a_checkpoint_recomputes_is_not_told():
 
     model = qmodules.QModule(Net(), level="L2")
     model(X).sum().backward()
-    assert [row.module for row in free(report_of(model))] == ["last"]
-    assert {row.module for row in report_of(model).rows} == {"last"}
+    assert [row.module for row in free(make_report(model))] == ["last"]
+    assert {row.module for row in make_report(model).rows} == {"last"}
 
 
 def test_an_input_that_two_layers_share_counts_once():
@@ -140,7 +141,7 @@ def test_an_input_that_two_layers_share_counts_once():
 
     model = qmodules.QModule(Net(), level="L2")
     model(X).sum().backward()
-    one, other = [row.stored_bytes for row in free(report_of(model)) if row.shape == (64, 64)]
+    one, other = [row.stored_bytes for row in free(make_report(model)) if row.shape == (64, 64)]
     assert one > 64 * 64 // 4
     assert other == 4  # one element that carries the history of the input
 
@@ -150,7 +151,7 @@ def test_a_model_that_is_compressed_later_has_one_report():
     integrations.compress_model(model, level="L1", min_bytes=0)
     assert [type(one).__name__ for one in ForwardWrapper.all_of(model)] == ["CompressedForward"]
     model(X).sum().backward()
-    report = report_of(model)
+    report = make_report(model)
     assert report.exchanged == "Exchanged: 5 Q-layers."
     assert report.title.startswith("L1")
 
@@ -161,9 +162,9 @@ def test_compiled_and_transformed_forwards_are_left_alone():
     compiled(X).sum().backward()
     parameters = dict(model.named_parameters())
     torch.func.grad(lambda values: torch.func.functional_call(model, values, (X,)).sum())(parameters)
-    assert not report_of(compiled).rows
+    assert not make_report(compiled).rows
     model(X).sum().backward()
-    assert report_of(compiled).rows
+    assert make_report(compiled).rows
 
 
 def test_a_forward_that_somebody_wrapped_is_listened_to_once():
@@ -172,7 +173,7 @@ def test_a_forward_that_somebody_wrapped_is_listened_to_once():
     model.forward = lambda x: ours(x)
     for rows in (64, 8):
         model(X[:rows]).sum().backward()
-        assert {row.shape[0] for row in free(report_of(model))} == {64}
+        assert {row.shape[0] for row in free(make_report(model))} == {64}
     assert ours.over
 
 
@@ -181,4 +182,4 @@ def test_a_forward_that_fails_is_not_the_first_one():
     with pytest.raises(RuntimeError, match="shapes"):
         model(normal(4, 3))
     model(X).sum().backward()
-    assert {row.shape[0] for row in free(report_of(model))} == {64}
+    assert {row.shape[0] for row in free(make_report(model))} == {64}

@@ -11,7 +11,18 @@ import actcore
 import integrations
 from integrations import fewbit, qmodules
 
-from .exchanged_nets import CHANNELS_LAST, EXCHANGED, IMAGES, TOKENS, Attention, Tokens, Words, free, images, report_of
+from .exchanged_nets import (
+    CHANNELS_LAST,
+    EXCHANGED,
+    IMAGES,
+    TOKENS,
+    Attention,
+    Tokens,
+    Words,
+    free,
+    images,
+    make_report,
+)
 from .nets import normal
 
 SMOOTH = (
@@ -87,7 +98,7 @@ CASES = {
 
 @pytest.mark.parametrize(("make", "x", "options"), CASES.values(), ids=CASES.keys())
 def test_before_is_what_torchs_own_layers_keep(make, x, options):
-    plain, found = report_of(make(), x), report_of(make(), x, **options)
+    plain, found = make_report(make(), x), make_report(make(), x, **options)
     assert found.original_bytes == plain.original_bytes
     assert all(row.operator for row in found.rows)
     assert not any(row.dtype is torch.uint8 for row in found.rows)
@@ -125,7 +136,7 @@ def test_a_row_for_each_tensor_and_after_all_of_its_payload(make, rows):
     """At a level that keeps all it may, what is stored is what autograd holds without any level."""
     model, x = nn.Sequential(nn.Linear(64, 64), make(), nn.Softmax(-1)), normal(256, 64)
     bytes_alone = kept_by_autograd(model, x)
-    report = report_of(model, x, "L1", min_bytes=1 << 30)
+    report = make_report(model, x, "L1", min_bytes=1 << 30)
     assert len([row for row in free(report) if row.module == "1"]) == rows
     table = 32 if type(model[1]) is fewbit.GELU else 0  # of 8 steps, which the cache keeps anyway
     assert report.stored_bytes == bytes_alone - table
@@ -136,7 +147,7 @@ def test_the_words_of_the_rows():
         *(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.GELU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()),
         *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16 * 64, 64), nn.SiLU(), nn.Dropout(), nn.Linear(64, 10)),
     )
-    report = report_of(model, IMAGES, activations="fewbit", linear=0.3, layers="q")
+    report = make_report(model, IMAGES, activations="fewbit", linear=0.3, layers="q")
     told = [(row.module, row.operator, row.role, row.shape, row.dtype) for row in free(report)]
     image, f = (16, 16, 16, 16), torch.float32
     assert told == [
@@ -193,7 +204,7 @@ def test_rows_of_functions_by_hand():
             with actcore.saved_tensors(lambda saved: actcore.GroupAffine(bits=8)):
                 return x * x.detach().exp()
 
-    rows = free(report_of(Net(), normal(64, 64)))
+    rows = free(make_report(Net(), normal(64, 64)))
     assert [(row.operator, row.role, row.original_bytes) for row in rows] == [
         ("relu", "result", 64 * 64 * 4),
         ("Scale", "input", 0),
@@ -210,7 +221,7 @@ def test_rows_of_functions_by_hand():
 @pytest.mark.parametrize("options", [*({name: given} for name, given in EXCHANGED.items()), EXCHANGED], ids=str)
 def test_a_forecast_has_the_same_rows(make, options):
     x = TOKENS if make is Tokens else IMAGES
-    real = report_of(make(), x, **options)
+    real = make_report(make(), x, **options)
     found = integrations.forecast(make(), torch.empty(x.shape, device="meta"), **options)
     assert [row for row in found.rows if not row.owner] == free(real)
     assert found.exchanged == real.exchanged

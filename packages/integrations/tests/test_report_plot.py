@@ -10,8 +10,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import integrations
 from integrations import Report, Row
-from integrations.report.curve import curve_of
-from integrations.report.tree import MODEL, cut, tree_of
+from integrations.report.curve import make_curve
+from integrations.report.tree import MODEL, cut, make_tree
 from integrations.report.words import format_bytes
 
 from .nets import mlp, normal
@@ -21,7 +21,7 @@ def row(module, before, after, owner="", host=False):
     return Row(module, "op", "input", (before,), torch.uint8, "codec", before, after, "why", owner, host)
 
 
-def report_of(model, x):
+def make_report(model, x):
     integrations.compress_model(model)
     model(x).sum().backward()
     return integrations.compression(model).report()
@@ -71,8 +71,8 @@ def test_what_went_to_the_host_is_counted_apart():
 
 
 def test_the_curve_of_a_model_peaks_at_the_report_s_sums():
-    report = report_of(mlp(), normal(48, 64))
-    curve = curve_of(report.rows, 8)
+    report = make_report(mlp(), normal(48, 64))
+    curve = make_curve(report.rows, 8)
     assert max(curve.original) == curve.original[curve.turn] == report.original_bytes
     assert max(curve.stored) == curve.stored[curve.turn] == report.stored_bytes
     assert (curve.bands[0].start, curve.bands[-1].end) == (0, curve.turn)
@@ -89,7 +89,7 @@ def blocks(count):
 @pytest.mark.parametrize("count", [1, 3, 6, 24])
 @pytest.mark.parametrize("most", [1, 2, 5, 8, 16])
 def test_parts_are_few_and_all_of_the_model(count, most):
-    root = tree_of(blocks(count))
+    root = make_tree(blocks(count))
     parts = cut(root, most)
     assert len(parts) <= most
     assert sum(part.original_bytes for part in parts) == root.original_bytes == 15 + 100 * count
@@ -97,7 +97,7 @@ def test_parts_are_few_and_all_of_the_model(count, most):
 
 
 def test_a_part_that_is_most_of_the_model_is_opened():
-    assert [part.path for part in cut(tree_of(blocks(24)), 6)] == [
+    assert [part.path for part in cut(make_tree(blocks(24)), 6)] == [
         "",
         "stem",
         *("blocks.0 to 5", "blocks.6 to 11", "blocks.12 to 17", "blocks.18 to 23"),
@@ -105,14 +105,14 @@ def test_a_part_that_is_most_of_the_model_is_opened():
 
 
 def test_the_tree_sums_modules_and_merges_chains():
-    root = tree_of([row("a.b.c", 8, 2), row("a.b.d", 2, 2), row("x.y", 1, 1), row("z", 0, 0, owner="buffer")])
+    root = make_tree([row("a.b.c", 8, 2), row("a.b.d", 2, 2), row("x.y", 1, 1), row("z", 0, 0, owner="buffer")])
     assert (root.name, root.original_bytes, root.stored_bytes) == (MODEL, 11, 5)
     assert [(part.name, part.path) for part in root.parts] == [("a.b", "a.b"), ("x.y", "x.y")]
     assert [(part.name, part.original_bytes) for part in root.parts[0].parts] == [("c", 8), ("d", 2)]
 
 
 def test_the_table_has_modules_with_their_sums():
-    report = report_of(nn.Sequential(mlp(), nn.LayerNorm(64)), normal(48, 64))
+    report = make_report(nn.Sequential(mlp(), nn.LayerNorm(64)), normal(48, 64))
     text = str(report)
     assert "share" in text
     assert "100.0%" in text
@@ -141,7 +141,7 @@ def test_a_depth_is_a_number(depth, error):
 def test_the_chart_is_drawn(tmp_path, kind):
     pytest.importorskip("matplotlib")
     path = tmp_path / f"memory.{kind}"
-    report_of(nn.Sequential(mlp(), nn.LayerNorm(64)), normal(48, 64)).plot(path)
+    make_report(nn.Sequential(mlp(), nn.LayerNorm(64)), normal(48, 64)).plot(path)
     content = path.read_bytes()
     if kind == "png":
         assert content.startswith(b"\x89PNG")

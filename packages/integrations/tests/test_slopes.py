@@ -15,11 +15,11 @@ from integrations.capture.costs.codecs import restore_seconds, store_seconds
 from integrations.capture.costs.rates import constant
 from integrations.planner.candidates import SLOPE_WIDTHS, storage_candidates, usual
 from integrations.planner.savers import Saver, Seen
-from integrations.planner.stored_part import part_of
+from integrations.planner.stored_part import make_part
 from integrations.policies.arguments import Arguments
 from integrations.policies.levels import LEVELS, Level
-from integrations.policies.policy import policy_of
-from integrations.policies.slopes import activation_of
+from integrations.policies.policy import make_policy
+from integrations.policies.slopes import find_activation
 from integrations.policies.stores import Store
 from integrations.runtime.session import Session
 from integrations.runtime.specs import Specs
@@ -33,7 +33,7 @@ from .nets import Net, normal
 
 def stored_by(store, model, *inputs, level=LEVELS["L0"]):
     """The model's result, everything saved in that store, and the records."""
-    policy = policy_of(store, level)
+    policy = make_policy(store, level)
     session = Session(model, ModulePaths(model), Specs(policy), store.level(level), 0, 0)
     with session:
         output = model(*inputs)
@@ -141,7 +141,7 @@ def test_what_is_small_or_to_be_kept_is_kept():
 def test_what_is_recomputed_is_stored_so_until_it_is_read():
     x, store = normal(64, 64), Store(slope_bits=3)
     saved = SavedTensor.of(x, operator="elu with another alpha", role="input")
-    decision = policy_of(store, LEVELS["L0"]).decide(saved)
+    decision = make_policy(store, LEVELS["L0"]).decide(saved)
     call = Call(F.elu, (x,), {"alpha": 0.5})
     later = StoredLater(store.level(LEVELS["L0"]), decision, Extent.of(x), saved, 0, call)
     packed = later.store(x, {})
@@ -165,9 +165,9 @@ def test_a_part_of_a_plan_has_its_bytes_and_its_noise():
         stored_by(Store(), calling(F.gelu), x.requires_grad_())[1][0].saved,
         1.0,
         True,
-        activation=activation_of("gelu", given, False),
+        activation=find_activation("gelu", given, False),
     )
-    part = part_of(policy_of(Store(slope_bits=4), LEVELS["L0"]).decide(saved.saved), saved, x.nbytes)
+    part = make_part(make_policy(Store(slope_bits=4), LEVELS["L0"]).decide(saved.saved), saved, x.nbytes)
     assert part.codec == fewbit.Codebook("gelu_tanh", 4)
     assert part.alone
     assert part.nbytes >= part.codec.stored_bytes(64 * 64)

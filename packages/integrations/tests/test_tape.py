@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import integrations
 from integrations.capture.capture import capture
-from integrations.capture.dispatch.operators import traits_of
+from integrations.capture.dispatch.operators import get_traits
 from integrations.capture.graphs.graph import Graph
 from integrations.capture.graphs.schedule import Schedule
 from integrations.runtime.repeating.tape import Tape
@@ -24,7 +24,7 @@ from .recompute_run import run
 
 
 def _in_python(self: Tape, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-    traits = traits_of(func)
+    traits = get_traits(func)
     return func(*args, **(kwargs or {})) if traits.view else self.follow(func, traits, args, kwargs or {})
 
 

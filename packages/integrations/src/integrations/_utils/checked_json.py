@@ -114,16 +114,16 @@ def complete(writer: str) -> Iterator[None]:
         raise ValueError(f"text must be what {writer} returned; {error}") from None
 
 
-def entry_of(kind: type[Kind], content: Any) -> Kind:
+def read_entry(kind: type[Kind], content: Any) -> Kind:
     """A dataclass from the mapping of its fields.
 
     Raises:
         TypeError: it lacks or adds one, or one is of another type.
     """
-    return kind(**fields_of(kind, content))
+    return kind(**read_fields(kind, content))
 
 
-def fields_of(kind: type[Any], content: Any) -> dict[str, Any]:
+def read_fields(kind: type[Any], content: Any) -> dict[str, Any]:
     """Some of a dataclass's fields from their mapping.
 
     Raises:
@@ -158,7 +158,7 @@ def of_type(hint: Any, value: Any, name: str) -> Any:
         if type(value) in map(type, args) and value in args:
             return value
     elif is_dataclass(hint):
-        return entry_of(hint, value)  # type: ignore[arg-type]
+        return read_entry(hint, value)  # type: ignore[arg-type]
     elif isinstance(hint, type) and issubclass(hint, tuple):
         if isinstance(value, (list, tuple)) and len(value) == len(_hints(hint)):
             return hint(*(of_type(one, item, name) for one, item in zip(_hints(hint).values(), value, strict=True)))

@@ -63,7 +63,7 @@ def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, child
 
 
-def paths_of(
+def find_module_paths(
     root: nn.Module, opens: Callable[[nn.Module], bool] = lambda module: True
 ) -> Mapping[nn.Module, tuple[str, ...]]:
     """All paths that lead to each module, where ``named_modules`` gives the first. The modules inside a module are left

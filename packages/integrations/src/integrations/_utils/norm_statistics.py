@@ -10,7 +10,7 @@ from torch import Tensor
 from actcore.stored import Absent
 
 
-def mean_of(x: Tensor, weight: Tensor | None, shape: Sequence[int]) -> Absent:
+def compute_mean(x: Tensor, weight: Tensor | None, shape: Sequence[int]) -> Absent:
     """The mean, or the reciprocal deviation, of torch's layer and group norms, of this shape.
 
     On the CPU its dtype is the input's if the weight has that, too; otherwise it is one in which torch computes.
@@ -19,7 +19,7 @@ def mean_of(x: Tensor, weight: Tensor | None, shape: Sequence[int]) -> Absent:
     return Absent.like(x, shape, x.dtype if same else torch.promote_types(x.dtype, torch.float32))
 
 
-def rms_of(x: Tensor, dims: int) -> Absent:
+def compute_rms(x: Tensor, dims: int) -> Absent:
     """The reciprocal root of the mean square, over the last ``dims`` dimensions."""
     return Absent.like(x, statistic_shape(x, dims), torch.promote_types(x.dtype, torch.float32))
 

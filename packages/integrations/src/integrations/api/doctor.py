@@ -61,11 +61,11 @@ def _facts() -> Table:
     for name, value in actcore.build_info().items():
         table.add_row(f"actcore: {name}", ", ".join(map(str, value)) if isinstance(value, list) else str(value))
     for library in _LIBRARIES:
-        table.add_row(library, _version_of(library))
+        table.add_row(library, _get_version(library))
     return table
 
 
-def _version_of(library: str) -> str:
+def _get_version(library: str) -> str:
     try:
         return version(library)
     except PackageNotFoundError:

@@ -14,12 +14,12 @@ from integrations._utils.progress import shows_planning
 from integrations.api.compress import compress_model
 from integrations.api.error_control.error_model import ErrorModel
 from integrations.api.error_control.gradient_errors import GradientErrors, measured_errors
-from integrations.api.error_control.plan_within_bounds import chosen, front_of, measured
+from integrations.api.error_control.plan_within_bounds import chosen, measured, plan_front
 from integrations.api.handle.plan_arguments import Given
 from integrations.capture.loss import Loss, require_loss
 from integrations.losses.head import computing_loss
 from integrations.planner.bounds import FULL, Bounds
-from integrations.planner.budget import Budget, bytes_of, read_fraction
+from integrations.planner.budget import Budget, read_fraction, resolve_bytes
 from integrations.planner.errors import BudgetError, raising_for_user
 from integrations.planner.free_memory import resolved
 from integrations.planner.loss_choice import with_better_loss
@@ -111,12 +111,12 @@ def plan(
 
     def front(number: int) -> Plan:
         with planning(model, *calls[number], of_output):
-            return front_of(model, level, bounds, *calls[number], **how, errors=errors, estimates=True)
+            return plan_front(model, level, bounds, *calls[number], **how, errors=errors, estimates=True)
 
     with computing_loss(model, None):
         fronts = [front(number) for number in range(len(calls))]
     if memory is not None and read_fraction(memory) is not None and len(fronts) > 1:
-        bounds = replace(bounds, memory=bytes_of(memory, max(front.plain_peak for front in fronts)))
+        bounds = replace(bounds, memory=resolve_bytes(memory, max(front.plain_peak for front in fronts)))
     memory, free = resolved(bounds.memory, model, calls)
     bounds = replace(bounds, memory=memory)
     found = []

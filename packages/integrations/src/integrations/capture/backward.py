@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from integrations._utils.torch_internals import OpOverload, current_autograd_node, current_graph_task_id
-from integrations.capture.dispatch.memory import Memory, allocated_for, is_plain, is_wrapper, key_of
+from integrations.capture.dispatch.memory import Memory, allocated_for, get_key, is_plain, is_wrapper
 from integrations.capture.recording import PASSING, OperatorRun, Recording
 from integrations.capture.wrapper_memory import Apart, bytes_of_gradient
 
@@ -88,7 +88,7 @@ class BackwardRecorder:
             nbytes = allocated_for(tensor)
             made += nbytes
             self._hold(tensor.untyped_storage(), nbytes)
-            self._makers[key_of(tensor)] = _running()
+            self._makers[get_key(tensor)] = _running()
         self._apart.note(results, args, kwargs)
         call = self._recording.calls.note(func, args, kwargs, results)
         self._recording.runs.append(OperatorRun(len(self._recording.steps) - 1, self._live + self._apart.live, call))
@@ -104,7 +104,7 @@ class BackwardRecorder:
         self._live += nbytes
 
     def _maker(self, tensor: Tensor) -> object:
-        return self._makers.get(key_of(tensor))
+        return self._makers.get(get_key(tensor))
 
     def _settle(self) -> None:
         """Detects that the engine has summed up gradients, if the first part of a sum was another node's and was freed

@@ -27,9 +27,9 @@ from integrations.capture.errors import NoGradient, NotCaptured
 from integrations.capture.graphs.fingerprint import fingerprint
 from integrations.capture.graphs.graph import Graph
 from integrations.capture.graphs.sharding import (
-    class_of,
+    find_units,
+    get_class,
     is_of_unit,
-    units_of,
     whole_parameters,
     within_units,
     without_hooks,
@@ -208,7 +208,7 @@ def _graph(trial: _Trial, found: _Recorded, note: str, costs: Costs, measure: bo
         double_backward=found.double_backward,
         torch_version=str(torch.__version__),
     )
-    return within_units(graph, units_of(model))
+    return within_units(graph, find_units(model))
 
 
 def _recorded(trial: _Trial, real: bool) -> tuple[_Recorded, str]:
@@ -267,7 +267,7 @@ class _Loss(Function):
 def _captured(trial: _Trial, fake: bool) -> _Recorded:
     model, args, kwargs, hooks, loss, holds, reach = trial
     mode = Fakes() if fake else None
-    device = _device_of(model, args, kwargs)
+    device = _get_device(model, args, kwargs)
     whole = whole_parameters(model)
     written = set(map(id, (*model.buffers(), *tensors_in((args, kwargs)))))
 
@@ -293,14 +293,14 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
             saved = recorder.saved
             if saved.held and gc.collect() is not None and saved.held:  # garbage may hold saved tensors
                 raise NotCaptured(
-                    f"{class_of(model).__name__} returned no tensor that requires a gradient, and autograd holds "
+                    f"{get_class(model).__name__} returned no tensor that requires a gradient, and autograd holds "
                     f"{saved.held} bytes for a backward: return the tensor in a tuple, a list or a mapping; or name "
                     "the tensor in plan = integrations.plan(model, args, loss=lambda output: output.loss), and call "
                     "integrations.apply(model, plan)"
                 )
             why = "check that no_grad is not in its forward" if trains(model) else NOTHING_TRAINS
             raise NoGradient(
-                f"model must return a tensor that requires a gradient, and {class_of(model).__name__} returned none; "
+                f"model must return a tensor that requires a gradient, and {get_class(model).__name__} returned none; "
                 f"there is no backward to plan for: {why}"
             )
         found = found if holds is None else found._replace(held=holds)
@@ -355,7 +355,7 @@ def _forward_alone(model: nn.Module, recorder: Recorder) -> Iterator[None]:
             hooks.update(own)
 
 
-def _device_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+def _get_device(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
     """The device that tensors on ``meta`` are taken to be on: that of the model, or of its inputs, or the CPU."""
     for tensor in (*model.parameters(), *model.buffers(), *tensors_in((args, kwargs))):
         if not _is_meta(tensor):

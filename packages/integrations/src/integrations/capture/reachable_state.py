@@ -190,10 +190,10 @@ class ReachableState:
         elif issubclass(kind, (WeakKeyDictionary, WeakValueDictionary)):
             self._wait((found.data,), near)
         elif package in ("actcore", "integrations"):
-            self._wait((_attributes_of(found).get("forward"),), near)
+            self._wait((_get_attributes(found).get("forward"),), near)
         elif _holds_anything(kind.__module__) and not issubclass(kind, torch.utils.data.Dataset):
-            self._wait((_attributes_of(found),), near)
-            for descriptor in _slots_of(kind):
+            self._wait((_get_attributes(found),), near)
+            for descriptor in _get_slots(kind):
                 self._hold(slot(found, descriptor, whole), near)
             self._wait((kind,), near=False)
 
@@ -282,7 +282,7 @@ def _is_data(container: Any) -> bool:
     return all(type(part) in _ATOMS for row in rows for part in row)
 
 
-def _attributes_of(found: Any) -> dict[str, Any]:
+def _get_attributes(found: Any) -> dict[str, Any]:
     """An object's dictionary, read without the object's own ``__getattribute__``."""
     if issubclass(type(found), threading.local):
         attributes = vars(found)  # of this thread
@@ -294,7 +294,7 @@ def _attributes_of(found: Any) -> dict[str, Any]:
     return attributes if isinstance(attributes, dict) else {}
 
 
-def _slots_of(kind: type) -> Iterator[MemberDescriptorType]:
+def _get_slots(kind: type) -> Iterator[MemberDescriptorType]:
     for base in kind.__mro__:
         for value in vars(base).values():
             if isinstance(value, MemberDescriptorType):

@@ -21,13 +21,13 @@ from integrations.capture.dispatch.memory import (
     Memory,
     allocated_for,
     allocated_for_elements,
+    get_key,
+    get_shapes,
     is_plain,
-    key_of,
-    parts_of,
-    shapes_of,
-    tensors_of,
+    iter_parts,
+    iter_tensors,
 )
-from integrations.capture.dispatch.operators import Traits, is_drawable, lazy_views, traits_of
+from integrations.capture.dispatch.operators import Traits, get_traits, is_drawable, lazy_views
 from integrations.capture.errors import Escaped, NotCaptured
 from integrations.capture.fake_strides import as_on_device
 from integrations.capture.recording import PASSING, RecordedOp, RecordedValue, Recording
@@ -130,7 +130,7 @@ class Recorder(TorchDispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        traits = traits_of(func)
+        traits = get_traits(func)
         if self.paused or func.namespace == "prim":
             return func(*args, **kwargs)
         if traits.view:
@@ -160,25 +160,25 @@ class Recorder(TorchDispatchMode):
         for tensor in written:
             value = self.value_of(tensor)
             if value is not None:
-                makes.setdefault(key_of(tensor), (tensor, value))
+                makes.setdefault(get_key(tensor), (tensor, value))
                 continue
             effects = True
-            for part in parts_of(tensor):
-                self._written_unseen(key_of(part))
+            for part in iter_parts(tensor):
+                self._written_unseen(get_key(part))
         new = [tensor for _, tensor in self._memory.new(results, args, kwargs)]
         for tensor in new:
-            makes.setdefault(key_of(tensor), (tensor, -1))
+            makes.setdefault(get_key(tensor), (tensor, -1))
         self._require_counted(traits, results)
         self._apart.note(results, args, kwargs)
         for tensor in (*new, *written):
             if is_plain(tensor):
-                self._versions.pop(key_of(tensor), None)  # torch counts a write after this has returned
+                self._versions.pop(get_key(tensor), None)  # torch counts a write after this has returned
         self._contents.fill(func, new)
         self._contents.note([*new, *written])
         self._recording.note_apart(self._apart.live)
         if not makes:
             return out
-        plain = all(is_plain(tensor) for given in (args, kwargs.values(), results) for tensor in tensors_of(given))
+        plain = all(is_plain(tensor) for given in (args, kwargs.values(), results) for tensor in iter_tensors(given))
         drawable = not traits.random or is_drawable(args, kwargs)
         first = len(self._values)
         self._recording.ops.append(
@@ -190,7 +190,7 @@ class Recorder(TorchDispatchMode):
                 call=self._recording.calls.note(func, args, kwargs, results),
                 scratch=_copied_statistics(traits, args),
                 repeatable=plain and drawable and not effects,
-                shapes=shapes_of(results),
+                shapes=get_shapes(results),
                 outside=outside,
                 decides=decides(func, args, results),
                 rounded=rounded,
@@ -212,7 +212,7 @@ class Recorder(TorchDispatchMode):
         Raises:
             NotCaptured: a result is a nested tensor.
         """
-        for tensor in tensors_of(results):
+        for tensor in iter_tensors(results):
             if tensor.is_nested:
                 where = f"in {self.module}, " if self.module else ""
                 raise NotCaptured(
@@ -223,13 +223,13 @@ class Recorder(TorchDispatchMode):
     def _look(self, given: Any) -> None:
         """Notices what was written into the memory of tensors since an operator last wrote or read it, or was declared
         written by ``mark_dirty``: a repetition would find another version than was noted."""
-        for tensor in tensors_of(given):
+        for tensor in iter_tensors(given):
             if is_plain(tensor) and not tensor.is_inference():
-                key, version = key_of(tensor), tensor._version
+                key, version = get_key(tensor), tensor._version
                 if self._versions.setdefault(key, version) != version:
                     self._versions[key] = version
                     self._written_unseen(key)
-        for key in self._contents.changed(tensors_of(given)):
+        for key in self._contents.changed(iter_tensors(given)):
             self._written_unseen(key)
 
     def _written_unseen(self, key: int) -> None:
@@ -279,10 +279,10 @@ class Recorder(TorchDispatchMode):
         outside: set[int] = set()
         updates = traits.updates_statistics(args)
         for place, given in enumerate((*args, *kwargs.values())):
-            for tensor in tensors_of((given,)):
+            for tensor in iter_tensors((given,)):
                 if not is_plain(tensor):
                     continue
-                value, key = self._memory.value_in(tensor), key_of(tensor)
+                value, key = self._memory.value_in(tensor), get_key(tensor)
                 if value is not None:
                     reads[value] = None
                     if may_be_rounded(tensor):

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from integrations._utils.random_states import random_states
 from integrations._utils.torch_internals import tree_map_only
-from integrations.capture.dispatch.memory import is_plain, key_of
+from integrations.capture.dispatch.memory import get_key, is_plain
 from integrations.capture.reachable_state import ReachableState
 from integrations.capture.state_snapshot import replaced
-from integrations.tracing.tensors import gradient_of
+from integrations.tracing.tensors import get_gradient
 
 Result = TypeVar("Result")
 
@@ -47,7 +47,7 @@ class StandIns:
                 made.requires_grad_()
             self._made[id(tensor)] = tensor, made
             if is_plain(made):
-                self.storages.add(key_of(made))
+                self.storages.add(get_key(made))
         return self._made[id(tensor)][1]
 
     def of_all(self, values: Any) -> Any:
@@ -74,7 +74,7 @@ def with_stand_ins(model: nn.Module, stand_ins: StandIns, reach: ReachableState,
     """
     own = [parameter for module in reach.modules for parameter in module.parameters(recurse=False)]
     undo: list[Callable[[], object]] = [random_states()]
-    undo += [partial(setattr, parameter, "grad", gradient_of(parameter)) for parameter in own]
+    undo += [partial(setattr, parameter, "grad", get_gradient(parameter)) for parameter in own]
     undo.append(reach.restore)
     try:
         if torch.is_anomaly_enabled():  # anomaly mode reads elements, which fake tensors do not have

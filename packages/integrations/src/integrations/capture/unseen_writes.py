@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from integrations._utils.torch_internals import FakeTensor, OpOverload, unset_fake_temporarily
-from integrations.capture.dispatch.memory import is_plain, key_of
+from integrations.capture.dispatch.memory import get_key, is_plain
 
 # These leave in a storage what was there before, which may be exactly what a kernel will write.
 _UNINITIALISED = frozenset(
@@ -33,20 +33,20 @@ class Contents:
     def fill(self, function: OpOverload, made: Iterable[Tensor]) -> None:
         """Writes something into tensors that an operator has left uninitialised."""
         if function._schema.name in _UNINITIALISED:
-            for storage in _storages_of(made, but=torch.bool):  # bytes of a bool are 0 or 1
+            for storage in _find_storages(made, but=torch.bool):  # bytes of a bool are 0 or 1
                 with unset_fake_temporarily():
-                    _bytes_of(storage, torch.uint8).fill_(_FILLER)
+                    _count_bytes(storage, torch.uint8).fill_(_FILLER)
 
     def note(self, tensors: Iterable[Tensor]) -> None:
         """Notes what tensors hold now."""
-        for storage in _storages_of(tensors):
+        for storage in _find_storages(tensors):
             self._known[storage._cdata] = _number(storage), weakref.ref(storage)
 
     def changed(self, tensors: Iterable[Tensor]) -> list[int]:
         """The storages of tensors whose content has changed since it was noted. Storages that were not noted yet are
         noted."""
         found = []
-        for storage in _storages_of(tensors):
+        for storage in _find_storages(tensors):
             key, number = storage._cdata, _number(storage)
             known = self._known.get(key)
             if known is not None and known[1]() is not None and number != known[0]:
@@ -60,10 +60,10 @@ class Contents:
         return [key for key, number, storage in alive if storage is not None and _number(storage) != number]
 
 
-def _storages_of(tensors: Iterable[Tensor], but: torch.dtype | None = None) -> Iterable[torch.UntypedStorage]:
+def _find_storages(tensors: Iterable[Tensor], but: torch.dtype | None = None) -> Iterable[torch.UntypedStorage]:
     """The storages that have elements, each once."""
     there = [tensor for tensor in tensors if tensor.dtype != but and _is_there(tensor)]
-    return {key_of(tensor): tensor.untyped_storage() for tensor in there}.values()
+    return {get_key(tensor): tensor.untyped_storage() for tensor in there}.values()
 
 
 def _is_there(tensor: Tensor) -> bool:
@@ -82,14 +82,14 @@ def _is_there(tensor: Tensor) -> bool:
 def _number(storage: torch.UntypedStorage) -> int:
     """A checksum that other contents, or the same ones in another order, are unlikely to have."""
     with unset_fake_temporarily():
-        words = _bytes_of(storage, torch.int64)
+        words = _count_bytes(storage, torch.int64)
         places = torch.arange(1, min(words.numel(), _PART) + 1, device=words.device)
         parts = [int((part * places[: part.numel()]).sum()) for part in words.split(_PART)]
-        rest = _bytes_of(storage, torch.uint8)[words.numel() * 8 :]
+        rest = _count_bytes(storage, torch.uint8)[words.numel() * 8 :]
         return hash((*parts, int(rest.sum())))
 
 
-def _bytes_of(storage: torch.UntypedStorage, dtype: torch.dtype) -> Tensor:
+def _count_bytes(storage: torch.UntypedStorage, dtype: torch.dtype) -> Tensor:
     """A storage as whole words or bytes."""
     words = torch.empty(0, dtype=dtype, device=storage.device)
     words.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))

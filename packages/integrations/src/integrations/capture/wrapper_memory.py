@@ -16,11 +16,11 @@ from integrations.capture.dispatch.memory import (
     Memory,
     allocated_for,
     allocated_for_elements,
+    get_key,
     is_plain,
     is_wrapper,
-    key_of,
-    parts_of,
-    tensors_of,
+    iter_parts,
+    iter_tensors,
 )
 
 
@@ -42,13 +42,13 @@ class Apart:
 
     def note(self, results: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the results of an operator."""
-        made = [tensor for tensor in tensors_of(results) if not is_plain(tensor) and is_wrapper(tensor)]
+        made = [tensor for tensor in iter_tensors(results) if not is_plain(tensor) and is_wrapper(tensor)]
         if not made:
             return
-        given = (*tensors_of(args), *tensors_of(kwargs.values()))
-        known = {key_of(part) for tensor in given for part in parts_of(tensor)}
-        for part in (part for tensor in made for part in parts_of(tensor)):
-            key = key_of(part)
+        given = (*iter_tensors(args), *iter_tensors(kwargs.values()))
+        known = {get_key(part) for tensor in given for part in iter_parts(tensor)}
+        for part in (part for tensor in made for part in iter_parts(tensor)):
+            key = get_key(part)
             if key in known or key in self._given or key in self._watches or self._memory.value_at(key) is not None:
                 continue
             nbytes = allocated_for(part)
@@ -68,4 +68,4 @@ def bytes_of_gradient(gradient: Tensor) -> int:
     """Return the bytes of a gradient's elements on this rank, including those that a sparse gradient omits."""
     if is_plain(gradient) or not is_wrapper(gradient):
         return allocated_for_elements(gradient)
-    return sum(allocated_for_elements(part) for part in parts_of(gradient))
+    return sum(allocated_for_elements(part) for part in iter_parts(gradient))

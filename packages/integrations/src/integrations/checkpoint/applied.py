@@ -12,9 +12,9 @@ from integrations._utils.forward_wrapper import ForwardWrapper
 from integrations.api import compress
 from integrations.api.handle.compression import Compression
 from integrations.api.handle.forward import CompressedForward
-from integrations.api.handle.plan_arguments import require_of, require_this_torch
+from integrations.api.handle.plan_arguments import require_same_model, require_this_torch
 from integrations.api.handle.plan_manager import PlanManager
-from integrations.capture.graphs.sharding import class_of
+from integrations.capture.graphs.sharding import get_class
 from integrations.planner.plan import Plan
 from integrations.planner.plans import Shapes
 
@@ -81,7 +81,7 @@ def restore_model(model: Model) -> Model:
         others = [one for one in ForwardWrapper.all_of(inner) if one.keeps]
         if others:
             raise ValueError(
-                f"{class_of(inner).__name__} has no plan; it is {others[0].what}: call {others[0].undo} instead"
+                f"{get_class(inner).__name__} has no plan; it is {others[0].what}: call {others[0].undo} instead"
             )
     return compress.restore_model(model)
 
@@ -101,11 +101,11 @@ def plan_of(model: nn.Module) -> Plan:
     manager = None if found is None else found.handle._plan_manager
     if manager is None:
         raise ValueError(
-            f"{class_of(inner).__name__} has no plan; call integrations.checkpoint.apply(model, plan) first, or "
+            f"{get_class(inner).__name__} has no plan; call integrations.checkpoint.apply(model, plan) first, or "
             "integrations.compress_model(model, checkpoint='optimal')"
         )
     if manager.plan is None:
-        raise ValueError(f"{class_of(inner).__name__} has no plan yet: its first training forward makes one")
+        raise ValueError(f"{get_class(inner).__name__} has no plan yet: its first training forward makes one")
     return manager.plan
 
 
@@ -121,5 +121,5 @@ def _require(model: nn.Module, plan: Plan) -> nn.Module:
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a Plan of integrations.checkpoint.plan, got {type(plan).__name__}")
     require_this_torch(plan)
-    require_of(plan, model)
+    require_same_model(plan, model)
     return model

@@ -53,7 +53,7 @@ class ParsedForward:
             raise ValueError(f"the target {target!r} must be reachable from the source {source!r}")
         self._source, self._target = source, target
         self._calls = [
-            _call_of(graph, node) for node in networkx.topological_sort(graph) if node in needed and node != source
+            _get_call(graph, node) for node in networkx.topological_sort(graph) if node in needed and node != source
         ]
         self._ends: dict[int, list[Any]] = {}  # by the call's place: the nodes that are read there for the last time
         last = {node: place for place, call in enumerate(self._calls) for node, _ in call.inputs}
@@ -70,7 +70,7 @@ class ParsedForward:
         return made[self._target]
 
 
-def _call_of(graph: Any, node: Any) -> _Call:
+def _get_call(graph: Any, node: Any) -> _Call:
     edges = {(before, key): data for before, _, key, data in graph.in_edges(node, keys=True, data=True)}
     attributes = graph.nodes[node]
     transition = attributes.get("transition")

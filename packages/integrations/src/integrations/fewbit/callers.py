@@ -71,7 +71,7 @@ def callers_when_traced() -> Iterator[nn.Module]:
     try:
         tracing: Any = instruction_translator().current_tx().output.current_tx
         while tracing is not None:
-            module = _self_of(tracing)
+            module = _get_self(tracing)
             if module is not None:
                 yield module
             tracing = getattr(tracing, "parent", None)
@@ -79,7 +79,7 @@ def callers_when_traced() -> Iterator[nn.Module]:
         return
 
 
-def _self_of(tracing: Any) -> nn.Module | None:
+def _get_self(tracing: Any) -> nn.Module | None:
     """The module that is the first argument of the function which dynamo is tracing."""
     code: CodeType = tracing.f_code
     if not code.co_argcount:

@@ -18,10 +18,10 @@ from integrations._utils.in_model import ModelRef
 from integrations._utils.torch_internals import constant_when_traced, top_saved_tensors_default_hooks
 from integrations.fewbit import functional
 from integrations.fewbit.callers import around_checkpoint, callers, callers_when_traced, reentrant_checkpoints
-from integrations.fewbit.conversion import Calls, calls_of
+from integrations.fewbit.conversion import Calls, find_calls
 from integrations.fewbit.functional.conditions import keeps_few_bits
 from integrations.fewbit.registry import CALLS
-from integrations.tracing.checkpoint_frames import checkpoint_of
+from integrations.tracing.checkpoint_frames import find_checkpoint
 
 
 class FewBitCalls(TorchFunctionMode):
@@ -102,7 +102,7 @@ class FewBitCalls(TorchFunctionMode):
         the same otherwise."""
         hooks = top_saved_tensors_default_hooks(False)
         if hooks is not None:
-            checkpoint = checkpoint_of(hooks[0])
+            checkpoint = find_checkpoint(hooks[0])
             if checkpoint is not None and not self._follows(checkpoint.recompute_fn):
                 checkpoint.recompute_fn = self._again(checkpoint.recompute_fn)
         if activation and not torch.is_grad_enabled():
@@ -130,5 +130,5 @@ class FewBitCalls(TorchFunctionMode):
 @constant_when_traced
 def _takes_when_traced(key: str, kind: str) -> bool:
     """Dynamo calls this while it traces, as what it is: a constant of the compiled code."""
-    calls = calls_of(key)
+    calls = find_calls(key)
     return calls is not None and calls.take(kind, list(callers_when_traced()) or [calls.model])

@@ -15,7 +15,7 @@ from torch import nn
 from integrations._utils.conversion import Conversion, conversion_lines
 from integrations._utils.forward_wrapper import ForwardWrapper
 from integrations._utils.in_model import ModelRef
-from integrations._utils.module_tree import paths_of
+from integrations._utils.module_tree import find_module_paths
 from integrations.fewbit.registry import is_activation
 
 SAVED_ANYWAY = ("sigmoid", "tanh")
@@ -189,7 +189,7 @@ _keys = itertools.count()
 _calls: WeakValueDictionary[str, Calls] = WeakValueDictionary()
 
 
-def calls_of(key: str) -> Calls | None:
+def find_calls(key: str) -> Calls | None:
     """The ``Calls`` with that key, if they are alive."""
     return _calls.get(key)
 
@@ -206,7 +206,7 @@ def places(model: nn.Module, skip: Skip) -> dict[nn.Module, tuple[str, bool]]:
 
     Modules below one that has a conversion of its own are left out.
     """
-    found = paths_of(model, opens=lambda module: module is model or not is_root(module))
+    found = find_module_paths(model, opens=lambda module: module is model or not is_root(module))
     by_path = {path: module for module, paths in found.items() for path in paths}
     skipped = {path for path, module in by_path.items() if fits(path, module, skip)}
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from integrations._utils.storages import StorageSet
-from integrations.tracing.tensors import storages_of
+from integrations.tracing.tensors import find_storages
 
 _RAW = "_raw_saved_"
 _LEAF = "torch::autograd::AccumulateGrad"
@@ -29,7 +29,7 @@ def estimate_memory_usage(variable: Tensor, saved_only: bool = False) -> int:
     """
     storages: dict[int, torch.UntypedStorage] = {}
     for tensor in teniter(variable, include_ordinary=not saved_only, include_saved=saved_only):
-        storages.update((storage._cdata, storage) for storage in storages_of(tensor))
+        storages.update((storage._cdata, storage) for storage in find_storages(tensor))
     return sum(storage.nbytes() for storage in storages.values())
 
 
@@ -45,7 +45,7 @@ def teniter(variable: Tensor, include_ordinary: bool = True, include_saved: bool
 
     def visit(_: Any, tensor: Tensor, saved: bool) -> None:
         # The tensors are held, so that no other storage gets the address of one of theirs.
-        key = tuple(storage._cdata for storage in storages_of(tensor)) or (id(tensor),)
+        key = tuple(storage._cdata for storage in find_storages(tensor)) or (id(tensor),)
         wanted = include_saved if saved else include_ordinary
         first, known = found.get(key, (tensor, False))
         found[key] = first, known or wanted
@@ -132,7 +132,7 @@ def memory_usage_hooks() -> Iterator[HookedMemoryUsage]:
 def _new_bytes(tensor: Tensor, known: StorageSet) -> int:
     """Bytes of the tensor's storages that are not known yet; they are from then on."""
     count = 0
-    for storage in storages_of(tensor):
+    for storage in find_storages(tensor):
         if storage not in known:
             known.add(storage)
             count += storage.nbytes()

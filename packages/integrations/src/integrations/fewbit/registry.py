@@ -107,7 +107,7 @@ def recognised(module: nn.Module) -> Recognised | None:
         name = _TORCH[kind]
         if getattr(module, "approximate", "none") == "tanh":
             name = "gelu_tanh"
-        return Recognised(name, kind.__name__, _arguments_of(module))
+        return Recognised(name, kind.__name__, _get_arguments(module))
     known = _OTHERS.get(kind.__module__, {}).get(kind.__name__)
     if known is None or not known.layer:
         return known
@@ -148,7 +148,7 @@ def likeness(module: nn.Module, calls: bool) -> str:
     return f"{kept}; calls that its forward makes are converted" if calls else kept
 
 
-def _arguments_of(module: nn.Module) -> dict[str, Any]:
+def _get_arguments(module: nn.Module) -> dict[str, Any]:
     """The arguments with which a layer of torch would be built again."""
     names = inspect.signature(type(module)).parameters
     return {name: getattr(module, name) for name in names if name in vars(module)}

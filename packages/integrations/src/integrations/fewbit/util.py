@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from integrations._utils.layer_replacement import take_over
-from integrations._utils.module_tree import exchange, paths_of
+from integrations._utils.module_tree import exchange, find_module_paths
 from integrations.fewbit.memory import (
     HookedMemoryUsage,
     estimate_memory_usage,
@@ -62,7 +62,7 @@ def map_module(root: nn.Module, func: Callable[..., nn.Module], patt: str | re.P
     if not callable(func):
         raise TypeError(f"func must be a function of a module, or of a module and its path, got {func!r}")
     pattern = re.compile("" if patt is None else patt)
-    paths = paths_of(root)
+    paths = find_module_paths(root)
     takes_path = _takes_path(func)
 
     def replacement(_: str, module: nn.Module) -> nn.Module:

@@ -152,7 +152,7 @@ def _there(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
     return tuple(tensor for tensor in tensors if tensor is not None)
 
 
-def head_of(model: nn.Module, head: str | None = None) -> nn.Module:
+def find_head(model: nn.Module, head: str | None = None) -> nn.Module:
     """The layer of a model that makes its logits.
 
     Args:
@@ -182,7 +182,7 @@ def head_of(model: nn.Module, head: str | None = None) -> nn.Module:
 def why_unchunked(model: nn.Module) -> str:
     """Why the loss of a model's own logits cannot be computed in chunks; empty if it can."""
     try:
-        return ChunkedHead.refuses(head_of(model))
+        return ChunkedHead.refuses(find_head(model))
     except ValueError:
         return "the model does not say what makes its logits"
 
@@ -193,7 +193,7 @@ def path_of_head(model: nn.Module) -> str:
     Raises:
         ValueError: the model does not name it.
     """
-    head = head_of(model)
+    head = find_head(model)
     path: str
     for path, module in model.named_modules():
         if module is head:

@@ -51,7 +51,7 @@ def within(plan: Found, memory: Budget | None, time: float | None, error: float 
     if not plan.also:
         return found
     if read_fraction(memory) is not None:  # of the largest peak, which is this plan's
-        memory = _bytes_of(plan, memory)
+        memory = _count_bytes(plan, memory)
     also: tuple[Any, ...] = plan.also
     return found.with_also(_within(other, memory, time, error) for other in also)
 
@@ -125,7 +125,7 @@ def _peak(graph: Graph, choice: Choice, candidates: StorageCandidates) -> int:
 def _within(plan: Found, memory: Budget | None, time: float | None, error: float | None) -> Found:
     """The plan within bounds, without the plans beside it."""
     of_error = plan if error is None else _of_error(plan, error)
-    allowed = _bytes_of(of_error, memory)
+    allowed = _count_bytes(of_error, memory)
     asked = replace(of_error.bounds, memory=memory, time=time)
     if of_error.chunked is not None:  # choices of the front are those of the captured chunks
         of_error = of_error.in_chunks(replace(of_error.chunked, rows=of_error.chunked.least_rows))
@@ -189,7 +189,7 @@ def _unbounded(plan: Solution, error: float) -> Bounds:
     return replace(plan.bounds, memory=None, time=None, error=None if plan.compressed else error)
 
 
-def _bytes_of(plan: Solution, memory: Budget | None) -> int | None:
+def _count_bytes(plan: Solution, memory: Budget | None) -> int | None:
     """Return the bytes that a bound on memory allows; ``None`` if any will do. Errors name it as the caller of this
     kind of plan does."""
     name = "budget" if plan.candidates is None else "memory"

@@ -27,7 +27,7 @@ def python_number(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
-def bytes_of(budget: Budget, plain: int, name: str = "budget") -> int:
+def resolve_bytes(budget: Budget, plain: int, name: str = "budget") -> int:
     """Return the bytes of activation peak that a budget allows.
 
     Args:
@@ -68,22 +68,22 @@ def allowed_bytes(budget: Budget | None, plain: int, name: str = "budget") -> in
     """Return the bytes that a budget allows; ``None`` if there is no budget, or it asks for the least memory.
 
     Args:
-        budget, plain, name: as for ``bytes_of``.
+        budget, plain, name: as for ``resolve_bytes``.
 
     Raises:
-        TypeError, ValueError: as ``bytes_of``.
+        TypeError, ValueError: as ``resolve_bytes``.
     """
-    return None if budget is None or budget == LEAST else bytes_of(budget, plain, name)
+    return None if budget is None or budget == LEAST else resolve_bytes(budget, plain, name)
 
 
 def require_budget(budget: object, name: str = "budget") -> None:
     """Check a budget in any form, before the plain step's peak is known.
 
     Raises:
-        TypeError, ValueError: as ``bytes_of``.
+        TypeError, ValueError: as ``resolve_bytes``.
     """
     if budget not in (LEAST, AUTO):
-        bytes_of(budget, 1, name)  # type: ignore[arg-type]  # it checks the type
+        resolve_bytes(budget, 1, name)  # type: ignore[arg-type]  # it checks the type
 
 
 def read_fraction(budget: object) -> float | None:

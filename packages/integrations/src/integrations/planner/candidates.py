@@ -19,9 +19,9 @@ from integrations.planner.sensitivity.bit_plan import BitPlan
 from integrations.planner.sensitivity.saves import final_values
 from integrations.planner.sensitivity.weights import usual_weights
 from integrations.planner.storage_candidates import Option, StorageCandidates
-from integrations.planner.stored_part import StoredPart, part_of
+from integrations.planner.stored_part import StoredPart, make_part
 from integrations.policies.levels import Level
-from integrations.policies.policy import FixedBits, Policy, policy_of
+from integrations.policies.policy import FixedBits, Policy, make_policy
 from integrations.policies.rules import CHECKPOINT
 from integrations.policies.stores import Store
 
@@ -73,7 +73,7 @@ def storage_candidates(
     needed = {value for op in graph.ops for value in op.reads} | {value for step in graph.steps for value in step.reads}
     last_event = len(graph.other) - 1
     policies = _policies(base, seen, allows, bits)
-    exact = _Ruled(Store(), policy_of(Store(), base))
+    exact = _Ruled(Store(), make_policy(Store(), base))
     options: list[tuple[Option, ...]] = []
     aside: list[int] = []
     for number, value in enumerate(graph.values):
@@ -115,7 +115,7 @@ def _policies(base: Level, seen: Seen, allows: Allows, bits: BitPlan | None) -> 
     if leaves:
         stores += [replace(store, host=True) for store in stores]
     stores[1:1] = [Store(slope_bits=bits) for bits in SLOPE_WIDTHS]
-    return [_Ruled(store, policy_of(store, base)) for store in stores if allows(store)]
+    return [_Ruled(store, make_policy(store, base)) for store in stores if allows(store)]
 
 
 def _stored_at(graph: Graph) -> tuple[int, ...]:
@@ -168,8 +168,8 @@ class _OfferedValue:
         return tuple(found)
 
     def _of(self, ruled: _Ruled) -> list[Option]:
-        parts = [part_of(ruled.decide(saver.saved), saver, self.nbytes) for saver in self.savers]
-        read = part_of(ruled.decide(self.reader.saved), self.reader, self.nbytes)
+        parts = [make_part(ruled.decide(saver.saved), saver, self.nbytes) for saver in self.savers]
+        read = make_part(ruled.decide(self.reader.saved), self.reader, self.nbytes)
         if ruled.host:
             return [self._on_host(ruled, [*parts, read])]
         found = []
@@ -219,7 +219,7 @@ class _OfferedValue:
     def aside(self, ruled: _Ruled) -> int:
         """Bytes that the forward stores of the value even if it is recomputed from rounded values."""
         decided = [(ruled.decide(saver.saved), saver) for saver in self.savers]
-        parts = [part_of(decision, saver, self.nbytes) for decision, saver in decided if decision.from_forward]
+        parts = [make_part(decision, saver, self.nbytes) for decision, saver in decided if decision.from_forward]
         return min(self.nbytes, sum(part.nbytes for part in _stored(parts)))
 
     @property

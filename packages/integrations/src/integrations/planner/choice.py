@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from integrations._utils.checked_json import fields_of, of_type
+from integrations._utils.checked_json import of_type, read_fields
 from integrations.capture.graphs.graph import Graph
 from integrations.capture.graphs.schedule import Schedule
 from integrations.policies.stores import Store
@@ -49,7 +49,7 @@ class Choice:
     @property
     def kept(self) -> tuple[int, ...]:
         """The numbers of the values that are kept."""
-        return numbers_of(self.mask)
+        return list_numbers(self.mask)
 
     @property
     def rounds(self) -> bool:
@@ -68,7 +68,7 @@ class Choice:
 
     def schedule(self, graph: Graph) -> Schedule:
         """What the choice means for each operator of its graph."""
-        return Schedule.of(graph, self.kept, None if self.held is None else numbers_of(self.held), dict(self.stores))
+        return Schedule.of(graph, self.kept, None if self.held is None else list_numbers(self.held), dict(self.stores))
 
     def content(self) -> dict[str, Any]:
         """The JSON object of the choice, whose numbers stay exact."""
@@ -79,7 +79,7 @@ class Choice:
             "seconds": self.seconds,
             "seconds_bound": self.seconds_bound,
             "stores": {
-                str(store): f"{mask_of(value for value, found in self.stores if found == store):x}"
+                str(store): f"{make_mask(value for value, found in self.stores if found == store):x}"
                 for store in dict.fromkeys(store for _, store in self.stores)
             },
             "variance": self.variance,
@@ -100,7 +100,7 @@ class Choice:
         stores = [
             (value, Store.of(words))
             for words, mask in dict(given.pop("stores")).items()
-            for value in numbers_of(_mask_in(of_type(str, mask, "stores"), values))
+            for value in list_numbers(_mask_in(of_type(str, mask, "stores"), values))
         ]
         if len(stores) != len(dict(stores)):
             raise ValueError("stores must name each value once")
@@ -108,7 +108,7 @@ class Choice:
             mask=_mask_in(kept, values),
             held=None if held is None else _mask_in(held, values),
             stores=tuple(sorted(stores)),
-            **fields_of(cls, given),
+            **read_fields(cls, given),
         )
 
     @property
@@ -129,12 +129,12 @@ def _mask_in(text: str, values: int) -> int:
     return mask
 
 
-def numbers_of(mask: int) -> tuple[int, ...]:
+def list_numbers(mask: int) -> tuple[int, ...]:
     """The numbers of the bits that are set."""
     return tuple(value for value in range(mask.bit_length()) if mask >> value & 1)
 
 
-def mask_of(values: Iterable[int]) -> int:
+def make_mask(values: Iterable[int]) -> int:
     """An integer whose bits are set at these numbers."""
     mask = 0
     for value in values:

@@ -55,11 +55,11 @@ class Line:
         return self.why or f"spares {format_seconds(self.spared)}"
 
 
-def lines_of(plan: Solution) -> list[Line]:
+def make_lines(plan: Solution) -> list[Line]:
     """What a plan does with each module's values: those that autograd saves, and those that are recomputed for them; in
     the order of the forward."""
     merged: dict[tuple[str, str, str], Line] = {}
-    for line in _values_of(plan):
+    for line in _get_values(plan):
         key = line.module, line.how, line.why
         found = merged.get(key)
         merged[key] = line if found is None else _sum(found, line)
@@ -128,7 +128,7 @@ def _sum(one: Line, other: Line) -> Line:
     )
 
 
-def _values_of(plan: Solution) -> Iterator[Line]:
+def _get_values(plan: Solution) -> Iterator[Line]:
     """A line for each value."""
     graph, schedule, choice, candidates = plan.followed, plan.schedule, plan.choice, plan.candidates_for(plan.choice)
     reads = Counter(value for step in graph.steps for value in step.reads)

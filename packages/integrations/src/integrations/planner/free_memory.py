@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from integrations.planner.budget import AUTO, Budget, bytes_of, read_fraction
+from integrations.planner.budget import AUTO, Budget, read_fraction, resolve_bytes
 from integrations.planner.errors import PlanningError
-from integrations.planner.live_optimizers import bytes_of_tensors, kept_like, optimizers_of, states_of
+from integrations.planner.live_optimizers import bytes_of_tensors, find_optimizers, find_states, kept_like
 from integrations.planner.optimizers import OPTIMIZERS, nbytes
 from integrations.report.words import format_bytes
-from integrations.tracing.tensors import gradient_of, tensors_in
+from integrations.tracing.tensors import get_gradient, tensors_in
 
 RESERVE = 0.05
 """The part of a device's memory that is left to what is not counted, as by default in ``integrations.fit``."""
@@ -87,14 +87,14 @@ def free_for(model: nn.Module, inputs: Any = ()) -> Free:
     trained = [one for one in model.parameters() if one.requires_grad]
     device = next((one.device for one in (*model.parameters(), *tensors_in(inputs))), torch.device("cpu"))
     room = measure_room(device)
-    optimizers = optimizers_of(model)
+    optimizers = find_optimizers(model)
     name = kept_like(optimizers) if optimizers else _ASSUMED
     stateful = {id(weight) for one in optimizers for weight in one.state}
     coming = [_local(one) for one in trained if id(one) not in stateful]
     return Free(
         device,
         room.free,
-        sum(nbytes(_local(one)) for one in trained if gradient_of(one) is None),
+        sum(nbytes(_local(one)) for one in trained if get_gradient(one) is None),
         OPTIMIZERS[name].states(coming),
         name,
         int(RESERVE * room.whole),
@@ -126,13 +126,13 @@ def training_memory(budget: Budget, device: torch.device) -> int:
         device: the device, which has to be here for a fraction and for ``"auto"``.
 
     Raises:
-        TypeError, ValueError: the budget is wrong, as ``bytes_of`` says, or the device's memory is unknown.
+        TypeError, ValueError: the budget is wrong, as ``resolve_bytes`` says, or the device's memory is unknown.
     """
     if budget != AUTO and read_fraction(budget) is None:
-        return bytes_of(budget, 0, "memory")
+        return resolve_bytes(budget, 0, "memory")
     room = measure_room(device)
     if budget != AUTO:
-        return bytes_of(budget, room.whole, "memory")
+        return resolve_bytes(budget, room.whole, "memory")
     return room.free + (torch.cuda.memory_allocated(device) if device.type == "cuda" else 0)
 
 
@@ -156,8 +156,8 @@ def auto_memory(model: nn.Module | None, inputs: Any, device: torch.device, rese
     tensors: list[Any] = []
     if model is not None:
         parameters = list(model.parameters())
-        gradients = [gradient for one in parameters if (gradient := gradient_of(one)) is not None]
-        tensors = [*parameters, *model.buffers(), *gradients, *states_of(optimizers_of(model))]
+        gradients = [gradient for one in parameters if (gradient := get_gradient(one)) is not None]
+        tensors = [*parameters, *model.buffers(), *gradients, *find_states(find_optimizers(model))]
     there = [one for one in tensors if isinstance(one, Tensor) and one.device.type == device.type]
     given = [one.nbytes for one in tensors_in(inputs) if one.device.type == device.type]  # as ``fit`` counts them
     whole = room.free + bytes_of_tensors(there) + sum(given)

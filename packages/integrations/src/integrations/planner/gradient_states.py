@@ -13,7 +13,7 @@ from torch import nn
 
 from integrations._utils.running_module import all_modules
 from integrations.tracing.backward_start import at_backward
-from integrations.tracing.tensors import gradient_of
+from integrations.tracing.tensors import get_gradient
 
 GradientState = Literal["fresh", "accumulating", "clearing"]
 """What a step is planned for: ``"fresh"`` finds no gradients, ``"accumulating"`` adds to those that it finds, and
@@ -120,5 +120,5 @@ def has_gradients(model: nn.Module) -> bool:
     for parameter in parameters.values():
         count = parameter.numel()
         trained += count
-        standing += count if gradient_of(parameter) is not None else 0
+        standing += count if get_gradient(parameter) is not None else 0
     return 2 * standing > trained

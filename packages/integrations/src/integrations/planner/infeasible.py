@@ -70,7 +70,7 @@ def out_of_time(plan: Solution, asked: Bounds) -> str:
     """Return why no plan within the memory is as fast, and what memory such a time takes, in words."""
     bounded = asked.memory not in (None, LEAST)
     fastest = plan.within(asked.memory) if bounded else plan.choosing(plan.front[-1], asked)
-    found = f"time must be at least {_time_of(plan, fastest.choice)}, the least "
+    found = f"time must be at least {_round_up_time(plan, fastest.choice)}, the least "
     ways = [*(f"allow {one}" for one in _allowing(plan)), _SMALLER]
     if not bounded:
         memory = format_bytes(fastest.peak)
@@ -79,7 +79,7 @@ def out_of_time(plan: Solution, asked: Bounds) -> str:
     fitting = next((choice for choice in plan.front if choice.seconds <= seconds), None)
     if fitting is None:
         least = plan.front[-1]
-        needs = f"the least time in any memory is {_time_of(plan, least)}, which takes {format_bytes(least.peak)}"
+        needs = f"the least time in any memory is {_round_up_time(plan, least)}, which takes {format_bytes(least.peak)}"
     else:
         peak, plain = fitting.peak, plan.uncompressed_peak
         number = round_up_share(peak, plain) if read_fraction(asked.memory) is not None and peak <= plain else peak
@@ -88,7 +88,7 @@ def out_of_time(plan: Solution, asked: Bounds) -> str:
     return f"{found}within memory={asked.memory!r}, got {asked.time!r}; {needs}: {', or '.join(ways)}"
 
 
-def _time_of(plan: Solution, choice: Choice) -> float:
+def _round_up_time(plan: Solution, choice: Choice) -> float:
     """Return the time of a choice over the plain step's, rounded up, so that it can be met."""
     overhead = choice.seconds / plan.plain_seconds if plan.plain_seconds else 0.0
     return math.ceil(1000 * (1 + overhead)) / 1000

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from integrations.planner.optimizers import OPTIMIZERS
-from integrations.tracing.tensors import storages_of
+from integrations.tracing.tensors import find_storages
 
 _BY_NUMBERS = {0: "sgd", 1: "momentum"}
 """By how many numbers an optimizer keeps for a parameter: one that keeps as many. ``"adamw"`` keeps more."""
@@ -19,10 +19,10 @@ _BY_NUMBERS = {0: "sgd", 1: "momentum"}
 def bytes_of_tensors(given: Iterable[Any]) -> int:
     """Bytes of the memory in which tensors lie; of those that FSDP2 shards, of this rank's part."""
     tensors = (one for one in given if isinstance(one, Tensor))
-    return sum({one._cdata: one.nbytes() for tensor in tensors for one in storages_of(tensor)}.values())
+    return sum({one._cdata: one.nbytes() for tensor in tensors for one in find_storages(tensor)}.values())
 
 
-def optimizers_of(model: nn.Module) -> list[torch.optim.Optimizer]:
+def find_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     """The optimizers that train a model, one of them for each parameter where they step in backward. They are looked
     for among all objects."""
     own = set(map(id, model.parameters()))
@@ -30,7 +30,7 @@ def optimizers_of(model: nn.Module) -> list[torch.optim.Optimizer]:
     return [one for one in found if own & {id(weight) for group in one.param_groups for weight in group["params"]}]
 
 
-def states_of(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Any]:
+def find_states(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Any]:
     """What they keep from step to step."""
     for optimizer in optimizers:
         for state in optimizer.state.values():
@@ -41,7 +41,7 @@ def kept_like(optimizers: Sequence[torch.optim.Optimizer]) -> str:
     """The name, as ``fit`` takes it, of an optimizer that keeps as much as these."""
     if not optimizers:
         return "sgd"
-    most = max(optimizers, key=lambda one: bytes_of_tensors(states_of([one])))
+    most = max(optimizers, key=lambda one: bytes_of_tensors(find_states([one])))
     name, group = type(most).__name__.lower(), most.param_groups[0]
     if name == "sgd":
         return "momentum" if group.get("momentum") else name
@@ -54,4 +54,4 @@ def kept_like(optimizers: Sequence[torch.optim.Optimizer]) -> str:
     weights = bytes_of_tensors(most.state)
     if not weights:
         return "adamw"  # it has made no step yet, and may keep as much
-    return _BY_NUMBERS.get(round(bytes_of_tensors(states_of([most])) / weights), "adamw")
+    return _BY_NUMBERS.get(round(bytes_of_tensors(find_states([most])) / weights), "adamw")

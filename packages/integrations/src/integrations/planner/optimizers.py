@@ -81,7 +81,7 @@ OPTIMIZERS = {
 }
 
 
-def optimizer_of(name: object) -> Optimizer:
+def find_optimizer(name: object) -> Optimizer:
     """The optimizer of a name.
 
     Raises:

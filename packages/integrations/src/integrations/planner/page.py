@@ -7,9 +7,9 @@ from html import escape
 from os import PathLike
 
 from integrations._utils.whole_files import write_text
-from integrations.planner.explained import Line, grouped, lines_of, span
+from integrations.planner.explained import Line, grouped, make_lines, span
 from integrations.planner.solution import Solution
-from integrations.planner.table import caption_of, error_of, listed
+from integrations.planner.table import describe_error, listed, make_caption
 from integrations.report.page import cells, figure, filled
 from integrations.report.svg import front
 from integrations.report.words import format_bytes
@@ -17,10 +17,10 @@ from integrations.report.words import format_bytes
 
 def write_page(plan: Solution, path: str | PathLike[str]) -> None:
     """See ``Plan.page``."""
-    write_text(path, page_of(plan))
+    write_text(path, make_page(plan))
 
 
-def page_of(plan: Solution) -> str:
+def make_page(plan: Solution) -> str:
     """The page."""
     heading = f"{plan.model}, inputs {plan.graph.inputs}"
     return filled(
@@ -28,7 +28,7 @@ def page_of(plan: Solution) -> str:
         heading=heading,
         subheading="How each value that backward reads waits for it",
         figures=_figures(plan),
-        lines=caption_of(plan),
+        lines=make_caption(plan),
         charts=f'<section class="card"><h2>Memory against time</h2>{_chart(plan)}</section>',
         listing="Every module",
         filtered="module, operator, how it waits",
@@ -41,7 +41,7 @@ def _figures(plan: Solution) -> Iterator[str]:
     yield figure(format_bytes(plan.plain_peak), "activation peak of the plain step")
     yield figure(format_bytes(plan.peak), "by this plan", "main")
     yield figure(f"{plan.overhead:+.1%}", "time")
-    number, _, words = error_of(plan).partition(" ")
+    number, _, words = describe_error(plan).partition(" ")
     yield figure(number, f"error of the gradient, {words}")
 
 
@@ -59,7 +59,7 @@ def _headings() -> Iterator[str]:
 
 
 def _rows(plan: Solution) -> Iterator[str]:
-    for number, (line, members) in enumerate(grouped(lines_of(plan))):
+    for number, (line, members) in enumerate(grouped(make_lines(plan))):
         several = len(members) > 1
         name = f"{line.module or '(model)'}{f' ({span(line)})' if line.numbers else ''}"
         yield _row(plan, line, name, str(number) if several else "", "")

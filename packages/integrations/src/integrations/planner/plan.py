@@ -16,7 +16,7 @@ from integrations.planner.page import write_page
 from integrations.planner.plan_json import of_json, to_json
 from integrations.planner.plot import plot_front
 from integrations.planner.solution import Solution
-from integrations.planner.table import table_of
+from integrations.planner.table import make_table
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Plan(Solution):
         return self
 
     def __str__(self) -> str:
-        return table_of(self)
+        return make_table(self)
 
     def __repr__(self) -> str:
         return f"Plan({self.model}, peak={self.peak}, plain_peak={self.plain_peak}, segments={len(self.segments)})"

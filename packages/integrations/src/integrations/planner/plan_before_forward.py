@@ -12,7 +12,7 @@ from integrations._utils.out_of_memory import is_out_of_memory
 from integrations._utils.progress import progress
 from integrations._utils.warn import warn
 from integrations.capture.errors import NoGradient
-from integrations.capture.graphs.sharding import class_of
+from integrations.capture.graphs.sharding import get_class
 from integrations.capture.graphs.signature import Signature
 from integrations.planner.plan import Plan
 
@@ -94,7 +94,7 @@ class Attempts:
         if failures.rule_out(inputs, first):
             return None
         try:
-            with progress(f"Planning {class_of(model).__name__}"):
+            with progress(f"Planning {get_class(model).__name__}"):
                 return make()
         except NoGradient:
             failures.without_gradient.add(inputs)
@@ -102,7 +102,7 @@ class Attempts:
             if first:
                 raise
             told = (
-                f"no plan can be made of {class_of(model).__name__} for inputs {inputs}, and what a plan would "
+                f"no plan can be made of {get_class(model).__name__} for inputs {inputs}, and what a plan would "
                 f"recompute is kept: {type(error).__name__}: {error}"
             )
             shortage = is_out_of_memory(error)

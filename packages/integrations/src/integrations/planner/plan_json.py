@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, replace
 from typing import Any
 
-from integrations._utils.checked_json import complete, entry_of, fields_of, loaded, of_format, of_type
+from integrations._utils.checked_json import complete, loaded, of_format, of_type, read_entry, read_fields
 from integrations.capture.graphs.graph import Graph
 from integrations.planner.accumulation import accumulating_plan, note_accumulating
 from integrations.planner.bounds import ONLY_RECOMPUTE, Bounds
@@ -99,8 +99,8 @@ def _of_content(kind: type[Found], given: Any, beside: bool = False) -> Found:
             rounded=rounded,
             candidates=_candidates(content.pop("candidates"), graph),
             rounded_candidates=_candidates(content.pop("rounded_candidates"), rounded),
-            level=None if level is None else entry_of(Level, level),
-            chunked=None if chunked is None else entry_of(ChunkedLoss, chunked),
+            level=None if level is None else read_entry(Level, level),
+            chunked=None if chunked is None else read_entry(ChunkedLoss, chunked),
             also=tuple(_of_content(kind, one, beside=True) for one in of_type(list, also, "also")),
             **_found(kind, content, level is not None, _most_values(graph, rounded)),
         )
@@ -117,7 +117,7 @@ def _found(kind: type[Solution], content: dict[str, Any], at_level: bool, values
         "bounds": _bounds(content, at_level),
         "choice": Choice.from_content(content.pop("choice"), values),
         "front": tuple(Choice.from_content(one, values) for one in of_type(list, content.pop("front"), "front")),
-        **fields_of(kind, content),
+        **read_fields(kind, content),
     }
 
 

@@ -14,7 +14,7 @@ from integrations._utils.compiling import compiled_module
 from integrations._utils.progress import shows_planning, stage
 from integrations.capture.capture import capture
 from integrations.capture.graphs.graph import Graph
-from integrations.capture.graphs.sharding import class_of
+from integrations.capture.graphs.sharding import get_class
 from integrations.capture.loss import Loss, require_loss
 from integrations.planner.budget import Budget
 from integrations.planner.chunked import chunking
@@ -103,7 +103,7 @@ def plan(
         graph = capture(model, call, kwargs, real=real, measure=measure, loss=loss, holds_outputs=holds_outputs)
     captured = perf_counter()
     stage("searching")
-    found = plan_of_graph(class_of(model).__name__, graph, objective, captured - started)
+    found = plan_of_graph(get_class(model).__name__, graph, objective, captured - started)
     found = replace(found, loss=loss, chunking=chunking(model, graph))
     return found if budget is None else found.within(resolved(budget, model, call)[0])
 

@@ -15,7 +15,7 @@ from integrations.capture.costs.modelled import by
 from integrations.capture.costs.rates import Rating, constant
 from integrations.capture.costs.workspaces import with_workspaces_of_cudnn
 from integrations.capture.graphs.graph import Graph
-from integrations.capture.graphs.sharding import class_of
+from integrations.capture.graphs.sharding import get_class
 from integrations.capture.loss import Loss
 from integrations.planner.accumulation import WITH_ROUNDING
 from integrations.planner.bounds import USUAL_ERROR, Bounds
@@ -99,7 +99,7 @@ def planned(
         if found[0].double_backward and not bounds.exact:
             bounds = replace(bounds, error=0.0)
             warn(
-                f"{class_of(model).__name__}: the step differentiates its gradients (create_graph=True), so the plan "
+                f"{get_class(model).__name__}: the step differentiates its gradients (create_graph=True), so the plan "
                 "rounds nothing"
             )
         rounded, rounded_candidates = (None, None) if bounds.exact else with_candidates(*found, True, bounds)
@@ -109,7 +109,7 @@ def planned(
         captures = Captures(graph, candidates.exact(), rounded, rounded_candidates)
     stage("searching")
     taken = perf_counter() - started
-    name = class_of(model).__name__
+    name = get_class(model).__name__
     made = solved(Plan, name, captures, bounds, capture_seconds=taken)
     made = replace(made, loss=loss, chunking=chunking(model, graph))
     if estimates is not None and level.off and bounds.exact and not graph.double_backward:

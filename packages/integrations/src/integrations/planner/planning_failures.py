@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from integrations._utils.out_of_memory import is_out_of_memory
 from integrations._utils.running_module import where_raised
 from integrations.capture.errors import NoGradient, NotCaptured
-from integrations.capture.graphs.sharding import class_of
+from integrations.capture.graphs.sharding import get_class
 from integrations.capture.graphs.signature import Signature
 from integrations.capture.loss import Loss
 from integrations.planner.errors import PlanningError
@@ -77,11 +77,11 @@ def _no_plan(model: nn.Module, inputs: Signature, failure: Exception) -> str:
     why, path = str(failure), ""
     if not isinstance(failure, NotCaptured):
         path = where_raised(failure, model)
-        where = f"in {path} ({class_of(model.get_submodule(path)).__name__}), " if path else ""
+        where = f"in {path} ({get_class(model.get_submodule(path)).__name__}), " if path else ""
         why = f"{where}{type(failure).__name__}: {failure}".rstrip(": ")
     part = f"a part without {path}" if path else "a part of the model"
     return (
-        f"no plan can be made of {class_of(model).__name__} for inputs {inputs}: {why}. Use a level, which needs no "
+        f"no plan can be made of {get_class(model).__name__} for inputs {inputs}: {why}. Use a level, which needs no "
         "plan: integrations.compress_model(model, level='L1'). Or wrap modules in torch.utils.checkpoint. Or plan for "
         f"{part}: integrations.compress_model(part, memory=...). checkpoint= needs a plan, too"
     )

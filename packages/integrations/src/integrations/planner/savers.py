@@ -17,12 +17,12 @@ from integrations.planner.sensitivity.saves import Saves
 from integrations.policies.arguments import index_codec, two_valued
 from integrations.policies.codebooks.codebook import Codebook
 from integrations.policies.rules import RULES, Need
-from integrations.policies.slopes import activation_of, has_slope
+from integrations.policies.slopes import find_activation, has_slope
 from integrations.tracing import attention
 from integrations.tracing.call import Call
 from integrations.tracing.storage.choice import packable
 from integrations.tracing.storage.forms import window_indices
-from integrations.tracing.tensors import storage_of
+from integrations.tracing.tensors import get_storage
 from integrations.tracing.tracker import CallTracker
 
 
@@ -115,7 +115,7 @@ class Seen:
         self.masked = recorder.masked
 
     def _note(self, recorder: Recorder, call: Call | None, tensor: Tensor, occurrence: int) -> None:
-        value, storage = recorder.value_of(tensor), storage_of(tensor)
+        value, storage = recorder.value_of(tensor), get_storage(tensor)
         if value is None or value < 0 or storage is None:
             return
         operator, role = ("", "") if call is None else (call.operator, call.role(tensor, storage))
@@ -127,7 +127,7 @@ class Seen:
             if rule is not None and role and rule.need(role) is Need.INSIDE:
                 found = Saver(value, saved, share, True, inside=two_valued(call.name, call.given, tensor) is not None)
             elif has_slope(saved):
-                activation = activation_of(call.name, call.given, call.in_place)
+                activation = find_activation(call.name, call.given, call.in_place)
                 found = Saver(value, saved, share, True, activation=activation)
             elif not saved.dtype.is_floating_point and saved.dtype is not torch.bool:
                 narrow = index_codec(call.name, call.given)

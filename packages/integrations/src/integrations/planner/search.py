@@ -12,7 +12,7 @@ from typing import NamedTuple
 from actcore import CheckpointPlan, CheckpointPlans, checkpoint_plans, most_exact_plan, simulate
 from integrations.capture.graphs.graph import Graph
 from integrations.planner.bounds import Bounds
-from integrations.planner.choice import Choice, mask_of
+from integrations.planner.choice import Choice, make_mask
 from integrations.planner.feng_huang_objective import paper_segments
 from integrations.planner.problem import training_step
 from integrations.planner.solution import Found, Objective, Solution
@@ -68,7 +68,7 @@ def solved(
     if objective == "paper":
         kept = paper_segments(graph).kept
         usage = simulate(training_step(graph), [value in kept for value in range(len(graph.values))])
-        choice = Choice(mask_of(kept), usage.peak - graph.gradients, usage.seconds, 0.0)
+        choice = Choice(make_mask(kept), usage.peak - graph.gradients, usage.seconds, 0.0)
     return kind(
         model=name,
         graph=graph,
@@ -249,4 +249,4 @@ def _merged(choices: Iterable[Choice]) -> tuple[Choice, ...]:
 
 
 def _mask(entries: tuple[bool, ...]) -> int:
-    return mask_of(value for value, is_set in enumerate(entries) if is_set)
+    return make_mask(value for value, is_set in enumerate(entries) if is_set)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from actcore import Form
-from integrations._utils.checked_json import entry_of, fields_of, of_type
+from integrations._utils.checked_json import of_type, read_entry, read_fields
 from integrations.planner.sensitivity.saves import Save
 from integrations.policies.stores import Store
 
@@ -114,7 +114,7 @@ class StorageCandidates:
             raise ValueError("row must name rows")
         if any(len(row) > _MOST for row in rows):  # or few bytes might say very many, a row for each value
             raise ValueError(f"each of rows must have at most {_MOST} options")
-        found = cls(options=tuple(rows[place] for place in places), **fields_of(cls, given))
+        found = cls(options=tuple(rows[place] for place in places), **read_fields(cls, given))
         if len(found.limits) not in (0, values) or any(not 0 <= save.value < values for save in found.saves):
             raise ValueError(f"limits and saves must be of {values} values")
         if any(len(entries) != values for entries in (found.options, found.weights, found.aside, found.stored_at)):
@@ -124,4 +124,4 @@ class StorageCandidates:
 
 def _option(content: Mapping[str, Any]) -> Option:
     words = of_type(str | None, content["store"], "store")
-    return entry_of(Option, {**content, "store": None if words is None else asdict(Store.of(words))})
+    return read_entry(Option, {**content, "store": None if words is None else asdict(Store.of(words))})

@@ -1,4 +1,4 @@
-"""``part_of``: what the rules' decision stores of a tensor that autograd saves."""
+"""``make_part``: what the rules' decision stores of a tensor that autograd saves."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 from actcore import BitMask, Codec, GroupAffine, Offload, Raw
 from integrations.capture.dispatch.memory import allocated
 from integrations.planner.savers import Saver
-from integrations.planner.sensitivity.weights import noise_of
+from integrations.planner.sensitivity.weights import estimate_noise
 from integrations.policies.codebooks.codebook import Codebook
 from integrations.policies.policy import Decision
 from integrations.policies.rules import Need
-from integrations.policies.slopes import codebook_of
+from integrations.policies.slopes import find_codebook
 
 
 class StoredPart(NamedTuple):
@@ -43,10 +43,10 @@ class StoredPart(NamedTuple):
         codec = self.codec.inner if isinstance(self.codec, Offload) else self.codec
         if isinstance(codec, Codebook):
             return codec.noise
-        return noise_of(codec.bits) if isinstance(codec, GroupAffine) else 0.0
+        return estimate_noise(codec.bits) if isinstance(codec, GroupAffine) else 0.0
 
 
-def part_of(decision: Decision, saver: Saver, nbytes: int) -> StoredPart:
+def make_part(decision: Decision, saver: Saver, nbytes: int) -> StoredPart:
     """What a decision stores of a tensor, never more than the bytes of its value.
 
     Args:
@@ -68,7 +68,7 @@ def _part(decision: Decision, saver: Saver) -> StoredPart:
     if not saver.packable:
         return kept
     if decision.slope_bits is not None:
-        codebook = codebook_of(saver.activation, decision.slope_bits, saved.dtype)
+        codebook = find_codebook(saver.activation, decision.slope_bits, saved.dtype)
         if codebook is not None:
             return StoredPart(codebook, codebook.stored_bytes(count), alone=True)
     if decision.indices:

@@ -10,16 +10,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from integrations.planner.explained import grouped, lines_of, span
+from integrations.planner.explained import grouped, make_lines, span
 from integrations.planner.solution import Solution
 from integrations.report.words import format_bytes
 
 
-def table_of(plan: Solution) -> str:
+def make_table(plan: Solution) -> str:
     """What happens to each module's values, below what the plan saves and takes: lines that a terminal may wrap, and a
     table of its width in which repeated modules are joined."""
     if not plan.segments and not plan.choice.stores:
-        return f"{_title(plan)}\n{caption_of(plan)}"
+        return f"{_title(plan)}\n{make_caption(plan)}"
     table = Table()
     table.add_column("module", overflow="fold")
     table.add_column("of *", overflow="fold")
@@ -27,7 +27,7 @@ def table_of(plan: Solution) -> str:
         table.add_column(heading, overflow="fold")
     for heading in ("plain", "held", "time"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for line, _ in grouped(lines_of(plan)):
+    for line, _ in grouped(make_lines(plan)):
         table.add_row(
             Text(line.module or "(model)"),  # a name may have brackets, which a string takes for markup
             span(line),
@@ -40,7 +40,7 @@ def table_of(plan: Solution) -> str:
         )
     text = StringIO()
     Console(file=text, width=shutil.get_terminal_size((160, 50)).columns).print(table)
-    return f"{_title(plan)}\n{text.getvalue().rstrip()}\n{caption_of(plan)}"
+    return f"{_title(plan)}\n{text.getvalue().rstrip()}\n{make_caption(plan)}"
 
 
 def listed(operators: Sequence[str], most: int = 2) -> str:
@@ -57,20 +57,20 @@ def _title(plan: Solution) -> str:
     what = f"{plan.model} for inputs {plan.graph.inputs}{also}{state}: activation peak"
     if not plan.segments and not plan.choice.stores and plan.chunked is None:
         return f"{what} {format_bytes(plan.peak)}; everything is kept, and nothing is recomputed."
-    error = f", gradient's error {error_of(plan)}" if plan.choice.rounds else ""
+    error = f", gradient's error {describe_error(plan)}" if plan.choice.rounds else ""
     return (
         f"{what} {format_bytes(plan.plain_peak)} -> {format_bytes(plan.peak)} ({plan.cut:.0%} less), time "
         f"{plan.overhead:+.1%} by the operators' {'measured' if plan.graph.measured else 'modelled'} times{error}"
     )
 
 
-def error_of(plan: Solution) -> str:
+def describe_error(plan: Solution) -> str:
     """The relative error of the gradient, and whether it is measured or predicted."""
     known = plan.measured
     return f"{plan.choice.error:.2g} as predicted" if known is None else f"{known:.2g} as measured"
 
 
-def caption_of(plan: Solution) -> str:
+def make_caption(plan: Solution) -> str:
     """The remaining lines of a plan's text."""
     front = plan.front
     if len(front) == 1:

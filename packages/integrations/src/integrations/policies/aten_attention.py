@@ -39,7 +39,7 @@ def recompute_attention(backward: Graph, rounds: Callable[[Node], bool]) -> froz
     dropped: set[str] = set()
     for node in list(backward.nodes):
         forward = _KERNELS.get(name_of(node.target)) if node.op == "call_function" else None
-        if forward is None or is_recomputed(node) or not any(map(rounds, _inputs_of(node.args[_THREE]))):
+        if forward is None or is_recomputed(node) or not any(map(rounds, _get_inputs(node.args[_THREE]))):
             continue
         made: tuple[Node, ...] = node.args[_MADE]
         with backward.inserting_before(node):
@@ -53,7 +53,7 @@ def recompute_attention(backward: Graph, rounds: Callable[[Node], bool]) -> froz
     return frozenset(dropped)
 
 
-def _inputs_of(nodes: Iterable[Node]) -> Iterator[Node]:
+def _get_inputs(nodes: Iterable[Node]) -> Iterator[Node]:
     """The inputs of the graph on which nodes depend."""
     todo = list(nodes)
     seen = set(todo)

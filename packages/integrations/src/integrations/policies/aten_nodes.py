@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 
-def operator_of(node: Node) -> str:
+def get_operator(node: Node) -> str:
     """The name of the operator that computes a node."""
     return name_of(node.target)
 
@@ -22,7 +22,7 @@ def name_of(target: Any) -> str:
     return str(name) if library in ("aten", "prims") else str(schema.name)
 
 
-def origin_of(node: Node) -> str:
+def find_origin(node: Node) -> str:
     """The operator that a backend decomposed into nodes of which this is one."""
     original = node.meta.get("original_aten")
     return name_of(original) if original is not None else name_of(node.target)
@@ -39,7 +39,7 @@ def number(value: Any) -> int | float | None:
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def shape_of(node: Node) -> tuple[Any, ...]:
+def get_shape(node: Node) -> tuple[Any, ...]:
     """The sizes of the node's result; empty if that is no tensor."""
     value = node.meta.get("val")
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
@@ -47,7 +47,7 @@ def shape_of(node: Node) -> tuple[Any, ...]:
 
 def covers(node: Node, user: Node) -> bool:
     """Whether each element of the node is used for one element of the result, unlike those of a statistic."""
-    return shape_of(node) == shape_of(user)
+    return get_shape(node) == get_shape(user)
 
 
 def has_same_numbers(node: Node) -> bool:

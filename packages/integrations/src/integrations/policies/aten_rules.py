@@ -22,13 +22,13 @@ from torch.fx import Graph, Node
 from integrations.policies.aten_attention import QUERY_KEY_VALUE, is_attention, is_recomputed
 from integrations.policies.aten_nodes import (
     covers,
+    find_origin,
+    get_shape,
     has_same_numbers,
     hint,
     is_bool,
     name_of,
     number,
-    origin_of,
-    shape_of,
 )
 from integrations.policies.operators import OPERATORS, Effect
 from integrations.policies.operators.products import ATTENTION, LINEAR
@@ -165,7 +165,7 @@ def _follow(
     start: Node, node: Node, value: _Dependence, user: Node, gradients: set[Node], planned: bool
 ) -> Iterator[Use | _Dependence]:
     """The uses in ``user`` of what ``node`` holds, or how the result of ``user`` depends on the saved tensor."""
-    name, origin = name_of(user.target), origin_of(user)
+    name, origin = name_of(user.target), find_origin(user)
     positions = tuple(index for index, argument in enumerate(user.args) if argument is node)
     if user.op != "call_function" or not positions or node in user.kwargs.values():
         yield _unknown(name or "its result")
@@ -238,7 +238,7 @@ def _is_of_attention(product: Node) -> bool:
 def _leads(node: Node, following: Callable[[Node], list[Node]]) -> bool:
     """Return whether views and scaled copies lead from a node to the backward of a softmax."""
     for _ in range(_FEW):
-        if origin_of(node) == "_softmax_backward_data":
+        if find_origin(node) == "_softmax_backward_data":
             return True
         after = following(node)
         if node.op != "call_function" or name_of(node.target) not in _PASSING or len(after) != 1:
@@ -262,9 +262,9 @@ def _statistics(name: str, node: Node, user: Node) -> tuple[int, ...]:
     """The sizes and groups of a normalisation's statistics, as its backward operator knows them; empty for one by
     running statistics."""
     if name == "native_group_norm_backward":
-        return (*map(hint, shape_of(node)), hint(user.args[8]))
+        return (*map(hint, get_shape(node)), hint(user.args[8]))
     if name == "cudnn_batch_norm_backward" or (name == "native_batch_norm_backward" and user.args[7] is True):
-        return (*map(hint, shape_of(node)), CHANNELS)
+        return (*map(hint, get_shape(node)), CHANNELS)
     return ()
 
 
@@ -294,9 +294,9 @@ def _in_arithmetic(start: Node, node: Node, user: Node, name: str, origin: str) 
     if name in _SUMS or scaled:
         yield _Dependence.RECOMPUTED
     elif name == "mul" and origin in _BATCH_NORMS:
-        yield Use("batch_norm", "input", origin, (*map(hint, shape_of(user)), CHANNELS))
+        yield Use("batch_norm", "input", origin, (*map(hint, get_shape(user)), CHANNELS))
         yield _Dependence.RECOMPUTED
-    elif name == "mul" and origin in _ROW_NORMS and shape_of(start)[-1:] == shape_of(user)[-1:]:
+    elif name == "mul" and origin in _ROW_NORMS and get_shape(start)[-1:] == get_shape(user)[-1:]:
         yield Use("layer_norm", "input", origin)
         yield _Dependence.RECOMPUTED
     elif name == "mul" and others and all(is_bool(other) for other in others):  # dropout

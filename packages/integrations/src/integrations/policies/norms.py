@@ -91,7 +91,7 @@ def given_to(operator: str, given: Arguments) -> tuple[int, str, Any] | None:
     return (position, name, given.get(position, name)) if name else None
 
 
-def statistics_of(operator: str, given: Arguments, shape: Sequence[int]) -> Statistics | None:
+def compute_statistics(operator: str, given: Arguments, shape: Sequence[int]) -> Statistics | None:
     """The statistics that a call takes of its input; ``None`` if it takes none, or those of rows.
 
     Args:

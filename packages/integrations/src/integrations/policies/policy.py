@@ -287,7 +287,7 @@ def fixed_bits(level: Level) -> FixedBits:
     return Sources(level) if level.recompute else FixedBits(level)
 
 
-def policy_of(store: Store, base: Level) -> Policy:
+def make_policy(store: Store, base: Level) -> Policy:
     """The policy by which all savers of a value put it in a store. ``base`` says the rest, as in ``Store.level``."""
     level = store.level(base)
     policy = ExactForms(level) if store.bits is None else Shared(level)

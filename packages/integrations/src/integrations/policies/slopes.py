@@ -15,12 +15,12 @@ from integrations.policies.codebooks.representatives import saves_one
 from integrations.policies.codebooks.shipped import SMOOTH
 
 
-def codebook_of(activation: Codebook | None, bits: int, dtype: torch.dtype) -> Codebook | None:
+def find_codebook(activation: Codebook | None, bits: int, dtype: torch.dtype) -> Codebook | None:
     """The codec of ``bits`` bits for an activation; ``None`` if one of its levels is not an attained slope in that
     dtype.
 
     Args:
-        activation: the call's, from ``activation_of``.
+        activation: the call's, from ``find_activation``.
         bits: bits of the derivative.
         dtype: dtype of the saved tensor.
     """
@@ -30,7 +30,7 @@ def codebook_of(activation: Codebook | None, bits: int, dtype: torch.dtype) -> C
     return None if codebook.representatives(dtype) is None else codebook
 
 
-def activation_of(name: str, given: Arguments, in_place: bool) -> Codebook | None:
+def find_activation(name: str, given: Arguments, in_place: bool) -> Codebook | None:
     """The codec of one bit for what a call saves; ``None`` if the call is no activation that saves one tensor.
 
     Args:

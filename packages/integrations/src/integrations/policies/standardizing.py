@@ -58,7 +58,7 @@ def decompressed(codec: GroupAffine, groups: int, stored: Compressed) -> Tensor 
     if not has_operators(codes.device) or torch.compiler.is_compiling():
         return None
     layout = stored.layout
-    order = order_of(layout, groups, codec.group_size)
+    order = get_order(layout, groups, codec.group_size)
     if order is None:
         return None
     flat: Tensor = below_autograd(
@@ -79,12 +79,12 @@ def least_deviation(dtype: torch.dtype) -> float:
 
 
 def order_for(codec: GroupAffine, groups: int, layout: Layout, dtype: torch.dtype) -> tuple[int, int] | None:
-    """``order_of`` for a tensor to be stored; also ``None`` for one that would not become smaller."""
-    return order_of(layout, groups, codec.group_size) if _gains(codec, math.prod(layout.shape), dtype) else None
+    """``get_order`` for a tensor to be stored; also ``None`` for one that would not become smaller."""
+    return get_order(layout, groups, codec.group_size) if _gains(codec, math.prod(layout.shape), dtype) else None
 
 
 @lru_cache(maxsize=1024)
-def order_of(layout: Layout, groups: int, group_size: int) -> tuple[int, int] | None:
+def get_order(layout: Layout, groups: int, group_size: int) -> tuple[int, int] | None:
     """How many rows of channels, or elements end to end, have the same statistics; and how many channels follow each
     other if they are last in memory, else 0. ``None`` for a tensor with gaps, or with channels neither first nor last,
     and for larger groups than the operators take."""

@@ -45,7 +45,7 @@ class DeviceRows:
             raise ValueError(f"bits must hold a width for each row of {tuple(tensor.shape)}, got {widths}")
         if tensor.dtype not in _FLOATS:
             raise TypeError(f"{self!r} takes floating-point numbers, got {tensor.dtype}; keep it: actcore.Raw()")
-        rows = rows_of(tensor)
+        rows = view_as_rows(tensor)
         count, size = rows.shape
         nbytes = code_bytes(self.total, count, size)
         groups = count * -(-size // self.group_size)
@@ -82,7 +82,7 @@ class DeviceRows:
         return torch.empty_strided(shape, strides, dtype=flat.dtype, device=flat.device).copy_(flat.view(shape))
 
 
-def rows_of(tensor: Tensor) -> Tensor:
+def view_as_rows(tensor: Tensor) -> Tensor:
     """``[rows, row size]``: each row's elements as they lie in memory, and a view where rows lie one after another."""
     count = tensor.shape[0]
     size = tensor.numel() // max(count, 1)

@@ -39,7 +39,7 @@ class Forward:
 _sources: Any = WeakIdKeyDictionary()
 
 
-def source_of(x: Tensor) -> object:
+def find_source(x: Tensor) -> object:
     """An object that stands for this tensor with the values that it has now."""
     found = _sources.get(x)
     if found is None or found[0] != x._version:

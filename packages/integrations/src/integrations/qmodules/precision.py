@@ -17,9 +17,9 @@ import actcore
 from integrations.policies.norms import Normalizer
 from integrations.policies.standardizing import CHANNELS
 from integrations.qmodules.batch import Batch
-from integrations.qmodules.device_rows import DeviceRows, rows_of
+from integrations.qmodules.device_rows import DeviceRows, view_as_rows
 from integrations.qmodules.gradient_table import GradientTable
-from integrations.qmodules.input_statistics import Forward, source_of, squared_norms
+from integrations.qmodules.input_statistics import Forward, find_source, squared_norms
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.per_sample import range_energies, rounding_profile, sample_bits
 from integrations.qmodules.scheme import ModelPrecision, Observation, QBNScheme, QScheme, new_double_backward
@@ -170,7 +170,7 @@ class LayerPrecision:
         samples, group_size = x.shape[0], self.level.group_size
         if self.kind == "norm":  # as it is stored
             x, _ = Normalizer(CHANNELS, x.shape[1]).normalized(x)
-        rows = rows_of(x) if own else rows_of(x[None])
+        rows = view_as_rows(x) if own else view_as_rows(x[None])
         kept = self._profile
         fresh = kept is not None and kept.shape == tuple(rows.shape) and kept.profile.device == x.device
         if kept is None or not fresh or self._forwards - kept.forward >= _PROFILE_EVERY:
@@ -228,7 +228,7 @@ class LayerPrecision:
         forward = self.describe(x, own)
         indices = self._indices(samples, x.device) if level.use_gradient and own else None
         self._tokens[threading.get_ident()] = replace(
-            forward, indices=indices, source=source_of(x) if allocated else None
+            forward, indices=indices, source=find_source(x) if allocated else None
         )
         if not own:
             return uniform

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from integrations.report.row import Row
-from integrations.report.timeline import timeline_of
-from integrations.report.tree import cut, tree_of
+from integrations.report.timeline import make_timeline
+from integrations.report.tree import cut, make_tree
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Curve:
     turn: int
 
 
-def curve_of(rows: Sequence[Row], bands: int, gradient_bytes: int = 0) -> Curve | None:
-    """The curve, with about this number of bands; ``None`` if nothing was saved. See ``timeline_of``."""
+def make_curve(rows: Sequence[Row], bands: int, gradient_bytes: int = 0) -> Curve | None:
+    """The curve, with about this number of bands; ``None`` if nothing was saved. See ``make_timeline``."""
     counted = [row for row in rows if not row.owner and (row.original_bytes or row.stored_bytes)]
     if not counted:
         return None
-    moments = timeline_of(counted, gradient_bytes)
+    moments = make_timeline(counted, gradient_bytes)
     return Curve(
         [moment.original_bytes for moment in moments],
         [moment.device_bytes + moment.host_bytes for moment in moments],
@@ -56,7 +56,7 @@ def curve_of(rows: Sequence[Row], bands: int, gradient_bytes: int = 0) -> Curve 
 
 def _bands(counted: list[Row], most: int) -> tuple[Band, ...]:
     names: dict[int, str] = {}
-    for part in cut(tree_of(counted), most):
+    for part in cut(make_tree(counted), most):
         names |= {id(row): part.path or part.name for row in part.all_rows()}
     found: list[Band] = []
     for place, row in enumerate(counted):

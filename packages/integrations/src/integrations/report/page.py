@@ -12,7 +12,7 @@ from integrations._utils.whole_files import write_text
 from integrations.report.content import Content
 from integrations.report.row import Row
 from integrations.report.svg import bars, step
-from integrations.report.tree import Part, tree_of
+from integrations.report.tree import Part, make_tree
 from integrations.report.words import (
     format_bytes,
     format_change,
@@ -26,10 +26,10 @@ from integrations.report.words import (
 
 def write_page(report: Content, path: str | PathLike[str]) -> None:
     """See ``Report.html``."""
-    write_text(path, page_of(report))
+    write_text(path, make_page(report))
 
 
-def page_of(report: Content) -> str:
+def make_page(report: Content) -> str:
     """The page."""
     timed = any(row.seconds is not None for row in report.rows)
     return filled(
@@ -42,7 +42,7 @@ def page_of(report: Content) -> str:
         listing="Every tensor",
         filtered="module, operator, codec",
         headings=_headings(timed),
-        rows=_rows_of(tree_of(report.rows), 0, "", report.original_bytes, timed, iter(range(1 << 30))),
+        rows=_make_rows(make_tree(report.rows), 0, "", report.original_bytes, timed, iter(range(1 << 30))),
     )
 
 
@@ -121,7 +121,7 @@ def _headings(timed: bool) -> Iterator[str]:
     yield "<th>why</th>"
 
 
-def _rows_of(part: Part, level: int, within: str, whole: int, timed: bool, ids: Iterator[int]) -> Iterator[str]:
+def _make_rows(part: Part, level: int, within: str, whole: int, timed: bool, ids: Iterator[int]) -> Iterator[str]:
     key = str(next(ids))
     alone = part.rows if len(part.rows) == 1 and not part.parts else []
     name = f'<td class="name" style="padding-left:{1.2 * level:.1f}em">'
@@ -140,7 +140,7 @@ def _rows_of(part: Part, level: int, within: str, whole: int, timed: bool, ids: 
     for row in part.rows:
         yield _tr(level + 1, key, row, "<td></td>", whole, timed)
     for inner in part.parts:
-        yield from _rows_of(inner, level + 1, key, whole, timed, ids)
+        yield from _make_rows(inner, level + 1, key, whole, timed, ids)
 
 
 def _tr(level: int, within: str, row: Row, name: str, whole: int, timed: bool) -> str:

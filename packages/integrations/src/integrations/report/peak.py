@@ -14,7 +14,7 @@ from math import prod
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from integrations.capture.dispatch.memory import is_wrapper, parts_of
+from integrations.capture.dispatch.memory import is_wrapper, iter_parts
 from integrations.report.row import Row
 from integrations.report.words import KEPT
 from integrations.tracing.storage.records import IN_CHUNKS
@@ -27,7 +27,7 @@ def gradient_bytes_by_module(model: nn.Module) -> dict[str, int]:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not is_lazy(parameter):
             path = name.rpartition(".")[0]
-            parts = parts_of(parameter) if is_wrapper(parameter) else (parameter,)
+            parts = iter_parts(parameter) if is_wrapper(parameter) else (parameter,)
             found[path] = found.get(path, 0) + sum(part.numel() * part.itemsize for part in parts)
     return found
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from integrations._utils.drawing import BLUE, FAINT, GREY, GRID, INK, VERMILION, new_figure, plain_axes, write_figure
 from integrations.report.content import Content
-from integrations.report.curve import Curve, curve_of
-from integrations.report.tree import Part, cut, tree_of
-from integrations.report.words import format_bytes, unit_of
+from integrations.report.curve import Curve, make_curve
+from integrations.report.tree import Part, cut, make_tree
+from integrations.report.words import choose_unit, format_bytes
 
 PARTS = 16  # the most parts of the model
 EXPLANATION = (
@@ -20,14 +20,14 @@ EXPLANATION = (
 
 def plot_report(report: Content, path: str | PathLike[str]) -> None:
     """See ``Report.plot``."""
-    curve = curve_of(report.rows, PARTS, report.gradient_bytes)
+    curve = make_curve(report.rows, PARTS, report.gradient_bytes)
     if curve is None:
         raise ValueError("there is nothing to draw: no tensor was saved that autograd alone keeps alive")
     figure = new_figure((11.5, 5.0))
     left, right = figure.subplots(1, 2, width_ratios=(1.35, 1))
-    size, unit = unit_of(report.original_bytes)
+    size, unit = choose_unit(report.original_bytes)
     _draw_step(left, curve, size, unit)
-    _draw_modules(right, cut(tree_of(report.rows), PARTS), size, unit)
+    _draw_modules(right, cut(make_tree(report.rows), PARTS), size, unit)
     name = f"{report.model} at {report.level}" if report.model else f"Level {report.level}"
     before, after = format_bytes(report.original_bytes), format_bytes(report.stored_bytes)
     title = f"{name}: {before} of saved tensors in {after}, {report.ratio:.1f} times smaller"

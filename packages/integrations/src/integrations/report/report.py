@@ -15,7 +15,7 @@ from integrations.report.page import write_page
 from integrations.report.plot import plot_report
 from integrations.report.serial import fields_in, to_json
 from integrations.report.table import full_table, module_table, summary
-from integrations.report.timeline import Moment, timeline_of
+from integrations.report.timeline import Moment, make_timeline
 
 _NARROWEST = 60
 
@@ -73,7 +73,7 @@ class Report(Content):
         """What is stored at each moment of a step. It grows while forward saves tensors, and shrinks while backward
         frees them in reverse order. It has only saved tensors and ``gradient_bytes``, and not what operators hold for a
         moment, nor other gradients."""
-        return timeline_of(self.rows, self.gradient_bytes)
+        return make_timeline(self.rows, self.gradient_bytes)
 
     def to_json(self) -> str:
         """All of the report as JSON, for ``Report.from_json`` and for other programs; sums are in it, too."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from integrations._utils.checked_json import fields_of, loaded, of_type
+from integrations._utils.checked_json import loaded, of_type, read_fields
 from integrations.report.content import Content
 from integrations.report.row import Row
 
@@ -41,7 +41,7 @@ def fields_in(text: str) -> dict[str, Any]:
         raise ValueError(f"text must be what to_json returned, and its rows are not: {error!r}") from error
     others = {name: entry for name, entry in told.items() if name not in (*_HEAD, *_SUMS)}
     try:
-        return {**fields_of(Content, others), "rows": rows}
+        return {**read_fields(Content, others), "rows": rows}
     except TypeError as error:
         raise ValueError(f"text must be what to_json returned, and no more or less: {error}") from error
 
@@ -51,4 +51,4 @@ def _row(*, shape: list[int], dtype: str, **others: Any) -> Row:
     found = vars(torch).get(dtype)
     if not isinstance(found, torch.dtype):
         raise TypeError(f"{dtype!r:.40} is no dtype of torch")
-    return Row(shape=of_type(tuple[int, ...], shape, "shape"), dtype=found, **fields_of(Row, others))
+    return Row(shape=of_type(tuple[int, ...], shape, "shape"), dtype=found, **read_fields(Row, others))

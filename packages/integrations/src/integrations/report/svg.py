@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from integrations.report.curve import curve_of
+from integrations.report.curve import make_curve
 from integrations.report.row import Row
-from integrations.report.tree import cut, tree_of
-from integrations.report.words import format_bytes, unit_of
+from integrations.report.tree import cut, make_tree
+from integrations.report.words import choose_unit, format_bytes
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 660, 330, 46, 24
 _PARTS = 16  # the most parts of the model
 
 
 def step(rows: Sequence[Row], gradient_bytes: int = 0) -> str:
-    """Memory over one step; empty if nothing was saved. See ``timeline_of``."""
-    curve = curve_of(rows, _PARTS, gradient_bytes)
+    """Memory over one step; empty if nothing was saved. See ``make_timeline``."""
+    curve = make_curve(rows, _PARTS, gradient_bytes)
     if curve is None:
         return ""
     top = 1.3 * max(curve.original)
@@ -45,7 +45,7 @@ def step(rows: Sequence[Row], gradient_bytes: int = 0) -> str:
             middle = start + width / 2 + 4
             turned = f'transform="rotate(-90 {middle:.1f} 4)"'
             labels.append(f'<text x="{middle:.1f}" y="4" text-anchor="end" {turned}>{escape(band.name)}</text>')
-    size, unit = unit_of(max(curve.original))
+    size, unit = choose_unit(max(curve.original))
     for tick in _ticks(top / size):
         parts.append(
             f'<line class="rule" x1="{_LEFT}" x2="{_WIDTH}" y1="{y(tick * size):.1f}" y2="{y(tick * size):.1f}"/>'
@@ -68,7 +68,7 @@ def step(rows: Sequence[Row], gradient_bytes: int = 0) -> str:
 
 def bars(rows: Sequence[Row]) -> str:
     """What is kept, by module, before and after."""
-    parts = cut(tree_of(rows), _PARTS)
+    parts = cut(make_tree(rows), _PARTS)
     most = max(part.original_bytes for part in parts) or 1
     lines = []
     for part in parts:
@@ -101,7 +101,7 @@ def front(points: Sequence[tuple[int, float]], chosen: tuple[int, float]) -> str
         points: bytes, and the added time in per cent.
         chosen: the plan that is marked.
     """
-    size, unit = unit_of(max(1, max(count for count, _ in points)))
+    size, unit = choose_unit(max(1, max(count for count, _ in points)))
     right, top = 1.05 * max(count for count, _ in points) or 1, 1.15 * max(time for _, time in points) or 1
 
     def x(count: float) -> float:

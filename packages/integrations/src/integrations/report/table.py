@@ -10,7 +10,7 @@ from rich.table import Table
 from integrations.report.content import Content
 from integrations.report.row import Row
 from integrations.report.table_cells import Name, Names, Words
-from integrations.report.tree import Part, tree_of
+from integrations.report.tree import Part, make_tree
 from integrations.report.words import (
     format_bytes,
     format_seconds,
@@ -33,7 +33,7 @@ def full_table(report: Content) -> Table:
     table.add_column("codec: why")
     timed = _numbers(table, report)
     if report.rows:
-        _add_part(table, tree_of(report.rows), 0, report.original_bytes, timed)
+        _add_part(table, make_tree(report.rows), 0, report.original_bytes, timed)
     return table
 
 
@@ -50,7 +50,7 @@ def summary(report: Content) -> Table:
 
 
 def _of_modules(report: Content, depth: int, least: float, more: str) -> Table:
-    root = tree_of(report.rows)
+    root = make_tree(report.rows)
     shown = list(_shown(root, 0, depth, ""))
     listed = [one for one in shown if not one[2] or _share(one[0], root) >= least]
     if len(listed) < len(shown):

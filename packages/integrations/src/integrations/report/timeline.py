@@ -31,7 +31,7 @@ class Moment:
     host_bytes: int
 
 
-def timeline_of(rows: Sequence[Row], gradient_bytes: int = 0) -> tuple[Moment, ...]:
+def make_timeline(rows: Sequence[Row], gradient_bytes: int = 0) -> tuple[Moment, ...]:
     """The moments: the beginning, one for each tensor that forward saves, and one for each that backward frees. Tensors
     that something else keeps alive are no events.
 

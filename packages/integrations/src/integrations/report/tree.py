@@ -74,7 +74,7 @@ class Part:
         return [name for name, _ in counts.most_common()]
 
 
-def tree_of(rows: Sequence[Row]) -> Part:
+def make_tree(rows: Sequence[Row]) -> Part:
     """The model's tree, with what autograd alone keeps for it."""
     root = Part("", MODEL)
     known = {"": root}

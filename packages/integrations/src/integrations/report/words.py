@@ -39,7 +39,7 @@ def format_change(before: float, after: float) -> str:
     return f"{number if other.endswith(f' {unit}') else one} -> {other}"
 
 
-def unit_of(largest: int) -> tuple[int, str]:
+def choose_unit(largest: int) -> tuple[int, str]:
     """The unit for numbers up to ``largest`` bytes on one axis: how many bytes it is, and its name."""
     for size, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if largest >= size:

@@ -11,7 +11,7 @@ from actcore import SavedTensor
 from integrations.runtime.specs import Place
 from integrations.tracing.storage.records import Record, kept_by
 from integrations.tracing.storage.storage import Storages
-from integrations.tracing.tensors import storages_of
+from integrations.tracing.tensors import find_storages
 
 
 def record_of_compound(
@@ -25,7 +25,7 @@ def record_of_compound(
         storages: the storages of the forward, of which each counts once.
     """
     saved = _described(tensor, place, occurrence)
-    parts = storages_of(tensor)
+    parts = find_storages(tensor)
     holders = [holder(storage) for storage in parts]
     if holders and all(holders):
         return kept_by(holders[0], saved)

@@ -19,7 +19,7 @@ from integrations.policies.norms import OfChannels
 from integrations.policies.policy import UNKNOWN
 from integrations.tracing.storage.records import Record, kept_by
 from integrations.tracing.storage.regions import codec_name, inner
-from integrations.tracing.tensors import storage_of
+from integrations.tracing.tensors import get_storage
 
 if TYPE_CHECKING:
     from integrations.runtime.packing import PackedForward
@@ -135,7 +135,7 @@ class Announced:
                 self._rows.append(_Row(row, source, stored.copied))
                 self._session.records.append(row)
             for part in stored.parts:
-                storage = storage_of(part)
+                storage = get_storage(part)
                 if storage is not None:
                     due = PendingSave(StorageWeakRef(storage), row, stored.operator, stored.role)
                     self.due_by_address.setdefault(storage._cdata, []).append(due)
@@ -149,7 +149,7 @@ class Announced:
             saved = SavedTensor(source.shape, source.dtype, (), source.device, stored.operator, stored.role, module)
             return Record(saved, codec, WHY, "", source.nbytes, 0, host, []), None
         saved = SavedTensor.of(source, operator=stored.operator, role=stored.role, module=module)
-        storage = storage_of(source)
+        storage = get_storage(source)
         if storage is None:
             return Record(saved, codec, WHY, "", 0, 0, host, []), None
         owner = session.owners.owner(source, storage, session.tracker.foreign, session.tracker.call)
@@ -158,7 +158,7 @@ class Announced:
         return Record(saved, codec, why, "", nbytes, 0, host, []), StorageWeakRef(storage)
 
     def _place(self, output: Tensor, into: Tensor) -> None:
-        made, memory, session = storage_of(output), storage_of(into), self._session
+        made, memory, session = get_storage(output), get_storage(into), self._session
         rows, self._rows = self._rows, []
         if made is None or memory is None or made._cdata == memory._cdata:
             return
@@ -173,7 +173,7 @@ class Announced:
                 row.record.original_bytes = into.numel() * into.itemsize
 
     def _hold(self, tensor: Tensor, operator: str, codec: Codec | None, nbytes: int, module: str) -> None:
-        session, storage = self._session, storage_of(tensor)
+        session, storage = self._session, get_storage(tensor)
         call, role = session.tracker.call, "input"
         if not operator:
             operator, role = ("", "") if call is None else (call.operator, call.role(tensor, storage))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from actcore import GroupAffine, Raw
 from actcore.double_backward import builds_graph
-from integrations.runtime.formulas.formula import EXACT, Recomputed, bits_of
+from integrations.runtime.formulas.formula import EXACT, Recomputed, get_bits
 from integrations.runtime.repeating.segments import Handle
 from integrations.tracing.data_dependence import HeldInput
 from integrations.tracing.double_backward import is_read
@@ -47,7 +47,7 @@ def _find_double_backward(packed: object) -> DoubleBackward | None:
 def _is_rounded(packed: object) -> bool:
     """Return whether the restored elements differ from those of the forward."""
     if isinstance(packed, View):
-        return not packed.sign and bits_of(packed.region) < EXACT
+        return not packed.sign and get_bits(packed.region) < EXACT
     if isinstance(packed, Held):
         return isinstance(packed, SlopeForm) or isinstance(inner(packed.compressed.codec), GroupAffine)
     if isinstance(packed, Handle):

@@ -30,7 +30,7 @@ from integrations.policies.policy import fixed_bits
 from integrations.runtime.packing import PackedForward
 from integrations.runtime.specs import Specs
 from integrations.tracing.storage.records import Record, kept_by
-from integrations.tracing.tensors import storage_of, tensors_in
+from integrations.tracing.tensors import get_storage, tensors_in
 
 _RECORDS = "_integrations_first_forward"
 
@@ -135,7 +135,7 @@ class _Told(PackedForward):
                 continue
             if not one.more:
                 self._first = row
-            row.stored_bytes += sum(map(self._bytes_of, one.parts))
+            row.stored_bytes += sum(map(self._count_bytes, one.parts))
 
     def placed(self, output: Tensor, into: Tensor) -> None:
         """As ``actcore.stored.Listener``."""
@@ -146,7 +146,7 @@ class _Told(PackedForward):
 
     def _keep(self, one: Stored) -> None:
         """Add the report row of a tensor that a layer saves exactly."""
-        if isinstance(one.source, Absent) or (storage := storage_of(one.source)) is None:
+        if isinstance(one.source, Absent) or (storage := get_storage(one.source)) is None:
             return
         saved = SavedTensor.of(
             one.source, operator=one.operator, role=one.role, module=self.paths.running() or "", occurrence=0
@@ -156,10 +156,10 @@ class _Told(PackedForward):
             self.records.append(kept_by(owner, saved))
         else:
             before = self.storages.original_bytes(storage)
-            self.records.append(Record(saved, "kept", "its layer keeps it", "", before, self._bytes_of(one.source)))
+            self.records.append(Record(saved, "kept", "its layer keeps it", "", before, self._count_bytes(one.source)))
 
-    def _bytes_of(self, part: Tensor) -> int:
-        storage = storage_of(part)
+    def _count_bytes(self, part: Tensor) -> int:
+        storage = get_storage(part)
         if storage is None or storage in self._counted:
             return 0
         self._counted.add(storage)

@@ -19,7 +19,7 @@ from integrations._utils.running_module import all_modules
 from integrations.capture.graphs.sharding import collectives_started
 from integrations.capture.state_snapshot import Drawn, Mapping, Sequence, Set, Snapshot
 from integrations.runtime.repeating.thread_state import drawing
-from integrations.tracing.tensors import gradient_of
+from integrations.tracing.tensors import get_gradient
 
 _MOST_BYTES = 1 << 18
 """Larger tensors are not copied: they would count in the step's memory. Running statistics are much smaller."""
@@ -324,7 +324,7 @@ def _present(mappings: Iterable[dict[str, Any]]) -> list[Any]:
 
 
 def _read_gradients(parameters: Iterable[Tensor]) -> list[Tensor | None]:
-    return [one.grad if one.is_leaf else gradient_of(one) for one in parameters]
+    return [one.grad if one.is_leaf else get_gradient(one) for one in parameters]
 
 
 def _skipped(module: nn.Module) -> int:

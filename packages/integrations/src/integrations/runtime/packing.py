@@ -36,7 +36,7 @@ from integrations.tracing.storage.storage import Storages
 from integrations.tracing.storage.storage_policy import StoragePolicy
 from integrations.tracing.storage.store import StoredLater, Storing
 from integrations.tracing.storage.watch import Observer
-from integrations.tracing.tensors import storage_of
+from integrations.tracing.tensors import get_storage
 from integrations.tracing.tracker import CallTracker
 
 
@@ -182,7 +182,7 @@ class PackedForward:
     def _pack_anew(self, tensor: Tensor, module: str, obstacle: str = "") -> Packed:
         """Stores a tensor of which nothing is known from the forward before."""
         call = self.tracker.call
-        storage = storage_of(tensor)
+        storage = get_storage(tensor)
         if call is None:
             role = "" if self.checkpoints is None else self.checkpoints.role(tensor)
             operator = CHECKPOINT if role else ""

@@ -15,7 +15,7 @@ from integrations._utils.warn import warn
 from integrations.capture.dispatch.casts import fresh_casts
 from integrations.capture.dispatch.versions import unseen
 from integrations.capture.graphs.schedule import Schedule
-from integrations.capture.graphs.sharding import hooks_unseen, units_of
+from integrations.capture.graphs.sharding import find_units, hooks_unseen
 from integrations.planner.plan import Plan
 from integrations.planner.plans import Followed, Plans
 from integrations.policies.levels import Level
@@ -143,7 +143,7 @@ class PlanExecutor:
         """Begins to follow the plan. The session has been entered."""
         if self._compiled:
             return
-        units = units_of(self._model)
+        units = find_units(self._model)
         plan, schedule = self._followed.plan, self._followed.schedule
         if self._level is None:
             rounds = schedule.graph.rounded or self._keeps is not None

@@ -39,7 +39,7 @@ from integrations._utils.torch_internals import (
 )
 from integrations.policies.arguments import index_codec
 from integrations.policies.norms import Standardized
-from integrations.policies.standardizing import DECOMPRESS, order_of
+from integrations.policies.standardizing import DECOMPRESS, get_order
 from integrations.runtime.double_backward import differentiated
 from integrations.runtime.replay_cache import Site, with_kernel
 from integrations.runtime.specs import Place, SavedTensorSpec
@@ -47,7 +47,7 @@ from integrations.tracing.call import Call
 from integrations.tracing.owners import BEFORE
 from integrations.tracing.storage.forms import Clamped, Packed, Placeholder
 from integrations.tracing.storage.records import RECOMPUTED, Record
-from integrations.tracing.storage.regions import Exact, LastRestored, Region, View, lazy_of
+from integrations.tracing.storage.regions import Exact, LastRestored, Region, View, find_lazy_changes
 from integrations.tracing.storage.storage import StorageEntry
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Sites:
         """Whether what was done with a tensor follows only from what its site compares, and not from other arguments of
         its call or from the values of its elements."""
         taken = site.spec.taken
-        if taken is None or any(lazy_of(tensor)) or (taken.codec is None and type(packed) is not View):
+        if taken is None or any(find_lazy_changes(tensor)) or (taken.codec is None and type(packed) is not View):
             return False  # the mask is kept because of one of its elements, which another mask need not have
         if taken.indices and taken.slope_bits is None and taken.form is None and site.still is None:
             codec = index_codec(call.name, call.given)
@@ -225,7 +225,7 @@ BOUND = {
     "profiled": profiler_enabled,
     "decompress": _decoder(torch.ops.actcore.group_affine_decompress.default),
     "destandardize": _decoder(DECOMPRESS),
-    "order": order_of,
+    "order": get_order,
     "widen": _decoder(torch.ops.actcore.narrow_decompress.default),
     "spread": _decoder(torch.ops.actcore.bit_mask_decompress.default),
 }

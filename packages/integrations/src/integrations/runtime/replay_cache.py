@@ -129,7 +129,7 @@ class Site:
         saved = spec.saved
         self.spec, self.place, self.occurrence, self.following = spec, place, occurrence, occurrence + 1
         self.module, _, self.role = place
-        self.function, self.owner, self.given = _function_of(call), owner, _given(call)
+        self.function, self.owner, self.given = _get_function(call), owner, _given(call)
         self.shape, self.strides, self.dtype = saved.shape, saved.strides, saved.dtype
         self.device, self.requires_grad = saved.device, saved.requires_grad
         self.caller: weakref.ref[nn.Module] | None = None
@@ -155,7 +155,7 @@ class Site:
 
     def is_of(self, call: Call | None, owner: str, value: int | None) -> bool:
         """Whether a tensor with the same spec matches this site."""
-        called = self.function is _function_of(call) and self.given == _given(call)
+        called = self.function is _get_function(call) and self.given == _given(call)
         if not (called and self.owner == owner and self.value == value):
             return False
         return self.still is None or (call is not None and self.still(call))
@@ -263,7 +263,7 @@ class Site:
         return True
 
 
-def _function_of(call: Call | None) -> Any:
+def _get_function(call: Call | None) -> Any:
     return None if call is None else call.function
 
 

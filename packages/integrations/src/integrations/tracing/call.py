@@ -11,7 +11,7 @@ from torch import Tensor
 from integrations.policies.arguments import ASSUMED, Arguments, variant
 from integrations.policies.rules import operator_name
 from integrations.tracing.history import has_history
-from integrations.tracing.tensors import storage_of, tensors_in
+from integrations.tracing.tensors import get_storage, tensors_in
 
 
 class Call:
@@ -71,7 +71,7 @@ class Call:
             return "input"
         addresses = self._addresses
         if addresses is None:
-            addresses = self._addresses = [_address(storage_of(argument)) for argument in arguments]
+            addresses = self._addresses = [_address(get_storage(argument)) for argument in arguments]
         address = _address(storage)
         if address:
             if address in addresses:

@@ -9,7 +9,7 @@ from torch.utils import checkpoint as torch_checkpoint
 from integrations._utils.torch_internals import CheckpointFrame
 
 
-def checkpoint_of(hook: Any) -> Any:
+def find_checkpoint(hook: Any) -> Any:
     """The checkpoint whose pack hook this is; ``None`` for other hooks, such as that of a segment's second run."""
     code, cells = getattr(hook, "__code__", None), getattr(hook, "__closure__", None) or ()
     if code is None or "frame" not in code.co_freevars or hook.__module__ != torch_checkpoint.__name__:

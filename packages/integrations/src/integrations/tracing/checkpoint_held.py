@@ -12,11 +12,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from actcore import Kept
 from actcore.replay import unpack
 from integrations._utils.storages import StorageSet
-from integrations.tracing.history import node_of
+from integrations.tracing.history import find_node
 from integrations.tracing.rebuild import Built, Place, build
 from integrations.tracing.storage.forms import Packed
 from integrations.tracing.storage.regions import Exact
-from integrations.tracing.tensors import storages_of
+from integrations.tracing.tensors import find_storages
 
 
 class Packer(Protocol):
@@ -97,9 +97,9 @@ class Found:
         """Whether the forward has made the tensor. As for positional inputs, a tensor with a history is an activation,
         and a leaf is one if the forward has made it. A leaf that requires a gradient belongs to whoever asks for that
         gradient, and a view that autograd cannot follow is left alone, too."""
-        if node_of(tensor) is not None:
+        if find_node(tensor) is not None:
             return True
-        return not tensor.requires_grad and any(storage in self.born for storage in storages_of(tensor))
+        return not tensor.requires_grad and any(storage in self.born for storage in find_storages(tensor))
 
     def __bool__(self) -> bool:
         return bool(self.slots or self.left)

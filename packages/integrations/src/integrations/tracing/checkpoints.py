@@ -31,7 +31,7 @@ from integrations._utils.torch_internals import (
     top_saved_tensors_default_hooks,
 )
 from integrations.tracing.call import Call
-from integrations.tracing.checkpoint_frames import checkpoint_of
+from integrations.tracing.checkpoint_frames import find_checkpoint
 from integrations.tracing.checkpoint_held import Again, Found, Packer
 from integrations.tracing.data_dependence import DECIDES, Deciding, HeldInput, Scripts
 from integrations.tracing.masks import may_be_masked
@@ -107,7 +107,7 @@ class Checkpoints:
         hook = None if hooks is None else hooks[0]
         self._inside = inside = hook is not None and hook is not self._own
         if inside:
-            self._meet(checkpoint_of(hook))
+            self._meet(find_checkpoint(hook))
         # A selective checkpoint counts each operator that runs inside of it: ours must wait.
         if self._waiting and not (inside and len_torch_dispatch_stack()):
             with self.around():

@@ -24,7 +24,7 @@ def has_history(tensor: Tensor) -> bool:
         return True
 
 
-def node_of(tensor: Tensor) -> Node | None:
+def find_node(tensor: Tensor) -> Node | None:
     """``grad_fn``, to be asked for few tensors of a forward; ``None`` also for a view that autograd cannot follow."""
     try:
         return tensor.grad_fn if tensor.requires_grad else None

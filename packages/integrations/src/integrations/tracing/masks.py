@@ -13,7 +13,7 @@ from torch import Tensor
 from actcore import Layout
 from actcore.ops import below_autograd
 from integrations.policies.operators import OPERATORS, Effect
-from integrations.tracing.history import node_of
+from integrations.tracing.history import find_node
 
 _EFFECTS = {node: entry.effect for entry in OPERATORS if entry.effect is not None for node in entry.nodes.split()}
 # With an operand that has no gradient, these may add a mask, put it beside the rest, or take it where it is further
@@ -25,7 +25,7 @@ def may_be_masked(tensor: Tensor) -> bool:
     """Whether the last sum or choice that made the elements combined an operand without a gradient with one that has
     one, however they were moved and scaled since. The bias of attention, ``(scores + mask) / 8``, is made so; hidden
     states, sums of operands with gradients, are not."""
-    waiting, met = [node_of(tensor)], set()
+    waiting, met = [find_node(tensor)], set()
     while waiting:
         node = waiting.pop()
         if node is None or node in met:

@@ -12,8 +12,8 @@ from actcore.replay import hold
 from integrations._utils.running_module import all_modules
 from integrations._utils.storages import StorageSet
 from integrations.tracing.call import Call
-from integrations.tracing.history import has_history, node_of
-from integrations.tracing.tensors import storage_of, storages_of
+from integrations.tracing.history import find_node, has_history
+from integrations.tracing.tensors import find_storages, get_storage
 
 PARAMETER, BUFFER, INPUT = "parameter", "buffer", "input of the model"
 BEFORE = "made before the forward"
@@ -54,7 +54,7 @@ class Owners:
     def _add(self, tensor: Tensor, holder: str) -> None:
         if hold(self.holders, self._held, tensor, holder, holder == PARAMETER):
             return
-        for storage in storages_of(tensor):
+        for storage in find_storages(tensor):
             address = storage._cdata
             if address not in self.holders or holder == PARAMETER:
                 self.holders[address] = holder
@@ -107,14 +107,14 @@ class Owners:
                 and sorted(weight.shape) == sorted(tensor.shape)
                 for weight in self._weights(call)
             )
-        cast = node_of(root) if self._is_like_cast(root, call) else None
+        cast = find_node(root) if self._is_like_cast(root, call) else None
         if cast is None or cast.name() != "ToCopyBackward0":
             return False
         source = cast.next_functions[0][0]
         leaf = getattr(source, "variable", None)
         if leaf is not None:
             return self._is_weight(leaf)
-        return any(source is node_of(weight) for weight in self._weights(call))  # a view of a weight: weight.t()
+        return any(source is find_node(weight) for weight in self._weights(call))  # a view of a weight: weight.t()
 
     def _is_like_cast(self, root: Tensor, call: Call | None) -> bool:
         """Whether a parameter of the call, or a view of one, has the tensor's shape and another dtype. Few tensors pass
@@ -137,7 +137,7 @@ class Owners:
         return [] if call is None else [argument for argument in call.arguments if self._is_weight(argument)]
 
     def _is_weight(self, tensor: Tensor) -> bool:
-        storage = storage_of(tensor)
+        storage = get_storage(tensor)
         return storage is not None and self.holders.get(storage._cdata) == PARAMETER
 
 

@@ -38,13 +38,13 @@ def tensors_in(values: Any) -> list[Tensor]:
     return found
 
 
-def gradient_of(tensor: Tensor) -> Tensor | None:
+def get_gradient(tensor: Tensor) -> Tensor | None:
     """Return ``tensor.grad`` without torch's warning for non-leaf tensors. Second-order training replaces parameters
     with results of an update, which are not leaves."""
     return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
 
 
-def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+def get_storage(tensor: Tensor) -> torch.UntypedStorage | None:
     """The tensor's storage; ``None`` for one that has none to ask for: sparse, nested, a wrapper subclass."""
     if tensor.layout is not _STRIDED or tensor.is_nested:
         return None
@@ -56,13 +56,13 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
         return None
 
 
-def storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:
+def find_storages(tensor: Tensor) -> list[torch.UntypedStorage]:
     """The storages that hold a tensor's elements: its own, or those of its components."""
-    storage = storage_of(tensor)
+    storage = get_storage(tensor)
     if storage is not None:
         return [storage]
     with DisableTorchFunction(), torch.no_grad():
-        return [storage for part in _components(tensor) for storage in storages_of(part)]
+        return [storage for part in _components(tensor) for storage in find_storages(part)]
 
 
 def _components(tensor: Any) -> list[Tensor]:

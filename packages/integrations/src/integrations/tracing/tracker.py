@@ -21,7 +21,7 @@ from integrations._utils.storages import StorageSet
 from integrations._utils.torch_internals import RESET_HOOKS, top_saved_tensors_default_hooks
 from integrations.tracing import attention
 from integrations.tracing.call import Call
-from integrations.tracing.tensors import LEAVES, storage_of, storages_of, tensors_in
+from integrations.tracing.tensors import LEAVES, find_storages, get_storage, tensors_in
 
 if TYPE_CHECKING:
     from integrations.tracing.checkpoints import Checkpoints
@@ -153,8 +153,8 @@ class CallTracker(Calls, TorchFunctionMode):
         """Marks an argument that no call of this forward made."""
         if _waits(argument):
             return
-        own = storage_of(argument)
-        for storage in storages_of(argument) if own is None else (own,):
+        own = get_storage(argument)
+        for storage in find_storages(argument) if own is None else (own,):
             if storage not in self.born:
                 self.foreign.add(storage)
 
@@ -166,13 +166,13 @@ class CallTracker(Calls, TorchFunctionMode):
                 self._meet(argument)
         if _waits(output):
             return
-        for storage in storages_of(output):
+        for storage in find_storages(output):
             if storage not in self.foreign:
                 self.born.add(storage)
 
     def _expose(self, arguments: list[Tensor]) -> None:
         for argument in arguments:
-            if (storage := storage_of(argument)) is not None:
+            if (storage := get_storage(argument)) is not None:
                 self.exposed.add(storage)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import actcore
 from integrations import qmodules
-from integrations.qmodules.device_rows import DeviceRows, rows_of
+from integrations.qmodules.device_rows import DeviceRows, view_as_rows
 from integrations.qmodules.input_statistics import squared_norms
 from integrations.qmodules.levels import ONE_GROUP
 from integrations.qmodules.per_sample import group_means, range_energies
@@ -204,7 +204,7 @@ def predicted_variance(layer: qmodules.QLayer, x: Tensor, gradient: Tensor, code
     energies = forward.energies
     if layer.precision.kind == "other":
         rows, counted = (t if own else t[None] for t in (x, _inverse_variance(layer, x)))
-        energies = range_energies(rows_of(rows), group_size, group_means(rows_of(counted), group_size))
+        energies = range_energies(view_as_rows(rows), group_size, group_means(view_as_rows(counted), group_size))
     squares = squared_norms(gradient)
     if squares.numel() != energies.numel():
         squares = squares.mean()

@@ -1,4 +1,4 @@
-"""``front_of`` and ``chosen``: from bounds to the plan of a training forward that keeps to them."""
+"""``plan_front`` and ``chosen``: from bounds to the plan of a training forward that keeps to them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_SEARCHES = 3
 """How often a search is repeated whose plan breaks the bound of a large tensor. The last one rules that out."""
 
 
-def front_of(
+def plan_front(
     model: nn.Module,
     level: Level,
     bounds: Bounds,
@@ -80,7 +80,7 @@ def chosen(front: Plan, bounds: Bounds, errors: ErrorModel | None) -> Plan:
     parameter tensor, search again with more weight on that.
 
     Args:
-        front: from ``front_of``.
+        front: from ``plan_front``.
         bounds: to keep to. If they cannot be met and fall back, the plan of the least memory is taken, with a warning.
         errors: predicts errors; ``None`` for plans that round nothing.
 

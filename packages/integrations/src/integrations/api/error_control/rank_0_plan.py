@@ -16,7 +16,7 @@ from integrations.planner.budget import AUTO
 from integrations.planner.errors import BudgetError, PlanningError
 from integrations.planner.free_memory import Free, free_for
 from integrations.planner.plan import Plan
-from integrations.planner.sensitivity.ranks import first_of, largest
+from integrations.planner.sensitivity.ranks import largest, take_from_rank_0
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def of_rank_0(make: Callable[[], Answer]) -> Answer:
         Exception: on rank 0 alone, what else ``make`` raises.
     """
     if torch.distributed.get_rank() != 0:
-        told = first_of(None)
+        told = take_from_rank_0(None)
         if isinstance(told, ValueError):
             raise told
         if told is None:
@@ -56,7 +56,7 @@ def of_rank_0(make: Callable[[], Answer]) -> Answer:
         told = BudgetError(str(error)) if isinstance(error, PlanningError) else ValueError(str(error))
         raise
     finally:
-        first_of(told)
+        take_from_rank_0(told)
 
 
 def with_bytes(bounds: Bounds, model: nn.Module, inputs: Any, together: bool) -> tuple[Bounds, Free | None]:

@@ -16,7 +16,7 @@ from integrations.api.handle.closures import NothingCompressed
 from integrations.capture.graphs.sharding import distributed
 from integrations.planner.sensitivity.allocation import plan_of
 from integrations.planner.sensitivity.bit_plan import BitPlan
-from integrations.planner.sensitivity.measurement import Measurement, mean_of
+from integrations.planner.sensitivity.measurement import Measurement, compute_mean
 from integrations.planner.sensitivity.probe import Probe
 from integrations.planner.sensitivity.ranks import agreed
 from integrations.planner.sensitivity.trial_run import trial
@@ -171,7 +171,7 @@ class Adapter:
                 "in it; nothing was measured, and the plan is as it was"
             )
         finite = [measurement for measurement in found if measurement.finite]
-        common = agreed(mean_of(finite) if finite else None)
+        common = agreed(compute_mean(finite) if finite else None)
         if common is None:
             raise RuntimeError(
                 "the closure's gradients must be finite to be measured, and were not; the plan is as it was; with a "
@@ -208,7 +208,7 @@ class Adapter:
             "attempt": self._attempt,
             "next": self._next,
             "wait": self._wait,
-            "shapes": _shapes_of(model) if known else {},
+            "shapes": _get_shapes(model) if known else {},
         }
 
     def load(self, state: Mapping[str, Any] | None, model: nn.Module) -> None:
@@ -249,7 +249,7 @@ class Adapter:
         return {**self.__dict__, "_probe": None, "_trial": None, **under_way}
 
 
-def _shapes_of(model: nn.Module) -> dict[str, list[int]]:
+def _get_shapes(model: nn.Module) -> dict[str, list[int]]:
     """The parameters' shapes as plain values. Lazy parameters without a shape are left out."""
     return {name: list(value.shape) for name, value in model.named_parameters() if not is_lazy(value)}
 
@@ -259,7 +259,7 @@ def _require_shapes(shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> 
 
     Activations have other sizes for each batch, but the size of their rows follows from the parameters.
     """
-    found = [(name, list(shape), shapes.get(name)) for name, shape in _shapes_of(model).items()]
+    found = [(name, list(shape), shapes.get(name)) for name, shape in _get_shapes(model).items()]
     other = [(name, shape, list(was)) for name, shape, was in found if was is not None and shape != list(was)]
     if other:
         name, shape, was = other[0]

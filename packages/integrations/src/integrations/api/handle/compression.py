@@ -15,7 +15,7 @@ from integrations.api.handle.gradient_error import GradientError, measure_error
 from integrations.api.handle.handles import key_for
 from integrations.api.handle.module_conversion import Conversions
 from integrations.api.handle.monitor import Monitor
-from integrations.api.handle.saved_state import state_of, take_over
+from integrations.api.handle.saved_state import collect_state, take_over
 from integrations.api.handle.step_peaks import step_peaks
 from integrations.api.handle.timing import measure_times
 from integrations.planner.sensitivity.bit_plan import BitPlan
@@ -213,7 +213,7 @@ class Compression(ForwardRunner):
         """What a resumed run needs to round as this one would have, as plain values."""
         if self._plan_manager is not None and not self.running and not self.closed:
             self._plan_manager.settle(self.model)
-        return state_of(self)
+        return collect_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over another handle's level, step, plan and monitor; the monitor's closure stays this handle's own.

@@ -23,7 +23,7 @@ RATIO = 0.2
 """For ``linear="randomized"``: the rows of a sketch as a share of the tokens. FewBit's table begins with it."""
 
 
-def activations_of(given: Any) -> Mapping[str, Any] | None:
+def read_activations(given: Any) -> Mapping[str, Any] | None:
     """The arguments of ``fewbit.convert`` for ``activations``."""
     if given is None:
         return None
@@ -45,7 +45,7 @@ def activations_of(given: Any) -> Mapping[str, Any] | None:
     return {"bits": given}
 
 
-def linear_of(given: Any) -> Mapping[str, Any] | None:
+def read_linear(given: Any) -> Mapping[str, Any] | None:
     """The arguments of ``RandomizedLinear`` for ``linear``."""
     if given is None:
         return None
@@ -68,12 +68,12 @@ def linear_of(given: Any) -> Mapping[str, Any] | None:
     return {"proj_dim_ratio": float(given)}
 
 
-def layers_of(given: Any) -> Mapping[str, Any] | None:
+def read_layers(given: Any) -> Mapping[str, Any] | None:
     """The arguments of ``QModule`` for ``layers``."""
     if given is None:
         return None
     if isinstance(given, Mapping):
-        q_level_of(given)
+        read_q_level(given)
         return dict(given)
     if given == Q:
         return {"level": "L3"}
@@ -94,8 +94,8 @@ def layers_of(given: Any) -> Mapping[str, Any] | None:
     return {"level": given}
 
 
-def loss_of(given: Any) -> Mapping[str, Any] | None:
-    """Return the arguments of ``head_of`` for ``loss``; ``None`` without one, or for ``"full"``."""
+def read_loss(given: Any) -> Mapping[str, Any] | None:
+    """Return the arguments of ``find_head`` for ``loss``; ``None`` without one, or for ``"full"``."""
     if given is None:
         return None
     wanted = "loss must be 'chunked', 'full', or {'head': the path of a linear layer}"
@@ -110,7 +110,7 @@ def loss_of(given: Any) -> Mapping[str, Any] | None:
     return {} if given == CHUNKED else None
 
 
-def q_level_of(layers: Mapping[str, Any]) -> qmodules.QLevel:
+def read_q_level(layers: Mapping[str, Any]) -> qmodules.QLevel:
     """The level that ``QModule``'s arguments name.
 
     Raises:

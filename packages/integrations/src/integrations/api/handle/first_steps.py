@@ -19,7 +19,7 @@ from integrations.planner.budget import LEAST, read_fraction
 from integrations.planner.plan import Plan
 from integrations.report.words import format_bytes
 from integrations.tracing.backward_start import at_backward
-from integrations.tracing.tensors import gradient_of
+from integrations.tracing.tensors import get_gradient
 
 _FIRST = 3
 _MOST_PLANS = 16
@@ -78,7 +78,7 @@ class FirstSteps:
         followed.forwards += 1
         self._starts.pop(threading.get_ident(), None)
         if followed.forwards <= _FIRST:
-            device = device_of(model)
+            device = find_device(model)
             counters = read_counters(device)
             if counters is not None:
                 start = _Start(followed, device, *counters, gradients=_gradient_bytes(model))
@@ -140,7 +140,7 @@ def read_counters(device: torch.device) -> tuple[int, int] | None:
     return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
 
 
-def device_of(model: nn.Module) -> torch.device:
+def find_device(model: nn.Module) -> torch.device:
     """Return the device of a model's first parameter; the CPU if it has none."""
     return next((one.device for one in model.parameters()), torch.device("cpu"))
 
@@ -157,7 +157,7 @@ def _finish(start: _Start, model: weakref.ref[nn.Module]) -> None:
 def _gradient_bytes(model: nn.Module) -> int:
     """Return the bytes of a model's gradients, without those that are views, as in DistributedDataParallel's buckets,
     whose memory is there before the step."""
-    found: Iterable[Any] = (gradient_of(parameter) for parameter in model.parameters())
+    found: Iterable[Any] = (get_gradient(parameter) for parameter in model.parameters())
     return sum(bytes_of_gradient(one) for one in found if one is not None and one._base is None)
 
 

@@ -30,7 +30,7 @@ from integrations._utils.torch_internals import constant_when_traced, get_tracin
 from integrations._utils.warn import warn
 from integrations.api.handle.compression import Compression
 from integrations.api.handle.handle_state import HandleState
-from integrations.api.handle.handles import handle_of
+from integrations.api.handle.handles import find_handle
 from integrations.api.handle.retry_with_less import explain_shortage
 from integrations.api.handle.running_session import RunningSession
 from integrations.planner.errors import PlanningError, for_user
@@ -72,7 +72,7 @@ class CompressedForward(ForwardWrapper):
                 return _run_compiled(self, sys._getframe(), args, kwargs)
             if get_tracing_state() is not None:
                 return self.forward(*args, **kwargs)
-            copy = self.copy_of(sys._getframe())
+            copy = self.find_copy(sys._getframe())
             if copy is not None:
                 return copy(*args, **kwargs)
             return self.handle.run(self.forward, args, kwargs)
@@ -80,7 +80,7 @@ class CompressedForward(ForwardWrapper):
             failure = for_user(error)
         raise failure  # out here, so that it has neither the frames nor the context of the error that it is made of
 
-    def copy_of(self, frame: FrameType) -> Callable[..., Any] | None:
+    def find_copy(self, frame: FrameType) -> Callable[..., Any] | None:
         """The plain forward of a shallow copy of the model, if the copy was called in ``frame``. The handle does not
         know its parameters."""
         module = self.shallow_copy(frame)
@@ -133,7 +133,7 @@ def _prepared(
     run = _frames.get(forward)
     if run is None:
         run = _frames[forward] = own_frame()
-    copy = forward.copy_of(frame)
+    copy = forward.find_copy(frame)
     if copy is not None:
         return None, run, copy
     if forward._compiled is not None:
@@ -165,7 +165,7 @@ def _give_up(forward: CompressedForward, session: RunningSession, error: BaseExc
 @constant_when_traced
 def _told_of_codec(key: str) -> bool:
     """``_tell_of_codec`` while dynamo traces."""
-    handle = handle_of(key)
+    handle = find_handle(key)
     if handle is not None:
         _tell_of_codec(handle)
     return True
@@ -201,7 +201,7 @@ def _breaks_graph(key: str) -> bool:
     """
     if may_break_graph():
         return True
-    handle = handle_of(key)
+    handle = find_handle(key)
     if handle is None:
         return False
     name = type(handle.model).__name__

@@ -18,6 +18,6 @@ def key_for(handle: HandleState) -> str:
     return key
 
 
-def handle_of(key: str) -> HandleState | None:
+def find_handle(key: str) -> HandleState | None:
     """The handle with that key, if it is alive."""
     return _handles.get(key)

@@ -10,10 +10,16 @@ from typing import Any
 from torch import nn
 
 from integrations import fewbit, qmodules
-from integrations.api.handle.conversion_arguments import activations_of, layers_of, linear_of, loss_of, q_level_of
+from integrations.api.handle.conversion_arguments import (
+    read_activations,
+    read_layers,
+    read_linear,
+    read_loss,
+    read_q_level,
+)
 from integrations.api.handle.kept_modules import kept_modules
 from integrations.fewbit.linear_kinds import is_linear
-from integrations.losses.head import ChunkedHead, chunk_logits, head_of
+from integrations.losses.head import ChunkedHead, chunk_logits, find_head
 from integrations.planner.chunked import ChunkedLoss
 from integrations.policies.levels import Level
 
@@ -47,7 +53,7 @@ class Conversions:
             TypeError: one has the wrong type.
             ValueError: a name is unknown, or a number out of range.
         """
-        return cls(activations_of(activations), linear_of(linear), layers_of(layers), loss_of(loss))
+        return cls(read_activations(activations), read_linear(linear), read_layers(layers), read_loss(loss))
 
     def require_repeatable(self) -> None:
         """Checks that the Q-layers go together with a plan of what backward recomputes.
@@ -57,7 +63,7 @@ class Conversions:
         """
         if self.layers is None:
             return
-        level = q_level_of(self.layers)
+        level = read_q_level(self.layers)
         if level.per_sample or level.per_layer or (level.norms and level.norm_adaptive):
             raise ValueError(
                 "checkpoint must be None with Q-layers whose level chooses bits by sample or by layer: what they "
@@ -86,7 +92,7 @@ class Conversions:
         named = [(name, module) for name, module in model.named_modules(remove_duplicate=False) if name]
         kept = [name for name, module in named if module in modules]
         # Their logits need the layer as it is.
-        heads = [] if self.loss is None else [head_of(model, **self.loss)]
+        heads = [] if self.loss is None else [find_head(model, **self.loss)]
         unconverted = [name for name, module in named if module in modules or module in heads]
         with ExitStack() as undoing:
             if self._converts:
@@ -101,7 +107,7 @@ class Conversions:
                 _require_q_layers(model, kept)
             if self.loss is not None:
                 _undo_later(undoing, model, self.heads, self._take_out_heads)
-                chunk_logits(head_of(model, **self.loss))
+                chunk_logits(find_head(model, **self.loss))
             if self:
                 undoing.callback(model.__dict__.pop, RECORD, None)
                 model.__dict__[RECORD] = self
@@ -156,7 +162,7 @@ class Conversions:
         """
         found = Conversions.of(model)
         if found is not None and found.loss is not None:
-            if (head := ChunkedHead.of(head_of(model, **found.loss))) is not None:
+            if (head := ChunkedHead.of(find_head(model, **found.loss))) is not None:
                 head.planned_rows = None if chunked is None else chunked.rows or None
             return
         known = None if found is None else found.planned
@@ -166,7 +172,7 @@ class Conversions:
                 before.chunks = False
         if chunked is None:
             return
-        layer = head_of(model, chunked.head)
+        layer = find_head(model, chunked.head)
         head = ChunkedHead.of(layer)
         if head is None and chunked.head != known:  # otherwise something has wrapped it since
             head = chunk_logits(layer, by_plan=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from actcore import in_cuda_graph
-from integrations._utils.checked_json import entry_of, of_type
+from integrations._utils.checked_json import of_type, read_entry
 from integrations._utils.torch_internals import current_graph_task_id, top_saved_tensors_default_hooks
 from integrations.api.handle.gradient_error import GradientError, measure_error
 from integrations.planner.sensitivity.finite import Look, NotFinite
@@ -242,7 +242,7 @@ class Monitor:
         """
         try:
             of_type(bool, state["closure"], "closure")
-            monitor = cls(entry_of(Settings, state["settings"]), closure, 0)
+            monitor = cls(read_entry(Settings, state["settings"]), closure, 0)
             monitor.error = of_type(GradientError | None, state["error"], "error")
             monitor.checked, monitor._next = (of_type(int, state[name], name) for name in ("checked", "next"))
             monitor._judged = of_type(int | None, state["judged"], "judged")

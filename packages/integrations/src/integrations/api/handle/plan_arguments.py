@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from integrations.capture.graphs.fingerprint import fingerprint
-from integrations.capture.graphs.sharding import class_of
+from integrations.capture.graphs.sharding import get_class
 from integrations.planner.bounds import FULL, Bounds
 from integrations.planner.budget import python_number, require_budget
 from integrations.planner.plan import Plan
@@ -149,7 +149,7 @@ def require_asked(asked: object) -> None:
         raise ValueError(f"checkpoint must be 'optimal', a Plan or a budget, and as such: {error}") from None
 
 
-def require_of(plan: Plan, model: nn.Module) -> None:
+def require_same_model(plan: Plan, model: nn.Module) -> None:
     """Checks that a plan is the model's.
 
     Raises:
@@ -158,8 +158,8 @@ def require_of(plan: Plan, model: nn.Module) -> None:
     if fingerprint(model) != plan.graph.fingerprint:
         raise ValueError(
             f"the plan must be one of this model: it was made for a {plan.model} whose modules, or whose parameters' "
-            f"or buffers' shapes, dtypes or requires_grad, differ from those of this {class_of(model).__name__}. Build "
-            "the model as it was when the plan was made, or make a new plan: compress_model(model, memory=...)"
+            f"or buffers' shapes, dtypes or requires_grad, differ from those of this {get_class(model).__name__}. "
+            "Build the model as it was when the plan was made, or make a new plan: compress_model(model, memory=...)"
         )
 
 

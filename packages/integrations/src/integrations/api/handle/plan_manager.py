@@ -11,7 +11,7 @@ from actcore import Codec, Raw
 from integrations._utils.locking import OwnLock, Users
 from integrations._utils.progress import progress
 from integrations.api.error_control.error_model import ErrorModel
-from integrations.api.error_control.plan_within_bounds import chosen, front_of
+from integrations.api.error_control.plan_within_bounds import chosen, plan_front
 from integrations.api.error_control.rank_0_plan import Answer, of_rank_0, with_bytes
 from integrations.api.handle.first_steps import FirstSteps
 from integrations.api.handle.module_conversion import Conversions
@@ -21,13 +21,13 @@ from integrations.api.handle.plan_arguments import (
     planning_for,
     require_asked,
     require_at,
-    require_of,
+    require_same_model,
     require_this_torch,
 )
 from integrations.api.handle.plans_with_stores import Fronts
 from integrations.api.handle.remeasuring import EARLY, Remeasuring
 from integrations.capture.graphs.fingerprint import fingerprint
-from integrations.capture.graphs.sharding import class_of
+from integrations.capture.graphs.sharding import get_class
 from integrations.capture.graphs.signature import Signature
 from integrations.planner.bounds import FULL, ONLY_RECOMPUTE, Bounds
 from integrations.planner.budget import Budget
@@ -60,7 +60,7 @@ def plan_manager_for(model: nn.Module, level: Level, asked: Asked) -> PlanManage
         require_asked(asked)
     if isinstance(asked, Plan):
         require_this_torch(asked)
-        require_of(asked, model)
+        require_same_model(asked, model)
         require_at(asked, level)
     return PlanManager(model, asked, level)
 
@@ -161,7 +161,7 @@ class PlanManager:
         measuring = self.measuring
         if measuring is None or not measuring.waits(number):
             return
-        with self.users.alone(), self._lock.held, progress(f"Measuring {class_of(model).__name__}"):
+        with self.users.alone(), self._lock.held, progress(f"Measuring {get_class(model).__name__}"):
             if measuring.waits(number):
                 measuring.settle(model, self.together)
 
@@ -223,7 +223,7 @@ class PlanManager:
         """
         self._attempts.start()
         if self._is_due(bits):
-            with self.users.alone(), self._lock.held, progress(f"Planning {class_of(model).__name__}"):
+            with self.users.alone(), self._lock.held, progress(f"Planning {get_class(model).__name__}"):
                 if self._is_due(bits):  # only one thread plans
                     self.plans, self._bits = self._planned(model, level, args, kwargs, bits, compiled), bits
         plans = self.plans
@@ -320,7 +320,7 @@ class PlanManager:
 
         def front() -> Plan:
             with planning(model, args, kwargs):
-                return front_of(model, level, bounds, args, kwargs, errors=errors, bits=bits, estimates=True)
+                return plan_front(model, level, bounds, args, kwargs, errors=errors, bits=bits, estimates=True)
 
         def better() -> Plan:
             return with_better_loss(model, front, bounds)

@@ -15,13 +15,13 @@ from integrations.api.handle.plan_arguments import (
     is_of_this_torch,
     require_asked,
     require_loss,
-    require_of,
+    require_same_model,
     require_this_torch,
 )
 from integrations.api.handle.plan_manager import PlanManager
 from integrations.api.handle.plans_with_stores import Fronts
 from integrations.api.handle.remeasuring import Remeasuring
-from integrations.capture.graphs.sharding import class_of, distributed
+from integrations.capture.graphs.sharding import distributed, get_class
 from integrations.planner.bounds import Bounds
 from integrations.planner.gradient_states import GradientHistory
 from integrations.planner.plan import Plan
@@ -70,7 +70,7 @@ def plans_of_state(
         plan = None  # a new plan is made in front of the next forward
     if plan is not None:
         require_this_torch(plan)
-        require_of(plan, model)
+        require_same_model(plan, model)
         if before is not None and isinstance(before.asked, Bounds):
             require_loss(plan, before.asked.loss)
     if isinstance(asked, Mapping):
@@ -85,7 +85,7 @@ def plans_of_state(
     codec = None if before is None or not level.off else before.codec
     if state.get("codec") is not None and codec is None:
         warn(
-            f"the state is of a {class_of(model).__name__} that stored what its plan keeps by {state['codec']}, "
+            f"the state is of a {get_class(model).__name__} that stored what its plan keeps by {state['codec']}, "
             "which no state holds: give integrations.checkpoint.apply the codec, then load the state"
         )
     found = PlanManager(model, asked, level, shapes, codec)

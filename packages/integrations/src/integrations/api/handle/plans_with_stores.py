@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from integrations.api.error_control.error_model import ErrorModel
-from integrations.api.error_control.plan_within_bounds import chosen, front_of, weighed_again
+from integrations.api.error_control.plan_within_bounds import chosen, plan_front, weighed_again
 from integrations.capture.graphs.signature import Signature
 from integrations.planner.bounds import Fallback
 from integrations.planner.errors import BudgetError
@@ -69,7 +69,7 @@ class Fronts(Plans):
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         first = self._first
         bounds = replace(self._bounds, memory=None, time=None)
-        made = front_of(
+        made = plan_front(
             model,
             self._level,
             bounds,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from actcore import in_cuda_graph
-from integrations._utils.checked_json import entry_of, of_type
+from integrations._utils.checked_json import of_type, read_entry
 from integrations._utils.warn import warn
 from integrations.api.error_control.error_model import ErrorModel
 from integrations.api.error_control.gradient_errors import OF_TENSOR, GradientErrors, TensorError
@@ -249,7 +249,7 @@ class Remeasuring:
             if (of_type(int | None, state[name], name) is None and name != "due") or (state[name] or 0) < 0:
                 raise ValueError(f"the state's {name} must be an int from 0, got {state[name]!r:.40}")
         self.errors.load(state["errors"])
-        self.last = None if state["last"] is None else entry_of(Measured, dict(state["last"]))
+        self.last = None if state["last"] is None else read_entry(Measured, dict(state["last"]))
         self._next, self._again, self._failures, due = (state[name] for name in names)
         self._next = self._next if due is None else 0  # a step of the run before was to be measured
 

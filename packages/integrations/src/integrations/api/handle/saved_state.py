@@ -21,7 +21,7 @@ neither shapes nor codec."""
 _KEYS = ("version", "level", "options", "step", "adaptive", "monitor", "recomputing")
 
 
-def state_of(handle: Compression) -> dict[str, Any]:
+def collect_state(handle: Compression) -> dict[str, Any]:
     """The handle's state: plain values only."""
     return {
         "version": STATE_VERSION,
@@ -39,7 +39,7 @@ def take_over(handle: Compression, state: Mapping[str, Any]) -> None:
     ``Compression.load_state_dict``."""
     step = _checked_step(state)
     level = resolve_level(state["level"], state["options"])
-    monitor = _monitor_of(handle, state.get("monitor"))
+    monitor = _get_monitor(handle, state.get("monitor"))
     manager = handle._plan_manager if state["version"] < 5 else _restored_plan_manager(handle, level, state)
     adaptive = state.get("adaptive")
     if state["version"] > 1 and (adaptive is None) == adapts(level):
@@ -61,7 +61,7 @@ def _restored_plan_manager(handle: Compression, level: Level, state: Mapping[str
     return None if content is None else plans_of_state(content, handle.model, level, handle._plan_manager)
 
 
-def _monitor_of(handle: Compression, state: Mapping[str, Any] | None) -> Monitor | None:
+def _get_monitor(handle: Compression, state: Mapping[str, Any] | None) -> Monitor | None:
     """The monitor of a state, or the handle's own if the state has none."""
     if state is None:
         return handle._monitor

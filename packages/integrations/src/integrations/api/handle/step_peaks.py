@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from integrations.api.handle import first_steps
-from integrations.api.handle.first_steps import device_of
+from integrations.api.handle.first_steps import find_device
 from integrations.api.handle.plan_manager import PlanManager
 from integrations.report.peak import estimated_peaks, gradient_bytes_by_module
 from integrations.report.row import Row
@@ -36,7 +36,7 @@ def step_peaks(model: nn.Module, manager: PlanManager | None, rows: Sequence[Row
     else:
         measured, note = manager.first_steps.measured(followed), ""
         if not measured:
-            device = device_of(model)
+            device = find_device(model)
             where = "" if first_steps.read_counters(device) is not None else f" on the {device.type.upper()}"
             note = f"; not measured{where}"
     return _fields(followed.uncompressed_peak, followed.peak, PLANNED, note, measured)

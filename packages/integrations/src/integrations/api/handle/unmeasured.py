@@ -32,7 +32,7 @@ def judge_measurement(handle: HandleState, probe: Probe, records: Sequence[Recor
 
 
 def _why_not(records: Sequence[Record]) -> str:
-    places = [_place_of(record) for record in records if _is_rounded(record)]
+    places = [_get_place(record) for record in records if _is_rounded(record)]
     if not places:
         return "nothing is quantised, so there are no bits to plan"
     listed = " and ".join(sorted(set(places)))
@@ -44,7 +44,7 @@ def _is_rounded(record: Record) -> bool:
     return record.codec.startswith(_ROUNDED) and record.parts is None
 
 
-def _place_of(record: Record) -> str:
+def _get_place(record: Record) -> str:
     if record.saved.role == compiled_regions.ROLE:
         return "in compiled code"
     if record.saved.operator == CHECKPOINT:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from integrations._utils.torch_internals import OpOverload
-from integrations.capture.costs.modelled import Work, work_of
+from integrations.capture.costs.modelled import Work, estimate_work
 from integrations.capture.dispatch.memory import is_plain
 
 _PASSED_ON = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -91,7 +91,7 @@ class DistinctCalls:
             alike_args, alike_kwargs, device, text = (), {}, "", str(len(self.distinct))
         place = self._places.setdefault((function, text), len(self.distinct))
         if place == len(self.distinct):
-            work = work_of(function, args, kwargs, results)
+            work = estimate_work(function, args, kwargs, results)
             self.distinct.append(CostedCall(str(function), alike_args, alike_kwargs, grad, device, work))
         return place
 

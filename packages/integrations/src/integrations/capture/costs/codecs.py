@@ -18,7 +18,7 @@ _SLOPES = (0.6, 0.7, 1.1, 1.4, 2.0, 2.6, 3.4, 5.0)
 _RESTORED_SLOPES = 3.5
 
 
-def kind_of(codec: Codec) -> str:
+def get_kind(codec: Codec) -> str:
     """The name that rates have for the codec, such as ``"4 bits"``."""
     if isinstance(codec, GroupAffine):
         return f"{codec.bits} bits"
@@ -59,7 +59,7 @@ def _seconds(
         )
     if codec is None or isinstance(codec, Raw):
         return 0.0
-    return times * lines.get(kind_of(codec), lines[GROUPS]).at(numel)
+    return times * lines.get(get_kind(codec), lines[GROUPS]).at(numel)
 
 
 def _nbytes(rates: Rates, codec: Codec, numel: int) -> float:
@@ -68,4 +68,4 @@ def _nbytes(rates: Rates, codec: Codec, numel: int) -> float:
         return codec.stored_bytes(numel)
     if isinstance(codec, GroupAffine):
         return numel * (codec.bits / 8 + 2 * rates.itemsize / codec.group_size)
-    return numel / 8 if kind_of(codec) == MASK else numel * rates.itemsize
+    return numel / 8 if get_kind(codec) == MASK else numel * rates.itemsize

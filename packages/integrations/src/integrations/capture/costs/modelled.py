@@ -19,8 +19,8 @@ from integrations._utils.torch_internals import OpOverload
 from integrations.capture.costs.attention import attention_flops, is_attention
 from integrations.capture.costs.chunked import is_chunked_loss, work_of_chunks
 from integrations.capture.costs.rates import MAPPED, Rates, Rating, constant
-from integrations.capture.costs.scratch import scratch_of
-from integrations.capture.dispatch.memory import count_bytes, count_elements, tensors_of
+from integrations.capture.costs.scratch import count_scratch
+from integrations.capture.dispatch.memory import count_bytes, count_elements, iter_tensors
 from integrations.policies.operators import OPERATORS, Kernel
 
 if TYPE_CHECKING:
@@ -110,12 +110,14 @@ def by(rating: Rating) -> Callable[[Sequence[CostedCall]], list[Cost]]:
     return costs
 
 
-def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: tuple[Any, ...]) -> Work:
+def estimate_work(
+    function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: tuple[Any, ...]
+) -> Work:
     """Return the work of a call. If a formula raises, use only the bytes that the call moves: an estimate must not
     prevent a plan."""
-    kind = _kind_of(function)
-    made = list(tensors_of(results))
-    given = [*tensors_of(args), *tensors_of(kwargs.values())]
+    kind = _get_kind(function)
+    made = list(iter_tensors(results))
+    given = [*iter_tensors(args), *iter_tensors(kwargs.values())]
     sizes = [count_bytes(tensor) for tensor in made]
     most = max(sizes, default=0)
     moved = sum(sizes)
@@ -127,12 +129,12 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
     except Exception:
         flops, grouped, kind = 0, False, Kernel.TRAFFIC
     try:
-        scratch = scratch_of(function, args, results)
+        scratch = count_scratch(function, args, results)
     except Exception:
         scratch = 0
     work = Work(
         kind=Kernel.GROUPED if grouped else kind,
-        dtype=_dtype_of(made, given),
+        dtype=_get_dtype(made, given),
         flops=flops,
         elements=max((count_elements(tensor) for tensor in made), default=0),
         moved=moved,
@@ -144,7 +146,7 @@ def work_of(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
     return _in_chunks(work, args) if is_chunked_loss(function) else work
 
 
-def _dtype_of(made: Sequence[Tensor], given: Sequence[Tensor]) -> torch.dtype:
+def _get_dtype(made: Sequence[Tensor], given: Sequence[Tensor]) -> torch.dtype:
     """Return the dtype whose rates hold for a call: that of its results, or of its arguments if it has no results or
     sums them to a number, maybe in a wider dtype."""
     alike = given if given and all(count_elements(tensor) <= 1 for tensor in made) else (*made, *given)
@@ -174,10 +176,10 @@ def _flops_of_call(
     Raises:
         Exception: the formula does not support these arguments.
     """
-    name = _name_of(function)
+    name = _get_name(function)
     if is_attention(function._schema.name):
         return attention_flops(function._schema.name, args), False
-    formula = _flops_of(function)
+    formula = _find_flop_formula(function)
     if formula is None:
         return 0, False
     grouped = name in _GROUPS and args[_GROUPS[name]] > 1
@@ -188,7 +190,7 @@ def _flops_of_call(
 
 
 @cache
-def _flops_of(function: OpOverload) -> Callable[..., Any] | None:
+def _find_flop_formula(function: OpOverload) -> Callable[..., Any] | None:
     """Torch's formula for the operations of an operator's call; ``None`` where it has none."""
     from torch.utils.flop_counter import flop_registry  # imports triton
 
@@ -196,11 +198,11 @@ def _flops_of(function: OpOverload) -> Callable[..., Any] | None:
 
 
 @cache
-def _kind_of(function: OpOverload) -> Kernel:
-    name = _name_of(function)
+def _get_kind(function: OpOverload) -> Kernel:
+    name = _get_name(function)
     if is_attention(function._schema.name):
         return Kernel.ATTENTION
-    if _flops_of(function) is not None:
+    if _find_flop_formula(function) is not None:
         if "convolution" in name:
             return Kernel.CONVOLUTION_BACKWARD if "backward" in name else Kernel.CONVOLUTION
         return Kernel.PRODUCT
@@ -210,7 +212,7 @@ def _kind_of(function: OpOverload) -> Kernel:
 
 
 @cache
-def _name_of(function: OpOverload) -> str:
+def _get_name(function: OpOverload) -> str:
     """The name of an ATen operator, without the underscore of in-place operators."""
     return function._schema.name.removeprefix("aten::").removesuffix("_")
 

@@ -67,7 +67,7 @@ class Rates:
         fresh: seconds of a byte of new memory in blocks above ``MAPPED``, beside what is written there.
         function: seconds of an element of an activation or softmax.
         draw: seconds of an element that is drawn at random.
-        store, restore: seconds of a codec by the number of elements, by ``codecs.kind_of``.
+        store, restore: seconds of a codec by the number of elements, by ``codecs.get_kind``.
         to_host, from_host: seconds of a copy between a device and pinned memory, by bytes.
         standardizing: passes over a tensor, besides the codec's, to normalise it when it is stored, and to undo that
             when it is restored.

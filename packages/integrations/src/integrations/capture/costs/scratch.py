@@ -1,4 +1,4 @@
-"""``scratch_of``: the bytes that a kernel takes beside its arguments and results, where arithmetic tells them.
+"""``count_scratch``: the bytes that a kernel takes beside its arguments and results, where arithmetic tells them.
 
 These are the loss in chunks, and oneDNN's convolutions on a CPU, which make up most of it. Convolutions read weights in
 blocks of their own, and images, too, unless channels come last; a product over the channels alone takes its arguments
@@ -25,7 +25,7 @@ _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def scratch_of(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, ...]) -> int:
+def count_scratch(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, ...]) -> int:
     """Bytes that a call takes while it runs, as far as they are modelled; otherwise 0."""
     if is_chunked_loss(function):
         return scratch_of_chunks(args)

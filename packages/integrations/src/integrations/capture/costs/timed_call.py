@@ -133,7 +133,7 @@ def _put(given: dict[str, Any]) -> None:
     torch.use_deterministic_algorithms(given["deterministic"], warn_only=True)
 
 
-def scratch_of(repeated: Repeated) -> int:
+def count_scratch(repeated: Repeated) -> int:
     """Bytes that become resident during a call beyond its results; 0 where the system does not tell."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
@@ -151,7 +151,7 @@ def _above(repeated: Repeated, trim: Callable[[int], int]) -> int:
     return _resident("VmHWM") - before - repeated.new_bytes(out)
 
 
-def seconds_of(repeated: Repeated) -> float:
+def measure_seconds(repeated: Repeated) -> float:
     """The time of a call that gets the memory of the one before, as in a process that has run for a while."""
     mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -182,8 +182,8 @@ def main() -> None:
     for place, packed in enumerate(calls):
         try:
             repeated = Repeated(packed)
-            scratch = scratch_of(repeated)
-            print(f"{ANSWER}{place} {seconds_of(repeated)!r} {scratch}", flush=True)
+            scratch = count_scratch(repeated)
+            print(f"{ANSWER}{place} {measure_seconds(repeated)!r} {scratch}", flush=True)
         except Exception:  # the call cannot be run with tensors made up for it: its cost is modelled
             continue
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from integrations._utils.torch_internals import OpOverload
-from integrations.capture.dispatch.memory import tensors_of
+from integrations.capture.dispatch.memory import iter_tensors
 from integrations.policies.discontinuous_ops import JUMPING, OF_SHAPES, may_jump_unseen
 from integrations.policies.operators import OPERATORS
 
@@ -82,12 +82,12 @@ def decides(function: OpOverload, args: tuple[Any, ...], results: Iterable[Any])
         args: the positional arguments of its call.
         results: the call's results.
     """
-    name = _name_of(function)
+    name = _get_name(function)
     if not reads_elements(function) or name in _NOTES:
         return Decides.NOTHING
     if function.namespace in _OURS and name not in _OURS_DECIDING:
         return Decides.NOTHING
-    dtypes = {tensor.dtype for tensor in tensors_of(results)}
+    dtypes = {tensor.dtype for tensor in iter_tensors(results)}
     jumps = name in _JUMPING or may_jump_unseen(name) or function._schema.overload_name.endswith(_ROUNDING_MODE)
     if torch.bool in dtypes or jumps or _by_order(name, args):
         return Decides.EXACTLY
@@ -102,13 +102,13 @@ def decides(function: OpOverload, args: tuple[Any, ...], results: Iterable[Any])
 def amplified(function: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of an operator whose errors it may amplify without bound, if the first of them is slightly off:
     that one may be near a pole of the operator."""
-    name = _name_of(function)
+    name = _get_name(function)
     if name == "aten::pow" and len(args) > 1 and isinstance(args[1], (int, float)) and args[1] >= 1:
         return ()  # it is finite at 0, as its derivative is
     return tuple(args[place] for place in _POLES.get(name, ()))
 
 
-def _name_of(function: OpOverload) -> str:
+def _get_name(function: OpOverload) -> str:
     """The operator's name, the same for its form in place."""
     name: str = function._schema.name
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
@@ -123,7 +123,7 @@ def _by_order(name: str, args: tuple[Any, ...]) -> bool:
 
 
 def _has_gradient(args: tuple[Any, ...]) -> bool:
-    return any(tensor.requires_grad for tensor in tensors_of(args))
+    return any(tensor.requires_grad for tensor in iter_tensors(args))
 
 
 def may_be_rounded(tensor: Tensor) -> bool:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from integrations._utils.torch_internals import FakeTensor, OpOverload, tree_map_only, unset_fake_temporarily
-from integrations.capture.dispatch.memory import Geometry, is_plain, key_of, parts_of, tensors_of
+from integrations.capture.dispatch.memory import Geometry, get_key, is_plain, iter_parts, iter_tensors
 from integrations.capture.dispatch.operators import Traits
 
 _MOST = 1 << 24
@@ -81,12 +81,12 @@ def call(function: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: di
     Raises:
         MixedIndices: it would write unknown elements into real integers or truth values. These stay as they were.
     """
-    given = [*tensors_of(args), *tensors_of(kwargs.values())]
+    given = [*iter_tensors(args), *iter_tensors(kwargs.values())]
     if traits.view and any(isinstance(tensor, FakeTensor) for tensor in given):
         return function(*args, **kwargs)  # a view lies in the same fake storage, and is known if that is
     written = traits.written(args, kwargs)
     if traits.updates_statistics(args):
-        written += tensors_of(args[place] for place in traits.statistics[:2])
+        written += iter_tensors(args[place] for place in traits.statistics[:2])
     if not _follows(function, traits, args, given, written):
         _forget(traits, written)
         return function(*args, **kwargs)
@@ -94,18 +94,18 @@ def call(function: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: di
     if not _is_small(function, traits, given):
         with suppress(Exception):  # sizes may depend on elements; an error of the call itself is raised below
             made, is_made = function(*args, **kwargs), True
-        if not all(keeps_elements(result) or result.numel() <= _MOST_OF_TWINS for result in tensors_of([made])):
+        if not all(keeps_elements(result) or result.numel() <= _MOST_OF_TWINS for result in iter_tensors([made])):
             _forget(traits, written)
             return made
     known_args, known_kwargs = tree_map_only(Tensor, _copied if traits.view else _known, (args, kwargs))
     with unset_fake_temporarily():
         known = function(*known_args, **known_kwargs)
-    results = list(tensors_of([known]))
+    results = list(iter_tensors([known]))
     if all(map(is_index, results)) and not any(isinstance(tensor, FakeTensor) for tensor in written):
         return known  # indices, or an element that the forward looks at
     if not is_made:
         made = function(*args, **kwargs)
-    for fake, result in zip(tensors_of([made]), results, strict=True):
+    for fake, result in zip(iter_tensors([made]), results, strict=True):
         _attach(fake, result, given)
     return made
 
@@ -190,22 +190,22 @@ def _attach(fake: Tensor, result: Tensor, given: list[Tensor]) -> None:
     fake.constant = None  # torch's own twin of a literal does not follow ``.data``
     if not is_plain(fake) or not is_plain(result):
         return
-    storage, key = fake.untyped_storage(), key_of(result)
+    storage, key = fake.untyped_storage(), get_key(result)
     found: _Twin | None = getattr(storage, _TWIN, None)
     if found is not None:
-        found.valid = found.valid and key_of(found.base) == key  # otherwise it lies elsewhere than the fake one
+        found.valid = found.valid and get_key(found.base) == key  # otherwise it lies elsewhere than the fake one
         return
     if Geometry.of(fake) != Geometry.of(result) or storage.nbytes() != result.untyped_storage().nbytes():
         return
     twin = _Twin(result, shared=False)
     for tensor in given:
-        if _is_real(tensor) and key_of(tensor) == key:
+        if _is_real(tensor) and get_key(tensor) == key:
             if not is_index(tensor):
                 return
             twin.shared = True
         elif not _is_real(tensor):
             beside = _twin(tensor)
-            if beside is not None and key_of(beside.base) == key:
+            if beside is not None and get_key(beside.base) == key:
                 twin = beside
     setattr(storage, _TWIN, twin)
 
@@ -215,7 +215,7 @@ def _forget(traits: Traits, written: list[Tensor]) -> None:
     mixed = False
     for tensor in written:
         mixed |= is_index(tensor) and _is_real(tensor)
-        for part in parts_of(tensor):
+        for part in iter_parts(tensor):
             found = _twin(part) if isinstance(part, FakeTensor) else None
             if found is not None:
                 found.valid = False

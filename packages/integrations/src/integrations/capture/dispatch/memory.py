@@ -33,7 +33,7 @@ def is_wrapper(tensor: Tensor) -> bool:
     return bool(tensor.is_nested) or is_traceable_wrapper_subclass(tensor)
 
 
-def key_of(tensor: Tensor) -> int:
+def get_key(tensor: Tensor) -> int:
     """A key for a plain tensor's storage, valid as long as something refers to the storage, if only weakly."""
     address: int = tensor.untyped_storage()._cdata
     return address
@@ -75,23 +75,23 @@ def count_elements(tensor: Tensor) -> int:
         return 0
 
 
-def parts_of(tensor: Tensor) -> Iterator[Tensor]:
+def iter_parts(tensor: Tensor) -> Iterator[Tensor]:
     """The plain tensors in whose memory a tensor lies, such as those that a DTensor wraps."""
     if is_plain(tensor):
         yield tensor
     elif is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         for name in names:
-            yield from parts_of(getattr(tensor, name))
+            yield from iter_parts(getattr(tensor, name))
 
 
-def tensors_of(given: Any) -> Iterator[Tensor]:
+def iter_tensors(given: Any) -> Iterator[Tensor]:
     """The tensors among an operator's arguments or results, which are tensors, lists of them and plain values."""
     for item in given:
         if isinstance(item, Tensor):
             yield item
         elif isinstance(item, (list, tuple)):
-            yield from tensors_of(item)
+            yield from iter_tensors(item)
 
 
 class Memory:
@@ -107,7 +107,7 @@ class Memory:
     def value_in(self, tensor: Tensor) -> int | None:
         """The value that a plain tensor is a view of; ``None`` for parameters, inputs and other memory without a
         value."""
-        return self.value_at(key_of(tensor))
+        return self.value_at(get_key(tensor))
 
     def value_at(self, key: int) -> int | None:
         """The value in the storage with this key."""
@@ -122,15 +122,15 @@ class Memory:
         found: list[tuple[int, Tensor]] = []
         known = self.storages.by_address
         keys: set[int] | None = None
-        for place, result in enumerate(tensors_of(results)):
+        for place, result in enumerate(iter_tensors(results)):
             if not is_plain(result):
                 continue
-            key = key_of(result)
+            key = get_key(result)
             if key in known:
                 continue
             if keys is None:
-                given = (*tensors_of(args), *tensors_of(kwargs.values())) if kwargs else tensors_of(args)
-                keys = {key_of(tensor) for tensor in given if is_plain(tensor)}
+                given = (*iter_tensors(args), *iter_tensors(kwargs.values())) if kwargs else iter_tensors(args)
+                keys = {get_key(tensor) for tensor in given if is_plain(tensor)}
             if key not in keys:
                 keys.add(key)  # several results may share one storage
                 found.append((place, result))
@@ -171,7 +171,7 @@ class Geometry(NamedTuple):
         return neg_view(tensor) if self.negative else tensor
 
 
-def shapes_of(results: Any) -> tuple[tuple[int, ...], ...]:
+def get_shapes(results: Any) -> tuple[tuple[int, ...], ...]:
     """The shapes of an operator's results. Results of bytes are left out: they are a kernel's notes, whose size depends
     on the kernel."""
-    return tuple(tuple(tensor.shape) for tensor in tensors_of(results) if tensor.dtype is not torch.uint8)
+    return tuple(tuple(tensor.shape) for tensor in iter_tensors(results) if tensor.dtype is not torch.uint8)

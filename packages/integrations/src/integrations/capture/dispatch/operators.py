@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from integrations._utils.torch_internals import DispatchKey, OpOverload, SetExcludeDispatchKeyGuard
-from integrations.capture.dispatch.memory import tensors_of
+from integrations.capture.dispatch.memory import iter_tensors
 
 # Operators of these libraries have no effects but those in their schemas. Another library's may count its calls or have
 # a generator of its own.
@@ -77,7 +77,7 @@ class Traits:
             if isinstance(given, Tensor):
                 found.append(given)
             elif isinstance(given, (list, tuple)):
-                found += tensors_of(given)
+                found += iter_tensors(given)
         return found
 
     def updates_statistics(self, args: tuple[Any, ...]) -> bool:
@@ -89,7 +89,7 @@ class Traits:
 
 
 @cache
-def traits_of(function: OpOverload) -> Traits:
+def get_traits(function: OpOverload) -> Traits:
     """The traits of an operator, from its schema and its tags."""
     schema = function._schema
     statistics = _STATISTICS.get(schema.name, ())
@@ -120,7 +120,7 @@ def lazy_views(function: OpOverload, args: tuple[Any, ...]) -> AbstractContextMa
     kernel that makes such views itself then takes them for what they are views of: ``linalg.pinv`` of complex numbers
     is another matrix. Such kernels are linear algebra's: no views, and neither pointwise nor in torch's core set.
     """
-    if not _is_of_one_piece(function) and any(one.is_complex() for one in tensors_of(args)):
+    if not _is_of_one_piece(function) and any(one.is_complex() for one in iter_tensors(args)):
         return _lazy_views()
     return _AS_IT_IS
 
@@ -137,10 +137,10 @@ def _lazy_views() -> Iterator[None]:
 @cache
 def _is_of_one_piece(function: OpOverload) -> bool:
     tags = torch.Tag.core, torch.Tag.pointwise
-    return traits_of(function).view or any(tag in function.tags for tag in tags)
+    return get_traits(function).view or any(tag in function.tags for tag in tags)
 
 
-def generator_of(args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> torch.Generator | None:
+def get_generator(args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> torch.Generator | None:
     """The generator that a random operator draws from: the one it is given, or its device's; ``None`` if that is not
     known."""
     for given in (*args, *kwargs.values()):
@@ -158,11 +158,11 @@ def generator_of(args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.de
 def is_drawable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the generator is known that a random operator draws from, or the operator of another device that this one
     stands for."""
-    device = device_of(args, kwargs)
-    return device.type in ("meta", "cuda") or generator_of(args, kwargs, device) is not None
+    device = find_device(args, kwargs)
+    return device.type in ("meta", "cuda") or get_generator(args, kwargs, device) is not None
 
 
-def device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+def find_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
     """The device on which an operator runs: of its first tensor, or the one it is asked for."""
     for given in args:
         if isinstance(given, Tensor):

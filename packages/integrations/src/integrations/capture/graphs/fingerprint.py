@@ -6,7 +6,7 @@ import hashlib
 
 from torch import Tensor, nn
 
-from integrations.capture.graphs.sharding import class_of
+from integrations.capture.graphs.sharding import get_class
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -16,7 +16,7 @@ def fingerprint(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for name, module in model.named_modules(remove_duplicate=False):
-        digest.update(f"{name}: {class_of(module).__qualname__}\n".encode())
+        digest.update(f"{name}: {get_class(module).__qualname__}\n".encode())
     for name, parameter in model.named_parameters(remove_duplicate=False):
         digest.update(f"{name}: {_described(parameter)} {parameter.requires_grad}\n".encode())
     for name, buffer in model.named_buffers(remove_duplicate=False):

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from integrations._utils.checked_json import complete, entry_of, loaded, of_format
+from integrations._utils.checked_json import complete, loaded, of_format, read_entry
 from integrations.capture.graphs.signature import Signature
 
 FORMAT = 2  # a new field with a default does not raise it: files without the field can be read
@@ -225,7 +225,7 @@ class Graph:
         """
         given = of_format(content, FORMAT, _WRITER)
         with complete(_WRITER):
-            graph = entry_of(cls, given)
+            graph = read_entry(cls, given)
         graph.check()
         return graph
 

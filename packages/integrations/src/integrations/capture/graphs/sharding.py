@@ -54,7 +54,7 @@ def is_of_unit(hook: Callable[..., Any] | None) -> bool:
     return getattr(hook, "__module__", "").startswith(_FSDP)
 
 
-def units_of(model: nn.Module) -> frozenset[str]:
+def find_units(model: nn.Module) -> frozenset[str]:
     """The paths of the units inside a model."""
     fsdp = sys.modules.get(_FSDP)
     if fsdp is None or not any(isinstance(module, fsdp.FSDPModule) for module in all_modules(model)):
@@ -62,7 +62,7 @@ def units_of(model: nn.Module) -> frozenset[str]:
     return frozenset(name for name, module in model.named_modules() if name and is_unit(module))
 
 
-def class_of(module: nn.Module) -> type[nn.Module]:
+def get_class(module: nn.Module) -> type[nn.Module]:
     """A module's class; for a unit, the class that it had before."""
     if is_unit(module):
         return next(kind for kind in type(module).__mro__[1:] if not kind.__module__.startswith(_FSDP))
@@ -161,7 +161,7 @@ def whole_parameters(model: nn.Module) -> dict[int, tuple[torch.dtype, torch.dev
             if sum(not placement.is_replicate() for placement in parameter.placements) > 1:
                 raise ValueError(
                     f"model must have no parameters that are cut by anything but fully_shard; {name} of a "
-                    f"{class_of(module).__name__} is placed as {parameter.placements}: plan before it is distributed"
+                    f"{get_class(module).__name__} is placed as {parameter.placements}: plan before it is distributed"
                 )
             device = torch.device(parameter.device_mesh.device_type)
             kept = parameter.dtype if dtype is None or not parameter.is_floating_point() else dtype

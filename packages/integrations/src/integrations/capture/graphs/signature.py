@@ -36,7 +36,7 @@ class Signature:
         return cls(
             f"{structure} {others}{_autocast()}",
             tuple(f"{tensor.dtype} {tensor.requires_grad}{' nested' * tensor.is_nested}" for tensor in tensors),
-            tuple(map(_shape_of, tensors)),
+            tuple(map(_get_shape, tensors)),
         )
 
     def alike(self, other: Signature) -> bool:
@@ -57,7 +57,7 @@ class Signature:
         return ", ".join("x".join(map(str, shape)) or "scalar" for shape in self.shapes) or "no tensors"
 
 
-def _shape_of(tensor: Tensor) -> tuple[int, ...]:
+def _get_shape(tensor: Tensor) -> tuple[int, ...]:
     if not tensor.is_nested:
         return tuple(tensor.shape)
     if tensor.layout is torch.strided:  # such a tensor has no shape

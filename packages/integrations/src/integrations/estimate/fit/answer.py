@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 
 from integrations.estimate.fit.static_memory import Standing
-from integrations.estimate.fit.table import table_of
+from integrations.estimate.fit.table import make_table
 
 
 @dataclass(frozen=True)
@@ -137,4 +137,4 @@ class Fit:
         return json.dumps({**asdict(self), **beside})
 
     def __str__(self) -> str:
-        return table_of(self)
+        return make_table(self)

@@ -22,7 +22,7 @@ class Blocks(NamedTuple):
     size: int
 
 
-def blocks_of(model: nn.Module) -> Blocks | None:
+def find_blocks(model: nn.Module) -> Blocks | None:
     """The list with the most parameters whose modules are all alike; ``None`` if there is none, or a short one."""
     found: list[tuple[int, Blocks]] = []
     for path, module in model.named_modules():

@@ -23,9 +23,9 @@ from integrations.losses.head import why_unchunked
 from integrations.planner.budget import Budget
 from integrations.planner.errors import PlanningError
 from integrations.planner.free_memory import measure_room, training_memory
-from integrations.planner.live_optimizers import bytes_of_tensors, kept_like, optimizers_of, states_of
+from integrations.planner.live_optimizers import bytes_of_tensors, find_optimizers, find_states, kept_like
 from integrations.report.words import format_bytes
-from integrations.tracing.tensors import gradient_of
+from integrations.tracing.tensors import get_gradient
 
 _WAYS = ("plain", "chunked", "lean", "checkpoint")
 _MODULES = 3  # that are named
@@ -59,13 +59,13 @@ def explain_oom(model: nn.Module, memory: Budget | None = None) -> Iterator[None
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; give the model that is trained")
-    limit = None if memory is None else training_memory(memory, _device_of(model))
+    limit = None if memory is None else training_memory(memory, _get_device(model))
     last = _Forward()
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal last
         given, named = tree_map_only(Tensor, _outline, (args, kwargs))
-        last = _Forward(given, named, autocast_on(_device_of(model)))
+        last = _Forward(given, named, autocast_on(_get_device(model)))
 
     hook = model.register_forward_pre_hook(note, with_kwargs=True)
     try:
@@ -125,11 +125,11 @@ def _told(model: nn.Module) -> str:
     model = compiled_module(model)
     parts = {
         "weights": bytes_of_tensors((*model.parameters(), *model.buffers())),
-        "gradients": bytes_of_tensors(gradient_of(one) for one in model.parameters()),
-        "optimizer states": bytes_of_tensors(states_of(optimizers_of(model))),
+        "gradients": bytes_of_tensors(get_gradient(one) for one in model.parameters()),
+        "optimizer states": bytes_of_tensors(find_states(find_optimizers(model))),
     }
     told = ", ".join(f"{name} {format_bytes(count)}" for name, count in parts.items())
-    return f"There were, of {type(model).__name__}: {told}{_waiting(model)}{_device_in_words(_device_of(model))}."
+    return f"There were, of {type(model).__name__}: {told}{_waiting(model)}{_device_in_words(_get_device(model))}."
 
 
 def _waiting(model: nn.Module) -> str:
@@ -145,7 +145,7 @@ def _waiting(model: nn.Module) -> str:
     return f", stored for backward {format_bytes(sum(by_module.values()))}" + (f" ({most}, ...)" if most else "")
 
 
-def _device_of(model: nn.Module) -> torch.device:
+def _get_device(model: nn.Module) -> torch.device:
     return next((one.device for one in model.parameters()), torch.device("cpu"))
 
 
@@ -159,10 +159,10 @@ def _device_in_words(device: torch.device) -> str:
     )
 
 
-def _memory_of(model: nn.Module) -> int | None:
+def _find_memory(model: nn.Module) -> int | None:
     """Bytes of the model's device; ``None`` if they cannot be told."""
     try:
-        return measure_room(_device_of(model)).whole
+        return measure_room(_get_device(model)).whole
     except PlanningError:
         return None
 
@@ -171,10 +171,10 @@ def _told_what_fits(model: nn.Module, forward: _Forward, limit: int | None) -> s
     """The cheapest change that would have fitted into ``limit`` bytes, in words. An error that says so already is not
     followed by another one."""
     model = compiled_module(model)
-    memory = _memory_of(model) if limit is None else limit
+    memory = _find_memory(model) if limit is None else limit
     if memory is None or not (forward.args or forward.kwargs):
         return f"The inputs are not known here: {_ASK}."
-    name, precision = kept_like(optimizers_of(model)), Precision(None, forward.autocast)
+    name, precision = kept_like(find_optimizers(model)), Precision(None, forward.autocast)
     ways = [way for way in _WAYS if way != "chunked" or not why_unchunked(model)]
     try:
         found = fit(model, forward.inputs, memory=memory, optimizer=name, dtype=precision, ways=ways, grow=False)

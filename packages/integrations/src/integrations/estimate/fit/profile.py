@@ -132,7 +132,7 @@ def _alike(one: Sequence[Any], other: Sequence[Any]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def profile_of(
+def make_profile(
     graph: Graph,
     candidates: StorageCandidates | None = None,
     kept: Sequence[bool] | None = None,

@@ -13,11 +13,11 @@ from integrations.capture.costs.calibrating import calibrated
 from integrations.capture.costs.modelled import by
 from integrations.capture.costs.rates import Rates, constant
 from integrations.estimate.fit.layers import Blocks, shortened
-from integrations.estimate.fit.profile import Profile, profile_of
+from integrations.estimate.fit.profile import Profile, make_profile
 from integrations.estimate.fit.stored import stored_profile
 from integrations.estimate.fit.trainings import Training
 from integrations.estimate.forecast.checkpoints import checkpoint, checkpoints
-from integrations.losses.head import chunk_logits, head_of, why_unchunked
+from integrations.losses.head import chunk_logits, find_head, why_unchunked
 from integrations.planner.bounds import USUAL_ERROR, WAYS, Bounds
 from integrations.planner.candidates import usual
 from integrations.planner.choice import Choice
@@ -126,12 +126,12 @@ class Profiles:
             if way == "lean":
                 return stored_profile(model, training.args, training.kwargs, way, training.loss)
             graph = capture(model, training.args, training.kwargs, loss=training.loss, costs=by(constant))
-        return profile_of(graph)
+        return make_profile(graph)
 
     @staticmethod
     def _changed(model: nn.Module, way: str, chunked: bool) -> nn.Module:
         if chunked:
-            chunk_logits(head_of(model))
+            chunk_logits(find_head(model))
         if way == "checkpoint":
             checkpoint(model)
         return model
@@ -145,4 +145,4 @@ class Profiles:
 def profile_of_choice(plan: Plan, choice: Choice) -> Profile:
     """The profile of a step that follows a choice of a plan's front."""
     candidates = plan.candidates_for(choice)
-    return profile_of(plan.graph_of(choice), candidates, *chosen_entries(choice, candidates))
+    return make_profile(plan.graph_of(choice), candidates, *chosen_entries(choice, candidates))

@@ -14,17 +14,17 @@ from integrations._utils.progress import shows_planning
 from integrations.capture.loss import Loss, require_loss
 from integrations.estimate.fit.answer import Fit
 from integrations.estimate.fit.growth import largest
-from integrations.estimate.fit.layers import blocks_of
+from integrations.estimate.fit.layers import find_blocks
 from integrations.estimate.fit.profile import Profile
 from integrations.estimate.fit.profiles import Profiles
-from integrations.estimate.fit.static_memory import Standing, standing_of
-from integrations.estimate.fit.trainings import Training, training_of
+from integrations.estimate.fit.static_memory import Standing, count_static_memory
+from integrations.estimate.fit.trainings import Training, make_training
 from integrations.estimate.fit.ways import PLANNED, WAYS, Room, Tried, Tries
-from integrations.estimate.forecast.dtypes import precision_of
+from integrations.estimate.forecast.dtypes import read_precision
 from integrations.planner.bounds import USUAL_ERROR
 from integrations.planner.budget import AUTO, LEAST, Budget, require_error
 from integrations.planner.free_memory import RESERVE, auto_memory, training_memory
-from integrations.planner.optimizers import nbytes, optimizer_of
+from integrations.planner.optimizers import find_optimizer, nbytes
 from integrations.report.words import format_bytes
 
 
@@ -102,7 +102,7 @@ def fit(
             memory.
         Exception: what the model raises with these inputs.
     """
-    chosen, precision = optimizer_of(optimizer), precision_of(dtype)
+    chosen, precision = find_optimizer(optimizer), read_precision(dtype)
     require_loss(loss)
     require_error(error)
     _require_counts(batch=batch, tokens=tokens, ranks=ranks)
@@ -111,15 +111,15 @@ def fit(
         raise ValueError(f"reserve must be a part of the memory from 0 to below 1, such as 0.05, got {reserve!r}")
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device must be 'cpu', 'cuda' or None, got {device!r}")
-    training = training_of(model, sample, batch, tokens, precision, lora, loss, device)
+    training = make_training(model, sample, batch, tokens, precision, lora, loss, device)
     least = memory == LEAST
-    given, available = (0, 0) if least else _memory_of(memory, model, sample, training, reserve)
-    blocks = blocks_of(training.model)
-    standing = standing_of(training.model, chosen, training.together, ranks, blocks)
+    given, available = (0, 0) if least else _find_memory(memory, model, sample, training, reserve)
+    blocks = find_blocks(training.model)
+    standing = count_static_memory(training.model, chosen, training.together, ranks, blocks)
     if not least:
         _require_room(standing, available, given, reserve)
     here = isinstance(model, nn.Module) and any(one.device.type != "meta" for one in model.parameters())
-    profiles = Profiles(training, blocks, _device_of(model, training.together).type if here else None)
+    profiles = Profiles(training, blocks, _get_device(model, training.together).type if here else None)
     if ways is not None and "chunked" in ways and profiles.unchunked:
         raise ValueError(
             f"ways must not name 'chunked' for this {training.name}: {profiles.unchunked}; leave it out, or have the "
@@ -195,9 +195,9 @@ def _notes(optimizer: str, ranks: int, scaled: bool, positions: int | None, long
     return tuple(found)
 
 
-def _memory_of(memory: Budget, model: Any, sample: Any, training: Training, reserve: float) -> tuple[int, int]:
+def _find_memory(memory: Budget, model: Any, sample: Any, training: Training, reserve: float) -> tuple[int, int]:
     """Return the bytes of the device that the training is for, and those that it may take."""
-    device = _device_of(model, training.together)
+    device = _get_device(model, training.together)
     if memory == AUTO:
         available, given = auto_memory(model if isinstance(model, nn.Module) else None, sample, device, reserve)
         return given, available
@@ -205,7 +205,7 @@ def _memory_of(memory: Budget, model: Any, sample: Any, training: Training, rese
     return given, int(given * (1 - reserve))
 
 
-def _device_of(model: Any, on_gpu: bool) -> torch.device:
+def _get_device(model: Any, on_gpu: bool) -> torch.device:
     """Return the device that the training is for."""
     found = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     if found is not None and (found.device.type == "cuda") == on_gpu and found.device.type != "meta":

@@ -42,7 +42,9 @@ class Standing:
         return self.weights + self.states + self.gathered
 
 
-def standing_of(model: nn.Module, optimizer: Optimizer, together: bool, ranks: int, blocks: Blocks | None) -> Standing:
+def count_static_memory(
+    model: nn.Module, optimizer: Optimizer, together: bool, ranks: int, blocks: Blocks | None
+) -> Standing:
     """What is there for a model.
 
     On several ranks, each has its part of weights, gradients and states. Of the layers that are alike, which are taken

@@ -12,7 +12,7 @@ from integrations.capture.capture import capture
 from integrations.capture.costs.modelled import by
 from integrations.capture.costs.rates import constant
 from integrations.capture.loss import Loss
-from integrations.estimate.fit.profile import Profile, profile_of
+from integrations.estimate.fit.profile import Profile, make_profile
 from integrations.estimate.forecast import forecast
 from integrations.planner.savers import Saver, Seen
 from integrations.planner.sensitivity.saves import final_values
@@ -40,7 +40,7 @@ def stored_profile(
     graph = capture(model, args, kwargs, hooks=seen.hooks, loss=loss, costs=by(constant))
     last = final_values(graph)
     found = defaultdict(list)
-    for saver, row in _rows_of(seen.savers, forecast(model, args, kwargs, level=level).rows, level):
+    for saver, row in _make_rows(seen.savers, forecast(model, args, kwargs, level=level).rows, level):
         found[last[saver.value]].append(row)
     options: list[tuple[Option, ...]] = []
     for number, value in enumerate(graph.values):
@@ -64,10 +64,10 @@ def stored_profile(
                 saved_at[packed] = max(saved_at[packed], number)
     weights = usual_weights(graph, seen.saves.found)
     candidates = StorageCandidates(tuple(options), weights, (0,) * len(graph.values), tuple(saved_at))
-    return profile_of(graph, candidates, forms=[0 if row else -1 for row in options])
+    return make_profile(graph, candidates, forms=[0 if row else -1 for row in options])
 
 
-def _rows_of(savers: Sequence[Saver], rows: Sequence[Row], level: str) -> Iterator[tuple[Saver, Row]]:
+def _make_rows(savers: Sequence[Saver], rows: Sequence[Row], level: str) -> Iterator[tuple[Saver, Row]]:
     """Yield each tensor that autograd saves, and its row. Tensors that somebody else keeps alive have rows and are no
     values; autocast's cast of a parameter is a value with such a row. A loss in chunks saves gradients, whose rows
     describe the tensors that torch's loss saves: these pairs are left out, since no level stores gradients.

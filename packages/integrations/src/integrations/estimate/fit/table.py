@@ -20,7 +20,7 @@ _BAR = 60  # characters of the memory
 _MARKS = "WGOALT"
 
 
-def table_of(fit: Fit) -> str:
+def make_table(fit: Fit) -> str:
     """What takes the memory, the ways to train with what each takes, and what to do."""
     width = shutil.get_terminal_size((120, 50)).columns
     return "\n".join((_title(fit), _drawn(_parts(fit), width), _bar(fit), _drawn(_ways(fit), width), *_sentences(fit)))
@@ -35,7 +35,7 @@ def _title(fit: Fit) -> str:
     )
 
 
-def parts_of(fit: Fit, way: Way) -> dict[str, int]:
+def iter_parts(fit: Fit, way: Way) -> dict[str, int]:
     """What takes the memory at the highest moment of a way, in bytes."""
     standing = fit.standing
     return {
@@ -61,8 +61,8 @@ def _parts(fit: Fit) -> Table:
     for way in shown:
         table.add_column(way.name, justify="right")
         table.add_column("of the memory", justify="right")
-    for name in parts_of(fit, shown[0]):
-        cells = [parts_of(fit, way)[name] for way in shown]
+    for name in iter_parts(fit, shown[0]):
+        cells = [iter_parts(fit, way)[name] for way in shown]
         table.add_row(name, *(text for cell in cells for text in (format_bytes(cell), format_share(cell, fit.memory))))
     table.add_section()
     sums = (text for way in shown for text in (format_bytes(way.peak), format_share(way.peak, fit.memory)))
@@ -74,7 +74,7 @@ def _bar(fit: Fit) -> str:
     lines = []
     for way in _shown(fit):
         bar, end, total = "", 0.0, fit.memory / _BAR
-        for mark, nbytes in zip(_MARKS, parts_of(fit, way).values(), strict=True):
+        for mark, nbytes in zip(_MARKS, iter_parts(fit, way).values(), strict=True):
             end += nbytes / total
             bar += mark * (round(end) - len(bar))
         inside, over = bar[:_BAR].ljust(_BAR), bar[_BAR : 2 * _BAR]

@@ -101,7 +101,7 @@ class Training:
         return nullcontext() if self.autocast is None else torch.autocast("cpu", dtype=self.autocast)
 
 
-def training_of(
+def make_training(
     model: Any,
     sample: Any,
     batch: int | None,

@@ -10,7 +10,7 @@ from integrations.estimate.fit.answer import Way
 from integrations.estimate.fit.profile import Moment, Profile
 from integrations.estimate.fit.profiles import Profiles, profile_of_choice
 from integrations.estimate.fit.static_memory import Standing
-from integrations.estimate.forecast.checkpoints import code_of
+from integrations.estimate.forecast.checkpoints import make_code
 from integrations.planner.accumulation import WITH_ROUNDING
 from integrations.planner.bounds import USUAL_ERROR
 from integrations.planner.budget import AUTO, LEAST
@@ -189,7 +189,7 @@ class Tries:
         if not self._profiles.checkpoints:
             return None
         chunked = not self._profiles.unchunked
-        enable = code_of(self._profiles.training.model)
+        enable = make_code(self._profiles.training.model)
         code = f"{enable}; {_CHUNKED}" if chunked else enable
         tried = self._way("checkpoint", code, "checkpoint", chunked)
         kept = self._profiles.of("kept", chunked)

@@ -25,7 +25,7 @@ def checkpoints(model: nn.Module) -> bool:
     return True
 
 
-def code_of(model: nn.Module) -> str:
+def make_code(model: nn.Module) -> str:
     """The line of code that does what ``checkpoint`` does."""
     if hasattr(model, _TRANSFORMERS):
         return f'model.{_TRANSFORMERS}(gradient_checkpointing_kwargs={{"use_reentrant": False}})'

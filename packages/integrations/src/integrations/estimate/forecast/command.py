@@ -16,7 +16,7 @@ from integrations._utils.autocast import autocast_as_on
 from integrations._utils.whole_files import write_text
 from integrations.estimate.forecast import hf, pyg, timm
 from integrations.estimate.forecast.checkpoints import checkpoint
-from integrations.estimate.forecast.dtypes import NAMES, precision_of
+from integrations.estimate.forecast.dtypes import NAMES, read_precision
 from integrations.estimate.forecast.loss import CROSS_ENTROPY
 from integrations.estimate.forecast.measured import unmeasured
 from integrations.estimate.forecast.plans import planned_for
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> None:
             raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
     _require_one_way(options)
     subject, chosen = _subject(options, options.batch), _pairs(options.option, "--option")
-    narrow = precision_of(options.dtype).autocast
+    narrow = read_precision(options.dtype).autocast
     surroundings = nullcontext() if narrow is None else autocast_as_on(options.device, narrow)
     if options.memory is not None:
         with surroundings:
@@ -180,10 +180,10 @@ def _write(
 
 def _subject(options: argparse.Namespace, batch: int, elements: bool = False) -> Subject:
     found = _plain_subject(options, batch, elements)
-    precision_of(options.dtype).of(found.model)
+    read_precision(options.dtype).of(found.model)
     if options.checkpoint:
         checkpoint(found.model)
-    return found.cast(precision_of(options.dtype).weights)
+    return found.cast(read_precision(options.dtype).weights)
 
 
 def _plain_subject(options: argparse.Namespace, batch: int, elements: bool) -> Subject:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from integrations._utils.torch_internals import FakeTensor, FakeTensorMode, OpOverload, fake_mode, tree_map_only
-from integrations.capture.dispatch.memory import is_plain, tensors_of
+from integrations.capture.dispatch.memory import is_plain, iter_tensors
 
 # What torch says if an operator asks for the GPU.
 _NO_DRIVER = ("NVIDIA driver", "CUDA driver", "CUDA error", "not compiled with CUDA", "CUDA-capable device")
@@ -62,7 +62,7 @@ class OnDevice:
             if kwargs.get("device") is not None:
                 kwargs = {**kwargs, "device": torch.device("cpu")}
             return self._function(*args, **kwargs)
-        given = [tensor for tensor in (*tensors_of(args), *tensors_of(kwargs.values())) if is_plain(tensor)]
+        given = [tensor for tensor in (*iter_tensors(args), *iter_tensors(kwargs.values())) if is_plain(tensor)]
         places = {tensor.device for tensor in given if isinstance(tensor, FakeTensor)}
         if not places or self._device in places:
             args, kwargs = tree_map_only(Tensor, self._moved, (args, kwargs))

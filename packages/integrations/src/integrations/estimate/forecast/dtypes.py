@@ -33,7 +33,7 @@ class Precision:
         return model
 
 
-def precision_of(dtype: object) -> Precision:
+def read_precision(dtype: object) -> Precision:
     """The precision of an argument ``dtype``: a name of ``NAMES``, a ``torch.dtype``, ``None``, or a precision itself.
 
     Raises:

@@ -21,7 +21,7 @@ from integrations.report.row import Row
 from integrations.report.words import LOSS
 from integrations.tracing.storage.records import Record
 from integrations.tracing.storage.storage import Storages
-from integrations.tracing.tensors import storage_of
+from integrations.tracing.tensors import get_storage
 from integrations.tracing.tracker import CallTracker
 
 CROSS_ENTROPY = "cross_entropy"
@@ -64,7 +64,7 @@ def require_loss(loss: object) -> None:
         raise ValueError(f"loss must be {CROSS_ENTROPY!r}, or a function of what the model returns; got {loss!r}")
 
 
-def part_of(output: Any, loss: Loss | str | None, storages: Storages) -> LossPart:
+def make_part(output: Any, loss: Loss | str | None, storages: Storages) -> LossPart:
     """What the loss of a forward adds; nothing for a model that returns its loss.
 
     Args:
@@ -92,12 +92,12 @@ def differentiable(output: Any) -> Any:
 
 def _rows(loss: Loss, output: Any, storages: Storages) -> tuple[Row, ...]:
     tracker = CallTracker()
-    given = {storage._cdata for tensor in _tensors(output) if (storage := storage_of(tensor)) is not None}
+    given = {storage._cdata for tensor in _tensors(output) if (storage := get_storage(tensor)) is not None}
     rows: list[Row] = []
 
     def pack(tensor: Tensor) -> Tensor:
         with DisableTorchFunction():
-            call, storage = tracker.call, storage_of(tensor)
+            call, storage = tracker.call, get_storage(tensor)
             if storage is None or (storage in tracker.foreign and storage._cdata not in given):
                 return tensor  # a target, or weights of classes: their owner keeps them
             operator, role = ("", "") if call is None else (call.operator, call.role(tensor, storage))

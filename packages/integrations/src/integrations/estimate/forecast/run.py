@@ -21,12 +21,12 @@ from integrations._utils.torch_internals import (
 from integrations.api.compress import compress_model, compression
 from integrations.capture.dispatch import indices
 from integrations.capture.dispatch.fakes import Fakes
-from integrations.capture.dispatch.operators import traits_of
+from integrations.capture.dispatch.operators import get_traits
 from integrations.capture.loss import Loss
 from integrations.capture.reachable_state import ReachableState
 from integrations.estimate.forecast.attention import FusedAttention
 from integrations.estimate.forecast.device import OnDevice, forecast_device, needs_gpu
-from integrations.estimate.forecast.loss import part_of, require_loss
+from integrations.estimate.forecast.loss import make_part, require_loss
 from integrations.policies.levels import Level, resolve_level
 from integrations.report import Report
 from integrations.report.peak import estimated_peaks, gradient_bytes_by_module
@@ -105,14 +105,14 @@ def forecast(
         for block in surroundings:
             stack.enter_context(block)
         try:
-            report = report_of(fake, given, named, loss)
+            report = make_report(fake, given, named, loss)
         finally:
             reach.restore()
     note = NOTE.format("the CPU" if where.type == "cpu" else "CUDA")
     return replace(report, level=wanted.title(level), note=note, plan=MEAN if wanted.adaptive else "")
 
 
-def report_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss: Loss | str | None) -> Report:
+def make_report(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss: Loss | str | None) -> Report:
     """The report of a compressed model's forward, and of the loss after it."""
     handle = compression(model)
     running = handle.session_of_forward(args, kwargs)
@@ -122,7 +122,7 @@ def report_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         with running as session:
             session.owners.add_inputs(tensors_in((args, kwargs)))
             output, storages = model(*args, **kwargs), session.storages
-    part = part_of(output, loss, storages)  # called while the output holds what the forward has saved
+    part = make_part(output, loss, storages)  # called while the output holds what the forward has saved
     report = handle.report()
     rows = [*report.rows, *part.rows]
     plain, peak = estimated_peaks(rows, gradient_bytes_by_module(model), part.gradient_bytes)
@@ -177,7 +177,7 @@ class _Indices(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call: Any = func if self._device.type == "cpu" else OnDevice(func, self._mode, self._device)
         try:
-            return indices.call(call, traits_of(func), args, kwargs or {})
+            return indices.call(call, get_traits(func), args, kwargs or {})
         except indices.MixedIndices:  # nothing compares this forward with another, and the bytes are right anyway
             return call(*args, **(kwargs or {}))
 

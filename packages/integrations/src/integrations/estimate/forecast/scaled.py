@@ -11,7 +11,7 @@ import torch
 
 from integrations.api.compress import compress_model
 from integrations.capture.loss import Loss
-from integrations.estimate.forecast.run import MEAN, mean_bits, report_of
+from integrations.estimate.forecast.run import MEAN, make_report, mean_bits
 from integrations.estimate.forecast.subject import Subject
 from integrations.policies.levels import resolve_level
 from integrations.report import Report, Row
@@ -74,7 +74,7 @@ def _real(
     with torch.random.fork_rng([]), torch.enable_grad():
         torch.manual_seed(0)
         model = compress_model(subject.model, level, **exchanged, **{**options, **mean_bits(wanted)}).train()
-        report = report_of(model, subject.args, subject.kwargs, loss)
+        report = make_report(model, subject.args, subject.kwargs, loss)
     return replace(report, level=wanted.title(level), plan=MEAN if wanted.adaptive else "")
 
 

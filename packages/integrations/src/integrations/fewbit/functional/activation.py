@@ -10,7 +10,7 @@ import actcore
 from integrations.fewbit.functional.conditions import keeps_few_bits
 from integrations.policies.codebooks.fitting import approximate
 from integrations.policies.codebooks.isolated_fit import fitted_apart
-from integrations.policies.codebooks.options import DEFAULT_BITS, Rounding, check_options, constant, steps_of
+from integrations.policies.codebooks.options import DEFAULT_BITS, Rounding, check_options, constant, move_table
 from integrations.policies.codebooks.steps import LevelTable, StepTable
 
 ScalarFunction = Callable[[Tensor], Tensor]
@@ -58,7 +58,7 @@ def activation(
         codebook = table if isinstance(table, LevelTable) else fitted_levels(function, bits or DEFAULT_BITS, weight)
         levels = constant(codebook.levels, input)
         return actcore.round_to_levels(input, function, levels, seed=seed, stream=stream, guard="nonfinite")
-    steps = steps_of(
+    steps = move_table(
         table if isinstance(table, StepTable) else fitted_steps(function, bits or DEFAULT_BITS, weight), input
     )
     return actcore.stepwise(input, function, steps.boundaries, steps.levels, even=steps.even, guard="nonfinite")

@@ -16,7 +16,7 @@ from torch.autograd import Function
 
 from actcore.stored import Stored, announce, is_heard
 from integrations._utils.autocast import is_available, is_known
-from integrations._utils.norm_statistics import mean_of, rms_product
+from integrations._utils.norm_statistics import compute_mean, rms_product
 from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.torch_internals import fused_rms_norm
 from integrations.fewbit.functional.channels import channels_to_keep, divisor, most_lost
@@ -202,7 +202,7 @@ def _announced(
             yield Stored(affine, kind, "other", parts=(affine,))
     yield Stored(rstd, kind, "internal", parts=(rstd,))
     if mean is not None:
-        yield Stored(mean_of(x, weight, mean.shape), kind, "internal", codec)
+        yield Stored(compute_mean(x, weight, mean.shape), kind, "internal", codec)
     else:
         yield from (Stored(product, kind, "internal", codec) for product in rms_product(x, weight))
 

@@ -18,7 +18,7 @@ from integrations.policies.codebooks.options import (
     Steps,
     check_keywords,
     constant,
-    steps_of,
+    move_table,
     user_steps,
 )
 from integrations.policies.codebooks.tables import level_table, table
@@ -56,10 +56,10 @@ def rounded(name: str, input: Tensor, parameters: tuple[float, ...], options: Op
 
 def _steps(name: str, x: Tensor, parameters: tuple[float, ...], options: Options) -> Steps:
     if (chosen := options.get("table")) is not None:
-        return steps_of(chosen, x)
+        return move_table(chosen, x)
     if (borders := options.get("borders")) is not None:
         return user_steps(borders, options["values"], x)
-    return steps_of(table(name, options.get("bits") or DEFAULT_BITS, parameters, options.get("weight", "uniform")), x)
+    return move_table(table(name, options.get("bits") or DEFAULT_BITS, parameters, options.get("weight", "uniform")), x)
 
 
 def _at_random(name: str, x: Tensor, parameters: tuple[float, ...], options: Options) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import actcore
 from integrations.fewbit.functional.conditions import keeps_few_bits
-from integrations.policies.codebooks.options import constant, steps_of, trimmed
+from integrations.policies.codebooks.options import constant, move_table, trimmed
 from integrations.policies.codebooks.steps import StepTable
 
 Numbers = Tensor | Sequence[float]
@@ -60,7 +60,7 @@ def piecewise_linear(input: Tensor, table: StepTable) -> Tensor:
     function = _Integral(table)
     if not keeps_few_bits(input):
         return function(input)
-    steps = steps_of(table, input)
+    steps = move_table(table, input)
     return actcore.stepwise(input, function, steps.boundaries, steps.levels, even=steps.even, guard="nan")
 
 
@@ -71,7 +71,7 @@ class _Integral:
     table: StepTable
 
     def __call__(self, x: Tensor) -> Tensor:
-        steps, offsets = steps_of(self.table, x), constant(_offsets(self.table), x)
+        steps, offsets = move_table(self.table, x), constant(_offsets(self.table), x)
         at = (x.abs() if self.table.even else x).to(offsets.dtype)
         index = torch.bucketize(at, steps.boundaries, out_int32=True, right=True)
         level, offset = steps.levels[index], offsets[index]

@@ -105,7 +105,7 @@ def _remember(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(key)
 
 
-def _backward_of(transpose: Any) -> Any:
+def _get_backward(transpose: Any) -> Any:
     def backward(ctx: Any, gradient: Tensor | None) -> Any:
         if gradient is None:
             return None, None, None, None, None
@@ -115,5 +115,5 @@ def _backward_of(transpose: Any) -> Any:
     return backward
 
 
-project.register_autograd(_backward_of(lift), setup_context=_remember)
-lift.register_autograd(_backward_of(project), setup_context=_remember)
+project.register_autograd(_get_backward(lift), setup_context=_remember)
+lift.register_autograd(_get_backward(project), setup_context=_remember)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from integrations._utils.checked_json import entry_of
+from integrations._utils.checked_json import read_entry
 from integrations.planner.sensitivity.identity import Identity
 
 
@@ -126,7 +126,7 @@ class BitPlan:
             ValueError: something is missing, or has another form.
         """
         try:
-            plan = entry_of(cls, plain)
+            plan = read_entry(cls, plain)
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"the state's plan must be what state_dict returned, of another form than {plain!r:.80}: {error}"

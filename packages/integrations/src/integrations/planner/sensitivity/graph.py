@@ -10,7 +10,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from integrations._utils.torch_internals import get_sequence_nr
-from integrations.tracing.history import MOST_NODES, node_of
+from integrations.tracing.history import MOST_NODES, find_node
 
 PARAMETER = -1  # the gradient ends in a parameter
 NOWHERE = -2  # it ends in something else, or in something from before the forward
@@ -56,7 +56,7 @@ class AutogradGraph:
                 twice.
         """
         found = []
-        waiting = [node for tensor in tensors if (node := node_of(tensor)) is not None]
+        waiting = [node for tensor in tensors if (node := find_node(tensor)) is not None]
         while waiting and not self.full:
             node = waiting.pop()
             if node in self._index or hasattr(node, "variable") or node._sequence_nr() < self._start:
@@ -103,7 +103,7 @@ def _pure(node: Node) -> bool:
     return getattr(function, "__module__", "").partition(".")[0] in _PURE
 
 
-def backward_of(
+def derive_backward(
     node: Node, gradients: tuple[Tensor | None, ...], like: tuple[Tensor | None, ...]
 ) -> list[Tensor | None]:
     """What a node makes of gradients of its outputs, for each of its edges.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Self
 
-from integrations._utils.checked_json import entry_of
+from integrations._utils.checked_json import read_entry
 from integrations.planner.sensitivity.identity import Identity
 
 _WIDTHS = 8  # 1 to 8 bits
@@ -75,7 +75,7 @@ class Measurement:
         Raises:
             KeyError, TypeError, ValueError: something is missing, of another type, or not for each of 1 to 8 bits.
         """
-        found = entry_of(cls, plain)
+        found = read_entry(cls, plain)
         for tensor in found.tensors:
             if not tensor.identities or tensor.numel < 0 or any(size < 0 for size in tensor.sizes):
                 raise ValueError(
@@ -86,7 +86,7 @@ class Measurement:
         return found
 
 
-def mean_of(measurements: Sequence[Measurement]) -> Measurement:
+def compute_mean(measurements: Sequence[Measurement]) -> Measurement:
     """The mean of measurements. For a tensor that only some of them have, the mean of those."""
     seen: dict[tuple[Identity, ...], list[Sensitivity]] = {}
     for measurement in measurements:

@@ -16,7 +16,7 @@ from integrations._utils.torch_internals import TorchDispatchMode
 from integrations.capture.capture import capturing, find_reachable_state, is_only_read
 from integrations.capture.dispatch.casts import fresh_casts
 from integrations.capture.dispatch.operators import lazy_views
-from integrations.capture.graphs.sharding import class_of, distributed, whole_parameters
+from integrations.capture.graphs.sharding import distributed, get_class, whole_parameters
 from integrations.capture.loss import Loss, differentiated, is_scalar_loss
 from integrations.capture.reachable_state import ReachableState
 from integrations.capture.stand_ins import StandIns, with_stand_ins
@@ -126,12 +126,12 @@ class OneStep:
         if self.starts is None:
             tensors, _, _ = differentiated(outputs, self.loss)
             if not tensors:
-                raise Unmeasured(f"{class_of(self.model).__name__} returned nothing that requires a gradient")
+                raise Unmeasured(f"{get_class(self.model).__name__} returned nothing that requires a gradient")
             return tensors, [None if is_scalar_loss(tensors) else _drawn(one) for one in tensors]
         returned = differentiable_outputs(outputs)
         known = zip(returned, self.starts, strict=False)
         if len(returned) != len(self.starts) or any(b is not None and a.shape != b.shape for a, b in known):
-            raise Unmeasured(f"{class_of(self.model).__name__} returned other tensors than in the step before")
+            raise Unmeasured(f"{get_class(self.model).__name__} returned other tensors than in the step before")
         pairs = [(one, start) for one, start in zip(returned, self.starts, strict=True) if start is not None]
         return [one for one, _ in pairs], [start for _, start in pairs]
 

@@ -36,17 +36,17 @@ from torch.utils.hooks import RemovableHandle
 from actcore import GroupAffine, SavedTensor, stream_of
 from integrations._utils.torch_internals import DisableTorchFunction, current_autograd_node, queue_callback
 from integrations.planner.sensitivity.errors import Error
-from integrations.planner.sensitivity.graph import NOWHERE, PARAMETER, AutogradGraph, backward_of
+from integrations.planner.sensitivity.graph import NOWHERE, PARAMETER, AutogradGraph, derive_backward
 from integrations.planner.sensitivity.identity import Identity
 from integrations.planner.sensitivity.measurement import Measurement, Sensitivity
 from integrations.planner.sensitivity.rounding import WIDTHS
 from integrations.planner.sensitivity.shared_storage import (
     Copy,
     MeasuredCopy,
-    copy_of,
-    elements_of,
+    find_copy,
+    get_layout,
     is_kept,
-    layout_of,
+    read_elements,
     unpacked_from,
 )
 from integrations.tracing.storage.forms import Packed
@@ -112,7 +112,7 @@ class Probe:
 
     def stored(self, saved: SavedTensor, tensor: Tensor, codec: GroupAffine, packed: Packed) -> None:
         """Notes a tensor that was quantised, or whose copy was."""
-        copy = copy_of(packed)
+        copy = find_copy(packed)
         if copy is None or self._over or copy in self._settled:
             return
         known = self._stored.get(copy)
@@ -128,7 +128,7 @@ class Probe:
     def stored_beside(self, packed: Packed) -> None:
         """Notes a checkpoint's input that was quantised. What shares its copy has the checkpoint's bits, and none of
         the budget's."""
-        copy = copy_of(packed)
+        copy = find_copy(packed)
         if copy is not None and not self._over:
             self._settled.add(copy)
             self._leave_out(copy)
@@ -199,7 +199,7 @@ class Probe:
         try:
             with watched_unpacks(partial(_noting, unpacked)):
                 drawn = tuple(None if part is None else self._with_random_signs(part) for part in gradients)
-                self._gains[place] = _ratios(backward_of(node, drawn, results), drawn)
+                self._gains[place] = _ratios(derive_backward(node, drawn, results), drawn)
             for stored, error in list(self._errors.get(place, {}).items()):
                 passed = tuple(
                     None if gradient is None else _or_zeros(error.part(at), gradient)
@@ -207,7 +207,7 @@ class Probe:
                 )
                 # A node that saved nothing only moves or adds up its gradients: this is no hop.
                 hops = error.hops + bool(unpacked)
-                self._pass_on(place, stored, backward_of(node, passed, results), hops)
+                self._pass_on(place, stored, derive_backward(node, passed, results), hops)
                 del self._errors[place][stored]
             for copy in dict.fromkeys(self._measured(unpacked)):
                 self._measure_effect(place, node, copy, results, gradients)
@@ -219,13 +219,13 @@ class Probe:
 
     def _measured(self, unpacked: Iterable[Packed]) -> Iterator[Copy]:
         for packed in unpacked:
-            copy = copy_of(packed)
+            copy = find_copy(packed)
             if copy is not None and copy in self._stored:
                 yield copy
 
     def _measure_effect(self, place: int, node: Node, copy: Copy, results: Gradients, gradients: Gradients) -> None:
-        stored, layout = self._stored[copy], layout_of(copy)
-        flat = layout.flatten(elements_of(copy))
+        stored, layout = self._stored[copy], get_layout(copy)
+        flat = layout.flatten(read_elements(copy))
         energy = stored.energies[self._bits - 1]
         generator = self._generator(flat.device)
         noise = stored.noise(flat, energy, generator)
@@ -233,10 +233,10 @@ class Probe:
         del flat, noise
 
         def unpack(packed: Packed) -> Tensor:
-            return unpacked_from(packed, perturbed) if copy_of(packed) is copy else packed.unpack()
+            return unpacked_from(packed, perturbed) if find_copy(packed) is copy else packed.unpack()
 
         with watched_unpacks(unpack):
-            changed = backward_of(node, gradients, results)
+            changed = derive_backward(node, gradients, results)
         differences = [
             None if after is None or before is None else after - before
             for after, before in zip(changed, results, strict=True)

@@ -44,7 +44,7 @@ def ranks_can_meet(model: nn.Module) -> bool:
     if around is not None:
         ranks = torch.distributed.get_world_size(around.process_group)
         return around.module is model and ranks == torch.distributed.get_world_size()
-    return is_unit(model) and _ranks_of(model) == torch.distributed.get_world_size()
+    return is_unit(model) and _get_ranks(model) == torch.distributed.get_world_size()
 
 
 def _joins(around: Any) -> bool:
@@ -53,7 +53,7 @@ def _joins(around: Any) -> bool:
     return bool(getattr(getattr(around, "_join_config", None), "enable", False))
 
 
-def _ranks_of(model: nn.Module) -> int:
+def _get_ranks(model: nn.Module) -> int:
     """The number of ranks over which a unit's parameters are sharded."""
     from torch.distributed.tensor import DTensor  # takes 0.1 s to import, and a model with units has imported it
 
@@ -91,7 +91,7 @@ def agreed(measurement: Measurement | None) -> Measurement | None:
     return first
 
 
-def first_of(value: Any) -> Any:
+def take_from_rank_0(value: Any) -> Any:
     """Rank 0's value. Every rank calls this at the same time."""
     return of_all(value)[0]
 

@@ -11,7 +11,7 @@ from integrations.capture.graphs.graph import Graph
 from integrations.capture.recorder import Recorder
 from integrations.planner.sensitivity.identity import Identity
 from integrations.policies.rules import RULES, Need
-from integrations.tracing.tensors import storage_of
+from integrations.tracing.tensors import get_storage
 from integrations.tracing.tracker import CallTracker
 
 
@@ -60,7 +60,7 @@ class Saves:
     def note(self, recorder: Recorder, tracker: CallTracker, tensor: Tensor) -> Identity:
         """The name of a tensor that autograd saves. It must be called for each of them, as a session's pack hook is,
         since it numbers them."""
-        storage, call, module = storage_of(tensor), tracker.call, recorder.module
+        storage, call, module = get_storage(tensor), tracker.call, recorder.module
         operator, role = "", ""
         if call is not None:
             call.module = module = module if call.module is None else call.module
@@ -73,7 +73,7 @@ class Saves:
         return identity
 
 
-def readers_of(graph: Graph) -> list[list[int]]:
+def find_readers(graph: Graph) -> list[list[int]]:
     """By value: the operators that read it."""
     readers: list[list[int]] = [[] for _ in graph.values]
     for number, op in enumerate(graph.ops):

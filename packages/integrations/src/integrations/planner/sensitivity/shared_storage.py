@@ -23,7 +23,7 @@ Copy: TypeAlias = Region | Clamped
 _DETAILED = 65536
 
 
-def copy_of(packed: Packed) -> Copy | None:
+def find_copy(packed: Packed) -> Copy | None:
     """The copy that serves a saved tensor; ``None`` if its values are kept, or are not rounded to planned bits."""
     if isinstance(packed, View):
         return None if packed.sign or is_kept(packed.region) else packed.region
@@ -36,19 +36,19 @@ def is_kept(copy: Copy) -> bool:
     return isinstance(copy, Region) and copy.kept is not None
 
 
-def layout_of(copy: Copy) -> Layout:
+def get_layout(copy: Copy) -> Layout:
     """The order in which its elements share groups."""
     return copy.layout if isinstance(copy, Region) else copy.compressed.layout
 
 
-def elements_of(copy: Copy) -> Tensor:
+def read_elements(copy: Copy) -> Tensor:
     """Its elements, in the order in which they are stored."""
     return copy.elements(False) if isinstance(copy, Region) else copy.unpack()
 
 
 def unpacked_from(packed: Packed, elements: Tensor) -> Tensor:
     """The saved tensor that would be unpacked if its copy had these elements."""
-    return packed.view_of(elements) if isinstance(packed, View) else elements
+    return packed.get_view(elements) if isinstance(packed, View) else elements
 
 
 class MeasuredCopy:
@@ -63,7 +63,7 @@ class MeasuredCopy:
 
     def __init__(self, copy: Copy, codec: GroupAffine, tensor: Tensor, bits: int) -> None:
         self.identities: list[Identity] = []
-        elements = layout_of(copy).flatten(copy.source(tensor))
+        elements = get_layout(copy).flatten(copy.source(tensor))
         self.numel = elements.numel()
         self.dtype = elements.dtype
         self.codec = codec

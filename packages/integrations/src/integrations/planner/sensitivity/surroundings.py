@@ -21,7 +21,7 @@ from torch.autograd.graph import Node
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from integrations._utils.running_module import module_called_in
-from integrations.tracing.history import MOST_NODES, has_history, node_of
+from integrations.tracing.history import MOST_NODES, find_node, has_history
 
 _here = threading.local()  # .met: of the trial run in this thread
 
@@ -73,7 +73,7 @@ class Met:
         Raises:
             RuntimeError: there are more nodes on the way than may be searched.
         """
-        waiting = [node for root in roots if (node := node_of(root)) is not None]
+        waiting = [node for root in roots if (node := find_node(root)) is not None]
         seen: set[Node] = set(waiting)
         while waiting:
             node = waiting.pop()

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from integrations.capture.graphs.graph import Graph
-from integrations.planner.sensitivity.saves import Save, final_values, readers_of
+from integrations.planner.sensitivity.saves import Save, final_values, find_readers
 from integrations.policies.rules import Need
 
 # The part of the energy that a node passes on which is as wrong as the value that it reads. Chosen so that, with 4 bits
@@ -60,7 +60,7 @@ _RANGE = 5.6
 Ways = Mapping[tuple[int, int], float]
 
 
-def noise_of(bits: int) -> float:
+def estimate_noise(bits: int) -> float:
     """The variance of rounding to so many bits, relative to the mean square of the elements.
 
     256 normally distributed elements that share bounds have a range of 5.6 deviations; stochastic rounding has a sixth
@@ -127,7 +127,7 @@ def layer_noise(graph: Graph, saves: Sequence[Save]) -> LayerNoise:
         graph: a captured graph.
         saves: the tensors that autograd saved in its capture.
     """
-    readers, last = readers_of(graph), final_values(graph)
+    readers, last = find_readers(graph), final_values(graph)
     at = [_saver(save, graph, readers) for save in saves]
     shares = _shares({op for save, op in zip(saves, at, strict=True) if save.of_layer})
     count = max(1, len(shares))

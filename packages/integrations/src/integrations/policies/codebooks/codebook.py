@@ -12,7 +12,7 @@ from integrations.policies.codebooks.catalogue import FUNCTIONS
 from integrations.policies.codebooks.noise import slope_noise
 from integrations.policies.codebooks.options import constant
 from integrations.policies.codebooks.representatives import Representatives, representatives
-from integrations.policies.codebooks.slopes import numbers_of
+from integrations.policies.codebooks.slopes import list_numbers
 from integrations.policies.codebooks.tables import table
 
 _STRETCH = 1024  # elements that share a byte, which tells whether one of them is not finite
@@ -54,7 +54,7 @@ class Codebook:
     result: bool = False
 
     def __post_init__(self) -> None:
-        parameters = numbers_of(self.parameters)
+        parameters = list_numbers(self.parameters)
         table(self.function, self.bits, parameters, self.weight)  # raises for arguments that it does not know
         object.__setattr__(self, "parameters", parameters or tuple(FUNCTIONS[self.function].defaults.values()))
 

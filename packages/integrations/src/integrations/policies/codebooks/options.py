@@ -116,7 +116,7 @@ def user_steps(borders: Any, values: Any, x: Tensor) -> Steps:
     """Steps of FewBit's form, where ``borders`` may hold the two ends of the domain."""
     inner, levels = trimmed(borders, values)
     if not isinstance(inner, Tensor) and not isinstance(levels, Tensor):
-        return steps_of(StepTable(tuple(map(float, inner)), tuple(map(float, levels))), x)
+        return move_table(StepTable(tuple(map(float, inner)), tuple(map(float, levels))), x)
     return Steps(inner, levels)
 
 
@@ -138,7 +138,7 @@ def trimmed(borders: Any, levels: Any) -> tuple[Any, Any]:
     return borders, levels
 
 
-def steps_of(table: StepTable, x: Tensor) -> Steps:
+def move_table(table: StepTable, x: Tensor) -> Steps:
     """A table on the device of ``x``."""
     return Steps(constant(table.boundaries, x), constant(table.levels, x), table.even)
 

@@ -37,7 +37,7 @@ class Slope:
             raise TypeError(f"function must be a name of FUNCTIONS or a torch function, got {function!r}")
         if derivative is not None and not callable(derivative):
             raise TypeError(f"derivative must be a torch function, got {derivative!r}")
-        parameters = numbers_of(parameters)
+        parameters = list_numbers(parameters)
         if self.known and parameters and len(parameters) != len(self.known.defaults):
             raise ValueError(
                 f"parameters of {self.name} must be {len(self.known.defaults)} numbers "
@@ -143,7 +143,7 @@ class Slope:
         return value.double()
 
 
-def numbers_of(parameters: Sequence[float]) -> tuple[float, ...]:
+def list_numbers(parameters: Sequence[float]) -> tuple[float, ...]:
     """Parameters as floats. Raises ``TypeError`` if they are not a sequence, such as a number without parentheses."""
     try:
         return tuple(map(float, parameters))

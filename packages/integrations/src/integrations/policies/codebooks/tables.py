@@ -11,7 +11,7 @@ from integrations.policies.codebooks.fitting import DOMAIN, Parity, approximate,
 from integrations.policies.codebooks.isolated_fit import fitted_apart
 from integrations.policies.codebooks.objective import WEIGHTS
 from integrations.policies.codebooks.shipped import SMOOTH, shipped_levels, shipped_table
-from integrations.policies.codebooks.slopes import numbers_of
+from integrations.policies.codebooks.slopes import list_numbers
 from integrations.policies.codebooks.steps import LevelTable, StepTable
 
 
@@ -115,7 +115,7 @@ def _checked(function: str, bits: int, parameters: Sequence[float], weight: str)
         raise ValueError(
             f"weight must be {' or '.join(map(repr, WEIGHTS))}, got {weight!r}; approximate() takes functions, too"
         )
-    given = numbers_of(parameters)
+    given = list_numbers(parameters)
     defaults = FUNCTIONS[function].defaults
     if given and len(given) != len(defaults):
         raise ValueError(

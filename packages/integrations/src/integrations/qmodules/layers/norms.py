@@ -20,7 +20,7 @@ from torch.autograd import Function
 
 from actcore.origins import note_origin, with_origin
 from integrations._utils.autocast import in_float32
-from integrations._utils.norm_statistics import mean_of, rms_of, rms_product, statistic_shape
+from integrations._utils.norm_statistics import compute_mean, compute_rms, rms_product, statistic_shape
 from integrations._utils.torch_internals import (
     batch_norm_impl_index,
     batch_norm_impl_index_backward,
@@ -92,7 +92,7 @@ class LayerNormFunction(Function):
     ) -> Tensor:
         ctx.normalized_shape, ctx.eps = normalized_shape, eps
         saving.save(ctx, x, weight, bias)
-        statistic = mean_of(x, weight, statistic_shape(x, len(normalized_shape)))
+        statistic = compute_mean(x, weight, statistic_shape(x, len(normalized_shape)))
         saving.announce(ctx, statistic, statistic)
         return F.layer_norm(x, normalized_shape, weight, bias, eps)
 
@@ -122,7 +122,7 @@ class GroupNormFunction(Function):
         if bias is not None:
             note_origin(ctx, bias)
         saving.save(ctx, x, weight)
-        statistic = mean_of(x, weight, (x.shape[0], groups))
+        statistic = compute_mean(x, weight, (x.shape[0], groups))
         saving.announce(ctx, statistic, statistic)
         return F.group_norm(x, groups, weight, bias, eps)
 
@@ -173,7 +173,7 @@ class RMSNormFunction(Function):
         default = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
         ctx.dims, ctx.eps = len(normalized_shape), default if eps is None else eps
         saving.save(ctx, x, weight)
-        saving.announce(ctx, rms_of(x, ctx.dims), *rms_product(x, weight))
+        saving.announce(ctx, compute_rms(x, ctx.dims), *rms_product(x, weight))
         return F.rms_norm(x, normalized_shape, weight, eps)
 
     @staticmethod

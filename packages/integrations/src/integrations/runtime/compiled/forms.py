@@ -142,7 +142,7 @@ def _(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_
     return parts[0].new_empty(numel, dtype=dtype)
 
 
-def form_of(way: StoragePolicy, saved: SavedTensor, uses: Iterable[Use], made_by: str) -> CompiledForm:
+def make_form(way: StoragePolicy, saved: SavedTensor, uses: Iterable[Use], made_by: str) -> CompiledForm:
     """The form that suits all uses of a tensor.
 
     Args:

@@ -46,7 +46,7 @@ class Compiled:
         self.plan = plan = plan.flat  # torch.compile repeats nothing twice, as a nested plan does
         self._contexts = functools.partial(_contexts, plan)
         # The hash tells torch's cache on disk which plan the code was compiled for.
-        self._contexts.cache_hash = _hash_of(plan)  # type: ignore[attr-defined]
+        self._contexts.cache_hash = _get_hash(plan)  # type: ignore[attr-defined]
         self.warned = False
         self._breaks: dict[str, int] = {}  # dynamo's graph breaks before the model's forward was traced
 
@@ -58,7 +58,7 @@ class Compiled:
             forward: the model's.
             args, kwargs: what it is called with.
         """
-        run, _ = without_dynamo(_frames_of)(self)
+        run, _ = without_dynamo(_get_frames)(self)
         if not self.warned:
             self._breaks = without_dynamo(_graph_breaks)()
         return run(self.trace, (forward, args, kwargs), {})
@@ -72,7 +72,7 @@ class Compiled:
             args, kwargs: what it is called with.
         """
         if not torch.compiler.is_compiling():  # dynamo did not trace the call, and has left it to Python
-            _, run = without_dynamo(_frames_of)(self)
+            _, run = without_dynamo(_get_frames)(self)
             without_dynamo(_warn_of_breaks)(self)
             return run(forward, args, kwargs)
         if not self.is_training() or _is_exporting():
@@ -102,7 +102,7 @@ Frame = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 _frames: WeakKeyDictionary[Compiled, tuple[Frame, Frame]] = WeakKeyDictionary()
 
 
-def _frames_of(compiled: Compiled) -> tuple[Frame, Frame]:
+def _get_frames(compiled: Compiled) -> tuple[Frame, Frame]:
     """The frames that dynamo compiles for a model: one with its plan, one without."""
     found = _frames.get(compiled)
     if found is None:
@@ -126,7 +126,7 @@ def _graph_breaks() -> dict[str, int]:
     return {} if counters is None else dict(counters["graph_break"])
 
 
-def _hash_of(plan: Plan) -> str:
+def _get_hash(plan: Plan) -> str:
     digest = hashlib.sha256(plan.graph.to_json().encode())
     digest.update(str(plan.choice.content()).encode())
     return digest.hexdigest()

@@ -31,7 +31,7 @@ from integrations._utils.torch_internals import (
     tracing_context,
 )
 from integrations.policies.levels import Level
-from integrations.runtime.compiled.regions import RegionEntry, entries, entry_of
+from integrations.runtime.compiled.regions import RegionEntry, entries, read_entry
 from integrations.runtime.compiled.runs import record_in_region
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _here = threading.local()  # .session: the session that was entered last in the 
 
 
 @contextmanager
-def hooks_of(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
+def make_hooks(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
     """A pair of saved-tensor hooks that hands what eager code saves to ``session``, and that compiled regions inline.
 
     All sessions of a level have the same pair, so that a region is not compiled anew for each forward. The pair is used
@@ -145,7 +145,7 @@ def _pack(tensor: Tensor, level: Level) -> Any:
     if get_proxy_mode() is None:
         session = session_here()
         return Kept.of(tensor) if session is None or _is_traced(tensor) else session.pack(tensor)
-    entry = entry_of(level)
+    entry = read_entry(level)
     if entry is None:
         return (tensor,)
     if not entry.told:

@@ -27,11 +27,11 @@ from integrations._utils.torch_internals import (
 )
 from integrations._utils.warn import warn
 from integrations.policies.aten_attention import RECOMPUTED_ATTENTION, recompute_attention
-from integrations.policies.aten_nodes import hint, operator_of
+from integrations.policies.aten_nodes import get_operator, hint
 from integrations.policies.aten_rules import BackwardUses, find_copies
 from integrations.policies.levels import Level
 from integrations.policies.stores import NODE_KEY, WAITING
-from integrations.runtime.compiled.forms import CompiledForm, form_of
+from integrations.runtime.compiled.forms import CompiledForm, make_form
 from integrations.runtime.compiled.order import Order
 from integrations.tracing.storage.storage_policy import StoragePolicy, compiled, kept, storage_policy
 
@@ -102,7 +102,7 @@ _keys = itertools.count()
 _regions: WeakKeyDictionary[Graph, _Region] = WeakKeyDictionary()  # by forward graph
 
 
-def entry_of(level: Level) -> RegionEntry | None:
+def read_entry(level: Level) -> RegionEntry | None:
     """The entry of the tensor whose hooks are being traced; ``None`` where torch does not say which that is."""
     context = _context()
     if context is None:
@@ -152,13 +152,13 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
             continue
         way = ways.get(storage._cdata) or compiled(level)
         found = uses.uses_of(node, planned=bool(way.planned))
-        saved = _described(value, ", ".join(sorted({use.name for use in found})), _module_of(node))
+        saved = _described(value, ", ".join(sorted({use.name for use in found})), _get_module(node))
         if given:
             form = exact[storage._cdata]
         elif node.name in dropped:
             form = CompiledForm(None, RECOMPUTED_ATTENTION)
         else:
-            form = form_of(way, saved, found, operator_of(node))
+            form = make_form(way, saved, found, get_operator(node))
         outside = node.op == "placeholder" or outputs.count(node) > 1
         varies = not all(isinstance(size, int) for size in value.shape)
         entry = RegionEntry(next(_keys), saved, form, given, outside, varies)
@@ -259,7 +259,7 @@ def _described(value: Tensor, operator: str, module: str) -> SavedTensor:
     return SavedTensor(shape, value.dtype, strides, value.device, operator, ROLE, module)
 
 
-def _module_of(node: Node) -> str:
+def _get_module(node: Node) -> str:
     """The path of the module that computed a node, from where the region starts: ``L['self'].layers.0`` is
     ``layers.0``, and so is ``L['args'][0].__self__.layers.0``. In a region that follows a plan, the model is
     ``_model._ref()``."""

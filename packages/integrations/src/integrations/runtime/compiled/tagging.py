@@ -21,8 +21,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from actcore import Kept
 from integrations._utils.torch_internals import FunctionalTensor, OpOverload, TorchDispatchMode
 from integrations._utils.warn import warn
-from integrations.capture.dispatch.memory import tensors_of
-from integrations.capture.dispatch.operators import traits_of
+from integrations.capture.dispatch.memory import iter_tensors
+from integrations.capture.dispatch.operators import get_traits
 from integrations.planner.plan import Plan
 from integrations.policies.stores import NODE_KEY, Store
 from integrations.runtime.compiled.matching import Operator, Shape, is_same_path, match
@@ -85,7 +85,7 @@ class Tagging(TorchDispatchMode):
         tracing = get_proxy_mode()
         if tracing is None:  # AOTAutograd's first pass only looks for what the forward changes
             return func(*args, **(kwargs or {}))
-        traits, graph = traits_of(func), tracing.tracer.graph
+        traits, graph = get_traits(func), tracing.tracer.graph
         # Running statistics are changed through copies. A repetition reads the copies: autograd would complain of the
         # statistics themselves, which have changed by then.
         changed = traits.statistics[:2] if traits.updates_statistics(args) else ()
@@ -93,7 +93,7 @@ class Tagging(TorchDispatchMode):
         for place in changed:
             if isinstance(args[place], Tensor):
                 given[place] = args[place].clone()
-                copies.append(_node_of(given[place], tracing.tracer))
+                copies.append(_find_node(given[place], tracing.tracer))
         before = len(graph.nodes)
         out = func(*given, **(kwargs or {}))
         nodes = list(islice(reversed(graph.nodes), len(graph.nodes) - before))
@@ -102,10 +102,10 @@ class Tagging(TorchDispatchMode):
         for place in changed:
             if isinstance(args[place], Tensor):
                 args[place].copy_(given[place])
-        tensors = list(tensors_of(out if isinstance(out, (list, tuple)) else (out,)))
+        tensors = list(iter_tensors(out if isinstance(out, (list, tuple)) else (out,)))
         if nodes and tensors:
-            shapes = tuple(map(_shape_of, tensors))
-            results = [_node_of(tensor, tracing.tracer) for tensor in tensors]
+            shapes = tuple(map(_get_shape, tensors))
+            results = [_find_node(tensor, tracing.tracer) for tensor in tensors]
             entry = _Traced(Operator(str(func), shapes, (None,) * len(shapes)), nodes, results, copies, _is_view(func))
             self._traced.append(entry)
         return out
@@ -214,7 +214,7 @@ def _keep_drawn(entry: _Traced) -> None:
     """
     inside = set(entry.nodes)
     for node in entry.nodes:
-        if isinstance(node.target, OpOverload) and traits_of(node.target).random:
+        if isinstance(node.target, OpOverload) and get_traits(node.target).random:
             parts = [user for user in node.users if user in inside]
             masks = all(_is_mask(part) for part in parts)
             for one in parts if parts and masks else [node, *parts]:
@@ -265,17 +265,17 @@ def _share(found: list[tuple[int | None, ...]], traced: list[Operator]) -> float
 
 
 def _is_view(func: OpOverload) -> bool:
-    return traits_of(func).view or str(func) in _VIEWS
+    return get_traits(func).view or str(func) in _VIEWS
 
 
-def _shape_of(tensor: Tensor) -> Shape | None:
+def _get_shape(tensor: Tensor) -> Shape | None:
     """The shape of a tensor. A size that is a symbol is ``None``: comparing it would fix the size."""
     if tensor.dtype is torch.uint8:
         return None
     return tuple(size if type(size) is int else None for size in tensor.shape)
 
 
-def _node_of(tensor: Tensor, tracer: Any) -> fx.Node | None:
+def _find_node(tensor: Tensor, tracer: Any) -> fx.Node | None:
     """The node whose result a tensor is; ``None`` for a subclass, since its parts are traced."""
     if type(tensor) is not FunctionalTensor:
         return None

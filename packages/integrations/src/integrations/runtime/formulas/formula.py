@@ -205,7 +205,7 @@ class Recomputed:
         if self._waits:
             self._waits = False
             self._bound.waiting -= 1
-        return view_of(self._last.result_of(self._bound), self._bound.formula, self._place)
+        return get_view(self._last.result_of(self._bound), self._bound.formula, self._place)
 
 
 def bind(formula: Formula, bits: int) -> Bound | None:
@@ -230,7 +230,7 @@ def bind(formula: Formula, bits: int) -> Bound | None:
     return bound if bound.bits >= bits else None
 
 
-def view_of(result: Tensor, formula: Formula, place: Place) -> Tensor:
+def get_view(result: Tensor, formula: Formula, place: Place) -> Tensor:
     """The view at a place of the storage of a formula's result."""
     if place == formula.place:
         return result
@@ -259,7 +259,7 @@ class _Inner:
     place: Place
 
     def unpack(self) -> Tensor:
-        return view_of(self.bound.compute(), self.bound.formula, self.place)
+        return get_view(self.bound.compute(), self.bound.formula, self.place)
 
 
 def _held(value: Any, bits: list[int]) -> Any:
@@ -286,11 +286,11 @@ def _stored(operand: Stored, bits: list[int]) -> Kept | Beside:
     region = operand.region()
     if region is None or (region.value is None and region.kept is None):
         raise _GoneError
-    bits.append(bits_of(region))
+    bits.append(get_bits(region))
     return View(region, *operand.place, sign=False).beside()
 
 
-def bits_of(region: Region) -> int:
+def get_bits(region: Region) -> int:
     """The bits of a region's elements."""
     if region.kept is not None or region.value is None:
         return EXACT

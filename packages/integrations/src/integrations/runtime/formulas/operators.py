@@ -190,7 +190,7 @@ def _normalized(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, b
     return torch.batch_norm(x, weight, bias, mean, scale.square().reciprocal(), False, 0.0, 0.0, enabled)
 
 
-def autocast_of(tensor: Tensor) -> tuple[str, torch.dtype] | None:
+def get_autocast(tensor: Tensor) -> tuple[str, torch.dtype] | None:
     """Device and dtype of the autocast that a call runs under; ``None`` if there is none."""
     dtype = autocast_on(tensor.device)
     return None if dtype is None else (tensor.device.type, dtype)

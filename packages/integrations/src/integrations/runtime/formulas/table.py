@@ -41,8 +41,8 @@ from integrations.runtime.formulas.operators import (
     again,
     again_saved,
     amplifies,
-    autocast_of,
     gain,
+    get_autocast,
     hides,
     needs_exact,
     overwrites,
@@ -50,8 +50,8 @@ from integrations.runtime.formulas.operators import (
 from integrations.tracing.call import Call
 from integrations.tracing.checkpoints import Boundary
 from integrations.tracing.owners import BUFFER, PARAMETER
-from integrations.tracing.storage.regions import lazy_of
-from integrations.tracing.tensors import storage_of
+from integrations.tracing.storage.regions import find_lazy_changes
+from integrations.tracing.tensors import get_storage
 
 if TYPE_CHECKING:
     from integrations.policies.policy import Decision
@@ -105,7 +105,7 @@ class Formulas:
         self.noted.append(noted)
         if place < len(self._before) and self._before[place].was_useless(call.function):
             return
-        storage = storage_of(outputs[0])
+        storage = get_storage(outputs[0])
         formula = None if storage is None else self._of_result(call, outputs[0])
         if storage is not None and formula is not None:
             formula.noted = noted
@@ -137,7 +137,7 @@ class Formulas:
         if entry is not None and any(region.value or region.kept for region in entry.alive()):
             return None  # storing it costs nothing or little, beside what is stored of its memory already
         formula, place = self._of_saved(tensor, storage, call, role), Place.of(tensor)
-        if formula is None or formula.dtype != tensor.dtype or any(lazy_of(tensor)):
+        if formula is None or formula.dtype != tensor.dtype or any(find_lazy_changes(tensor)):
             return None
         if role == "result" and overwrites(call):  # a copy, which has a storage of its own
             place = formula.place
@@ -162,7 +162,7 @@ class Formulas:
     def _of_copy(self, call: Call) -> Formula | None:
         """The formula of the tensor that an operator is about to overwrite, and of which it saves a copy."""
         overwritten = call.arguments[0]
-        storage = storage_of(overwritten) if type(overwritten) in PLAIN else None
+        storage = get_storage(overwritten) if type(overwritten) in PLAIN else None
         formula = None if storage is None or storage in self.tracker.exposed else self.of(storage)
         if formula is None or formula.place != Place.of(overwritten):
             return None
@@ -217,7 +217,7 @@ class Formulas:
             dtype=result.dtype,
             version=result._version,
             exactly=amplifies(call),
-            autocast=autocast_of(result),
+            autocast=get_autocast(result),
             cost=cost,
             gain=gain(call, operands.gains),
             name=call.name,
@@ -253,7 +253,7 @@ class _Operands:
         Raises:
             _NotStoredError: there is none.
         """
-        storage = storage_of(tensor) if type(tensor) in PLAIN else None
+        storage = get_storage(tensor) if type(tensor) in PLAIN else None
         if storage is None or storage in self._formulas.tracker.exposed or tensor.is_inference():
             raise _NotStoredError
         # The operator that has overwritten it has raised its version by one.
@@ -273,7 +273,7 @@ class _Operands:
         entry = self._formulas.storages.entries.get(storage)
         if entry is None:
             return None
-        place, wanted = Place.of(tensor), (version, tensor.dtype, lazy_of(tensor))
+        place, wanted = Place.of(tensor), (version, tensor.dtype, find_lazy_changes(tensor))
         for region in entry.alive():
             told = region.value is not None or region.kept is not None
             alike = (region.version, region.dtype, region.lazy) == wanted
@@ -283,7 +283,11 @@ class _Operands:
 
     def _made(self, tensor: Tensor, storage: torch.UntypedStorage, version: int) -> Made | None:
         formula = self._formulas.of(storage)
-        if formula is None or (formula.version, formula.dtype) != (version, tensor.dtype) or any(lazy_of(tensor)):
+        if (
+            formula is None
+            or (formula.version, formula.dtype) != (version, tensor.dtype)
+            or any(find_lazy_changes(tensor))
+        ):
             return None
         place = Place.of(tensor)
         if not formula.place.holds(place):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from integrations._utils.torch_internals import OpOverload, set_grad_enabled
-from integrations.capture.dispatch.memory import Geometry, is_plain, shapes_of, tensors_of
+from integrations.capture.dispatch.memory import Geometry, get_shapes, is_plain, iter_tensors
 from integrations.runtime.repeating.thread_state import drawing, generator_at
 from integrations.runtime.repeating.waiting_forms import Packed
 
@@ -108,10 +108,10 @@ class RepeatedCall:
         else:
             with drawing, generator_at(*self.generator):
                 out = self.function(*args, **kwargs)
-        results = list(tensors_of(out if isinstance(out, (list, tuple)) else (out,)))
-        if self.shapes is not None and shapes_of(results) != self.shapes:
+        results = list(iter_tensors(out if isinstance(out, (list, tuple)) else (out,)))
+        if self.shapes is not None and get_shapes(results) != self.shapes:
             raise RuntimeError(
-                f"{self.function} gave results of shapes {self.shapes} in the forward, and of {shapes_of(results)} "
+                f"{self.function} gave results of shapes {self.shapes} in the forward, and of {get_shapes(results)} "
                 "when backward repeated it: they follow from values, and what these come from was kept in fewer bits; "
                 "keep it exactly, with checkpoint_bits=None or codec=None"
             )

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from actcore.replay import bind_tape, followed
 from integrations._utils.compiling import compiles_callees, left_to_python, skips_frames, without_dynamo
 from integrations._utils.torch_internals import DispatchKey, OpOverload, SetExcludeDispatchKeyGuard, TorchDispatchMode
-from integrations.capture.dispatch.memory import Geometry, Memory, is_plain, key_of, shapes_of
-from integrations.capture.dispatch.operators import Traits, device_of, generator_of, lazy_views, traits_of
+from integrations.capture.dispatch.memory import Geometry, Memory, get_key, get_shapes, is_plain
+from integrations.capture.dispatch.operators import Traits, find_device, get_generator, get_traits, lazy_views
 from integrations.capture.graphs.schedule import Planned, Schedule
 from integrations.runtime.repeating.calls import Elsewhere, HeldTensor, Reference, RepeatedCall, Scratch
 from integrations.runtime.repeating.segments import Handle, Results, Segment
@@ -100,8 +100,8 @@ class Tape(TorchDispatchMode):
             return out
         segments = self._segments_of(planned)
         generator = None
-        if traits.random and (device := device_of(args, kwargs)).type != "meta":
-            source = generator_of(args, kwargs, device)
+        if traits.random and (device := find_device(args, kwargs)).type != "meta":
+            source = get_generator(args, kwargs, device)
             if source is None:
                 self._leave(f"{traits.name} on {device}, whose generator is not known")
             else:
@@ -113,7 +113,7 @@ class Tape(TorchDispatchMode):
         if made is None:
             return out
         makes, changes = made
-        shapes = shapes_of(out if isinstance(out, (list, tuple)) else (out,)) if traits.dynamic else None
+        shapes = get_shapes(out if isinstance(out, (list, tuple)) else (out,)) if traits.dynamic else None
         for (level, segment), noted in zip(segments, arguments, strict=True):
             if segment.calls is None:
                 continue
@@ -227,7 +227,7 @@ class Tape(TorchDispatchMode):
             for tensor in traits.written(args, kwargs):
                 value = memory.value_in(tensor) if is_plain(tensor) else None
                 if value is not None:
-                    written.setdefault(key_of(tensor), (value, tensor))
+                    written.setdefault(get_key(tensor), (value, tensor))
         if not new and not written:
             return None
         numbers = self._numbers(traits, len(written) + len(new), results)
@@ -248,7 +248,7 @@ class Tape(TorchDispatchMode):
                 self._leave(traits.name)
             else:
                 planned = self.ops[self.next]
-                shapes = shapes_of(results)
+                shapes = get_shapes(results)
                 if planned.name == traits.name and len(planned.makes) == count and planned.shapes in (None, shapes):
                     self.next += 1
                     return planned.makes
@@ -293,7 +293,7 @@ bind_tape(
         "Parameter": nn.Parameter,
         "Planned": Planned,
         "Traits": Traits,
-        "traits_of": traits_of,
+        "traits_of": get_traits,
         "here": here,
         "strided": torch.strided,
         "bytes": torch.uint8,

@@ -8,7 +8,7 @@ from torch import Tensor
 from actcore import BitMask, Codec, GroupAffine, Raw, missing_on
 from integrations._utils.plain_tensor_types import has_elements
 from integrations.policies.arguments import departures, index_codec
-from integrations.policies.norms import statistics_of
+from integrations.policies.norms import compute_statistics
 from integrations.policies.policy import Decision, no_rule
 from integrations.policies.rules import CHECKPOINT
 from integrations.tracing.call import Call
@@ -74,7 +74,7 @@ def codec_for(tensor: Tensor, decision: Decision, record: Record, call: Call | N
 def _of_norm(tensor: Tensor, codec: GroupAffine, record: Record, call: Call) -> Codec:
     """The codec for the input of a normalisation, made from ``codec``, which would store it if nothing were
     normalised."""
-    statistics = statistics_of(call.name, call.given, tensor.shape)
+    statistics = compute_statistics(call.name, call.given, tensor.shape)
     if statistics is None:
         return codec
     found = statistics.codec(codec, tensor.shape, tensor.stride())

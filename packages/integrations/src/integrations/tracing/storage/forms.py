@@ -188,7 +188,7 @@ SATURATED = _saturating(slope_jumps=False)
 _JUMPING = _saturating(slope_jumps=True)
 
 
-def form_of(
+def make_form(
     need: Need,
     operator: str,
     given: Arguments,

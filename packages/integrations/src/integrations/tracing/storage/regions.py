@@ -72,7 +72,7 @@ class Region:
     def __init__(self, tensor: Tensor, extent: Extent, last: LastRestored) -> None:
         _, self.numel, self.dense, self.layout = extent
         self.start: int = tensor.storage_offset()  # type: ignore[assignment]
-        self.dtype, self.version, self.lazy = tensor.dtype, tensor._version, lazy_of(tensor)
+        self.dtype, self.version, self.lazy = tensor.dtype, tensor._version, find_lazy_changes(tensor)
         self.value: Compressed | None = None
         self.sign: Compressed | None = None
         self.kept: Kept | None = None
@@ -98,7 +98,7 @@ class Region:
     def shares_elements(self, tensor: Tensor) -> bool:
         """Whether a tensor of the same storage reads the same elements as this region. Another version does not, nor a
         view as another dtype, or one that is lazily negated or conjugated if this one is not."""
-        return tensor.dtype == self.dtype and tensor._version == self.version and lazy_of(tensor) == self.lazy
+        return tensor.dtype == self.dtype and tensor._version == self.version and find_lazy_changes(tensor) == self.lazy
 
     def source(self, tensor: Tensor) -> Tensor:
         """This region's elements, read through any tensor of its storage."""
@@ -238,7 +238,7 @@ class View:
         self._is_read()
         if self.sign and self.region.last.region is not None:
             self.region.last.becomes(None)  # frees it before another tensor is made
-        return self.view_of(self.region.elements(self.sign, lends=not self.sign))
+        return self.get_view(self.region.elements(self.sign, lends=not self.sign))
 
     def beside(self) -> Beside:
         """The same view for a repetition. It does not count as a view that is still to come."""
@@ -250,7 +250,7 @@ class View:
             self.waits = False
             self.region.waiting -= 1
 
-    def view_of(self, elements: Tensor) -> Tensor:
+    def get_view(self, elements: Tensor) -> Tensor:
         """The tensor, as a view of the region's elements."""
         region, layout = self.region, self.layout
         same = elements.stride() == layout.strides and elements.shape == layout.shape and self.offset == region.start
@@ -269,7 +269,7 @@ class Beside:
 
     def unpack(self) -> Tensor:
         view = self.view
-        return view.view_of(view.region.elements(view.sign, lends=False))
+        return view.get_view(view.region.elements(view.sign, lends=False))
 
 
 def used_on(tensor: Tensor) -> Any:
@@ -278,7 +278,7 @@ def used_on(tensor: Tensor) -> Any:
     return torch.cuda.current_stream(tensor.device) if real else None
 
 
-def lazy_of(tensor: Tensor) -> tuple[bool, bool]:
+def find_lazy_changes(tensor: Tensor) -> tuple[bool, bool]:
     """What torch does to the elements in memory when they are read: conjugate, negate."""
     return tensor.is_neg(), tensor.is_conj()
 

@@ -11,7 +11,7 @@ from actcore import Codec, Kept, Raw
 from integrations._utils.storages import StorageMap
 from integrations.tracing.storage.extent import Extent
 from integrations.tracing.storage.records import Record
-from integrations.tracing.storage.regions import Exact, LastRestored, Region, Stream, View, is_sign, lazy_of
+from integrations.tracing.storage.regions import Exact, LastRestored, Region, Stream, View, find_lazy_changes, is_sign
 
 # A part of a storage that is this many times smaller is worth a copy, even if something unknown keeps the storage
 # alive.
@@ -75,7 +75,7 @@ class Storages:
         counted = any(region.kept is not None for region in regions)
         nbytes = storage.nbytes()
         small = _SMALL * extent.numel * tensor.itemsize <= nbytes
-        if small and not counted and not overlapping and not any(lazy_of(tensor)):
+        if small and not counted and not overlapping and not any(find_lazy_changes(tensor)):
             return self.store(tensor, extent, Raw(), record, seed=0, stream=0)
         for region in regions:
             if region.kept is None and region.shares_elements(tensor):

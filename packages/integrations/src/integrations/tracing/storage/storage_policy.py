@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from actcore import Codec, GroupAffine, Offload, Raw, SavedTensor
 from integrations.policies.levels import Level
-from integrations.policies.policy import Decision, ExactForms, FixedBits, Policy, Shared, Through, policy_of
+from integrations.policies.policy import Decision, ExactForms, FixedBits, Policy, Shared, Through, make_policy
 from integrations.policies.stores import BESIDE, HostCopies, Store
 from integrations.tracing.storage.regions import inner
 
@@ -46,8 +46,8 @@ def storage_policy(store: Store, base: Level, copies: HostCopies = BESIDE) -> St
     the store is there."""
     level = store.level(base)
     if store.exact:
-        return StoragePolicy(policy_of(store, base), _unrounded(level), copies=copies)
-    return StoragePolicy(policy_of(store, base), level, f"as planned: {store}", copies)
+        return StoragePolicy(make_policy(store, base), _unrounded(level), copies=copies)
+    return StoragePolicy(make_policy(store, base), level, f"as planned: {store}", copies)
 
 
 def through(codec: Codec, base: Level) -> StoragePolicy:

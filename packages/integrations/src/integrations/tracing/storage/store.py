@@ -13,12 +13,12 @@ from integrations._utils.plain_tensor_types import has_elements
 from integrations._utils.torch_internals import tree_map_only
 from integrations.policies.levels import Level
 from integrations.policies.policy import Decision
-from integrations.policies.slopes import activation_of, codebook_of
+from integrations.policies.slopes import find_activation, find_codebook
 from integrations.policies.stores import BESIDE, HostCopies
 from integrations.tracing.call import Call
 from integrations.tracing.storage.choice import INDICES, codec_for, lazy, packable
 from integrations.tracing.storage.extent import Extent
-from integrations.tracing.storage.forms import SLOPE, Form, Held, Packed, SlopeForm, form_of, window_indices
+from integrations.tracing.storage.forms import SLOPE, Form, Held, Packed, SlopeForm, make_form, window_indices
 from integrations.tracing.storage.projection import projection
 from integrations.tracing.storage.records import RECOMPUTED, Record
 from integrations.tracing.storage.regions import Stream
@@ -80,8 +80,8 @@ class Storing:
         """The bits of an activation's derivative, if they are asked for and the call's arguments allow them."""
         if decision.slope_bits is None or call is None or not packable(tensor):
             return None
-        activation = activation_of(call.name, call.given, call.in_place)
-        codebook = codebook_of(activation, decision.slope_bits, tensor.dtype)
+        activation = find_activation(call.name, call.given, call.in_place)
+        codebook = find_codebook(activation, decision.slope_bits, tensor.dtype)
         if codebook is None:
             return None
         return SlopeForm(compress(tensor.detach(), self._placed(codebook, tensor)))
@@ -94,7 +94,7 @@ class Storing:
             return window_indices(call.name, call.given, tensor, self._placed(Raw(), tensor))
         if decision.form is None or decision.codec is None:
             return None
-        return form_of(
+        return make_form(
             decision.form,
             call.name,
             call.given,
