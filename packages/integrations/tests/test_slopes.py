@@ -26,6 +26,7 @@ from integrations.runtime.specs import Specs
 from integrations.tracing.call import Call
 from integrations.tracing.storage.extent import Extent
 from integrations.tracing.storage.forms import SlopeForm
+from integrations.tracing.storage.storage_policy import storage_policy
 from integrations.tracing.storage.store import StoredLater
 
 from .nets import Net, normal
@@ -143,7 +144,7 @@ def test_what_is_recomputed_is_stored_so_until_it_is_read():
     saved = SavedTensor.of(x, operator="elu with another alpha", role="input")
     decision = make_policy(store, LEVELS["L0"]).decide(saved)
     call = Call(F.elu, (x,), {"alpha": 0.5})
-    later = StoredLater(store.level(LEVELS["L0"]), decision, Extent.of(x), saved, 0, call)
+    later = StoredLater(storage_policy(store, LEVELS["L0"]), decision, Extent.of(x), saved, 0, call)
     packed = later.store(x, {})
     assert isinstance(packed, SlopeForm)
     with torch.no_grad():
