@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from integrations.cli import main
-from integrations.forecast import measured
+from integrations.estimate.forecast import measured
 
 from .libraries import library_or_skip
 

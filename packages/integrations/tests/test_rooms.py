@@ -12,7 +12,7 @@ ROOT = Path(integrations.__file__).parent
 MOST_IN_A_CIRCLE = 5
 
 # What users import is on the highest floor, with the files that are in no room.
-HIGHEST = ("checkpoint", "saved")
+HIGHEST = ("checkpoint", "saved", "rules")
 # The rooms below, the upper ones first. A room may import those after it.
 FLOORS = (
     *("estimate", "api", "qmodules", "fewbit", "runtime", "planner", "report", "losses"),

@@ -63,7 +63,7 @@ def of_config(config: Any, batch: int, length: int, size: int | None = None, ele
     if given != "input_ids":
         raise ValueError(
             f"--hf must be a model of tokens, images or sound, and {type(model).__name__} takes {given}: make it in "
-            "Python, and call integrations.estimate.forecast(model, kwargs={...})"
+            "Python, and call integrations.forecast(model, kwargs={...})"
         )
     tokens = torch.zeros(batch, length, dtype=torch.int64)
     inputs = {"input_ids": tokens}

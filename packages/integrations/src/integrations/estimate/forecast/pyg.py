@@ -54,7 +54,7 @@ def subject(
     else:
         raise ValueError(
             f"--pyg must be a layer with out_channels, or a model such as GCN, and {name} is neither: make it in "
-            "Python, and call integrations.estimate.forecast(model, (x, edge_index))"
+            "Python, and call integrations.forecast(model, (x, edge_index))"
         )
     chosen: Any = kind
     model = made(lambda: chosen(**{**sizes, **options}), elements)

@@ -64,7 +64,7 @@ def forecast(
 
     ::
 
-        report = integrations.estimate.forecast(model, torch.empty(64, 3, 224, 224, device="meta"), level="L2")
+        report = integrations.forecast(model, torch.empty(64, 3, 224, 224, device="meta"), level="L2")
         print(report.table(depth=1))
 
     Args:

@@ -81,7 +81,6 @@ def compiled(level: Level) -> StoragePolicy:
     return exactly(level) if level.bits is None else StoragePolicy(FixedBits(level), level)
 
 
-@lru_cache(maxsize=16)
 def on_device(way: StoragePolicy) -> StoragePolicy:
     """How a recomputed tensor waits where a level says how all are stored: not on the host, since it is about to be
     read."""
