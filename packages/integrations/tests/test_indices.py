@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import actcore
 import integrations
-from integrations.policies.policy import Decision, FixedBits
+from integrations.policies.policy import FixedBits, SaveDecision
 
 from .nets import Net, assert_same, normal, plain_and_compressed, rows
 
@@ -102,7 +102,7 @@ def test_complex_values_beside_an_index(name, level):
 
 def test_a_codec_that_does_not_take_the_dtype(monkeypatch):
     """Nothing that a codec says of a tensor's kind ends a forward."""
-    monkeypatch.setattr(FixedBits, "decide", lambda self, saved: Decision(actcore.Narrow(0, 9), "wrongly"))
+    monkeypatch.setattr(FixedBits, "decide", lambda self, saved: SaveDecision(actcore.Narrow(0, 9), "wrongly"))
     plain, compressed, model = plain_and_compressed(net(torch.cosh), X)
     assert_same(plain, compressed)
     [row] = rows(model)

@@ -9,7 +9,7 @@ from integrations.capture.dispatch.memory import allocated
 from integrations.planner.savers import Saver
 from integrations.planner.sensitivity.weights import estimate_noise
 from integrations.policies.codebooks.codebook import Codebook
-from integrations.policies.policy import Decision
+from integrations.policies.policy import SaveDecision
 from integrations.policies.rules import Need
 from integrations.policies.slopes import find_codebook
 
@@ -46,7 +46,7 @@ class StoredPart(NamedTuple):
         return estimate_noise(codec.bits) if isinstance(codec, GroupAffine) else 0.0
 
 
-def make_part(decision: Decision, saver: Saver, nbytes: int) -> StoredPart:
+def make_part(decision: SaveDecision, saver: Saver, nbytes: int) -> StoredPart:
     """What a decision stores of a tensor, never more than the bytes of its value.
 
     Args:
@@ -59,7 +59,7 @@ def make_part(decision: Decision, saver: Saver, nbytes: int) -> StoredPart:
     return found._replace(nbytes=min(allocated(size, saver.saved.device), nbytes))
 
 
-def _part(decision: Decision, saver: Saver) -> StoredPart:
+def _part(decision: SaveDecision, saver: Saver) -> StoredPart:
     saved, codec = saver.saved, decision.codec
     count, whole = saved.shape.numel(), saved.shape.numel() * saved.dtype.itemsize
     kept = StoredPart(Raw(), whole)

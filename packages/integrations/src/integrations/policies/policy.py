@@ -38,7 +38,7 @@ _SMOOTH = frozenset(name for entry in OPERATORS if entry.smooth for name in entr
 
 
 @dataclass(frozen=True)
-class Decision:
+class SaveDecision:
     """A codec and why it was chosen.
 
     Attributes:
@@ -75,7 +75,7 @@ class Decision:
 class Policy(Protocol):
     """A function that chooses codecs for a session."""
 
-    def decide(self, saved: SavedTensor) -> Decision:
+    def decide(self, saved: SavedTensor) -> SaveDecision:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
 
 
@@ -85,63 +85,63 @@ class FixedBits:
 
     level: Level
 
-    def decide(self, saved: SavedTensor) -> Decision:
+    def decide(self, saved: SavedTensor) -> SaveDecision:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
         decision = self._decide(saved)
         return replace(decision, from_forward=True) if _decides(saved) else decision
 
-    def _decide(self, saved: SavedTensor) -> Decision:
+    def _decide(self, saved: SavedTensor) -> SaveDecision:
         if saved.shape.numel() * saved.dtype.itemsize < self.level.min_bytes:
-            return Decision(Raw(), f"smaller than min_bytes={self.level.min_bytes}")
+            return SaveDecision(Raw(), f"smaller than min_bytes={self.level.min_bytes}")
         if self.level.bits is None:
-            return Decision(Raw(), "the level quantises nothing")
+            return SaveDecision(Raw(), "the level quantises nothing")
         if saved.module in self.level.keep:
-            return Decision(Raw(), "its module is one to keep exactly")
+            return SaveDecision(Raw(), "its module is one to keep exactly")
         if saved.dtype is torch.bool:
-            return Decision(BitMask(), Need.MASK.value)
+            return SaveDecision(BitMask(), Need.MASK.value)
         indices = saved.dtype in INTEGERS
         rule = RULES.get(saved.operator)
         if saved.operator and rule is None:  # includes workspaces of bytes, such as an LSTM's own
-            return Decision(Raw(), no_rule(saved.operator), indices=indices)
+            return SaveDecision(Raw(), no_rule(saved.operator), indices=indices)
         if saved.dtype not in FLOATS:
-            return Decision(Raw(), f"{_name(saved.dtype)} is kept exactly", indices=indices)
+            return SaveDecision(Raw(), f"{_name(saved.dtype)} is kept exactly", indices=indices)
         if rule is None:
-            return Decision(Raw(), UNKNOWN)
+            return SaveDecision(Raw(), UNKNOWN)
         return self._apply(rule, saved)
 
-    def _apply(self, rule: Rule, saved: SavedTensor) -> Decision:
+    def _apply(self, rule: Rule, saved: SavedTensor) -> SaveDecision:
         need = rule.need(saved.role)
         if saved.operator == "rms_norm" and saved.role == "result" and saved.shape[-1] == 1:
-            return Decision(Raw(), rule.why)  # a number for each row
+            return SaveDecision(Raw(), rule.why)  # a number for each row
         if need in _BITS:
             bits, group_size = self._bits(need), self.level.group_size
             if bits is None:
-                return Decision(Raw(), f"{_BITS[need]} is None: kept exactly")
+                return SaveDecision(Raw(), f"{_BITS[need]} is None: kept exactly")
             if need is Need.LINEAR:
                 group_size = self._linear_group(bits, saved)
             if need is Need.NORM and saved.operator in _ROW_NORMS:
                 group_size = _row_group(saved, group_size)
                 if not group_size and (across := _group_across(saved, self.level.group_size)):
-                    return Decision(RowByRow(bits, across), need.value, need=need)
+                    return SaveDecision(RowByRow(bits, across), need.value, need=need)
                 if not group_size:
-                    return Decision(Raw(), "rows that are normalised one by one, and share groups: kept exactly")
+                    return SaveDecision(Raw(), "rows that are normalised one by one, and share groups: kept exactly")
             # Rows beyond its last group are not read, and may hold anything, even NaN.
             if saved.operator == "grouped_mm":
                 group_size = _row_group(saved, group_size)
                 if not group_size:
-                    return Decision(Raw(), "rows that may be undefined, and share groups: kept exactly")
+                    return SaveDecision(Raw(), "rows that may be undefined, and share groups: kept exactly")
             if need is Need.RECOMPUTED:  # a segment may begin with a normalisation of rows
                 group_size = _row_group(saved, group_size) or group_size
             form = need if need is Need.SATURATING else None
             normalised = need is Need.NORM and saved.operator not in _ROW_NORMS
-            return Decision(GroupAffine(bits, group_size), need.value, form, normalised=normalised, need=need)
+            return SaveDecision(GroupAffine(bits, group_size), need.value, form, normalised=normalised, need=need)
         if need is Need.SIGN:
-            return Decision(Positive(), need.value)
+            return SaveDecision(Positive(), need.value)
         if need is Need.MASK:
-            return Decision(None, need.value)
+            return SaveDecision(None, need.value)
         if need in (Need.INSIDE, Need.SHAPE):
-            return Decision(Raw(), need.value, need)
-        return Decision(Raw(), rule.why or need.value)
+            return SaveDecision(Raw(), need.value, need)
+        return SaveDecision(Raw(), rule.why or need.value)
 
     def _linear_group(self, bits: int, saved: SavedTensor) -> int:
         """Return the group size for the inputs of linear operators.
@@ -176,11 +176,11 @@ class ExactForms:
 
     level: Level
 
-    def decide(self, saved: SavedTensor) -> Decision:
+    def decide(self, saved: SavedTensor) -> SaveDecision:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
         decision = FixedBits(replace(self.level, bits=8, adaptive=False)).decide(saved)
         if isinstance(decision.codec, GroupAffine):
-            return Decision(
+            return SaveDecision(
                 Raw(), "its elements are needed, and are not to be rounded", from_forward=decision.from_forward
             )
         return decision
@@ -192,7 +192,7 @@ class Shared(FixedBits):
     operators whose slope jumps where they are clamped. None has smaller groups than another, so that nothing is stored
     a second time for better groups: all have groups that suit rows which a normalisation may read."""
 
-    def decide(self, saved: SavedTensor) -> Decision:
+    def decide(self, saved: SavedTensor) -> SaveDecision:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
         decision = super().decide(saved)
         codec = decision.codec
@@ -222,7 +222,7 @@ class Slopes:
     bits: int
     level: Level
 
-    def decide(self, saved: SavedTensor) -> Decision:
+    def decide(self, saved: SavedTensor) -> SaveDecision:
         """The other policy's decision, with the bits of the derivative. It holds where the call's arguments allow no
         codebook."""
         decision = self.policy.decide(saved)
@@ -245,7 +245,7 @@ class Through:
     policy: Policy
     codec: Codec
 
-    def decide(self, saved: SavedTensor) -> Decision:
+    def decide(self, saved: SavedTensor) -> SaveDecision:
         """The other policy's decision, with this codec if it rounds."""
         decision = self.policy.decide(saved)
         if not isinstance(decision.codec, GroupAffine):
@@ -265,7 +265,7 @@ class Sources(FixedBits):
     which all layers rotate queries and keys.
     """
 
-    def decide(self, saved: SavedTensor) -> Decision:
+    def decide(self, saved: SavedTensor) -> SaveDecision:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
         decision = super().decide(saved)
         if decision.form is Need.SATURATING and saved.operator not in _JUMPING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from actcore import SavedTensor
-from integrations.policies.policy import Decision, Policy
+from integrations.policies.policy import Policy, SaveDecision
 from integrations.tracing.storage.extent import Extent
 from integrations.tracing.storage.records import Record, kept_by
 
@@ -49,11 +49,11 @@ class SavedTensorSpec:
         self.identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
         self.extent = extent
         self._policy: Policy | None = None  # the policy that decided last
-        self.taken: Decision | None = None
+        self.taken: SaveDecision | None = None
         self._kept: Record | None = None
         self.site: Site | None = None
 
-    def decision(self, policy: Policy) -> Decision:
+    def decision(self, policy: Policy) -> SaveDecision:
         """How the policy stores the tensor if autograd alone keeps it alive. The policy is the same from one forward to
         the next, so it is asked once."""
         if self.taken is None or self._policy is not policy:

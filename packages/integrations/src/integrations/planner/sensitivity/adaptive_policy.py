@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from actcore import GroupAffine, SavedTensor
 from integrations.planner.sensitivity.bit_plan import BitPlan
 from integrations.planner.sensitivity.identity import Identity
-from integrations.policies.policy import Decision, FixedBits
+from integrations.policies.policy import FixedBits, SaveDecision
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class PlannedBits:
     fixed: FixedBits
     plan: BitPlan
 
-    def decide(self, saved: SavedTensor) -> Decision:
+    def decide(self, saved: SavedTensor) -> SaveDecision:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
         decision = self.fixed.decide(saved)
         if not isinstance(decision.codec, GroupAffine):

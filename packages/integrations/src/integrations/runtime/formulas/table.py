@@ -54,7 +54,7 @@ from integrations.tracing.storage.regions import find_lazy_changes
 from integrations.tracing.tensors import get_storage
 
 if TYPE_CHECKING:
-    from integrations.policies.policy import Decision
+    from integrations.policies.policy import SaveDecision
     from integrations.tracing.owners import Owners
     from integrations.tracing.storage.storage import Storages
     from integrations.tracing.tracker import CallTracker
@@ -116,7 +116,7 @@ class Formulas:
         return self._formulas.get(storage)
 
     def recomputed(
-        self, tensor: Tensor, storage: torch.UntypedStorage, call: Call, role: str, decision: Decision
+        self, tensor: Tensor, storage: torch.UntypedStorage, call: Call, role: str, decision: SaveDecision
     ) -> tuple[Recomputed, str] | None:
         """What autograd holds in the place of a tensor that is recomputed, and the reason; ``None`` for a tensor that
         is to be stored.

@@ -9,7 +9,7 @@ from actcore import BitMask, Codec, GroupAffine, Raw, missing_on
 from integrations._utils.plain_tensor_types import has_elements
 from integrations.policies.arguments import departures, index_codec
 from integrations.policies.norms import compute_statistics
-from integrations.policies.policy import Decision, no_rule
+from integrations.policies.policy import SaveDecision, no_rule
 from integrations.policies.rules import CHECKPOINT
 from integrations.tracing.call import Call
 from integrations.tracing.masks import is_masked
@@ -36,7 +36,7 @@ def packable(tensor: Tensor) -> bool:
     return not lazy(tensor) and not missing_for(tensor)
 
 
-def codec_for(tensor: Tensor, decision: Decision, record: Record, call: Call | None) -> Codec:
+def codec_for(tensor: Tensor, decision: SaveDecision, record: Record, call: Call | None) -> Codec:
     """The decision's codec; for indices the codec that follows from the call's arguments, for a mask of unknown values
     the one that follows from its data."""
     if lazy(tensor):

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from actcore import Codec, GroupAffine, Offload, Raw, SavedTensor
 from integrations.policies.levels import Level
-from integrations.policies.policy import Decision, ExactForms, FixedBits, Policy, Shared, Through, make_policy
+from integrations.policies.policy import ExactForms, FixedBits, Policy, SaveDecision, Shared, Through, make_policy
 from integrations.policies.stores import BESIDE, HostCopies, Store
 from integrations.tracing.storage.regions import inner
 
@@ -36,8 +36,8 @@ class StoragePolicy:
 class _AsItIs:
     """The policy that keeps every tensor."""
 
-    def decide(self, saved: SavedTensor) -> Decision:
-        return Decision(Raw(), "as planned: kept as it is")
+    def decide(self, saved: SavedTensor) -> SaveDecision:
+        return SaveDecision(Raw(), "as planned: kept as it is")
 
 
 @lru_cache(maxsize=256)

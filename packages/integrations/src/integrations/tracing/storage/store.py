@@ -12,7 +12,7 @@ from actcore import Codec, GroupAffine, Layout, Offload, Raw, SavedTensor, compr
 from integrations._utils.plain_tensor_types import has_elements
 from integrations._utils.torch_internals import tree_map_only
 from integrations.policies.levels import Level
-from integrations.policies.policy import Decision
+from integrations.policies.policy import SaveDecision
 from integrations.policies.slopes import find_activation, find_codebook
 from integrations.policies.stores import BESIDE, HostCopies
 from integrations.tracing.call import Call
@@ -43,7 +43,7 @@ class Storing:
     copies: HostCopies = BESIDE
 
     def store(
-        self, tensor: Tensor, decision: Decision, extent: Extent, record: Record, call: Call | None, stream: Stream
+        self, tensor: Tensor, decision: SaveDecision, extent: Extent, record: Record, call: Call | None, stream: Stream
     ) -> tuple[Packed, Codec | None]:
         """Stores a tensor as it was decided, and writes into its record how.
 
@@ -76,7 +76,7 @@ class Storing:
             record.why = f"kept exactly: {refusal}"
             return self.storages.keep(tensor, extent, record), None
 
-    def _slope(self, tensor: Tensor, decision: Decision, call: Call | None) -> SlopeForm | None:
+    def _slope(self, tensor: Tensor, decision: SaveDecision, call: Call | None) -> SlopeForm | None:
         """The bits of an activation's derivative, if they are asked for and the call's arguments allow them."""
         if decision.slope_bits is None or call is None or not packable(tensor):
             return None
@@ -86,7 +86,7 @@ class Storing:
             return None
         return SlopeForm(compress(tensor.detach(), self._placed(codebook, tensor)))
 
-    def _form(self, tensor: Tensor, decision: Decision, call: Call | None, stream: Stream) -> Form | None:
+    def _form(self, tensor: Tensor, decision: SaveDecision, call: Call | None, stream: Stream) -> Form | None:
         """A form that serves this call alone, if its arguments allow one."""
         if call is None or not (decision.indices or decision.form) or not packable(tensor):
             return None
@@ -124,7 +124,7 @@ class StoredLater:
     def __init__(
         self,
         way: StoragePolicy,
-        decision: Decision,
+        decision: SaveDecision,
         extent: Extent,
         saved: SavedTensor,
         stream: Stream,
