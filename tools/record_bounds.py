@@ -218,7 +218,7 @@ def nets(times: int = 1) -> dict[str, Callable[[], Made]]:
         "GAT": lambda: graph("GAT", 1000 * times, heads=4),
         "U-Net": lambda: unet(8 * times),
         "MoE": lambda: transformer("Mixtral", 8 * times, 64, **{**LLAMA, "num_hidden_layers": 2}, num_local_experts=4),
-        "ResNet-18": lambda: timm_model("resnet18", max(32, 16 * times), 64),
+        "ResNet-18": lambda: timm_model("resnet18", 16 * times, 64),
     }
     if times == 1:
         widths = ((64, 256), (512, 2048))
@@ -281,6 +281,7 @@ def record_errors(name: str, device: torch.device) -> Iterable[dict[str, Any]]:
         handle = integrations.compression(model)
         yield {
             "kind": "errors",
+            "device": device.type,
             "net": name,
             "memory": memory,
             "whole": whole,
@@ -341,6 +342,7 @@ def record_peaks(name: str, device: torch.device) -> Iterable[dict[str, Any]]:
                     found.setdefault(kind, []).append(most / max(plan.peak, asked))
             yield {
                 "kind": "peaks",
+                "device": device.type,
                 "net": name,
                 "memory": memory,
                 "error": error,
@@ -389,10 +391,11 @@ def main() -> None:
     parser.add_argument("what", choices=("errors", "peaks", "table"))
     parser.add_argument("file", type=Path, help="records, one in each line")
     parser.add_argument("--net", help="record this one here, instead of all in processes")
-    parser.add_argument("--device", default="cpu", type=torch.device)
+    parser.add_argument("--device", default="cpu", type=torch.device, help="to record on, or whose records to print")
     parser.add_argument("--jobs", default=1, type=int, help="processes at once; no time is recorded")
     asked = parser.parse_args()
     records = [json.loads(line) for line in asked.file.read_text().splitlines()] if asked.file.exists() else []
+    records = [one for one in records if one.get("device", "cpu") == asked.device.type]
     if asked.what == "table":
         print(tables(records))
         return

@@ -96,6 +96,16 @@ def test_what_leaves_at_once_is_not_copied_on_the_device(noted, monkeypatch):
     assert sent[0] == given.data_ptr() != sent[1]
 
 
+def test_what_has_gaps_is_made_dense_before_it_leaves(noted, monkeypatch):
+    """torch would copy it on the device anyway, on the stream of the copies."""
+    sent, copy_out = [], noted.copy_out
+    monkeypatch.setattr(noted, "copy_out", lambda parts: (sent.extend(parts), copy_out(parts))[1])
+    given = normal(48).view(8, 6)[:, :3]
+    stored_ = actcore.compress(given, actcore.Offload(leaving=0))
+    assert sent[0].is_contiguous()
+    assert torch.equal(stored_.decompress(), given)
+
+
 def test_one_may_be_on_its_way_out(noted):
     held = [actcore.compress(torch.full((4,), float(number)), actcore.Offload(leaving=1)) for number in (1, 2, 3)]
     assert noted.log == ["out 1", "wait for out 1", "out 2", "wait for out 2", "out 3"]

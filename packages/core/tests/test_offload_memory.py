@@ -50,6 +50,23 @@ def test_the_device_holds_a_few_tensors_however_far_the_host_is_ahead(cuda, laye
     assert cuda.reserved == 3 * BLOCK
 
 
+@pytest.mark.parametrize("leaving", [0, 1])
+def test_fewer_may_be_on_their_way_out(cuda, leaving):
+    """What leaves without a copy on the device may be changed in place right afterwards."""
+    codec, stack = actcore.Offload(leaving=leaving, ahead=False), []
+    for number in range(8):
+        h = cuda.new(torch.full((1000,), float(number)))
+        cuda.run(write=[h])
+        stack.append(actcore.compress(h, codec))
+        cuda.run(write=[h])
+        h.zero_()
+    assert cuda.reserved <= (2 + leaving) * BLOCK  # the last tensor and the one before it, and one that is leaving
+    del h
+    for number in reversed(range(8)):
+        use(cuda, stack.pop(), number)
+    assert cuda.reserved <= (2 + leaving) * BLOCK
+
+
 def test_what_is_dropped_and_what_dies_on_its_way_is_not_given_out_too_early(cuda):
     """In any order of storing, using and forgetting: the streams of the test assert it."""
     order = random.Random(0)

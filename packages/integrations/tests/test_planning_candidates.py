@@ -1,4 +1,4 @@
-"""StorageCandidates: which stores the values of a graph have, and what these hold."""
+"""Candidates: which stores the values of a graph have, and what these hold."""
 
 import copy
 from dataclasses import replace
@@ -32,7 +32,7 @@ def candidates(model, *args, base=BASE, rounded=True):
 
 
 def row_of(forward, place, **options):
-    """The menu of what one operator of a function of a 64 x 64 input makes."""
+    """The stores of what one operator of a function of a 64 x 64 input makes."""
     graph, found = candidates(Net(forward, weight=normal(64, 64)), normal(64, 64), **options)
     value, *_ = [op.makes[0] for op in graph.ops if op.name.startswith(f"aten.{place}.")]
     return {(option.store, option.serves): option for option in found.options[value]}

@@ -19,6 +19,7 @@ from actcore.codecs.raw import Raw
 from actcore.compressed import Compressed
 from actcore.device_streams import in_cuda_graph
 from actcore.forms import require_int
+from actcore.layout import Layout
 from actcore.ops import Key
 
 Event: TypeAlias = Any  # torch.cuda.Event; torch builds without CUDA have a stand-in
@@ -41,7 +42,7 @@ class Offload:
     at most two on their way back, besides the one in use: storing a third lets the stream that stores wait for the
     first to arrive, and a copy back begins when the stream has come to where it was started. Their memory then serves
     the stream's next tensors. With ``leaving=0`` the stream waits for each copy where it is made, so that a tensor
-    which ``inner`` stores without a copy needs none on the device.
+    which ``inner`` stores without a copy needs none on the device, unless there are gaps between its elements.
 
     What is stored while a CUDA graph is captured stays on the device, as ``inner`` stores it: each replay would write
     to the same pinned memory, which the pool may have given to others by then.
@@ -94,10 +95,13 @@ class Offload:
         if not stays:
             _make_room(lane(device), self.leaving)
         stored = self.inner.compress(tensor, seed=seed, stream=stream)
-        parts = stored.payload
-        if stays or self.leaving:
-            given = tensor.untyped_storage()._cdata
-            parts = tuple(part.clone() if part.untyped_storage()._cdata == given else part for part in parts)
+        given = tensor.untyped_storage()._cdata
+        parts = tuple(
+            part.clone()
+            if part.untyped_storage()._cdata == given and (stays or self.leaving or _has_gaps(part))
+            else part
+            for part in stored.payload
+        )
         if stays:
             return Compressed(stored.codec, parts, stored.layout, stored.dtype)
         payload = _store(lane(device), parts, self.leaving)
@@ -115,6 +119,11 @@ class Offload:
         transfer = _transfer_of(compressed.payload)
         if transfer is not None:
             transfer.arrived.synchronize()
+
+
+def _has_gaps(part: Tensor) -> bool:
+    """Whether torch copies a tensor on its device first, since its elements do not fill one stretch of memory."""
+    return not Layout.of(part).dense
 
 
 def _leaves(device: torch.device) -> bool:

@@ -38,7 +38,7 @@ and 0.14 in 4, for SiLU and GELU and inputs with a deviation of 0.02 to 2."""
 
 EIGHT_BITS = 0.01
 """The least bound that 8 bits for everything are taken to keep: their error is 0.009 where the whole gradient is as
-wrong as what backward reads, see ``adaptive.weights.estimate_noise``."""
+wrong as what backward reads, see ``sensitivity.weights.estimate_noise``."""
 
 _EIGHT = Store(8)
 

@@ -202,12 +202,14 @@ class _OfferedValue:
         come back."""
         stored = _stored(parts)
         crossing = sum(part.nbytes for part in stored if not part.keeps)
+        # A tensor with gaps between its elements, as a part of a larger one may have, is made dense before it leaves.
+        whole = all(saver.share >= 1 for saver in self.savers) or not any(part.keeps for part in stored)
         codecs = [Offload(part.codec) for part in stored if part.codec is not None]
         return Option(
             store=ruled.store,
             held=0,
             restored=self.nbytes + crossing,
-            passing=crossing + max((self.nbytes for part in stored if part.passing), default=0),
+            passing=crossing + max((self.nbytes for part in stored if part.passing or not whole), default=0),
             store_seconds=sum(store_seconds(self.rates, codec, self._numel) for codec in codecs),
             restore_seconds=max((restore_seconds(self.rates, codec, self._numel) for codec in codecs), default=0.0),
             noise=_noise(stored),

@@ -41,25 +41,25 @@ def paper_segments(graph: Graph) -> PaperSegments:
         graph: of the model.
     """
     nodes: list[int] = []  # by result: the value that it is in the end, if it is changed in place
-    find_node: dict[int, int] = {}  # by value: its result
+    node_of: dict[int, int] = {}  # by value: its result
     sizes: list[int] = []
     edges: set[tuple[int, int]] = set()
     for op in graph.ops:
-        reads = {find_node[value] for value in op.reads}
+        reads = {node_of[value] for value in op.reads}
         main = op.makes[0]
         old = graph.values[main].reuses
         if old >= 0 and len(reads) == 1:
-            node = find_node[old]
+            node = node_of[old]
             nodes[node] = main
         else:
             node = len(nodes)
             nodes.append(main)
             sizes.append(graph.values[main].nbytes)
         for value in op.makes:
-            find_node[value] = node
+            node_of[value] = node
         edges |= {(read, node) for read in reads if read != node}
     for value in graph.outputs:
-        sizes[find_node[value]] = 0
+        sizes[node_of[value]] = 0
     found = checkpoint_segments(sizes, sorted(edges))
     kept = {nodes[node] for node, is_kept in enumerate(found.kept) if is_kept}
     return PaperSegments(frozenset(kept), sum(sizes), found)

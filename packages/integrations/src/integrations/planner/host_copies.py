@@ -8,6 +8,7 @@ the step has room for it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from actcore import StepUsage, simulate
 from integrations.capture.graphs.graph import Graph
@@ -32,23 +33,12 @@ def host_copies(
     if not away:
         return {}
     usage = simulate(training_step(graph, candidates), *chosen_entries(choice, candidates))
-    stored_at = {value: _stored_at(graph, candidates, usage, value) for value in away}
-    order = sorted(away, key=lambda value: stored_at[value])
-    sizes = {value: _payload_bytes(graph, choice, candidates, value) for value in order}
-    restores = {value: _restores(graph, schedule, usage, value) for value in order}
-    leaving = _leaving(order, sizes, stored_at, restores, usage)
-    ahead = _ahead(order, sizes, restores, usage)
-    return {value: HostCopies(leaving[value], value in ahead) for value in order}
-
-
-def _stored_at(graph: Graph, candidates: StorageCandidates, usage: StepUsage, value: int) -> int:
-    """Return the operator after which a value is stored: when autograd saves it or, if that never does, when an
-    operator that is repeated first reads it."""
-    if candidates.stored_at[value] >= 0:
-        return candidates.stored_at[value]
-    repeated = (number for segment in (*usage.segments, *usage.inner) for number in segment)
-    readers = (number for number in repeated if value in graph.ops[number].reads)
-    return min(readers, default=graph.values[value].producer)
+    sizes = {value: _payload_bytes(graph, choice, candidates, value) for value in away}
+    stores = {value: _stores(graph, usage, value) for value in away}
+    restores = {value: _restores(graph, schedule, usage, value) for value in away}
+    leaving = _leaving(sizes, stores, restores, usage)
+    ahead = _ahead(sizes, stores, restores, usage)
+    return {value: HostCopies(leaving[value], value in ahead) for value in away}
 
 
 def _payload_bytes(graph: Graph, choice: Choice, candidates: StorageCandidates, value: int) -> int:
@@ -57,6 +47,16 @@ def _payload_bytes(graph: Graph, choice: Choice, candidates: StorageCandidates, 
     whole = graph.values[value].nbytes
     crossing = candidates.option(value, store).restored - whole
     return whole + crossing if store.exact or not crossing else crossing
+
+
+def _stores(graph: Graph, usage: StepUsage, value: int) -> Sequence[int]:
+    """Return the operators after which a value may be stored, in order: those at which autograd saves it, since one may
+    ask for its signs and a later one for its elements, and the first that is repeated and reads it. After the first of
+    them, something is stored."""
+    found = {number for number, op in enumerate(graph.ops) if value in op.packs}
+    repeated = (number for segment in (*usage.segments, *usage.inner) for number in segment)
+    readers = [number for number in repeated if value in graph.ops[number].reads]
+    return sorted(found | {min(readers)} if readers else found) or [graph.values[value].producer]
 
 
 def _restores(graph: Graph, schedule: Schedule, usage: StepUsage, value: int) -> Sequence[int] | None:
@@ -79,60 +79,47 @@ def first_read(graph: Graph, segment: Sequence[int], recomputed: frozenset[int])
 
 
 def _leaving(
-    order: Sequence[int],
     sizes: Mapping[int, int],
-    stored_at: Mapping[int, int],
+    stores: Mapping[int, Sequence[int]],
     restores: Mapping[int, Sequence[int] | None],
     usage: StepUsage,
 ) -> Mapping[int, int]:
-    """Return for each value how many may be on their way out once it is stored, until the next one is or backward
-    restores one. Those that one operator stores may come in any order."""
-    largest: dict[int, int] = {}  # by operator
-    for value in order:
-        largest[stored_at[value]] = max(largest.get(stored_at[value], 0), sizes[value])
-    bounds = [largest[stored_at[value]] for value in order]
-    first = min((events[0] for events in restores.values() if events), default=len(usage.nbytes) - 1)
-    ends = [*(stored_at[value] for value in order[1:]), first]
-    found = {}
-    for place, (value, end) in enumerate(zip(order, ends, strict=True)):
-        room = usage.peak - max(usage.nbytes[stored_at[value] : end + 1])
-        counts = range(BESIDE.leaving, -1, -1)
-        found[value] = next(count for count in counts if sum(bounds[max(0, place + 1 - count) : place + 1]) <= room)
-    return found
+    """Return for each value how many may be on their way out once it is stored: as many as there is room for, whenever
+    that is, until another value is stored for certain or backward restores one. Values that one operator stores may
+    come in any order."""
+    firsts = sorted({events[0] for events in stores.values()})
+    backward = min((events[0] for events in restores.values() if events), default=len(usage.nbytes) - 1)
+
+    def fitting(start: int) -> int:
+        end = next((first for first in firsts if first > start), backward)
+        room = usage.peak - max(usage.nbytes[start : end + 1])
+        largest = max(sizes[value] for value, events in stores.items() if events[0] <= start)
+        return min(BESIDE.leaving, room // max(largest, 1))
+
+    return {value: min(map(fitting, events)) for value, events in stores.items()}
 
 
 def _ahead(
-    order: Sequence[int],
     sizes: Mapping[int, int],
+    stores: Mapping[int, Sequence[int]],
     restores: Mapping[int, Sequence[int] | None],
     usage: StepUsage,
 ) -> set[int]:
-    """Return the values whose restoring may start the copy back of the one that was stored before and is still needed:
-    the device then holds that one until it is restored."""
+    """Return the values whose restoring may start the copy back of the one that was stored before: the device then
+    holds that one until it is restored next, which may be at a later event even if it is restored at this one, too. It
+    has to be certain which one that is, and that backward needs it later."""
+    order = sorted(stores, key=lambda value: tuple(stores[value]))
     found: set[int] = set()
     used = list(usage.nbytes)
-    for place in range(len(order) - 1, 0, -1):
-        periods = [
-            period
-            for at in restores[order[place]] or ()
-            if (period := _awaited(order[:place], restores, at)) is not None
-        ]
-        fits = all(max(used[start : end + 1]) + sizes[value] <= usage.peak for value, start, end in periods)
-        if not fits or restores[order[place]] is None or None in map(restores.get, order[:place]):
+    for before, value in reversed([*pairwise(order)]):
+        between = range(stores[before][0], stores[value][-1] + 1)
+        others = any(event in between for other in order if other not in (before, value) for event in stores[other])
+        events, awaited = restores[value], restores[before]
+        if others or stores[before][0] == stores[value][0] or not events or not awaited or events[-1] >= awaited[-1]:
             continue
-        found.add(order[place])
-        for value, start, end in periods:
-            used[start : end + 1] = [nbytes + sizes[value] for nbytes in used[start : end + 1]]
+        periods = [slice(at, next(event for event in awaited if event > at) + 1) for at in events]
+        if all(max(used[period]) + sizes[before] <= usage.peak for period in periods):
+            found.add(value)
+            for period in periods:
+                used[period] = [nbytes + sizes[before] for nbytes in used[period]]
     return found
-
-
-def _awaited(
-    earlier: Sequence[int], restores: Mapping[int, Sequence[int] | None], at: int
-) -> tuple[int, int, int] | None:
-    """Return the last of the values that backward restores at an event or later, that event, and the one at which it
-    does so."""
-    for value in reversed(earlier):
-        later = [event for event in restores[value] or () if event >= at]
-        if later:
-            return value, at, later[0]
-    return None

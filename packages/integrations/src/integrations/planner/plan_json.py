@@ -17,8 +17,9 @@ from integrations.planner.solution import Found, Solution
 from integrations.planner.storage_candidates import StorageCandidates
 from integrations.policies.levels import Level
 
-FORMAT = 3
-"""Format 2 did not have stores, and its levels stored sizes of a search that is gone."""
+FORMAT = 4
+"""Format 3 had other names for the stores of values. Format 2 did not have stores, and its levels stored sizes of a
+search that is gone."""
 _WRITER = "Plan.to_json"
 _PLAIN = (
     *("model", "peak_bound", "exact", "memory", "objective", "time", "error", "stores", "measured", "unmeasured"),

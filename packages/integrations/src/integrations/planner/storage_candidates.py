@@ -54,7 +54,7 @@ class StorageCandidates:
 
     @classmethod
     def none(cls, values: int) -> StorageCandidates:
-        """StorageCandidates without stores for this number of values: each is kept as it is or recomputed."""
+        """Candidates without stores for this number of values: each is kept as it is or recomputed."""
         return cls(((),) * values, (0.0,) * values, (0,) * values, (-1,) * values)
 
     def weighted(self, weights: tuple[float, ...], limits: tuple[float, ...] = ()) -> StorageCandidates:

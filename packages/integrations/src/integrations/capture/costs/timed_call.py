@@ -78,11 +78,15 @@ class Repeated:
         asked = torch.device(self._kwargs.get("device") or "cpu")
         return next((device for device in [*found, asked] if device.type != "cpu"), torch.device("cpu"))
 
-    def new_bytes(self, out: Any) -> int:
-        """Bytes of the results' storages that are not the arguments' storages."""
+    def new_storages(self, out: Any) -> list[int]:
+        """The bytes of each of the results' storages that is not an argument's."""
         given = {storage._cdata for storage in _storages((self._args, self._kwargs.values()))}
         found = {storage._cdata: storage.nbytes() for storage in _storages((out,))}
-        return sum(nbytes for key, nbytes in found.items() if key not in given)
+        return [nbytes for key, nbytes in found.items() if key not in given]
+
+    def new_bytes(self, out: Any) -> int:
+        """Bytes of the results' storages that are not the arguments' storages."""
+        return sum(self.new_storages(out))
 
     def seconds(self, clock: Callable[[], float]) -> float:
         """The least seconds of several runs."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ from integrations.capture.costs import timed_call
 from integrations.capture.costs.calls import CostedCall
 from integrations.capture.costs.modelled import Cost, Costs, modelled
 from integrations.capture.costs.timed_call import ANSWER, MMAP_THRESHOLD, Repeated, setting
+from integrations.capture.dispatch.memory import allocated
 
 # Keeps the script's folder off sys.path.
 _SCRIPT = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
@@ -54,7 +56,8 @@ def measured(calls: Sequence[CostedCall]) -> list[Cost]:
 def with_workspaces_of_cudnn(costs: Costs) -> Costs:
     """Return costs whose scratch includes the workspaces of CUDA's convolutions. cuDNN chooses an algorithm for each
     shape, and the workspace of some is larger than all tensors of the step, so each distinct call runs twice. Costs of
-    other calls, and of all calls where there is no GPU, are left alone.
+    other calls, and of all calls where there is no GPU, are left alone. No counter is reset, but the allocator's peak
+    may rise to what the largest convolution takes.
 
     Args:
         costs: a function that returns the cost of each call.
@@ -67,22 +70,32 @@ def with_workspaces_of_cudnn(costs: Costs) -> Costs:
 
 
 _CONVOLUTION, _BACKWARD = "aten.convolution.default", "aten.convolution_backward.default"
+_ALLOCATED = "allocated_bytes.all.allocated"  # the sum of all blocks that were ever handed out
 _MASK = 10  # the place of the argument that says which gradients are asked for
 
 
 def _with_workspace(call: CostedCall, cost: Cost) -> Cost:
     if call.device != "cuda" or call.name not in (_CONVOLUTION, _BACKWARD) or not torch.cuda.is_available():
         return cost
-    cudnn = torch.backends.cudnn
-    chosen_by = cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32
     try:
-        return replace(cost, scratch=max(cost.scratch, _workspace_bytes(call.name, call.packed(), chosen_by)))
+        return replace(cost, scratch=max(cost.scratch, _workspace_bytes(call.name, call.packed(), _chosen_by())))
     except Exception:  # the call cannot be run with tensors made up for it, or there is no room
         return cost
 
 
+def _chosen_by() -> tuple[Any, ...]:
+    """Return the settings of this process by which cuDNN chooses an algorithm."""
+    cudnn = torch.backends.cudnn
+    deterministic = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    try:
+        precision: Any = cudnn.allow_tf32
+    except RuntimeError:  # convolutions and recurrent layers differ, which torch has newer settings for
+        precision = getattr(getattr(cudnn, "conv", None), "fp32_precision", None)
+    return cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, deterministic, precision
+
+
 @lru_cache(maxsize=4096)
-def _workspace_bytes(name: str, packed: bytes, chosen_by: tuple[bool, ...]) -> int:
+def _workspace_bytes(name: str, packed: bytes, chosen_by: tuple[Any, ...]) -> int:
     """Return the most bytes that a convolution, or one of its gradients, takes beside its arguments and results.
     ``chosen_by`` tells apart the settings by which cuDNN chooses an algorithm."""
     with disable_current_modes(), torch.inference_mode(False):
@@ -101,16 +114,17 @@ def _gradients(call: Repeated) -> Iterator[Repeated]:
 
 
 def _passing_bytes(call: Repeated) -> int:
-    """Return the bytes that a call allocates and frees. The allocator's sums tell, which nobody resets."""
+    """Return the bytes that a call allocates beside its results. The allocator's sum tells, which nobody resets, and
+    which another thread can only add to: so the smaller of two looks counts."""
     call()  # loads kernels, and lets cuDNN choose
-    before = torch.cuda.memory_stats()
+    return min(_allocated_beside(call) for _ in range(2))
+
+
+def _allocated_beside(call: Repeated) -> int:
+    before = torch.cuda.memory_stats()[_ALLOCATED]
     out = call()
-    after = torch.cuda.memory_stats()
-    del out
-    total, now = (
-        after[name] - before[name] for name in ("allocated_bytes.all.allocated", "allocated_bytes.all.current")
-    )
-    return int(total - now)
+    taken = torch.cuda.memory_stats()[_ALLOCATED] - before
+    return max(0, int(taken) - sum(allocated(nbytes, call.device) for nbytes in call.new_storages(out)))
 
 
 def _on_cpu(calls: Sequence[bytes]) -> Mapping[int, Cost]:
