@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from two_ranks import leave
 
 from integrations import compress_model, compression
-from integrations.api.error_control import bounded as bounded_plans
+from integrations.api.error_control import plan_within_bounds as bounded_plans
 from integrations.api.handle import plan_manager
 from integrations.capture.costs.rates import constant
 from integrations.checkpoint import apply, plan
