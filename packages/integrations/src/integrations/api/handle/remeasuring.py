@@ -23,9 +23,11 @@ EVERY = 500
 """Steps whose errors are measured: the early ones, and then each multiple. A measurement takes the time of some three
 plain steps."""
 
-_TIGHT = 0.9  # the part of the bound from which on a measured error makes plans round less
+_TIGHT = 0.8  # the part of the bound from which on a measured error makes plans round less
+_SOON = 0.9  # the part of the bound that a doubtful error is taken to reach when it is measured again
+_LEAST_LONGER = 1.25  # times as many steps are over by then, or more
 _DOUBTFUL = 0.5  # the part of the bound from which on an error may exceed the bound before the next measurement
-_SETTLED = 50  # the step from which on a doubtful error is measured again when twice as many steps are over
+_SETTLED = 50  # the step from which on a doubtful error is measured again sooner
 _MOST_AGAIN = 2  # how many steps in a row are measured because the one before was above the bound
 _MOST_WAITED = 64  # steps until a measurement that failed is tried again, at most
 _MANY = 4  # failures in a row after which it is taken that no step can be measured
@@ -201,7 +203,9 @@ class Remeasuring:
             if plan is not None:
                 self.errors.correct(plan, found)
         elif found.over > _DOUBTFUL * bound and last.step >= _SETTLED:
-            self._next = min(self._next, 2 * last.step)
+            # Errors grow with what a model learns, of some nets as fast as the number of steps.
+            soon = int(last.step * max(_LEAST_LONGER, _SOON * bound / found.over))
+            self._next = min(self._next, max(soon, last.step + 1))
         self._again = self._again + 1 if found.over > bound else 0
         if 0 < self._again <= _MOST_AGAIN:
             self._next = 0
