@@ -55,9 +55,9 @@ def measured(calls: Sequence[CostedCall]) -> list[Cost]:
 
 def with_workspaces_of_cudnn(costs: Costs) -> Costs:
     """Return costs whose scratch includes the workspaces of CUDA's convolutions. cuDNN chooses an algorithm for each
-    shape, and the workspace of some is larger than all tensors of the step, so each distinct call runs twice. Costs of
-    other calls, and of all calls where there is no GPU, are left alone. No counter is reset, but the allocator's peak
-    may rise to what the largest convolution takes.
+    shape, and the workspace of some is larger than all tensors of the step. So each distinct call runs three times, the
+    first time to load its kernels. Costs of other calls, and of all calls where there is no GPU, are left alone. No
+    counter is reset, but the allocator's peak may rise to what the largest convolution takes.
 
     Args:
         costs: a function that returns the cost of each call.
@@ -96,7 +96,7 @@ def _chosen_by() -> tuple[Any, ...]:
 
 @lru_cache(maxsize=4096)
 def _workspace_bytes(name: str, packed: bytes, chosen_by: tuple[Any, ...]) -> int:
-    """Return the most bytes that a convolution, or one of its gradients, takes beside its arguments and results.
+    """Return the most bytes that a convolution, or one of its gradients, allocates in addition to its results.
     ``chosen_by`` tells apart the settings by which cuDNN chooses an algorithm."""
     with disable_current_modes(), torch.inference_mode(False):
         call = Repeated(packed)
@@ -114,8 +114,9 @@ def _gradients(call: Repeated) -> Iterator[Repeated]:
 
 
 def _passing_bytes(call: Repeated) -> int:
-    """Return the bytes that a call allocates beside its results. The allocator's sum tells, which nobody resets, and
-    which another thread can only add to: so the smaller of two looks counts."""
+    """Return the bytes that a call allocates in addition to its results. They are read from the allocator's running sum
+    of all allocations. Nobody resets that sum, but another thread may add to it, so the smaller of two readings counts.
+    """
     call()  # loads kernels, and lets cuDNN choose
     return min(_allocated_beside(call) for _ in range(2))
 

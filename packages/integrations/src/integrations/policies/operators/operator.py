@@ -16,8 +16,8 @@ class Effect(Enum):
     SCALES = "multiplies each by a number or an element"
     SUMS = "adds something to each"
     PICKS = "takes each, or an element of another tensor in its place"
-    JOINS = "puts elements of another tensor beside them"
-    PUTS = "puts values in the places of some, or beside them"
+    JOINS = "concatenates them with elements of another tensor"
+    PUTS = "replaces some by other values, or pads them"
 
 
 class Gain(Enum):
