@@ -90,11 +90,12 @@ class OneStep:
             Exception: what the model raises.
         """
         self.require_elements()
-        model, inputs = self.model, tensors_in((self.args, self.kwargs)) if self.changes_inputs else []
-        written = set(map(id, (*model.buffers(), *inputs)))
+        model, inputs = self.model, set(map(id, tensors_in((self.args, self.kwargs))))
+        written = set(map(id, model.buffers())) | (inputs if self.changes_inputs else set())
 
         def stand_in(tensor: Tensor) -> Tensor:
-            return tensor.detach() if is_only_read(tensor, written) else tensor.detach().clone()
+            kept = not self.changes_inputs and id(tensor) in inputs
+            return tensor.detach() if kept or is_only_read(tensor, written) else tensor.detach().clone()
 
         stand_ins = StandIns(stand_in)
         args, kwargs = stand_ins.of_all((self.args, self.kwargs))
