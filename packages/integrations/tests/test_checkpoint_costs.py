@@ -267,8 +267,8 @@ CONVOLUTIONS = {
 
 
 #: KiB that became resident during each of those convolutions and during its backward, beyond the results: a run of
-#: `workspaces.measured` with torch 2.14 or 2.15, one thread and AVX-512. They are recorded, not measured here: oneDNN chooses
-#: its kernels by the processor and by the threads, and which pages are resident is the system's to say.
+#: `workspaces.measured` with torch 2.14 or 2.15, one thread and AVX-512. They are recorded, not measured here: oneDNN
+#: chooses its kernels by the processor and by the threads, and which pages are resident is the system's to say.
 TAKEN = {
     "channels last": (1084, 2236),
     "channels first": (1724, 2920),

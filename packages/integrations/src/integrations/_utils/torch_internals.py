@@ -130,6 +130,9 @@ set_mkldnn_enabled: Callable[[bool], None] = bound("torch._C._set_mkldnn_enabled
 
 # ---- operators ----
 
+get_registered_operators: Callable[[], list[str]] = bound(
+    "torch._C._dispatch_get_all_op_names", "the check of a name in add_rule", list
+)
 conj: Callable[[Tensor], Tensor] = bound("torch._conj", _PLANS)
 neg_view: Callable[[Tensor], Tensor] = bound("torch._neg_view", _PLANS)
 fused_sdp_choice: Callable[..., int] = bound("torch._fused_sdp_choice", _ATTENTION)

@@ -6,9 +6,12 @@ for readers, ``docs/internals/adaptive.md`` has the measurements.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from functools import lru_cache
 from types import MappingProxyType
 
+from integrations._utils.torch_internals import get_registered_operators
+from integrations._utils.warn import warn
 from integrations.policies.needs import Need, Rule
 from integrations.policies.operators import OPERATORS
 
@@ -30,7 +33,8 @@ def add_rule(operator: str, rule: Rule) -> None:
 
         add_rule("mylib::scaled_linear", Rule(input=Need.LINEAR, other=Need.LINEAR))
 
-    A rule that is wrong makes gradients wrong: take ``Need.LINEAR`` only for what enters a gradient linearly.
+    A rule that is wrong makes gradients wrong: take ``Need.LINEAR`` only for what enters a gradient linearly. Warns of
+    an operator that is not registered while its library has one of nearly the same name.
 
     Args:
         operator: as reports name it: the namespace of a custom operator, and its name.
@@ -57,7 +61,16 @@ def add_rule(operator: str, rule: Rule) -> None:
         raise ValueError(
             f"operator must have no other rule yet, got {operator!r}, which has one: take another name for yours"
         )
+    _warn_of_misspelled(operator, library)
     _rules[operator] = rule
+
+
+def _warn_of_misspelled(operator: str, library: str) -> None:
+    """Warn of a name that is nearly that of a registered operator."""
+    known = {name.partition(".")[0] for name in get_registered_operators() if name.startswith(f"{library}::")}
+    alike = [] if operator in known else get_close_matches(operator, known, n=1, cutoff=0.8)
+    if alike:
+        warn(f"no operator {operator!r} is registered, so its rule stores nothing yet; did you mean {alike[0]!r}?")
 
 
 @lru_cache(maxsize=4096)
