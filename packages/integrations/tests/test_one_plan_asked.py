@@ -158,7 +158,7 @@ def test_what_cannot_be_met_says_what_can():
 def test_the_least_of_both_states_is_named_once():
     """Steps that add to gradients find these there, and have no room in their place."""
     model, args = deep()
-    with pytest.raises(ValueError, match="for steps that accumulate gradients, which take more than others") as raised:
+    with pytest.raises(ValueError, match=r"or \d+ bytes \(.*\) if steps accumulate gradients") as raised:
         integrations.plan(model, args, memory="1B", error=0)
     message = str(raised.value)
     assert not raised.value.__suppress_context__
@@ -173,14 +173,20 @@ def no_rounding(errors, graph, candidates, least=None):
     return candidates.weighted((1e6,) * len(graph.values))
 
 
-def test_what_cannot_be_met_by_what_is_measured_takes_the_least_memory(monkeypatch):
+@pytest.mark.parametrize("fallback", ["error", "least"])
+def test_what_cannot_be_met_by_what_is_measured_takes_the_least_memory(fallback, monkeypatch):
     """Of inputs that come later; they do not run without a plan."""
     model, (x,) = deep()
-    integrations.compress_model(model, memory=0.25, error=0.1)
+    integrations.compress_model(model, memory=0.25, error=0.1, fallback=fallback)
     gradients(model, x)
     monkeypatch.setattr(ErrorModel, "least_shares", lambda *given, **more: {})
     monkeypatch.setattr(ErrorModel, "weigh", no_rounding)
-    with pytest.warns(UserWarning, match=r"fits the budget 0\.25: the least activation peak, .* is taken"):
+    larger = normal(2 * len(x), x.shape[1])
+    if fallback == "error":
+        with pytest.raises(ValueError, match=r"inputs 512x64 keeps to memory=0\.25, .*Pass fallback='least' to go on"):
+            model(larger)
+        return
+    with pytest.warns(UserWarning, match=r"keeps to memory=0\.25, .*: the least activation peak, .* is taken"):
         gradients(model, normal(2 * len(x), x.shape[1]))
     plan = integrations.compression(model)._plan_manager.plan
     assert plan.graph.inputs.shapes == ((2 * len(x), x.shape[1]),)
@@ -190,6 +196,5 @@ def test_what_cannot_be_met_by_what_is_measured_takes_the_least_memory(monkeypat
 def test_what_does_not_fit_is_said_in_the_bounds_that_were_asked_for():
     model, (x,) = deep()
     followed = integrations.plan(model, (x,), time=1.2, error=0)
-    plans = Plans(followed, "replan")
-    with pytest.warns(UserWarning, match=r"fits time=1\.2: the least"):
-        plans._tell_of_excess(followed)
+    with pytest.warns(UserWarning, match=r"keeps to time=1\.2, error=0: the least"):
+        Plans(followed, "replan", "least")._exceed_bounds(followed)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import integrations
 from actcore import simulate
 from integrations import checkpoint, compress_model
 from integrations.checkpoint import Plan
@@ -82,16 +83,27 @@ def test_a_plan_for_another_graph_does_not_share_what_was_found_for_its_own():
     assert other.accumulating.graph.inputs.shapes == ((8, 64),)
 
 
-def test_a_budget_that_one_state_cannot_keep_is_told_of_once():
+def test_a_budget_that_one_state_cannot_keep_raises_in_the_first_such_step():
     model = deep()
     plan = checkpoint.plan(model, X, loss=loss, holds_outputs=False)
     checkpoint.apply(model, plan.within(plan.peak))
     counted(model, X)
-    with pytest.warns(UserWarning, match="where gradients are there already fits the budget"):
-        counted(model, X)
+    with pytest.raises(ValueError, match=r"where gradients are there already keeps to budget=\d+: .*zero_grad"):
+        model(X)
+    model.zero_grad()
+    counted(model, X)
+
+
+def test_a_budget_that_one_state_cannot_keep_is_told_of_once_where_it_may_fall_back():
+    model = deep()
+    plan = integrations.plan(model, (X,), memory="least")
+    compress_model(model, plan=plan.within(plan.peak), fallback="least")
+    model(X).sum().backward()
+    with pytest.warns(UserWarning, match=r"where gradients are there already keeps to memory=\d+, .* is taken"):
+        model(X).sum().backward()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        counted(model, X)
+        model(X).sum().backward()
 
 
 def test_a_fraction_out_of_reach_names_the_bytes_of_accumulation():

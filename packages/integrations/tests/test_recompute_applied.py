@@ -109,14 +109,16 @@ def test_a_batch_of_another_size(rows, recwarn):
     assert plan_of(model) == made
 
 
-def test_a_budget_holds_for_larger_batches_or_a_warning_says_that_it_cannot():
+def test_a_budget_holds_for_larger_batches_or_raises():
     model, x = tall(1024)
     made = plan(model, x, budget=0.8)
     limit = made.peak
     apply(model, made.within(limit))
     assert peak_of(model, normal(1280, 16)) <= limit
-    with pytest.warns(UserWarning, match=r"fits the budget .*: the least activation peak, .* is taken"):
-        model(normal(8192, 16)).sum().backward()
+    before = model[0].weight.grad.clone()
+    with pytest.raises(ValueError, match=rf"8192x16 keeps to budget={limit}: budget must be at least \d+ bytes"):
+        model(normal(8192, 16))
+    assert torch.equal(model[0].weight.grad, before)
 
 
 def test_other_shapes_are_refused_where_that_is_asked_for():

@@ -128,9 +128,10 @@ def compress_model(
             ``integrations.compression(model).plan.save("plan.json")`` after a training step. Nothing is planned
             for inputs that are no larger than the plan's. Pass the same options (``seed``, ``keep``,
             ``group_size``, ``min_bytes``) and exchanges as when the plan was made. The level is the plan's. ``plan``
-            goes together with none of ``memory``, ``time``, ``error``, ``stores``, ``checkpoint`` and ``fallback``.
+            goes together with none of ``memory``, ``time``, ``error``, ``stores`` and ``checkpoint``.
         fallback: what happens if no plan keeps to ``memory`` and ``time``: ``"error"``, the default, raises
-            ``ValueError`` in the first training forward; ``"least"`` warns and follows the plan of the least memory.
+            ``ValueError``; ``"least"`` warns and follows the plan of the least memory. That is known in the first
+            training forward, in the first that adds to gradients, and in the first with larger inputs.
             Likewise if the gradient's error cannot be measured, as where an input is an object that may change, or
             ``fully_shard`` cuts the parameters: after four such steps ``"error"`` raises ``RuntimeError``, and
             ``"least"`` warns and trusts the plan's estimates.
@@ -157,8 +158,8 @@ def compress_model(
     inner = compiled_module(model)
     if plan is not None:
         others = {"memory": memory, "time": time, "error": error, "stores": stores, "checkpoint": checkpoint}
-        checkpoint, level, options = with_plan(plan, level, options, **others, fallback=fallback)
-    bounds = Bounds.asked(memory, time, error, stores, level, options, fallback, loss)
+        checkpoint, level, options = with_plan(plan, level, options, fallback, **others)
+    bounds = Bounds.asked(memory, time, error, stores, level, options, fallback if plan is None else None, loss)
     exchanges = Conversions.asked(activations, linear, layers, loss)
     level = level_with(level, bounds)
     handle = new_handle(Compression, inner, level, strict, options)

@@ -6,7 +6,7 @@ import math
 
 from integrations.planner.at_peak import largest_at_peak
 from integrations.planner.bounds import FULL, ONLY_RECOMPUTE, ROUNDING, WAYS, Bounds
-from integrations.planner.budget import LEAST, read_fraction
+from integrations.planner.budget import LEAST, allowed_bytes, read_fraction
 from integrations.planner.choice import Choice
 from integrations.planner.chunked import SHARE, logits_bytes
 from integrations.planner.solution import Solution
@@ -15,16 +15,20 @@ from integrations.report.words import format_bytes
 _SMALLER = "take a smaller batch"  # no way for a fraction: the plain step's peak is less then, too
 
 
+def why_infeasible(plan: Solution, asked: Bounds) -> str:
+    """Return why no plan of a front keeps to bounds, in words."""
+    allowed = allowed_bytes(asked.memory, plan.uncompressed_peak)
+    few = allowed is not None and allowed < plan.front[0].peak
+    return out_of_memory(plan, asked) if few else out_of_time(plan, asked)
+
+
 def out_of_memory(plan: Solution, asked: Bounds) -> str:
     """Return why no plan has such a peak, in words."""
-    # Bytes hold for steps that accumulate gradients, too; a fraction is of each kind of step's own peak.
-    other = plan if plan.compressed or read_fraction(asked.memory) is not None else plan.accumulating
-    most = max(plan, other, key=lambda one: one.front[0].peak)
-    return f"{_too_little_memory(plan, asked, most)}{_occupied(most)}{_without_logits(plan)}"
+    return f"{_too_little_memory(plan, asked)}{_occupied(plan)}{_without_logits(plan)}"
 
 
-def _too_little_memory(plan: Solution, asked: Bounds, most: Solution) -> str:
-    budget, least, plain = asked.memory, most.front[0].peak, most.uncompressed_peak
+def _too_little_memory(plan: Solution, asked: Bounds) -> str:
+    budget, least, plain = asked.memory, plan.front[0].peak, plan.uncompressed_peak
     relative = read_fraction(budget) is not None
     share = round_up_share(least, plain) if 0 < least <= plain else None
     of_plain = "" if share is None else f", {share} of the plain step's {format_bytes(plain)}"
@@ -41,18 +45,24 @@ def _too_little_memory(plan: Solution, asked: Bounds, most: Solution) -> str:
         )
     name = "budget" if plan.candidates is None else "memory"
     title = name if plan.candidates is None else f"memory with error={plan.error:g}"
-    states = "" if most is plan else " for steps that accumulate gradients, which take more than others"
-    number = least if not relative else share
+    # Bytes hold for steps that accumulate gradients, too; a fraction is of each kind of step's own peak.
+    beside = least if relative or plan.graph.accumulates else plan.accumulating.front[0].peak
+    if beside > least:
+        found = f"{found}, or {beside} bytes ({format_bytes(beside)}) if steps accumulate gradients"
+    number = share if relative else max(least, beside)
     ways = [f"pass {name}={LEAST!r}" if number is None else f"pass {name}={number!r}, or {name}={LEAST!r}"]
     ways += [f"allow {one}" for one in _allowing(plan)]
     ways += [] if relative else [_SMALLER]
-    return f"{title} must be {found}{states}, got {budget!r}; {_gradients_outweigh(plan, asked)}{', or '.join(ways)}"
+    return f"{title} must be {found}, got {budget!r}; {_gradients_outweigh(plan, asked)}{', or '.join(ways)}"
 
 
 def _gradients_outweigh(plan: Solution, asked: Bounds) -> str:
     """Return a sentence on a fraction that only steps that accumulate gradients can keep to; empty for others."""
-    fraction, other = read_fraction(asked.memory), plan.accumulating
-    if fraction is None or other is plan or other.peak > fraction * other.uncompressed_peak:
+    fraction = read_fraction(asked.memory)
+    if fraction is None or plan.graph.accumulates:
+        return ""
+    other = plan.accumulating
+    if other.peak > fraction * other.uncompressed_peak:
         return ""
     return (
         "a first step makes its gradients, and these take most of its peak. Steps that accumulate gradients go from "

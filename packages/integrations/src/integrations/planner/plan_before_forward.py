@@ -14,6 +14,7 @@ from integrations._utils.warn import warn
 from integrations.capture.errors import NoGradient
 from integrations.capture.graphs.sharding import get_class
 from integrations.capture.graphs.signature import Signature
+from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan
 
 _MOST_FAILURES = 8
@@ -87,6 +88,7 @@ class Attempts:
             first: whether the model has no plan yet.
 
         Raises:
+            BudgetError: ``make`` raised it.
             Exception: ``make`` raised it for the first plan.
         """
         trained = sum(parameter.requires_grad for parameter in model.parameters())
@@ -98,6 +100,8 @@ class Attempts:
                 return make()
         except NoGradient:
             failures.without_gradient.add(inputs)
+        except BudgetError:
+            raise
         except Exception as error:
             if first:
                 raise

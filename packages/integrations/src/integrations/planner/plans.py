@@ -18,9 +18,11 @@ from integrations.capture.graphs.schedule import Schedule
 from integrations.capture.graphs.sharding import distributed, whole_parameters
 from integrations.capture.graphs.signature import Signature
 from integrations.capture.loss import OF_LOSS
-from integrations.planner.bounds import Bounds
+from integrations.planner.bounds import ONLY_RECOMPUTE, Bounds, Fallback
+from integrations.planner.budget import LEAST
 from integrations.planner.errors import BudgetError
 from integrations.planner.gradient_states import GradientState, has_gradients
+from integrations.planner.infeasible import why_infeasible
 from integrations.planner.loss_choice import with_better_loss
 from integrations.planner.plan import Plan
 from integrations.planner.plan_before_forward import Attempts
@@ -75,6 +77,7 @@ class Plans:
     Args:
         plan: the first plan. Others are made for its budget and objective, and with measured times if it has them.
         shapes: whether inputs of other shapes are planned for, or refused.
+        fallback: what happens if no plan keeps to the bounds for other inputs, or for another state of the gradients.
 
     Attributes:
         last: the plan that was followed last.
@@ -83,7 +86,8 @@ class Plans:
         left: where that forward differed from the planned one, in words; empty if it did not.
     """
 
-    def __init__(self, plan: Plan, shapes: Shapes) -> None:
+    def __init__(self, plan: Plan, shapes: Shapes, fallback: Fallback | None = None) -> None:
+        self._fallback = plan.bounds.fallback if fallback is None else fallback
         self.last = self.followed = self._first = plan
         self.inputs = plan.graph.inputs
         self.left = ""
@@ -136,6 +140,7 @@ class Plans:
 
         Raises:
             ValueError: the inputs have other shapes than planned for, and these are refused.
+            BudgetError: no plan keeps to the bounds for these inputs or this state, and there is no fallback.
         """
         inputs = Signature.of(args, kwargs)
         self._attempts.start()
@@ -166,7 +171,7 @@ class Plans:
             self.last = plan = self._for_any_path(plan) if self._varies or any_path else plan
             self.followed = followed = plan if state == "fresh" else getattr(plan, state)
             if plan.is_bounded and not followed.is_bounded:
-                self._tell_of_excess(followed, _WHERE[state])
+                self._exceed_bounds(followed, state)
             self.inputs, self.left = inputs, ""
             fits = plan.graph.inputs == inputs
             return Followed(plan, followed.schedule if fits else followed.schedule_of_any_sizes, inputs, followed)
@@ -193,23 +198,34 @@ class Plans:
         """
         with self._lock.held:
             less = within_less(followed.plan, followed.of_state)
+            self._fallback = LEAST  # nobody asked for that little
             for inputs, plan in self._plans.items():
                 with suppress(BudgetError):
                     self._plans[inputs] = plan.within(less.memory, plan.time)
             self._plans[less.graph.inputs] = less
             self._first = self._plans[self._first.graph.inputs]
 
-    def _tell_of_excess(self, plan: Plan, state: str = "") -> None:
-        """Warns of a plan that takes more than was asked for, once for each inputs and state."""
-        if (about := (plan.graph.inputs, state)) not in self._excess:
-            self._excess.add(about)
-            asked = self._first.bounds
-            bounds = [] if asked.memory is None else [f"the budget {asked.memory!r}"]
-            bounds += [] if asked.time is None else [f"time={asked.time:g}"]
-            warn(
-                f"no plan of {plan.model} for inputs {plan.graph.inputs}{state} fits {' and '.join(bounds)}: the least "
-                f"activation peak, {format_bytes(plan.peak)}, is taken"
-            )
+    def _exceed_bounds(self, least: Plan, state: GradientState = "fresh") -> None:
+        """Let a forward follow a plan that takes more than was asked for, if that was allowed. Warn of it once for each
+        inputs and state.
+
+        Args:
+            least: the plan of the least memory for the inputs and the state.
+            state: of the gradients.
+
+        Raises:
+            BudgetError: it was not allowed.
+        """
+        asked = self._first.bounds
+        recomputes = asked.stores == ONLY_RECOMPUTE  # for such plans, memory is called budget, and nothing falls back
+        bounds = f"budget={asked.memory!r}" if recomputes and asked.time is None else str(asked)
+        about = f"no plan of {least.model} for inputs {least.graph.inputs}{_WHERE[state]} keeps to {bounds}"
+        if self._fallback != LEAST:
+            anyway = "" if recomputes else ". Pass fallback='least' to go on with more memory"
+            raise BudgetError(f"{about}: {why_infeasible(least, asked)}{_REMEDY[state]}{anyway}")
+        if (key := (least.graph.inputs, state)) not in self._excess:
+            self._excess.add(key)
+            warn(f"{about}: the least activation peak, {format_bytes(least.peak)}, is taken")
 
     def _tell_of_loss(self, made: Plan) -> None:
         """Warns once of a plan that starts from another loss than the first one, whose function was not saved with
@@ -258,8 +274,8 @@ class Plans:
         if plan.is_bounded:
             try:
                 found = found.within(plan.memory, plan.time)
-            except ValueError:
-                self._tell_of_excess(found)
+            except BudgetError:
+                self._exceed_bounds(found)
         self._plans[plan.graph.inputs] = found
         return found
 
@@ -298,8 +314,8 @@ class Plans:
             return made
         try:
             return made.within(self._first.memory, self._first.time)
-        except ValueError:
-            self._tell_of_excess(made)
+        except BudgetError:
+            self._exceed_bounds(made)
             return made
 
     @property
@@ -327,8 +343,14 @@ def _fits_any_path(plan: Plan) -> bool:
 
 
 _WHERE = {
+    "fresh": "",
     "accumulating": " where gradients are there already",
     "clearing": " where gradients are cleared between forward and backward",
+}
+_REMEDY = {
+    "fresh": "",
+    "accumulating": ". If the step does not accumulate, call optimizer.zero_grad() before the forward",
+    "clearing": ". Call optimizer.zero_grad() before the forward, which takes less",
 }
 
 _REPEATS = (

@@ -199,6 +199,10 @@ class Solution(ABC):
         measured = (self.measured, self.unmeasured) if same else (None, "")
         return self._sharing(choice=choice, bounds=bounds, measured=measured[0], unmeasured=measured[1])
 
+    def with_bounds(self, bounds: Bounds) -> Self:
+        """The plan with bounds that it keeps to as well, here and for other inputs."""
+        return self._sharing(bounds=bounds)
+
     def with_also(self, also: Iterable[Self]) -> Self:
         """The plan with these plans for other inputs."""
         return self._sharing(also=tuple(also))

@@ -25,6 +25,7 @@ of two with large errors rose from a tenth to two thirds within 50 steps."""
 
 _ABOVE = 1.1  # corrected predictions are so much above the measured squared error
 _ANY = 1e6  # a limit on noise that no store reaches
+_ENOUGH = OF_TENSOR**-2  # a layer that counts by this share keeps to its bound if the whole gradient does
 _ALONE = 0.5  # the most that a single value may add to the squared error of a large tensor, as a part of its bound
 
 
@@ -84,9 +85,6 @@ class ErrorModel:
         """Return the least shares by which layers have to count in another search, if a plan is predicted to break the
         bound of a large tensor; ``None`` if it is not.
 
-        A layer that counts by a share of ``1 / OF_TENSOR ** 2`` keeps to its bound in each plan that keeps to that of
-        the whole gradient.
-
         Args:
             plan: the plan.
             before: the shares of its own search.
@@ -100,15 +98,19 @@ class ErrorModel:
         over = {layer: square / allowed for layer, square in predicted.items() if layer in large and square > allowed}
         if not over:
             return None
-        enough = OF_TENSOR**-2
         if last:
-            return dict.fromkeys(large, enough)
+            return self.strictest_shares(plan)
         usual = dict(zip(noise.layers, noise.shares, strict=True))
         now = {
             layer: max(min(1.0, DRIFT * usual[layer]), self._shares.get(layer, 0.0), before.get(layer, 0.0))
             for layer in over
         }
-        return {**before, **{layer: min(enough, _ABOVE * over[layer] * share) for layer, share in now.items()}}
+        return {**before, **{layer: min(_ENOUGH, _ABOVE * over[layer] * share) for layer, share in now.items()}}
+
+    def strictest_shares(self, plan: Plan) -> dict[str, float]:
+        """Return the shares of large layers with which each plan keeps to the bounds of all tensors."""
+        noise = self._noise_of(plan)
+        return {} if noise is None else dict.fromkeys(self._large_layers(noise), _ENOUGH)
 
     def correct(self, plan: Plan, found: GradientErrors) -> None:
         """Correct the predictions so that none is below what was measured. A measurement below a prediction corrects

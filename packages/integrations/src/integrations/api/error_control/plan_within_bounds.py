@@ -89,14 +89,14 @@ def chosen(front: Plan, bounds: Bounds, errors: ErrorModel | None) -> Plan:
     """
     least: dict[str, float] = {}
     for left in range(_MOST_SEARCHES, 0, -1):
-        plan = _within_or_least(front, bounds)
+        plan = _within_or_least(front, bounds, errors)
         if errors is None or not plan.choice.rounds:
             return plan
         more = errors.least_shares(plan, least, last=left == 1)
         if more is None:
             return plan
         least, front = more, weighed_again(front, errors, more)
-    return _within_or_least(front, bounds)
+    return _within_or_least(front, bounds, errors)
 
 
 def weighed_again(front: Plan, errors: ErrorModel, least: Mapping[str, float] | None = None) -> Plan:
@@ -106,17 +106,20 @@ def weighed_again(front: Plan, errors: ErrorModel, least: Mapping[str, float] | 
     return solved_again(front, front.candidates, errors.weigh(front.rounded, front.rounded_candidates, least))
 
 
-def _within_or_least(front: Plan, bounds: Bounds) -> Plan:
+def _within_or_least(front: Plan, bounds: Bounds, errors: ErrorModel | None = None) -> Plan:
     """Return the best plan of a front within bounds; if there is none and they fall back, that of the least memory,
     with a warning.
 
     Raises:
-        BudgetError: there is none, and they do not fall back.
+        BudgetError: there is none, and they do not fall back. The message names memory that is enough for the bounds of
+            large tensors, too.
     """
     try:
         return within(front, bounds)
     except BudgetError as error:
         if not bounds.falls_back or front.memory == LEAST:
+            if errors is not None and (most := errors.strictest_shares(front)):
+                return within(weighed_again(front, errors, most), bounds)
             raise
         warn(f"{error}. The plan of the least memory is followed, as fallback='{LEAST}' asks for")
     return front.within(LEAST)

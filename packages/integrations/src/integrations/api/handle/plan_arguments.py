@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from os import PathLike, fspath
 from typing import Any
 
@@ -75,13 +75,14 @@ def read_plan(given: object) -> Plan:
 
 
 def with_plan(
-    given: Given, level: str | None, options: Mapping[str, Any], **others: Any
+    given: Given, level: str | None, options: Mapping[str, Any], fallback: Any = None, **others: Any
 ) -> tuple[Plan, str, dict[str, Any]]:
     """Return the plan that ``compress_model`` was given to follow, and the level and options that go with it.
 
     Args:
         given: the plan, or the path of its file.
         level, options: as ``compress_model`` was given them. Without a level, it is the plan's.
+        fallback: likewise: what happens where the plan's bounds cannot be kept. Without it, as the plan says.
         **others: the arguments that ask for another plan, ``None`` where they were left out.
 
     Raises:
@@ -97,6 +98,8 @@ def with_plan(
         )
     plan = read_plan(given)
     require_this_torch(plan)
+    if fallback is not None:
+        plan = plan.with_bounds(replace(plan.bounds, fallback=fallback))
     own, changed = ("L0", {}) if plan.level is None else _named(plan.level)
     if level is None:
         level, options = own, {**changed, **options}

@@ -28,7 +28,7 @@ class Fronts(Plans):
         errors: predicts the errors of plans; ``None`` if they round nothing, or as a level says.
         bits: the bits that an adaptive level gives its tensors.
         shapes: whether inputs of other shapes are planned for, or refused.
-        fallback: what happens if a measured error leaves no plan within the bounds.
+        fallback: as for ``Plans``; and what happens if a measured error leaves no plan within the bounds.
         version: of the predictions by which the first plan was made; ``None``: the present one.
     """
 
@@ -39,11 +39,11 @@ class Fronts(Plans):
         errors: ErrorModel | None = None,
         bits: BitPlan | None = None,
         shapes: Shapes = "replan",
-        fallback: Fallback = "error",
+        fallback: Fallback | None = None,
         version: int | None = None,
     ) -> None:
-        super().__init__(plan, shapes)
-        self._level, self._errors, self._bits, self._fallback = level, errors, bits, fallback
+        super().__init__(plan, shapes, fallback)
+        self._level, self._errors, self._bits = level, errors, bits
         # By inputs, by which predictions the plan was made.
         if version is None:
             version = 0 if errors is None else errors.version
@@ -61,9 +61,9 @@ class Fronts(Plans):
         self._versions[Signature.of(args, kwargs)] = self._errors.version
         try:
             return chosen(made, made.bounds, self._errors)
-        except ValueError:
+        except BudgetError:
             least = made.within(error=0.0)
-            self._tell_of_excess(least)
+            self._exceed_bounds(least)
             return least
 
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:

@@ -61,8 +61,8 @@ class CompressedTraining:
         self.arguments = {**arguments, "level": level}
         if arguments.get("plan") is not None:
             others = {"memory": memory, "time": time, "error": error, "stores": stores, "checkpoint": checkpoint}
-            checkpoint, level, options = with_plan(arguments["plan"], level, options, **others, fallback=fallback)
-            self.arguments["plan"] = checkpoint  # the file is read once
+            checkpoint, level, options = with_plan(arguments["plan"], level, options, fallback, **others)
+            self.arguments["plan"], fallback = checkpoint, None  # the file is read once
         bounds = Bounds.asked(memory, time, error, stores, level, options, fallback, loss)
         self.asked = require_one(bounds, checkpoint)
         self.level_name = level_with(level, bounds)
