@@ -84,5 +84,5 @@ def test_bad_rules(operator, rule, message, own_rules):
 def test_a_misspelled_rule_is_told(own_rules):
     example("A rule")
     add_rule("mylib::of_another_kind", Rule())  # registered later, perhaps
-    with pytest.warns(UserWarning, match=r"no operator 'mylib::scaled_linaer' .* did you mean 'mylib::scaled_linear'"):
-        add_rule("mylib::scaled_linaer", Rule())
+    with pytest.warns(UserWarning, match=r"no operator 'mylib::scaled_liner' .* did you mean 'mylib::scaled_linear'"):
+        add_rule("mylib::scaled_liner", Rule())

@@ -109,9 +109,22 @@ def test_sequences_for_which_a_model_has_no_positions():
     transformers = library_or_skip("transformers")
     config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=VOCABULARY, n_positions=128, **ENDS)
     fit = integrations.fit(config, memory="64MiB", tokens=64, ways=["plain"])
-    assert fit.longest > 128
-    assert "The model has positions for 128 tokens." in str(fit)
+    assert fit.longest == 128
+    assert "Longer sequences would fit, but the model has no positions for them." in str(fit)
     assert "positions" not in str(integrations.fit(config_of(), memory="6MiB", tokens=64, ways=["plain"]))
+
+
+def test_larger_inputs_of_an_exact_plan_are_judged_by_an_exact_way():
+    """Lean takes less, and rounds."""
+    fit = integrations.fit(llama(), sample(), memory="2.6MiB", ways=["recompute", "lean"])
+    assert (fit.answer.name, fit.answer.error) == ("recompute", 0)
+    assert fit.way("lean").fits
+    assert fit.grown == "recompute"
+
+
+def test_a_way_that_was_not_searched_has_no_error():
+    missing = integrations.fit(llama(), sample(), memory="64GiB")
+    assert [line.split("│")[5].strip() for line in str(missing).splitlines() if line.startswith("│ plan")] == [""]
 
 
 def test_inputs_that_do_not_fit_at_all():

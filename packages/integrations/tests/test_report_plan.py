@@ -17,7 +17,7 @@ def test_it_is_the_plan_of_the_model_itself(capsys, tmp_path):
     timm = library_or_skip("timm")
     names = tmp_path / "plan.json", tmp_path / "plan.html"
     files = ("--json", names[0], "--html", names[1])
-    assert main(["report", *SMALL, "--memory", "0.6", "--error", "0", *map(str, files)]) == 0
+    assert main(["report", *SMALL, "--memory", "0.7", "--error", "0", *map(str, files)]) == 0
     told = capsys.readouterr().out
     assert "resnet18 (timm), batch 2x3x64x64" in told
     assert "activation peak" in told
@@ -26,7 +26,7 @@ def test_it_is_the_plan_of_the_model_itself(capsys, tmp_path):
     model, images = timm.create_model("resnet18").train(), torch.randn(2, 3, 64, 64)
     labels = torch.zeros(2, dtype=torch.int64)
     own = integrations.plan(
-        model, (images,), memory=0.6, error=0, measure=False, loss=lambda logits: F.cross_entropy(logits, labels)
+        model, (images,), memory=0.7, error=0, measure=False, loss=lambda logits: F.cross_entropy(logits, labels)
     )
     found = Plan.load(names[0])
     assert found.choice == own.choice

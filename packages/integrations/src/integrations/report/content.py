@@ -135,8 +135,11 @@ class Content:
             lines.append(
                 "The step peak is estimated from the saved tensors. Temporary memory of operators does not count."
             )
-        if self.original_peak_bytes < self.original_bytes:
-            lines.append("As in memory=, the step peak excludes gradients that remain after backward.")
+        if min(self.original_peak_bytes - self.original_bytes, self.peak_bytes - self.stored_bytes) < 0:
+            lines.append(
+                "As in memory=, the step peak excludes gradients that remain after backward, so that it may be below what "
+                "is saved."
+            )
         return lines
 
     def _after_loss(self) -> str:

@@ -393,9 +393,11 @@ class PlanManager:
         return f"By a plan{plans.condition}: {peak}{stored}{exactly}{chunks}; backward recomputes {again}"
 
     def _error_in_words(self, plan: Plan) -> str:
-        """A plan's error beside its bound, in words; empty for one that rounds nothing."""
-        if plan.compressed or not plan.choice.rounds:
+        """A plan's error beside its bound, in words; empty for one that must not round."""
+        if plan.compressed or not plan.error:
             return ""
+        if not plan.choice.rounds:
+            return f", nothing rounded (error={plan.error:g} would allow it)"
         found = "not measured yet" if self.measuring is None else str(self.measuring)
         if plan.measured is not None and (self.measuring is None or self.measuring.last is None):
             found = f"measured {plan.measured:.2g}"

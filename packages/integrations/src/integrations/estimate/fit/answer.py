@@ -61,9 +61,11 @@ class Fit:
         answer: the first of them that fits; ``None`` if none does.
         batch, tokens: of the sample; ``tokens`` is ``None`` for a model of something else.
         largest_batch: the largest batch that fits in the way ``grown``; 0 if not even one does, ``None`` if not known.
-        longest: the longest sequences that fit so, in tokens; likewise. Both are ``None`` if they were not asked for.
+        longest: the longest sequences that fit so, in tokens, as far as the model has positions for them; likewise.
+            Both are ``None`` if they were not asked for.
         grown: the way in which larger inputs were judged: that of ``answer``; where that is a plan, the one of the
-            least memory among the others that fit; where nothing fits, the one of the least memory.
+            least memory among the others that fit and have no larger error; where nothing fits, the one of the least
+            memory.
         notes: what is assumed.
     """
 

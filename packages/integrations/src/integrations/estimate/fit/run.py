@@ -136,6 +136,8 @@ def fit(
         best = _best(tried)
     growing = _growing(tried, best)
     longest = _largest(training, profiles, room, inputs, growing, "tokens") if grow else None
+    positions = training.positions
+    short = longest is not None and positions is not None and longest > positions
     return Fit(
         model=training.name,
         memory=given,
@@ -150,9 +152,9 @@ def fit(
         batch=training.batch,
         tokens=training.tokens,
         largest_batch=_largest(training, profiles, room, inputs, growing, "batch") if grow else None,
-        longest=longest,
+        longest=positions if short else longest,
         grown=growing.way.name if grow else "",
-        notes=_notes(chosen.note, ranks, grow and growing.kind == PLANNED, training.positions, longest),
+        notes=_notes(chosen.note, ranks, grow and growing.kind == PLANNED, short),
     )
 
 
@@ -166,8 +168,10 @@ def _best(tried: Sequence[Tried]) -> Tried:
 
 def _growing(tried: Sequence[Tried], best: Tried) -> Tried:
     """The way in which larger inputs are judged: the best, or if that is a plan, which is of these inputs, the one of
-    the least memory that is none and fits."""
-    others = [one for one in tried if one.profile is not None and one.kind != PLANNED and one.way.fits]
+    the least memory that is none, fits, and has no larger error."""
+    most = best.way.error or 0.0
+    fitting = [one for one in tried if one.profile is not None and one.kind != PLANNED and one.way.fits]
+    others = [one for one in fitting if one.way.error is not None and one.way.error <= most]
     return best if best.kind != PLANNED or not others else min(others, key=lambda one: one.way.peak)
 
 
@@ -182,7 +186,7 @@ def _largest(training: Training, profiles: Profiles, room: Room, inputs: int, tr
     return largest(size, inputs, room, tried.profile, None if tried.kind == PLANNED else at, axis == "batch")
 
 
-def _notes(optimizer: str, ranks: int, scaled: bool, positions: int | None, longest: int | None) -> tuple[str, ...]:
+def _notes(optimizer: str, ranks: int, scaled: bool, short: bool) -> tuple[str, ...]:
     found = [f"Not counted: CUDA's context, fragmentation, workspaces. {optimizer}".strip()]
     if ranks > 1:
         found.append("FSDP2 is taken to shard each layer and the rest, and to gather two layers at once.")
@@ -190,8 +194,8 @@ def _notes(optimizer: str, ranks: int, scaled: bool, positions: int | None, long
         found.append(
             "Larger inputs are judged by the same plan, whose bytes grow with them; planned for, more may fit."
         )
-    if positions is not None and longest is not None and longest > positions:
-        found.append(f"The model has positions for {positions:,} tokens.")
+    if short:
+        found.append("Longer sequences would fit, but the model has no positions for them.")
     return tuple(found)
 
 

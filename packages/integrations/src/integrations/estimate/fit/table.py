@@ -94,7 +94,7 @@ def _ways(fit: Fit) -> Table:
             format_bytes(way.peak) if way.peak else "",
             ("yes" if way.fits else "no") if way.peak else "",
             "" if way.time is None else f"{way.time:.2f}",
-            "rounds" if way.error is None else f"{way.error:g}",
+            "" if not way.peak else "rounds" if way.error is None else f"{way.error:g}",
             Text("; ".join(filter(None, (way.code, way.does, way.note)))),
         )
     return table
