@@ -25,7 +25,7 @@ class Checkpointed(nn.Module):
 
     Args:
         decide: of activations, and of a module with layers and a table.
-        how: the segment gets its input: ``"positional"``, ``"keyword"`` or ``"reentrant"``.
+        how: the segment gets its input: ``"positional"`` or ``"reentrant"``.
     """
 
     def __init__(self, decide, how="positional"):
@@ -39,8 +39,6 @@ class Checkpointed(nn.Module):
 
     def forward(self, x):
         h = torch.tanh(self.before(x))
-        if self.how == "keyword":
-            return checkpoint(self.segment, h=h, use_reentrant=False)
         return checkpoint(self.segment, h, use_reentrant=self.how == "reentrant")
 
 
@@ -76,7 +74,7 @@ ITSELF = ("largest", "clipped")  # decided within operators: a clamp's sides, th
 DECIDING = {**{name: one for name, one in DECISIONS.items() if name not in (*ITSELF, "sorted_rows")}, **OTHERS}
 
 
-@pytest.mark.parametrize("how", ["positional", "keyword", "reentrant"])
+@pytest.mark.parametrize("how", ["positional", "reentrant"])
 @pytest.mark.parametrize("name", DECIDING)
 def test_what_a_segment_decides_from_is_kept(name, how):
     model, found, inputs = stored(DECIDING[name], how)
@@ -151,7 +149,7 @@ def of_shapes(net, y):
 @pytest.mark.parametrize(
     "decide", [positions, dropped, of_a_parameter, of_shapes, *(DECISIONS[name] for name in ITSELF)]
 )
-@pytest.mark.parametrize("how", ["positional", "keyword", "reentrant"])
+@pytest.mark.parametrize("how", ["positional", "reentrant"])
 def test_other_segments_inputs_are_rounded_as_before(decide, how):
     _, _, inputs = stored(decide, how)
     assert [codec for codec, _ in inputs] == [EIGHT]
@@ -162,7 +160,7 @@ def test_masks_that_such_a_segment_is_given_take_a_bit_still():
         def forward(self, x):
             h = torch.tanh(self.before(x))
             mask = torch.arange(32) < torch.arange(64)[:, None]
-            return checkpoint(lambda h, mask: self.inner(h * mask), h=h, mask=mask, use_reentrant=False)
+            return checkpoint(lambda h, mask: self.inner(h * mask), h, mask, use_reentrant=False)
 
     model = integrations.compress_model(Masked(DECISIONS["routed"]).train(), "L1", min_bytes=0)
     gradients(model, X)
@@ -215,10 +213,9 @@ def test_of_reentrant_ones_in_a_row_each_by_itself():
 
 
 @pytest.mark.usefixtures("no_garbage_collection")
-@pytest.mark.parametrize("how", ["positional", "keyword"])
-def test_an_input_waits_no_longer_than_its_segment(how):
+def test_an_input_waits_no_longer_than_its_segment():
     """It is there in full until the segment is over, and then in its stored form alone."""
-    model = integrations.compress_model(Checkpointed(positions, how).train(), "L1", min_bytes=0)
+    model = integrations.compress_model(Checkpointed(positions).train(), "L1", min_bytes=0)
     inputs = []
     handle = model.inner.register_forward_pre_hook(
         lambda module, args: inputs.append(StorageWeakRef(args[0].untyped_storage()))

@@ -1,16 +1,14 @@
 """What a checkpoint holds without autograd's knowledge: keyword arguments, containers, the closure of its segment.
 
-It is stored as positional inputs are, which test_checkpoint_inputs.py is about: the same gradients, bit for bit.
-What is kept, and whose it is, is in test_checkpoint_held_kept.py.
+It stays as it is, and the report says so. test_checkpoint_inputs.py is about positional inputs, which are stored.
 """
 
 import copy
 import functools
+from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -23,30 +21,33 @@ import integrations
 from .nets import EIGHT_BITS, assert_nothing_active, assert_same, gradients, relative_error, rows
 from .segments import WAYS, Held, X, compressed, positional, recomputed
 
-# ---- the same as positional inputs ----
+WHY = "keyword argument, in a container or in its function's closure: kept exactly"
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("level", ["L1", "L2.2"])
-def test_gradients_are_those_of_positional_inputs(way, level):
-    expected, model = compressed(positional, level), compressed(WAYS[way], level)
-    assert_same(gradients(expected, X), gradients(model, X))
-    for first, again in (expected.given, model.given):
-        assert first[2:] == again[2:] == (True, True, False)
-    stored = [[(row.codec, row.stored_bytes) for row in rows(net, "checkpoint")] for net in (expected, model)]
-    assert stored[0] == stored[1]
-    assert len(stored[0]) == 2
+@pytest.mark.parametrize("level", ["L1.1", "L2.2"])
+def test_it_is_kept_and_told(way, level):
+    plain, model = Held(WAYS[way]), compressed(WAYS[way], level)
+    found = gradients(model, X)
+    first, again = model.given
+    positional_ones = 0
+    for one, other in zip(first[:2], again[:2], strict=True):
+        positional_ones += not torch.equal(one, other)
+    told = rows(model, "checkpoint")
+    assert sum(WHY in row.why for row in told) == 2 - positional_ones
+    assert len(told) == 2
+    if level == "L1.1":
+        assert relative_error(gradients(plain, X), found) < EIGHT_BITS
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_their_memory_goes(way, no_garbage_collection, payloads):
+def test_it_lives_as_long_as_the_graph(way, no_garbage_collection):
     model = compressed(WAYS[way])
     output = model(X)
-    assert all(storage.expired() for storage in model.storages)
-    assert sum(payload() is not None for payload in payloads) > 0
+    assert not all(storage.expired() for storage in model.storages)
     output.sum().backward()
     del output
-    assert all(payload() is None for payload in payloads)
+    assert all(storage.expired() for storage in model.storages)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -54,9 +55,83 @@ def test_kept_exactly_nothing_changes(way):
     plain, model = Held(WAYS[way]), compressed(WAYS[way], checkpoint_bits=None)
     assert_same(gradients(plain, X), gradients(model, X))
     assert {row.codec for row in rows(model, "checkpoint")} == {"kept"}
+
+
+@dataclass
+class State:
+    tensor: torch.Tensor
+
+
+class Bound:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def scaled(self, h):
+        return h * self.tensor
+
+
+def circular(net, h, c):
+    def segment(h, times=1):
+        return segment(h * c, 0) if times else h
+
+    return recomputed(segment, h)
+
+
+OBJECTS = {
+    "attribute": lambda net, h, c: recomputed(lambda h, state: h * state.tensor, h, State(c)),
+    "method": lambda net, h, c: recomputed(Bound(c).scaled, h),
+    "circular": circular,
+    "reentrant": lambda net, h, c: checkpoint(lambda h: h * c, h, use_reentrant=True),
+    "reentrant list": lambda net, h, c: checkpoint(lambda h, given: h * given[0].detach(), h, [c], use_reentrant=True),
+}
+
+
+@pytest.mark.parametrize("way", OBJECTS)
+def test_what_objects_and_reentrant_checkpoints_hold_is_told(way):
+    model = compressed(OBJECTS[way])
     output = model(X)
-    assert not any(storage.expired() for storage in model.storages)
-    del output
+    assert not model.storages[1].expired()
+    [row] = [row for row in rows(model, "checkpoint") if row.codec == "kept"]
+    assert ("use_reentrant=True holds it" if way.startswith("reentrant") else WHY) in row.why
+    assert row.original_bytes == row.stored_bytes == X.numel() * 4
+    output.sum().backward()
+
+
+def test_what_others_have_is_not_told():
+    """Parameters, inputs and leaves."""
+
+    def way(net, h, c):
+        extra = torch.ones(64, requires_grad=True)
+        held = [net.last.weight, X, extra, way]
+        return recomputed(lambda h: h @ held[0] * held[2] + held[1], h)
+
+    model = compressed(way)
+    model(X).sum().backward()
+    assert not any(WHY in row.why for row in rows(model, "checkpoint"))
+
+
+@pytest.mark.parametrize("masked", [-float("inf"), torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("by", ["position", "closure"])
+@pytest.mark.parametrize("how", ["sum", "fill", "choice"])
+def test_a_bias_with_a_mask_in_it_is_kept(masked, by, how):
+    """One masked element would take the whole group's bits, or make all of it NaN."""
+    later = torch.ones(64, 64, dtype=torch.bool).triu(1)
+    apply = {
+        "sum": lambda bias: bias + torch.zeros(64, 64).masked_fill(later, masked),
+        "fill": lambda bias: bias.masked_fill(later, masked),
+        "choice": lambda bias: torch.where(later, masked, bias),
+    }[how]
+
+    def way(net, h, c):
+        bias = apply(c.T @ h)[None].expand(2, -1, -1).transpose(0, 1)
+        if by == "position":
+            return recomputed(lambda h, bias: h @ bias[:, 0].softmax(-1), h, bias)
+        return recomputed(lambda h: h @ bias[:, 0].softmax(-1), h)
+
+    plain, found = Held(way), compressed(way)
+    expected, found = gradients(plain, X)["right.weight"], gradients(found, X)["right.weight"]
+    assert found.isfinite().all()
+    assert (expected - found).norm() < EIGHT_BITS * expected.norm()
 
 
 def test_level_0_leaves_checkpoints_alone():
@@ -69,24 +144,18 @@ def test_level_0_leaves_checkpoints_alone():
 
 
 def test_backward_may_pass_twice():
-    found = []
-    for way in (positional, WAYS["closure alone"]):
-        model = compressed(way)
-        torch.manual_seed(1)
-        loss = model(X).sum()
-        found.append([torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for _ in range(2)])
-    for one, other, *rest in zip(*found[0], *found[1], strict=True):
-        assert all(torch.equal(one, same) for same in (other, *rest))
+    model = compressed(WAYS["closure alone"])
+    loss = model(X).sum()
+    found = [torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for _ in range(2)]
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_without_early_stop_and_without_the_generators_states():
-    for way in (positional, WAYS["keyword"]):
-        model = compressed(way).eval().train()
-        with set_checkpoint_early_stop(False):
-            found = gradients(model, X)
-        if way is positional:
-            expected = found
-    assert_same(expected, found)
+    model = compressed(WAYS["keyword"]).eval().train()
+    with set_checkpoint_early_stop(False):
+        found = gradients(model, X)
+    assert relative_error(gradients(Held(WAYS["keyword"]), X), found) < EIGHT_BITS
 
 
 @pytest.mark.parametrize("way", ["keyword", "closure alone"])
@@ -130,8 +199,9 @@ def test_autocast_inside():
         with torch.autocast("cpu", torch.bfloat16):
             return call(net, h, c)
 
-    models = [compressed(functools.partial(way, call=call)) for call in (positional, WAYS["closure"])]
-    assert_same(*(gradients(model, X, loss=lambda output: output.float().sum()) for model in models))
+    way = functools.partial(way, call=WAYS["closure"])
+    plain, found = (gradients(net, X, loss=lambda output: output.float().sum()) for net in (Held(way), compressed(way)))
+    assert relative_error(plain, found) < EIGHT_BITS
 
 
 def test_a_gradient_taken_inside_the_segment():
@@ -139,17 +209,15 @@ def test_a_gradient_taken_inside_the_segment():
         net.segment = lambda h, c: torch.autograd.grad(Held.segment(net, h, c).sum(), c, create_graph=True)[0] * h
         return call(net, h, c)
 
-    models = [compressed(functools.partial(way, call=call)) for call in (positional, WAYS["keyword"])]
-    assert_same(*(gradients(model, X) for model in models))
+    way = functools.partial(way, call=WAYS["keyword"])
+    assert relative_error(gradients(Held(way), X), gradients(compressed(way), X)) < EIGHT_BITS
 
 
 def test_a_block_with_its_backward():
-    found = []
-    for way in (positional, WAYS["keyword"]):
-        model = Held(way)
-        with integrations.compress(model, "L1.1"):
-            found.append(gradients(model, X))
-    assert_same(*found)
+    model = Held(WAYS["keyword"])
+    with integrations.compress(model, "L1.1"):
+        found = gradients(model, X)
+    assert relative_error(gradients(Held(WAYS["keyword"]), X), found) < EIGHT_BITS
 
 
 def test_a_segment_of_which_no_call_is_seen():
@@ -168,34 +236,9 @@ def test_a_segment_of_which_no_call_is_seen():
 
     model = compressed(lambda net, h, c: recomputed(lambda h: Product.apply(h, c), h))
     output = model(X)
-    assert all(storage.expired() for storage in model.storages)
+    assert [storage.expired() for storage in model.storages] == [True, False]
+    assert sum(WHY in row.why for row in rows(model, "checkpoint")) == 1
     output.sum().backward()
-
-
-def test_one_after_the_other_each_lets_go_before_the_next_is_over():
-    """Or what they hold would pile up."""
-
-    class Chain(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
-            self.alive = []
-
-        def forward(self, x):
-            storages = []
-            for layer in self.layers:
-                x = checkpoint(lambda layer=layer, x=x: self.step(layer, x, storages), use_reentrant=False)
-                storages.append(StorageWeakRef(x.untyped_storage()))
-            return x
-
-        def step(self, layer, x, storages):
-            x = layer(x).sin()
-            self.alive.append(sum(not storage.expired() for storage in storages))
-            return x
-
-    model = integrations.compress_model(Chain())
-    model(X).sum().backward()
-    assert model.alive[:4] == [0, 1, 1, 1]
 
 
 def test_an_exception_in_a_segment_leaves_nothing_behind():
@@ -207,9 +250,7 @@ def test_an_exception_in_a_segment_leaves_nothing_behind():
         model(X)
     assert_nothing_active()
     model.way = WAYS["keyword"]
-    expected = compressed(positional)
-    integrations.compression(expected).step = 1
-    assert_same(gradients(expected, X), gradients(model, X))
+    assert relative_error(gradients(Held(WAYS["keyword"]), X), gradients(model, X)) < EIGHT_BITS
 
 
 def test_copies_of_a_model_go_their_own_way():

@@ -137,8 +137,8 @@ class Content:
             )
         if min(self.original_peak_bytes - self.original_bytes, self.peak_bytes - self.stored_bytes) < 0:
             lines.append(
-                "As in memory=, the step peak excludes gradients that remain after backward, so that it may be below what"
-                " is saved."
+                "As in memory=, the step peak excludes gradients that remain after backward, so that it may be below "
+                "what is saved."
             )
         return lines
 

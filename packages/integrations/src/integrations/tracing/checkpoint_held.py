@@ -1,139 +1,97 @@
-"""The tensors that a checkpoint itself holds, and what holds their stored forms in its place."""
+"""The tensors that a checkpoint holds beside those that autograd saves for it.
+
+These are its keyword arguments, tensors in containers, and those in its function's closure. Torch keeps them as they
+are until backward has recomputed the segment, and so does compression: other code may have the same containers and
+functions, so that nothing can be put in their place.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Iterator
+from functools import partial
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
+from torch import Tensor, nn
 
-from actcore import Kept
-from actcore.replay import unpack
 from integrations._utils.storages import StorageSet
 from integrations.tracing.history import find_node
-from integrations.tracing.rebuild import Built, Place, build
-from integrations.tracing.storage.forms import Packed
-from integrations.tracing.storage.regions import Exact
-from integrations.tracing.tensors import find_storages
+from integrations.tracing.tensors import find_storages, tensors_in
+
+# Most of what a call holds is of these types, which hold no tensors; a module's tensors are its owner's.
+_EMPTY = frozenset(
+    {*(bool, int, float, str, type, type(None), torch.device, torch.dtype), ModuleType, BuiltinFunctionType}
+)
+_EMPTY_CELL = CellType()
+
+# The names by which a checkpoint's own function knows what it was given. Its other cells are states of generators and
+# the like.
+_GIVEN = frozenset({"fn", "args", "kwargs"})
 
 
-class Packer(Protocol):
-    """Stores what a checkpoint holds."""
+def held_tensors(values: list[Any], born: StorageSet) -> list[Tensor]:
+    """Return the tensors in what a checkpoint was given that a forward has made, each once.
 
-    def pack_held(self, tensor: Tensor, obstacle: str = "") -> Packed:
-        """Stores a tensor as the level says. If there is an obstacle, keeps it exactly, with that as the reason."""
-
-
-class Slot(Place):
-    """The place where a checkpoint held a tensor."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor: Tensor | None = tensor  # None once it is stored
-        self._packed: Packed | None = None
-        # The result of saving it: up to torch 2.11 its node alone keeps nothing alive.
-        self._saver: Tensor | None = None
-
-    def store(self, packed: Packed) -> None:
-        """Frees the tensor. Its place in the graph is kept, as that of a positional input is."""
-        assert self.tensor is not None
-        if self.tensor.requires_grad:
-            with torch.enable_grad(), saved_tensors_hooks(lambda tensor: packed, unpack):
-                self._saver = _Save.apply(self.tensor)
-        else:
-            self._packed = packed
-        self.tensor = None
-
-    def build(self, built: Built) -> Any:
-        if self.tensor is not None:
-            return self.tensor
-        if self._packed is not None:
-            return unpack(self._packed)
-        assert self._saver is not None
-        return self._saver.grad_fn.saved_tensors[0]  # type: ignore[union-attr]
-
-
-class _Save(torch.autograd.Function):
-    """Saves a tensor. Its backward never runs."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        ctx.save_for_backward(tensor)
-        return tensor.new_empty(0)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise AssertionError("nobody has the result of this function")
-
-
-@dataclass
-class Found:
-    """The tensors that a checkpoint holds and that this forward has made.
-
-    Attributes:
+    Args:
+        values: what the checkpoint holds: arguments and functions.
         born: storages that the forward has made.
-        slots: the places of the tensors that can be stored.
-        left: the other tensors, with what holds them.
     """
-
-    born: StorageSet
-    slots: list[Slot] = field(default_factory=list)
-    left: list[tuple[Tensor, object]] = field(default_factory=list)
-
-    def found(self, tensor: Tensor) -> Place | None:
-        """What replaces the tensor; ``None`` for a tensor that the forward did not make."""
-        if not self._is_ours(tensor):
-            return None
-        self.slots.append(Slot(tensor))
-        return self.slots[-1]
-
-    def out_of_reach(self, tensor: Tensor, holder: object) -> None:
-        """Notes a tensor in an object that cannot be rebuilt."""
-        if self._is_ours(tensor):
-            self.left.append((tensor, holder))
-
-    def _is_ours(self, tensor: Tensor) -> bool:
-        """Whether the forward has made the tensor. As for positional inputs, a tensor with a history is an activation,
-        and a leaf is one if the forward has made it. A leaf that requires a gradient belongs to whoever asks for that
-        gradient, and a view that autograd cannot follow is left alone, too."""
-        if find_node(tensor) is not None:
-            return True
-        return not tensor.requires_grad and any(storage in self.born for storage in find_storages(tensor))
-
-    def __bool__(self) -> bool:
-        return bool(self.slots or self.left)
-
-    def store_all(self, packer: Packer, obstacle: str = "") -> list[Packed]:
-        """Stores what can be stored. Returns what is kept: the rest, and, if there is an obstacle, what a gradient goes
-        through."""
-        exact: list[Packed] = []
-        for slot in self.slots:
-            assert slot.tensor is not None
-            packed = packer.pack_held(slot.tensor, obstacle if slot.tensor.requires_grad else "")
-            if isinstance(packed, (Exact, Kept)):
-                exact.append(packed)
-            else:
-                slot.store(packed)
-        for tensor, holder in self.left:
-            why = f"a checkpoint holds it in a {type(holder).__name__}, which only its own code can make: kept exactly"
-            exact.append(packer.pack_held(tensor, why))
-        return exact
-
-    def keep_all(self, packer: Packer, why: str) -> list[Packed]:
-        """Keeps everything, for a reason."""
-        tensors = [slot.tensor for slot in self.slots if slot.tensor is not None]
-        return [packer.pack_held(tensor, why) for tensor in [*tensors, *(tensor for tensor, _ in self.left)]]
+    found: dict[int, Tensor] = {}
+    seen: set[int] = set()
+    left = list(values)
+    while left:
+        value = left.pop()
+        if type(value) in _EMPTY or isinstance(value, nn.Module) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if not isinstance(value, Tensor):
+            left += held_by(value) or _attributes(value)
+        elif _is_made(value, born):
+            found[id(value)] = value
+    return list(found.values())
 
 
-class Again:
-    """In the place of a function that held tensors: rebuilds the function for each call."""
+def given_to(checkpoint: Any) -> list[Any]:
+    """Return what a checkpoint's frame holds of its arguments, the positional tensors left out."""
+    values = [value for value in getattr(checkpoint, "saved_args", ()) if not isinstance(value, Tensor)]
+    owners = [checkpoint.recompute_fn]
+    saver = getattr(checkpoint, "input_saver", None)  # before torch 2.13
+    if saver is not None:
+        owners.append(saver.grad_fn.get_args)
+    for function in owners:
+        if not isinstance(function, FunctionType):
+            continue
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        chosen = _GIVEN.intersection(cells) or cells.keys()
+        values += [cells[name].cell_contents for name in chosen if cells[name] != _EMPTY_CELL]
+    return values
 
-    def __init__(self, function: Any, exact: list[Packed]) -> None:
-        self._function = function
-        self._exact = exact  # what this function still keeps: other tensors in its storage need no copy
 
-    def __call__(self, *args: Any) -> Any:
-        built: Built = {}
-        function = build(self._function, built)
-        return function(*(build(value, built) for value in args))
+def held_by(value: Any) -> list[Any]:
+    """Return what a function or a container holds; of other objects, nothing."""
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY_CELL]
+        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), value.__dict__]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def _attributes(value: Any) -> Iterator[Tensor]:
+    attributes = getattr(value, "__dict__", None)
+    for held in (attributes if isinstance(attributes, dict) else (), value):
+        yield from tensors_in(held)
+
+
+def _is_made(tensor: Tensor, born: StorageSet) -> bool:
+    """Whether a forward has made the tensor. As for positional inputs, a tensor with a history is an activation, and a
+    leaf is one if the forward has made it. A leaf that requires a gradient belongs to whoever asks for that gradient,
+    and a view that autograd cannot follow is left alone, too."""
+    if find_node(tensor) is not None:
+        return True
+    return not tensor.requires_grad and any(storage in born for storage in find_storages(tensor))

@@ -2,10 +2,8 @@
 
 Autograd saves the positional ones in a function of checkpoint's own, which no ``TorchFunctionMode`` sees; the Python
 stack tells of it. The others, keyword arguments, tensors in containers and those in the segment's closure, are not
-saved: they live because the function lives that recomputes the segment. A checkpoint's hook leads to that function.
-When the segment is over, the function is replaced in this checkpoint's object alone by one that holds stored forms.
-Torch's module stays as it is, for other threads and other models, and it does not matter by which name or wrapper
-``checkpoint`` was called.
+saved: they live because the function lives that recomputes the segment. They stay as they are, and the report says so.
+A checkpoint's hook leads to its object, by whichever name or wrapper ``checkpoint`` was called.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -32,25 +30,27 @@ from integrations._utils.torch_internals import (
 )
 from integrations.tracing.call import Call
 from integrations.tracing.checkpoint_frames import find_checkpoint
-from integrations.tracing.checkpoint_held import Again, Found, Packer
+from integrations.tracing.checkpoint_held import given_to, held_tensors
 from integrations.tracing.data_dependence import DECIDES, Deciding, HeldInput, Scripts
 from integrations.tracing.masks import may_be_masked
-from integrations.tracing.rebuild import Rebuilder
 from integrations.tracing.storage.forms import Packed
 
 _CHECKPOINT = torch_checkpoint.checkpoint.__module__
 _BETWEEN = ("torch.autograd", DYNAMO, "integrations.runtime", "integrations.tracing", "actcore")
 """Modules whose frames lie between a checkpoint's saving of a tensor and our hook."""
 
-# The names by which a checkpoint's own functions know what it was given. Their other cells are states of generators and
-# the like.
-_GIVEN = frozenset({"fn", "args", "kwargs"})
-
-_REENTRANT = (
-    "a checkpoint with use_reentrant=True holds it besides its positional tensors: kept exactly; use_reentrant=False "
-    "stores it"
+_HELD = (
+    "a checkpoint holds it as a keyword argument, in a container or in its function's closure: kept exactly; "
+    "positional tensors are stored"
 )
-_CIRCULAR = "a checkpoint holds it by a function or container that holds itself, and cannot be copied: kept exactly"
+_REENTRANT = "a checkpoint with use_reentrant=True holds it besides its positional tensors: kept exactly"
+
+
+class Packer(Protocol):
+    """Stores what a checkpoint holds."""
+
+    def pack_held(self, tensor: Tensor, obstacle: str = "") -> Packed:
+        """Keeps a tensor exactly, with an obstacle as the reason."""
 
 
 class Boundary(Call):
@@ -79,8 +79,8 @@ class Checkpoints:
     """
 
     __slots__ = (
-        "_born", "_decided", "_deciding", "_entered", "_inputs", "_inside", "_met", "_own", "_packer", "_reentrant",
-        "_scripts", "_unseen_decided", "_unseen_is_over", "_waiting", "around",
+        "_born", "_decided", "_deciding", "_entered", "_held", "_inputs", "_inside", "_met", "_own", "_packer",
+        "_reentrant", "_scripts", "_unseen_decided", "_unseen_is_over", "_waiting", "around",
     )  # fmt: skip
 
     def __init__(self, packer: Packer, own: Callable[[Tensor], Any], born: StorageSet) -> None:
@@ -88,7 +88,9 @@ class Checkpoints:
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self._met: weakref.WeakSet[Any] = weakref.WeakSet()
         self._waiting: list[weakref.ref[Any]] = []  # checkpoints whose segment may still run
-        self._reentrant: list[Packed] = []  # while these live, other tensors in their storages are kept, too
+        # What a checkpoint holds. While these live, other tensors in their storages are kept, too.
+        self._held: weakref.WeakKeyDictionary[Any, list[Packed]] = weakref.WeakKeyDictionary()
+        self._reentrant: list[Packed] = []
         self._inside = False  # whether this is inside of a segment, as far as hooks tell
         self._deciding, self._scripts = Deciding(), Scripts()
         self._decided: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -127,11 +129,8 @@ class Checkpoints:
                     self._decided.add(checkpoint)
 
     def settle(self) -> None:
-        """Puts stored forms into the checkpoints whose segment is over.
-
-        This must not happen before: the segment may change what it was given, and what backward recomputes follows
-        that.
-        """
+        """Settles what the checkpoints hold whose segment is over. Before, the segment may still change what it was
+        given, and what backward recomputes follows that."""
         waiting, self._waiting = self._waiting, []
         for reference in waiting:
             checkpoint = reference()
@@ -142,7 +141,7 @@ class Checkpoints:
                 with DisableTorchFunction():
                     for saved in self._inputs.pop(checkpoint, ()):
                         saved.settle(decided)
-                self._replace(checkpoint, DECIDES if decided else "")
+                    self._held[checkpoint] = self._keep(given_to(checkpoint), _HELD)
 
     def role(self, tensor: Tensor) -> str:
         """The role in a checkpoint of a tensor that is saved outside of any call, as ``Boundary`` has it; empty if no
@@ -198,43 +197,15 @@ class Checkpoints:
                 return
             if "function" in names and "args" in names:  # a reentrant one, noted with the first tensor that it saves
                 if next((value for value in names["args"] if isinstance(value, Tensor)), None) is tensor:
-                    self._tell_of_reentrant([names["function"], *names["args"]])
+                    others = [value for value in names["args"] if not isinstance(value, Tensor)]
+                    self._reentrant += self._keep([names["function"], *others], _REENTRANT)
                     self._unseen_decided |= self._scripts.are_in(names["function"], *names["args"])
                 return
             frame = frame.f_back
 
-    def _tell_of_reentrant(self, held: list[Any]) -> None:
-        """Records what a reentrant checkpoint keeps. Its backward runs on into the graphs of such tensors by itself, so
-        a stored form would have to carry these graphs."""
-        found = Found(self._born)
-        rebuilder = Rebuilder(found)
-        for value in held:
-            if not isinstance(value, Tensor):
-                rebuilder.visit(value)
-        self._reentrant += found.keep_all(self._packer, _REENTRANT)
-
-    def _replace(self, checkpoint: Any, obstacle: str) -> None:
-        owners = _owners_of_functions(checkpoint)
-        functions = [getattr(owner, name) for owner, name in owners]
-        # Replaced by a session around this one, or inside.
-        if any(isinstance(function, Again) for function in functions):
-            return
-        found = Found(self._born)
-        rebuilder = Rebuilder(found)
-        with DisableTorchFunction():
-            functions = [rebuilder.visit_function(function, _GIVEN) for function in functions]
-            args = [rebuilder.visit(value) for value in getattr(checkpoint, "saved_args", ())]
-            if not found:
-                return
-            if rebuilder.circular:
-                functions = [getattr(owner, name) for owner, name in owners]
-                exact = found.keep_all(self._packer, _CIRCULAR)
-            else:
-                exact = found.store_all(self._packer, obstacle)
-                if args:
-                    checkpoint.saved_args = args
-        for (owner, name), function in zip(owners, functions, strict=True):
-            setattr(owner, name, Again(function, exact))
+    def _keep(self, values: list[Any], why: str) -> list[Packed]:
+        """Keep the tensors in what a checkpoint holds, for a reason."""
+        return [self._packer.pack_held(tensor, why) for tensor in held_tensors(values, self._born)]
 
 
 bind_checkpoints(
@@ -248,12 +219,3 @@ bind_checkpoints(
 
 def _role(tensor: Tensor) -> str:
     return "input" if tensor.requires_grad and not may_be_masked(tensor) else "other"
-
-
-def _owners_of_functions(checkpoint: Any) -> list[tuple[Any, str]]:
-    """Where a checkpoint has the functions through which it holds what it was given, as objects and attributes."""
-    owners = [(checkpoint, "recompute_fn")]
-    saver = getattr(checkpoint, "input_saver", None)  # before torch 2.13
-    if saver is not None:
-        owners.append((saver.grad_fn, "get_args"))
-    return owners

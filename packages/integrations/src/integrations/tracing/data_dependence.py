@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from types import CellType, FunctionType, MethodType
 from typing import Any
 from weakref import WeakSet
 
@@ -29,6 +27,7 @@ from integrations._utils.storages import StorageSet
 from integrations._utils.torch_internals import ScriptMethod
 from integrations.policies.discontinuous_ops import JUMPING, OF_SHAPES, may_jump_unseen
 from integrations.tracing.call import Call
+from integrations.tracing.checkpoint_held import held_by
 from integrations.tracing.history import has_history
 from integrations.tracing.storage.forms import Packed
 from integrations.tracing.tensors import get_storage
@@ -97,26 +96,12 @@ class Scripts:
                 left += value.children()
                 left += (held for held in vars(value).values() if isinstance(held, _SCRIPTS))
             else:
-                left += _held_by(value)
+                left += held_by(value)
         self._without.update(modules)
         return False
 
 
-_EMPTY_CELL = CellType()
 _SCRIPTS = (torch.jit.ScriptModule, torch.jit.ScriptFunction, ScriptMethod)
-
-
-def _held_by(value: Any) -> list[Any]:
-    if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY_CELL]
-        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    if isinstance(value, MethodType):
-        return [value.__func__, value.__self__]
-    if isinstance(value, partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, dict):
-        return list(value.values())
-    return list(value) if isinstance(value, (list, tuple)) else []
 
 
 @dataclass(slots=True, eq=False)
