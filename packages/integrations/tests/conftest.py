@@ -111,14 +111,14 @@ def lane(monkeypatch):
 @pytest.fixture
 def following_takes_no_time(monkeypatch):
     """Python's time for a forward that follows a plan counts as none: it is several times a step of models so small."""
-    from integrations.api.error_control import plan_within_bounds
     from integrations.capture.costs.calibrating import calibrated
+    from integrations.planner import plan_with_stores
 
     def rating(device, dtype):
         rates = calibrated(device, dtype)
         return replace(rates, host=replace(rates.host, follow=0.0))
 
-    monkeypatch.setattr(plan_within_bounds, "calibrated", rating)
+    monkeypatch.setattr(plan_with_stores, "calibrated", rating)
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ if __name__ == "__main__":
     model = integrations.compress_model(net(), memory=0.9, error=0)
     outer = DistributedDataParallel(model)
     if rank == int(dies):
-        setattr(plan_manager, "of_rank_0" if rank else "plan_front", die)
+        setattr(plan_manager, "of_rank_0" if rank else "planned", die)
     before, began, told = [sorted(vars(module)) for module in model.modules()], time.monotonic(), ""
     try:
         outer(X)

@@ -20,10 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from two_ranks import leave
 
 from integrations import compress_model, compression
-from integrations.api.error_control import plan_within_bounds as bounded_plans
 from integrations.api.handle import plan_manager
 from integrations.capture.costs.rates import constant
 from integrations.checkpoint import apply, plan
+from integrations.planner import plan_with_stores
 from integrations.planner.sensitivity import ranks
 
 OPTIONS = {
@@ -129,7 +129,7 @@ def bounded(rank, rows, outer=DistributedDataParallel, steps=2, first=None):
         return replace(constant(device, dtype), product=1e11 * (1 + rank))
 
     net = outer(model)
-    with patch.object(bounded_plans, "calibrated", measured):
+    with patch.object(plan_with_stores, "calibrated", measured):
         for step in range(steps):
             model.zero_grad()
             size = rows[step] if isinstance(rows, list) else rows
@@ -202,7 +202,7 @@ def talking(rank):
 
 def failing(rank, failed):
     """Return the plan of a rank if planning fails once on one of both ranks, and the number of its attempts."""
-    real, calls = plan_manager.plan_front, []
+    real, calls = plan_manager.planned, []
 
     def fails_once(*given, **named):
         calls.append(given)
@@ -210,7 +210,7 @@ def failing(rank, failed):
             raise MemoryError("no room")
         return real(*given, **named)
 
-    with patch.object(plan_manager, "plan_front", fails_once):
+    with patch.object(plan_manager, "planned", fails_once):
         return [followed(bounded(rank, 1024, steps=1)), len(calls)]
 
 

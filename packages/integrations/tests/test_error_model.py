@@ -8,9 +8,10 @@ from torch import nn
 
 from integrations.api.error_control.error_model import TARGET, ErrorModel
 from integrations.api.error_control.gradient_errors import OF_TENSOR, GradientErrors, TensorError, large_parameters
-from integrations.api.error_control.plan_within_bounds import chosen, measured, plan_front, weighed_again
+from integrations.api.error_control.plan_within_bounds import chosen, measured, weighed_again
 from integrations.capture.costs.rates import constant
 from integrations.planner.bounds import Bounds
+from integrations.planner.plan_with_stores import planned
 from integrations.policies.levels import LEVELS
 
 from .nets import normal
@@ -21,7 +22,7 @@ BOUNDS = Bounds(error=0.1)
 @pytest.fixture(autouse=True)
 def usual_rates(monkeypatch):
     """Plans are the same on every machine."""
-    monkeypatch.setattr("integrations.api.error_control.plan_within_bounds.calibrated", constant)
+    monkeypatch.setattr("integrations.planner.plan_with_stores.calibrated", constant)
 
 
 def net(depth=4):
@@ -32,7 +33,7 @@ def net(depth=4):
 
 def planned_for(model, bounds=BOUNDS):
     errors = ErrorModel(model, bounds.error)
-    front = plan_front(model, LEVELS["L0"], bounds, (normal(512, 32),), {}, errors=errors)
+    front = planned(model, LEVELS["L0"], (normal(512, 32),), {}, bounds, **ErrorModel.weighing(model, errors))
     return chosen(front, bounds, errors), errors
 
 

@@ -180,7 +180,7 @@ def test_memory_that_was_short_once_while_planning_is_planned_for_again():
     assert is_out_of_memory(short)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "integrations.api.handle.plan_manager.plan_front", lambda *args, **kwargs: (_ for _ in ()).throw(short)
+            "integrations.api.handle.plan_manager.planned", lambda *args, **kwargs: (_ for _ in ()).throw(short)
         )
         with pytest.raises(RuntimeError, match="can't allocate memory") as raised:
             step(model)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import integrations
-from integrations.api.error_control import plan_within_bounds
+from integrations.api.handle import plan_manager
 from integrations.checkpoint import apply, capture, plan, plan_of, restore_model
 from integrations.planner import plans
 
@@ -104,7 +104,7 @@ def in_two_threads(function):
 
 @pytest.mark.parametrize("kind", ["applied", "compressed"])
 def test_of_two_threads_with_the_same_inputs_one_plans(kind, monkeypatch):
-    where, name = (plans, "capture") if kind == "applied" else (plan_within_bounds, "planned")
+    where, name = (plans, "capture") if kind == "applied" else (plan_manager, "planned")
     original, calls, both = getattr(where, name), [], threading.Barrier(2)
 
     def noted(*args, **options):

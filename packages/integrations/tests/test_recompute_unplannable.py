@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 import integrations
 from integrations import checkpoint
-from integrations.api.error_control import plan_within_bounds
+from integrations.api.handle import plan_manager
 from integrations.planner import plans
 from integrations.planner.plan_with_stores import planned
 
@@ -106,7 +106,7 @@ def test_shapes_without_a_gradient_do_not_stop_others(monkeypatch):
         captures.append(args)
         return planned(*args, **options)
 
-    monkeypatch.setattr(plan_within_bounds, "planned", noted)
+    monkeypatch.setattr(plan_manager, "planned", noted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for rows in range(60, 80):

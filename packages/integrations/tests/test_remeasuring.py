@@ -25,7 +25,7 @@ from .rounding_plans import blocks
 @pytest.fixture(autouse=True)
 def usual_rates(monkeypatch):
     """Plans are the same on every machine."""
-    monkeypatch.setattr("integrations.api.error_control.plan_within_bounds.calibrated", constant)
+    monkeypatch.setattr("integrations.planner.plan_with_stores.calibrated", constant)
 
 
 def net():

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import integrations
-from integrations.api.error_control import plan_within_bounds
+from integrations.api.handle import plan_manager, plans_with_stores
 from integrations.api.trainers.training import CompressedTraining
 from integrations.checkpoint import Plan
 from integrations.planner import plans
@@ -55,7 +55,8 @@ def test_a_saved_plan_gives_the_same_steps_in_another_process(tmp_path):
 def test_nothing_is_planned_or_measured(made, tmp_path, monkeypatch, kind, recwarn):
     path = tmp_path / "plan.json"
     made.save(path)
-    monkeypatch.setattr(plan_within_bounds, "planned", None)
+    for module in (plan_manager, plans_with_stores):
+        monkeypatch.setattr(module, "planned", None)
     monkeypatch.setattr(plans, "capture", None)
     model, args = deep()
     plain = gradients(model, *args)
@@ -150,7 +151,6 @@ def test_a_plan_is_followed_alone(made):
         "error": 0.1,
         "stores": ["exact"],
         "checkpoint": "optimal",
-        "fallback": "least",
     }.items():
         with pytest.raises(ValueError, match=f"plan must be given without {name}=.* Leave {name} out to follow it"):
             integrations.compress_model(model, plan=made, **{name: value})

@@ -14,7 +14,7 @@ from integrations._utils.progress import shows_planning
 from integrations.api.compress import compress_model
 from integrations.api.error_control.error_model import ErrorModel
 from integrations.api.error_control.gradient_errors import GradientErrors, measured_errors
-from integrations.api.error_control.plan_within_bounds import chosen, measured, plan_front
+from integrations.api.error_control.plan_within_bounds import chosen, measured
 from integrations.api.handle.plan_arguments import Given
 from integrations.capture.loss import Loss, require_loss
 from integrations.losses.head import computing_loss
@@ -25,6 +25,7 @@ from integrations.planner.free_memory import resolved
 from integrations.planner.loss_choice import with_better_loss
 from integrations.planner.plan import Plan
 from integrations.planner.plan_recomputation import plannable
+from integrations.planner.plan_with_stores import planned
 from integrations.planner.planning_failures import planning
 from integrations.policies.levels import LEVELS
 
@@ -111,7 +112,7 @@ def plan(
 
     def front(number: int) -> Plan:
         with planning(model, *calls[number], of_output):
-            return plan_front(model, level, bounds, *calls[number], **how, errors=errors, estimates=True)
+            return planned(model, level, *calls[number], bounds, **how, **ErrorModel.weighing(model, errors))
 
     with computing_loss(model, None):
         fronts = [front(number) for number in range(len(calls))]

@@ -11,6 +11,7 @@ from torch import nn
 from integrations._utils.progress import stage
 from integrations._utils.warn import warn
 from integrations.capture.capture import capture_reaching, find_reachable_state
+from integrations.capture.costs.calibrating import calibrated
 from integrations.capture.costs.modelled import by
 from integrations.capture.costs.rates import Rating, constant
 from integrations.capture.costs.workspaces import with_workspaces_of_cudnn
@@ -18,7 +19,7 @@ from integrations.capture.graphs.graph import Graph
 from integrations.capture.graphs.sharding import get_class
 from integrations.capture.loss import Loss
 from integrations.planner.accumulation import WITH_ROUNDING
-from integrations.planner.bounds import USUAL_ERROR, Bounds
+from integrations.planner.bounds import ONLY_RECOMPUTE, USUAL_ERROR, Bounds
 from integrations.planner.candidates import Weigh, storage_candidates, usual
 from integrations.planner.chunked import chunking
 from integrations.planner.plan import Plan
@@ -42,7 +43,7 @@ def planned(
     loss: Loss | None = None,
     holds_outputs: bool | None = None,
     weigh: Weigh = usual,
-    rating: Rating = constant,
+    rating: Rating | None = None,
     bits: BitPlan | None = None,
     estimates: Weigh | None = None,
 ) -> Plan:
@@ -60,12 +61,15 @@ def planned(
         bounds: the bounds; those on memory and time are left to ``Plan.within``.
         real, loss, holds_outputs: as in ``capture``.
         weigh: gives candidates the weights of their values.
-        rating: the rates of operators and stores.
+        rating: the rates of operators and stores; ``None``: as they are measured on this machine, or constant ones
+            where values are only kept or recomputed.
         bits: the bits that an adaptive level gives its tensors, once it has measured them.
         estimates: gives candidates their weights where rounding is allowed. With it, an exact plan has a function that
             estimates what rounding would allow, under ``WITH_ROUNDING``. The function holds the captures.
     """
     started = perf_counter()
+    if rating is None:
+        rating = constant if bounds.stores == ONLY_RECOMPUTE else calibrated
     costs = with_workspaces_of_cudnn(by(rating))
     known = find_reachable_state(model, args, kwargs)
 

@@ -158,7 +158,12 @@ def _fronts(
         variance: the most that a choice may have.
         more: how many seconds its step takes longer than that of the plain forward.
     """
-    return [_front(one, candidates, variance, beside) for one, beside in _followed(graph, candidates, more)]
+    found = []
+    for one, beside in _followed(graph, candidates, more):
+        plans = checkpoint_plans(training_step(one, candidates), variance=variance)
+        front = tuple(_choice(one, candidates, plan, beside) for plan in plans.front)
+        found.append(_Front(front, plans.peak_bound - one.gradients, plans.exact))
+    return found
 
 
 def _followed(graph: Graph, candidates: StorageCandidates | None, more: float) -> list[tuple[Graph, float]]:
@@ -168,13 +173,6 @@ def _followed(graph: Graph, candidates: StorageCandidates | None, more: float) -
     if candidates is None or not candidates.following:
         return [(graph, more)]
     return [(graph, more + candidates.following), (graph.keeping_all, more)]
-
-
-def _front(graph: Graph, candidates: StorageCandidates | None, variance: float, more: float) -> _Front:
-    """The choices of a graph, each with so many seconds added."""
-    plans = checkpoint_plans(training_step(graph, candidates), variance=variance)
-    front = tuple(_choice(graph, candidates, plan, more) for plan in plans.front)
-    return _Front(front, plans.peak_bound - graph.gradients, plans.exact)
 
 
 def _choice(graph: Graph, candidates: StorageCandidates | None, plan: CheckpointPlan, more: float) -> Choice:

@@ -11,6 +11,8 @@ from torch import nn
 from integrations._utils.checked_json import of_type
 from integrations.api.error_control.gradient_errors import OF_TENSOR, GradientErrors, large_parameters
 from integrations.capture.graphs.graph import Graph
+from integrations.planner.bounds import USUAL_ERROR
+from integrations.planner.candidates import Weigh, usual
 from integrations.planner.plan import Plan
 from integrations.planner.sensitivity.weights import LayerNoise, layer_noise
 from integrations.planner.storage_candidates import StorageCandidates
@@ -55,6 +57,12 @@ class ErrorModel:
         self._shares: dict[str, float] = {}  # by layer: its part of the gradient's energy
         self._rest = 1.0  # the factor of layers that were not measured, and of what belongs to no layer
         self.version, self.last = 0, ""
+
+    @classmethod
+    def weighing(cls, model: nn.Module, errors: ErrorModel | None) -> dict[str, Weigh]:
+        """Return the arguments by which ``planned`` weighs noise: by predicted errors, or by the operators alone where
+        there are none; and by a new model's predictions where an error message estimates what rounding would allow."""
+        return {"weigh": usual if errors is None else errors.weigh, "estimates": cls(model, USUAL_ERROR).weigh}
 
     def weigh(
         self, graph: Graph, candidates: StorageCandidates, least: Mapping[str, float] | None = None

@@ -1,78 +1,25 @@
-"""``plan_front`` and ``chosen``: from bounds to the plan of a training forward that keeps to them."""
+"""``chosen``: from the plan of the least memory to the one that keeps to bounds, by predicted and measured errors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
-
-from torch import nn
 
 from integrations._utils.warn import warn
 from integrations.api.error_control.error_model import ErrorModel
 from integrations.api.error_control.gradient_errors import OF_TENSOR, GradientErrors
-from integrations.capture.costs.calibrating import calibrated
-from integrations.capture.costs.rates import constant
-from integrations.capture.loss import Loss
 from integrations.planner.accumulation import WITH_ROUNDING
-from integrations.planner.bounds import ONLY_RECOMPUTE, USUAL_ERROR, Bounds
+from integrations.planner.bounds import USUAL_ERROR, Bounds
 from integrations.planner.budget import LEAST
-from integrations.planner.candidates import usual
 from integrations.planner.errors import BudgetError
 from integrations.planner.infeasible import round_up_share
 from integrations.planner.plan import Plan
-from integrations.planner.plan_with_stores import planned
 from integrations.planner.search import solved_again
-from integrations.planner.sensitivity.bit_plan import BitPlan
 from integrations.planner.sensitivity.one_step import Unmeasured
-from integrations.policies.levels import Level
 from integrations.report.words import format_bytes
 
 _MOST_SEARCHES = 3
 """How often a search is repeated whose plan breaks the bound of a large tensor. The last one rules that out."""
-
-
-def plan_front(
-    model: nn.Module,
-    level: Level,
-    bounds: Bounds,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    real: bool = False,
-    loss: Loss | None = None,
-    holds_outputs: bool | None = None,
-    errors: ErrorModel | None = None,
-    bits: BitPlan | None = None,
-    estimates: bool = False,
-) -> Plan:
-    """Return the plan of the least memory for a forward, among those that keep to a bound on the error.
-
-    Args:
-        model: in training mode.
-        level: if it is off, each value waits in the store that is best for it; otherwise everything is stored as it
-            says, or recomputed.
-        bounds: the bounds; those on memory and time are left to ``chosen``.
-        args, kwargs: the forward's.
-        real, loss, holds_outputs: as in ``integrations.checkpoint.plan``.
-        errors: predicts errors; ``None`` estimates them by the operators alone.
-        bits: the bits that an adaptive level gives its tensors, once it has measured them.
-        estimates: whether an error of ``within`` says what rounding would allow. The captures are kept until then.
-    """
-    return planned(
-        model,
-        level,
-        args,
-        kwargs,
-        bounds,
-        real=real,
-        loss=loss,
-        holds_outputs=holds_outputs,
-        weigh=usual if errors is None else errors.weigh,
-        estimates=ErrorModel(model, USUAL_ERROR).weigh if estimates else None,
-        rating=constant if bounds.stores == ONLY_RECOMPUTE else calibrated,
-        bits=bits,
-    )
 
 
 def chosen(front: Plan, bounds: Bounds, errors: ErrorModel | None) -> Plan:
@@ -80,7 +27,7 @@ def chosen(front: Plan, bounds: Bounds, errors: ErrorModel | None) -> Plan:
     parameter tensor, search again with more weight on that.
 
     Args:
-        front: from ``plan_front``.
+        front: from ``planned``.
         bounds: to keep to. If they cannot be met and fall back, the plan of the least memory is taken, with a warning.
         errors: predicts errors; ``None`` for plans that round nothing.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -11,7 +12,7 @@ from actcore import Codec, Raw
 from integrations._utils.locking import OwnLock, Users
 from integrations._utils.progress import progress
 from integrations.api.error_control.error_model import ErrorModel
-from integrations.api.error_control.plan_within_bounds import chosen, plan_front
+from integrations.api.error_control.plan_within_bounds import chosen
 from integrations.api.error_control.rank_0_plan import Answer, of_rank_0, with_bytes
 from integrations.api.handle.first_steps import FirstSteps
 from integrations.api.handle.module_conversion import Conversions
@@ -35,6 +36,7 @@ from integrations.planner.gradient_states import GradientHistory
 from integrations.planner.loss_choice import with_better_loss
 from integrations.planner.plan import Plan
 from integrations.planner.plan_before_forward import Attempts
+from integrations.planner.plan_with_stores import planned
 from integrations.planner.plan_without_rounding import unrounded
 from integrations.planner.planning_failures import planning
 from integrations.planner.plans import Plans, Shapes
@@ -318,12 +320,12 @@ class PlanManager:
             bounds = replace(bounds, loss=FULL)
         errors = ErrorModel(model, bounds.error) if bounds.error else None
 
-        def front() -> Plan:
-            with planning(model, args, kwargs):
-                return plan_front(model, level, bounds, args, kwargs, errors=errors, bits=bits, estimates=True)
+        weighing = ErrorModel.weighing(model, errors)
+        front = partial(planned, model, level, args, kwargs, bounds, bits=bits, **weighing)
 
         def better() -> Plan:
-            return with_better_loss(model, front, bounds)
+            with planning(model, args, kwargs):
+                return with_better_loss(model, front, bounds)
 
         def made() -> Plan | None:
             plan = self._attempts.plan(model, inputs, better, first=self.plans is None)

@@ -8,11 +8,13 @@ from typing import Any
 from torch import nn
 
 from integrations.api.error_control.error_model import ErrorModel
-from integrations.api.error_control.plan_within_bounds import chosen, plan_front, weighed_again
+from integrations.api.error_control.plan_within_bounds import chosen, weighed_again
 from integrations.capture.graphs.signature import Signature
 from integrations.planner.bounds import Fallback
+from integrations.planner.candidates import usual
 from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan
+from integrations.planner.plan_with_stores import planned
 from integrations.planner.plan_without_rounding import marked
 from integrations.planner.plans import Plans, Shapes
 from integrations.planner.sensitivity.bit_plan import BitPlan
@@ -69,16 +71,16 @@ class Fronts(Plans):
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         first = self._first
         bounds = replace(self._bounds, memory=None, time=None)
-        made = plan_front(
+        made = planned(
             model,
             self._level,
-            bounds,
             args,
             kwargs,
+            bounds,
             real=real,
             loss=first.loss,
             holds_outputs=first.graph.holds_outputs,
-            errors=self._errors,
+            weigh=usual if self._errors is None else self._errors.weigh,
             bits=self._bits,
         )
         return marked(made) if first.graph.double_backward else made
