@@ -12,7 +12,7 @@ from integrations._utils.checked_json import of_type
 from integrations.api.error_control.gradient_errors import OF_TENSOR, GradientErrors, large_parameters
 from integrations.capture.graphs.graph import Graph
 from integrations.planner.bounds import USUAL_ERROR
-from integrations.planner.candidates import Weigh, usual
+from integrations.planner.candidates import usual
 from integrations.planner.plan import Plan
 from integrations.planner.sensitivity.weights import LayerNoise, layer_noise
 from integrations.planner.storage_candidates import StorageCandidates
@@ -59,7 +59,7 @@ class ErrorModel:
         self.version, self.last = 0, ""
 
     @classmethod
-    def weighing(cls, model: nn.Module, errors: ErrorModel | None) -> dict[str, Weigh]:
+    def weighing(cls, model: nn.Module, errors: ErrorModel | None) -> dict[str, Any]:
         """Return the arguments by which ``planned`` weighs noise: by predicted errors, or by the operators alone where
         there are none; and by a new model's predictions where an error message estimates what rounding would allow."""
         return {"weigh": usual if errors is None else errors.weigh, "estimates": cls(model, USUAL_ERROR).weigh}
