@@ -2,10 +2,12 @@
 
     python tools/record_bounds.py errors bounds.jsonl
     python tools/record_bounds.py peaks bounds.jsonl
+    python tools/record_bounds.py times bounds.jsonl
     python tools/record_bounds.py table bounds.jsonl
 
 ``errors`` trains 20 nets for 200 steps of Adam beside plain twins. ``peaks`` takes the first steps of 20 models and
-asks the kernel, or CUDA's allocator, for each peak. ``table`` prints what was recorded, in Markdown. With
+asks the kernel, or CUDA's allocator, for each peak. ``times`` tells how long the first steps of some of these take
+beside later ones; nothing else may run meanwhile. ``table`` prints what was recorded, in Markdown. With
 ``--device cuda`` the models of ``peaks`` have eight times the batch.
 
 Each model runs in a process of its own, with one thread. Records are appended, and what is recorded already is left
@@ -20,8 +22,10 @@ import copy
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +44,9 @@ STEPS, EVERY, ERROR, LARGE = 200, 10, 0.1, 1e-3
 BUDGETS = ("least", 0.5)
 PEAK_BUDGETS = ("least", 0.3, 0.5)
 TIMES = {"cpu": 4, "cuda": 32}  # the batches of the peaks' models, over those of the errors'
+TIMED = ("ViT", "ResNet-18", "SiLU 512", "BERT", "Llama", "LoRA Llama")
+OF_TIMED = 4  # the batches of the timed models, over those of the peaks'
+FIRST, LATER = 3, 5  # steps
 
 
 def made_on(device: torch.device, made: Callable[[], Made]) -> Made:
@@ -148,11 +155,44 @@ def record_peaks(name: str, device: torch.device) -> Iterable[dict[str, Any]]:
             }
 
 
+# ---- times ----
+
+
+def record_times(name: str, device: torch.device) -> Iterable[dict[str, Any]]:
+    """Yield for each bound on the error the time that the first steps take beyond later ones, in plain steps."""
+    made = nets(OF_TIMED * TIMES[device.type])[name]
+
+    def seconds(model: nn.Module, data: Data, loss: Loss, step: int) -> float:
+        args, kwargs, y = data(step)
+        model.zero_grad()
+        started = time.perf_counter()
+        loss(model(*args, **kwargs), y).backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - started
+
+    plain = statistics.median([seconds(*made_on(device, made), step=step) for step in range(FIRST)])
+    for error in (0, ERROR):
+        model, data, loss = made_on(device, made)
+        integrations.compress_model(model, memory="least", error=error, fallback="least")
+        found = [seconds(model, data, loss, step) for step in range(FIRST + LATER)]
+        later = statistics.median(found[FIRST:])
+        yield {
+            "kind": "times",
+            "device": device.type,
+            "net": name,
+            "error": error,
+            "plain": plain,
+            "later": later / plain,
+            "extra": (sum(found[:FIRST]) - FIRST * later) / plain,
+        }
+
+
 # ---- tables ----
 
 
 def tables(records: list[dict[str, Any]]) -> str:
-    """Return both tables in Markdown."""
+    """Return the tables in Markdown."""
     lines = ["| net | " + " | ".join(f"{memory}: whole, tensor, memory" for memory in BUDGETS) + " |", "|---|---|---|"]
     errors = {(one["net"], one["memory"]): one for one in records if one["kind"] == "errors"}
     for net in dict.fromkeys(net for net, _ in errors):
@@ -177,13 +217,19 @@ def tables(records: list[dict[str, Any]]) -> str:
                     plain = one["measured_plain"], one["planned_plain"]
                 cells.append("" if one is None else f"{max(one['fresh']):.2f} / {max(one['accumulating']):.2f}")
         lines.append(f"| {net} | {plain[0] / 2**20:.0f} | {plain[1] / 2**20:.0f} | {' | '.join(cells)} |")
+    lines += ["", "| model | plain step, s | error 0: extra, later steps | error 0.1 |", "|---|---|---|---|"]
+    times = {(one["net"], one["error"]): one for one in records if one["kind"] == "times"}
+    for net in dict.fromkeys(net for net, _ in times):
+        pair = [times[net, error] for error in (0, ERROR) if (net, error) in times]
+        cells = [f"{one['extra']:.1f}, {one['later']:.2f}" for one in pair]
+        lines.append(f"| {net} | {pair[0]['plain']:.2f} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     """Record, or print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("errors", "peaks", "table"))
+    parser.add_argument("what", choices=("errors", "peaks", "times", "table"))
     parser.add_argument("file", type=Path, help="records, one in each line")
     parser.add_argument("--net", help="record this one here, instead of all in processes")
     parser.add_argument("--device", default="cpu", type=torch.device, help="to record on, or whose records to print")
@@ -200,7 +246,8 @@ def main() -> None:
         place = {"torch": torch.__version__, "machine": platform.machine(), "python": platform.python_version()}
         if asked.device.type == "cuda":
             place["machine"] = torch.cuda.get_device_name(asked.device)
-        for record in (record_errors if asked.what == "errors" else record_peaks)(asked.net, asked.device):
+        recording = {"errors": record_errors, "peaks": record_peaks, "times": record_times}[asked.what]
+        for record in recording(asked.net, asked.device):
             with asked.file.open("a") as out:
                 out.write(json.dumps({**record, **place}) + "\n")
         return
@@ -212,7 +259,7 @@ def main() -> None:
         subprocess.run(command, env=environment, check=False)
 
     with ThreadPoolExecutor(asked.jobs) as pool:
-        for name in nets(1 if asked.what == "errors" else TIMES[asked.device.type]):
+        for name in TIMED if asked.what == "times" else nets(1 if asked.what == "errors" else TIMES[asked.device.type]):
             if name not in done:
                 pool.submit(run, name)
 

@@ -198,7 +198,7 @@ class Plans:
         """
         with self._lock.held:
             less = within_less(followed.plan, followed.of_state)
-            self._fallback = LEAST  # nobody asked for that little
+            self._fallback = "least"  # nobody asked for that little
             for inputs, plan in self._plans.items():
                 with suppress(BudgetError):
                     self._plans[inputs] = plan.within(less.memory, plan.time)
