@@ -111,8 +111,9 @@ def plan(
     errors = ErrorModel(model, bounds.error) if bounds.error else None
 
     def front(number: int) -> Plan:
-        with planning(model, *calls[number], of_output):
-            return planned(model, level, *calls[number], bounds, **how, **ErrorModel.weighing(model, errors))
+        given, named = calls[number]
+        with planning(model, given, named, of_output):
+            return planned(model, level, given, named, bounds, **how, **ErrorModel.weighing(model, errors))
 
     with computing_loss(model, None):
         fronts = [front(number) for number in range(len(calls))]
