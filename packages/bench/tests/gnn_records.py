@@ -7,7 +7,7 @@ from rich.console import Console
 
 from bench.cli.records import shown
 from bench.runner.memory import Memory
-from bench.suites.gnn.results import Curve
+from bench.suites.gnn.entries import Curve
 
 
 def replaced(record, curves=None, memories=None, others=(), **settings):

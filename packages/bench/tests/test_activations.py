@@ -18,9 +18,9 @@ from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.gradients import relative_error
 from bench.runner.memory import AGREEMENT, Memory, saved_bytes
-from bench.suites.memory.activations import adaptation, cases, initial, measure, memory, overhead
-from bench.suites.memory.activations import levels as levels_of
-from bench.suites.memory.activations.results import Adaptation, InitialError, LevelResult, Overhead, alone_microseconds
+from bench.suites.memory.activations import cell
+from bench.suites.memory.activations import command as measure
+from bench.suites.memory.activations.entries import Adaptation, InitialError, LevelResult, Overhead, alone_microseconds
 
 
 def small():
@@ -32,12 +32,12 @@ def small():
 @pytest.fixture
 def quick(monkeypatch):
     """One small model in place of the real ones, and one short chain."""
-    monkeypatch.setattr(cases, "MODELS", {"gcn": small})
-    monkeypatch.setattr(overhead, "CHAINS", {"linear": overhead.CHAINS["linear"]})
+    monkeypatch.setattr(cell, "MODELS", {"gcn": small})
+    monkeypatch.setattr(cell, "CHAINS", {"linear": cell.CHAINS["linear"]})
 
 
 def run(*levels, steps=2):
-    return levels_of.measure("gcn", levels, steps, 1)
+    return cell.measure_levels("gcn", levels, steps, 1)
 
 
 def test_a_run_prints_and_writes(quick, tmp_path, capsys):
@@ -105,7 +105,7 @@ def test_a_graph_network_with_dropout():
 
 def test_missing_libraries_are_left_out_and_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "timm", None)
-    monkeypatch.setattr(cases, "MODELS", {**cases.MODELS, "gcn": small})
+    monkeypatch.setattr(cell, "MODELS", {**cell.MODELS, "gcn": small})
     command = ["activations", "--part", "models", "--part", "initial", "--level", "L1", "--quick", "--threads", "1"]
     assert cli.main([*command, "--model", "resnet18", "--model", "gcn"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -118,7 +118,7 @@ def test_missing_libraries_are_left_out_and_named(monkeypatch, capsys):
 @pytest.mark.parametrize(("name", "library"), [("resnet18", "timm"), ("bert", "transformers")])
 def test_models_of_other_libraries(name, library):
     pytest.importorskip(library)
-    case, _ = cases.made(name)
+    case, _ = cell.made(name)
     assert case.model.training
     assert case.loss().requires_grad
 
@@ -134,7 +134,7 @@ def test_models_of_other_libraries(name, library):
     ],
 )
 def test_overhead_counts_what_is_packed(chain, packed):
-    found = overhead.measure(chain, rounds=2, layers=4)
+    found = cell.measure_overhead(chain, rounds=2, layers=4)
     assert found.packed == packed
     assert found.saved > packed
     assert len(found.seconds) == len(found.plain_seconds) == 2
@@ -170,7 +170,7 @@ def test_signs_say_what_is_reached(capsys):
 
 
 def test_parts_are_run_alone(monkeypatch, capsys):
-    monkeypatch.setattr(initial, "MODELS", ())
+    monkeypatch.setattr(cell, "MODELS", ())
     assert cli.main(["activations", "--part", "initial", "--quick", "--threads", "1"]) == 0
     printed = capsys.readouterr().out
     assert "overhead" not in printed
@@ -182,7 +182,7 @@ def test_parts_are_run_alone(monkeypatch, capsys):
 @pytest.fixture(scope="module")
 def held():
     """A real model, since a child process sees nothing of what is patched here."""
-    return memory.measure("gcn", ["L1"], 1)
+    return cell.measure_memory("gcn", ["L1"], 1)
 
 
 def test_memory_is_that_of_the_process(held):
@@ -197,7 +197,7 @@ def test_memory_is_that_of_the_process(held):
 
 
 def test_what_the_untouched_model_saves_is_counted_without_compression(quick):
-    case, _ = cases.made("gcn")
+    case, _ = cell.made("gcn")
     # ReLU's results and, outside of the model, the output; not x, which is the caller's, and no weights.
     assert saved_bytes(case.model, case.loss) == 2 * 64 * 64 * 4 + 64 * 4 * 4
 
@@ -210,14 +210,14 @@ def test_agreement_leaves_out_what_else_lives():
 
 
 def test_every_measured_step_makes_a_plan(quick):
-    found = adaptation.measure("gcn", "L2", rounds=3)
+    found = cell.measure_adaptation("gcn", "L2", rounds=3)
     assert len(found.seconds) == len(found.adapting_seconds) == 3
     assert found.interval == 1000
 
 
 def test_an_image_model_as_it_is_made():
     pytest.importorskip("timm")
-    four, eight = initial.measure("mobilenetv3_small_100", steps=2)
+    four, eight = cell.measure_initial("mobilenetv3_small_100", steps=2)
     assert (four.level, eight.level) == ("L1", "L1.1")
     assert max(eight.errors) < min(four.errors)
 

@@ -16,11 +16,11 @@ from bench.runner import child, clock
 from bench.runner.child import here
 from bench.runner.run import Run
 from bench.runner.workers import Ended
-from bench.suites.memory.checkpoint import measure, memory, sizes, step_time
-from bench.suites.memory.checkpoint.memory import Job, Settings
+from bench.suites.memory.checkpoint import command as measure
+from bench.suites.memory.checkpoint import planning, step
+from bench.suites.memory.checkpoint.entries import KIND, Peak, Planned, StepTimes
 from bench.suites.memory.checkpoint.planning import Planner
-from bench.suites.memory.checkpoint.results import KIND, Peak, Planned, StepTimes
-from bench.suites.memory.checkpoint.step import Setup, build, loss, make_inputs
+from bench.suites.memory.checkpoint.step import Job, ProcessSettings, Setup, build, loss, make_inputs
 from bench.ways.checkpoints import LEAST, LEAST_MASKS, PLAIN, ready
 from bench.ways.checkpoints import CheckpointWay as Way
 from integrations import checkpoint
@@ -29,7 +29,7 @@ from .checkpoint_results import MACHINE, text_of, words
 from .checkpoint_results import SETTINGS as RECORDED
 
 CPU = torch.device("cpu")
-SETTINGS = Settings("cpu", 1, 0, 2**34)
+SETTINGS = ProcessSettings("cpu", 1, 0, 2**34)
 MIB = 2**20
 
 
@@ -57,16 +57,16 @@ TINY = Architecture(
 def tiny(monkeypatch, measured_once):
     """A command that knows one model, and measures in this process, with counters that are known."""
     monkeypatch.setitem(architectures.ARCHITECTURES, "tiny", TINY)
-    monkeypatch.setattr(memory, "counters", lambda device: Counted())
+    monkeypatch.setattr(step, "counters", lambda device: Counted())
     requests = []
 
     def measured(child, function, peak, **options):
-        assert function is memory.measure_here
+        assert function is step.measure_peak
         requests.append(options["way"])
         return here(function, peak, **{name: value for name, value in options.items() if name != "threads"})
 
-    monkeypatch.setattr(memory.Child, "measure", measured)
-    monkeypatch.setattr(memory, "_limit", lambda nbytes: None)  # of a process that ends thereafter
+    monkeypatch.setattr(step.Child, "measure", measured)
+    monkeypatch.setattr(step, "_limit", lambda nbytes: None)  # of a process that ends thereafter
     return requests
 
 
@@ -168,7 +168,7 @@ def test_an_interrupted_run_has_written_what_it_measured(tiny, tmp_path, monkeyp
     def interrupted(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(step_time, "measure", interrupted)
+    monkeypatch.setattr(step, "measure", interrupted)
     assert command("--part", "memory", "--part", "time", "--json", file) == 130
     found = records.load(file)
     assert len(found.of(Peak)) > 3
@@ -236,7 +236,7 @@ def test_a_process_that_ends_costs_one_peak(monkeypatch, tmp_path):
     monkeypatch.setattr(child.Worker, "ask", ask)
     found = []
     jobs = [Job(way, 8, 16, 8) for way in (Way("plain"), Way("compiled", 0.5), Way("blocks"))]
-    memory.measure(TINY, jobs, SETTINGS, found.append)
+    step.measure_peaks(TINY, jobs, SETTINGS, found.append)
     assert asked == ["plain", "compiled", "blocks"]
     assert [(peak.way, peak.peak_bytes) for peak in found] == [
         (PLAIN, 5 * MIB),
@@ -255,7 +255,7 @@ def test_a_real_process_measures_what_a_plan_saves():
         Job(Way("planned"), 1, 188, 1, least.peak, least),
     ]
     found = []
-    memory.measure(architecture, jobs, SETTINGS, found.append)
+    step.measure_peaks(architecture, jobs, SETTINGS, found.append)
     plain, ours = found
     if plain.failure.startswith("needs Linux"):
         pytest.skip(plain.failure)
@@ -281,32 +281,32 @@ def test_a_process_can_be_limited():
 
 
 def test_a_step_that_takes_too_much_is_recorded(monkeypatch):
-    monkeypatch.setattr(memory, "counters", lambda device: Counted())
+    monkeypatch.setattr(step, "counters", lambda device: Counted())
 
     def too_much(*given):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.\nSecond line.")
 
-    monkeypatch.setattr(memory, "build", too_much)
-    monkeypatch.setattr(memory, "_limit", lambda nbytes: None)
+    monkeypatch.setattr(step, "build", too_much)
+    monkeypatch.setattr(step, "_limit", lambda nbytes: None)
     monkeypatch.setitem(architectures.ARCHITECTURES, "tiny", TINY)
     blank = Peak("tiny", PLAIN, 8, 16, None, 1000, 8)
     options = {"way": asdict(Way("plain")), "plan": None, "settings": asdict(SETTINGS)}
-    peak = here(memory.measure_here, blank, **options)
+    peak = here(step.measure_peak, blank, **options)
     assert peak.peak_bytes is None
     assert peak.planned_bytes == 1000
     assert peak.failure.startswith("RuntimeError: DefaultCPUAllocator: can't allocate memory")
-    monkeypatch.setattr(memory, "counters", lambda device: "no Linux")
-    assert here(memory.measure_here, blank, **options).failure == "no Linux"
+    monkeypatch.setattr(step, "counters", lambda device: "no Linux")
+    assert here(step.measure_peak, blank, **options).failure == "no Linux"
 
 
 def test_a_batch_that_does_not_fit_is_halved():
     planner = Planner(TINY, Setup(CPU))
     plans = {batch: planner.at(batch, 16) for batch in (12, 8, 4)}
     need = {batch: plan.plain_peak + 2 * plan.graph.gradients for batch, plan in plans.items()}
-    assert sizes.fitting(planner, 12, 16, need[12]) == 12
-    assert sizes.fitting(planner, 12, 16, need[12] - 1) == 8
-    assert sizes.fitting(planner, 12, 16, need[4]) == 4
-    assert sizes.fitting(planner, 12, 16, 1) == 1
+    assert planning.fitting(planner, 12, 16, need[12]) == 12
+    assert planning.fitting(planner, 12, 16, need[12] - 1) == 8
+    assert planning.fitting(planner, 12, 16, need[4]) == 4
+    assert planning.fitting(planner, 12, 16, 1) == 1
 
 
 # steps
@@ -324,7 +324,7 @@ def test_each_way_trains_the_same(measured_once):
             Way("blocks"),
         )
     }
-    plain, least, budget, masks, blocks = step_time.measure(TINY, 4, 16, ways, 1, Setup(CPU))
+    plain, least, budget, masks, blocks = step.measure_times(TINY, 4, 16, ways, 1, Setup(CPU))
     assert plain.way == PLAIN
     assert plain.ratio == 1.0
     assert least.gradients == least.buffers == budget.gradients == budget.buffers == 0
@@ -338,14 +338,14 @@ def test_gradients_that_differ_are_seen(monkeypatch):
     def wrong(way, model, blocks, plan):
         return lambda x: 1.5 * model(x)
 
-    monkeypatch.setattr(step_time, "ready", wrong)
-    _, found = step_time.measure(TINY, 4, 16, {Way("blocks"): None}, 1, Setup(CPU))
+    monkeypatch.setattr(step, "ready", wrong)
+    _, found = step.measure_times(TINY, 4, 16, {Way("blocks"): None}, 1, Setup(CPU))
     assert found.gradients > 0
     assert found.buffers == 0
     ones = torch.ones(2)
-    assert step_time.difference({"a": ones, "b": ones}, {"a": ones, "b": torch.tensor([4.0, 1.0])}) == 0.75
+    assert step.difference({"a": ones, "b": ones}, {"a": ones, "b": torch.tensor([4.0, 1.0])}) == 0.75
     with pytest.raises(ValueError, match="weight has a gradient in plain training or in this one"):
-        step_time.difference({}, {"weight": torch.ones(1)})
+        step.difference({}, {"weight": torch.ones(1)})
 
 
 def test_the_gradient_of_every_output_is_noise():

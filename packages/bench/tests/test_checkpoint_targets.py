@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from bench.models import architectures
-from bench.suites.memory.checkpoint import sizes, targets
-from bench.suites.memory.checkpoint.results import Peak, Planned, StepTimes
+from bench.suites.memory.checkpoint import planning, report
+from bench.suites.memory.checkpoint.entries import Peak, Planned, StepTimes
 from bench.ways.checkpoints import LEAST, LEAST_MASKS, PLAIN
 
 from .checkpoint_results import recorded, text_of, words
@@ -14,7 +14,7 @@ MIB = 2**20
 
 def judged_results():
     own = architectures.ARCHITECTURES["resnet50"]
-    small = sizes.small(own)
+    small = planning.small(own)
     plans = [
         Planned("resnet50", own.batch, own.size, 1000, [300, 1000], [0.2, 0.0], 300, 9, 1, 5.0, 4.0, 0.1, 0.76),
         Planned("densenet121", 32, 224, 1000, [200, 1000], [0.2, 0.0], 200, 9, 1, 5.0, 4.0, 1.5, 0.81),
@@ -34,7 +34,7 @@ def judged_results():
 
 
 def found_for(results, part):
-    [target] = [one for one in targets.targets(results) if part in one.what]
+    [target] = [one for one in report.targets(results) if part in one.what]
     return target.found, target.reached
 
 

@@ -9,7 +9,7 @@ from bench.cli import main as cli
 from bench.cli import records
 from bench.cli.suites import BENCHES
 from bench.runner.memory import Memory
-from bench.suites.gnn.results import Curve
+from bench.suites.gnn.entries import Curve
 
 
 def error_of(capsys, *arguments):

@@ -16,10 +16,11 @@ from bench.models.data import mrpc as sentences
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
-from bench.suites.fewbit import measure, memory, step_time, training
+from bench.suites.fewbit import cell, training
+from bench.suites.fewbit import command as measure
+from bench.suites.fewbit.entries import BertRun, Peak, Times, held_out
 from bench.suites.fewbit.report import learned
-from bench.suites.fewbit.results import BertRun, Peak, Times, held_out
-from bench.suites.vision.memory import graph_bytes
+from bench.suites.vision.cell import graph_bytes
 from bench.ways import roberta
 from bench.ways.roberta import WAYS, Exchange, Shape
 from integrations.fewbit import RandomizedLinear
@@ -105,16 +106,16 @@ class Counted:
 
 @needs_transformers
 def test_memory_is_what_the_counters_say(monkeypatch):
-    monkeypatch.setattr(memory, "counters", lambda device: Counted())
+    monkeypatch.setattr(cell, "counters", lambda device: Counted())
     options = {"shape": asdict(TINY), "batch": 2, "steps": 2, "device": "cpu"}
     gradients = sum(one.nbytes for one in roberta.Case(TINY, Exchange(), 1, torch.device("cpu")).model.parameters())
-    for blank in memory.peaks(TINY, 2):
-        peak = memory.measure(blank, way=asdict(WAYS[blank.way]), **options)
+    for blank in cell.peaks(TINY, 2):
+        peak = cell.measure_peak(blank, way=asdict(WAYS[blank.way]), **options)
         sizes = {"kept_bytes": [500, 500], "peak_bytes": [4000, 4000], "raw_bytes": [5000, 5000]}
         assert peak == replace(blank, **sizes, gradient_bytes=gradients)
         assert peak.activation_bytes == 4000 - gradients
-    monkeypatch.setattr(memory, "counters", lambda device: "no Linux")
-    found = memory.measure(blank, way=asdict(WAYS["both"]), **options)
+    monkeypatch.setattr(cell, "counters", lambda device: "no Linux")
+    found = cell.measure_peak(blank, way=asdict(WAYS["both"]), **options)
     assert found == replace(blank, not_measured="no Linux")
 
 
@@ -125,7 +126,7 @@ def test_memory_is_what_the_counters_say(monkeypatch):
 def test_a_run_prints_writes_and_draws(corpus, recipe, monkeypatch, tmp_path, capsys):
     file, picture = tmp_path / "out.json", tmp_path / "out.png"
     for name, value in (("QUICK_ELEMENTS", 4096), ("QUICK_ROWS", 64), ("FEATURES", (16, 32))):
-        monkeypatch.setattr(step_time, name, value)
+        monkeypatch.setattr(cell, name, value)
     command = ["fewbit", "--part", "training", "--part", "time", "--quick", "--threads", "1"]
     command += ["--data-root", str(corpus), "--json", str(file), "--chart", str(picture)]
     assert cli.main(command) == 0
@@ -137,8 +138,8 @@ def test_a_run_prints_writes_and_draws(corpus, recipe, monkeypatch, tmp_path, ca
     assert [(run.kind, run.seed, len(run.losses)) for run in found.of(BertRun)] == [
         (kind, 0, 2) for kind in (*training.KINDS, training.CONTROL)
     ]
-    assert [times.name for times in found.of(Times)] == [*step_time.FUNCTIONS, *step_time.SKETCHES]
-    assert {len(times.seconds) for times in found.of(Times)} == {step_time.QUICK_ROUNDS}
+    assert [times.name for times in found.of(Times)] == [*cell.FUNCTIONS, *cell.SKETCHES]
+    assert {len(times.seconds) for times in found.of(Times)} == {cell.QUICK_ROUNDS}
     assert all(one.commit for one in found.entries)
     assert found.settings["recipe"]["steps"] == 4
     assert cli.main(["show", str(file)]) == 0
@@ -218,8 +219,8 @@ def test_what_is_judged():
         for kind, loss in (("exact", 4.0), ("3 bits", 4.02))
     ]
     times = [
-        Times("gelu", "activation", step_time.ELEMENTS, [0.9, 0.8, 9.0], [1.0, 1.0, 1.0]),
-        Times("silu", "activation", step_time.ELEMENTS, [2.0], [1.0]),
+        Times("gelu", "activation", cell.ELEMENTS, [0.9, 0.8, 9.0], [1.0, 1.0, 1.0]),
+        Times("silu", "activation", cell.ELEMENTS, [2.0], [1.0]),
         Times("dct", "linear", 768, [1.5], [1.0]),
     ]
     settings = {"device": "cpu", "data": "MRPC", "recipe": {"steps": 2}, "entropy": 5.3}

@@ -14,10 +14,11 @@ from bench.cli.records import shown
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
-from bench.suites.fewbit import measure, memory
-from bench.suites.fewbit import report as published
-from bench.suites.fewbit.results import GridCell, Times
-from bench.suites.vision.memory import graph_bytes
+from bench.suites.fewbit import cell as memory
+from bench.suites.fewbit import command as measure
+from bench.suites.fewbit import report
+from bench.suites.fewbit.entries import GridCell, Times
+from bench.suites.vision.cell import graph_bytes
 from bench.ways import roberta
 from bench.ways.roberta import RATIOS, WAYS, Exchange, Shape
 
@@ -50,12 +51,12 @@ def test_fewer_bits_and_rows_keep_less():
 
 
 def test_the_table_is_fewbits():
-    assert {(way.bits, way.ratio) for way in WAYS.values()} == set(published.ROWS)
-    vanilla = published.ROWS[None, None]
-    for row in published.ROWS.values():
+    assert {(way.bits, way.ratio) for way in WAYS.values()} == set(report.ROWS)
+    vanilla = report.ROWS[None, None]
+    for row in report.ROWS.values():
         # Both columns are rounded: to a hundredth of a GiB, and to a thousandth.
         assert row.saving == pytest.approx(1 - row.gib / vanilla.gib, abs=0.005 / vanilla.gib * 2 + 0.0005)
-    assert {(cell.bits, cell.ratio) for cell in memory.cells(Shape(), 16, quick=True)} == set(published.ROWS)
+    assert {(cell.bits, cell.ratio) for cell in memory.cells(Shape(), 16, quick=True)} == set(report.ROWS)
     assert len(memory.cells(Shape(), 16, quick=False)) == 20
 
 
@@ -101,7 +102,7 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
     asked = []
 
     def measured(function, entry, *, way, shape, batch, **options):
-        assert function is memory.measure
+        assert function is memory.measure_peak
         asked.append((way["bits"], way["ratio"]))
         if way["bits"] is None and way["ratio"] == 0.2:
             return replace(entry, failure="it ended")
@@ -137,6 +138,6 @@ TIMED = Times("gelu", "activation", 8, [1.0], [1.0])
 def test_what_cannot_be_counted_is_said(monkeypatch):
     monkeypatch.setattr(memory, "counters", lambda device: "needs Linux")
     [blank, *_] = memory.cells(TINY, 2, quick=True)
-    found = memory.measure(blank, way=asdict(Exchange()), shape=asdict(TINY), batch=2, steps=1, device="cpu")
+    found = memory.measure_peak(blank, way=asdict(Exchange()), shape=asdict(TINY), batch=2, steps=1, device="cpu")
     assert "exact GELU, exact linear, batch 2: needs Linux." in text_of(found)
     assert "exact exact not measured" in text_of(found)

@@ -9,16 +9,17 @@ import torch
 
 from bench.cli import main as cli
 from bench.cli import records
-from bench.cli.gnn import ALL_LEVELS
 from bench.cli.suites import BENCHES
 from bench.errors import BenchError
 from bench.models.graph_networks import Recipe
 from bench.runner import child
 from bench.runner.memory import Memory
 from bench.runner.workers import Ended
-from bench.suites.gnn import measure, memory, training
-from bench.suites.gnn.results import Curve
-from bench.suites.gnn.summary import rows
+from bench.suites.gnn import command, training
+from bench.suites.gnn import training as memory
+from bench.suites.gnn.command import ALL_LEVELS
+from bench.suites.gnn.entries import Curve
+from bench.suites.gnn.report import rows
 from bench.suites.gnn.training import Run, train_in_turn
 from integrations import compression
 
@@ -42,7 +43,7 @@ OPTIONS = {
 
 
 def run(**options):
-    return measure.run(Namespace(**{**OPTIONS, **options}))
+    return command.run(Namespace(**{**OPTIONS, **options}))
 
 
 def nothing(what, epochs):

@@ -9,7 +9,7 @@ from bench.cli.records import draw, shown
 from bench.errors import BenchError
 from bench.results.tables import console
 from bench.runner.memory import Memory
-from bench.suites.gnn.results import Curve
+from bench.suites.gnn.entries import Curve
 from bench.suites.kernels import KernelTime
 
 from .gnn_records import replaced, text_of

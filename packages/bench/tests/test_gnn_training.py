@@ -3,7 +3,7 @@ import torch
 
 from bench.models.graph_networks import MODELS
 from bench.suites.gnn import training
-from bench.suites.gnn.results import Curve
+from bench.suites.gnn.entries import Curve
 from bench.suites.gnn.training import Run, train_in_turn
 
 

@@ -6,8 +6,7 @@ from rich.console import Console
 from bench.cli import records
 from bench.results.machine import Machine
 from bench.results.record import Record
-from bench.suites.kernels.estimate import Count
-from bench.suites.kernels.sass import Work, functions, path
+from bench.suites.kernels.estimate import Count, Work, functions, path
 
 # A tile's load, and a loop of single bytes where it is cut off; a loop of shuffles; a division with its rare cases.
 LISTING = """

@@ -11,7 +11,7 @@ from bench.cli.records import draw, shown
 from bench.errors import BenchError
 from bench.results.machine import Machine
 from bench.results.record import Record
-from bench.suites.kernels.results import Measurement, Timing
+from bench.suites.kernels.entries import Measurement, Timing
 
 KIB = 2**10
 

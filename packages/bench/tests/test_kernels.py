@@ -12,10 +12,11 @@ from bench.cli import main as cli
 from bench.cli import records
 from bench.errors import BenchError
 from bench.runner import clock
-from bench.suites.kernels import KernelTime, measure, rivals, time_kernels
+from bench.suites.kernels import KernelTime, contenders, time_kernels
+from bench.suites.kernels import command as measure
 from bench.suites.kernels.cases import GROUP, cases
 from bench.suites.kernels.contenders import Pass, RoundTrip
-from bench.suites.kernels.results import Measurement
+from bench.suites.kernels.entries import Measurement
 
 CPU = torch.device("cpu")
 KIB = 2**10
@@ -153,9 +154,9 @@ def options(**more):
 
 def test_a_choice_that_fits_nothing_is_said():
     with pytest.raises(BenchError, match=r"no case has 'huffman' in its name; there are GroupAffine, 8 bits; "):
-        measure.run(options(cases=("huffman",)))
+        measure.run_cases(options(cases=("huffman",)))
     with pytest.raises(BenchError, match="no case has the codec, bits and dtype that were chosen together"):
-        measure.run(options(cases=("Positive",), bits=(4,)))
+        measure.run_cases(options(cases=("Positive",), bits=(4,)))
 
 
 def test_targets_are_for_large_tensors_only(monkeypatch):
@@ -181,8 +182,8 @@ def test_a_library_that_fails_is_left_out_and_said(monkeypatch):
     ]
     monkeypatch.setattr(measure, "cases", lambda groups: found)
     states = {"torchao": "0.18", "bitsandbytes": "not installed (No module)", "fewbit": "not installed"}
-    monkeypatch.setattr(rivals, "present", lambda: states)
-    results = measure.run(options(dtypes=("float32",)))
+    monkeypatch.setattr(contenders, "present", lambda: states)
+    results = measure.run_cases(options(dtypes=("float32",)))
     assert results.skipped == ["torchao beside GroupAffine, 4 bits, float32: RuntimeError: no kernel for this"]
     [entry] = results.of(Measurement)
     assert {one.who for one in entry.timings} == {"torch", "actcore", "plain PyTorch"}
@@ -200,7 +201,7 @@ def test_what_was_measured_is_written_before_the_next(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(measure, "cases", lambda groups: [*cases(groups), last])
     with pytest.raises(KeyboardInterrupt):
-        measure.run(options(dtypes=("float32",), alone=True, json=file))
+        measure.run_cases(options(dtypes=("float32",), alone=True, json=file))
     [entry] = records.load(file).of(Measurement)
     assert entry.case == "GroupAffine, 4 bits"
 
@@ -223,7 +224,7 @@ def test_a_case_that_fails_is_said_and_others_are_measured(monkeypatch):
         cases()[0], name="GroupAffine, broken", bits=4, contenders=(RoundTrip("actcore", fail, fail, list),)
     )
     monkeypatch.setattr(measure, "cases", lambda groups: [broken, *cases(groups)])
-    results = measure.run(options(dtypes=("float32",), alone=True))
+    results = measure.run_cases(options(dtypes=("float32",), alone=True))
     broken, other = results.of(Measurement)
     assert broken.failure == "RuntimeError: CUDA error: misaligned address for this"
     assert (other.case, other.failure) == ("GroupAffine, 4 bits", "")
@@ -231,7 +232,7 @@ def test_a_case_that_fails_is_said_and_others_are_measured(monkeypatch):
 
 
 def test_others_take_turns_of_their_own_and_are_compared_with_their_own_copies():
-    [entry] = measure.run(options(dtypes=("float32",))).of(Measurement)
+    [entry] = measure.run_cases(options(dtypes=("float32",))).of(Measurement)
     turns = [(one.beside, one.who, one.what) for one in entry.timings]
     assert turns == [
         (0, "torch", "copy_"),
@@ -248,7 +249,7 @@ def test_others_take_turns_of_their_own_and_are_compared_with_their_own_copies()
 
 
 def test_a_library_that_is_not_there_says_why():
-    states = rivals.present()
+    states = contenders.present()
     assert list(states) == ["bitsandbytes", "torchao", "fewbit"]
     assert all(state.startswith(("not ", "of unknown version")) or state[0].isdigit() for state in states.values())
 

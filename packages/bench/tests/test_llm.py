@@ -15,9 +15,9 @@ from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.process_memory import ENVIRONMENT
-from bench.suites.llm import chart, measure, subjects
+from bench.suites.llm import command, report, subjects
 from bench.suites.llm.cell import Served
-from bench.suites.llm.results import Learned, Trained, fallen
+from bench.suites.llm.entries import Learned, Trained, fallen
 from bench.suites.llm.subjects import DENSE, QUICK, SUBJECTS, TORCH
 from bench.units import MIB
 from bench.ways import decoders as ways
@@ -34,7 +34,7 @@ def recorded(tmp_path_factory):
     """A run of the small loss, in real processes."""
     file = tmp_path_factory.mktemp("llm") / "llm.json"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "require", without(TORCH, CUT))
+        patch.setattr(command, "require", without(TORCH, CUT))
         assert cli.main([*COMMAND, "--json", str(file)]) == 0
     return file
 
@@ -73,8 +73,8 @@ def test_what_the_file_has_is_not_measured_again(recorded, monkeypatch):
         asked.extend(one.way for one in left)
         return [Trained(one.subject, one.way, peak=1) for one in left]
 
-    monkeypatch.setattr(measure, "measured", measured)
-    monkeypatch.setattr(measure, "require", without(CUT))
+    monkeypatch.setattr(command, "measured", measured)
+    monkeypatch.setattr(command, "require", without(CUT))
     before = json.loads(recorded.read_text())["entries"]
     assert cli.main([*COMMAND, "--json", str(recorded)]) == 0
     after = json.loads(recorded.read_text())["entries"]
@@ -109,12 +109,12 @@ def answers(monkeypatch):
     """All ways have a peak and take turns, but those that a test says otherwise of."""
     monkeypatch.setattr(Answers, "said", {"once": {"value": {"peak": 7}}, "seconds": 2.0, (PLAIN, "seconds"): 1.0})
     monkeypatch.setattr(Answers, "asked", [])
-    monkeypatch.setattr(measure, "Worker", Answers)
+    monkeypatch.setattr(command, "Worker", Answers)
     return Answers
 
 
 def test_ways_that_are_left_are_timed_beside_plain(answers):
-    [found] = measure.measured([Trained(MODEL, CHUNKED)], 3, 1)
+    [found] = command.measured([Trained(MODEL, CHUNKED)], 3, 1)
     assert (found.way, found.peak, found.ratio) == (CHUNKED, 7, 2.0)
     assert found.plain_seconds == [1.0] * 3
     turn = [(PLAIN, "seconds"), (CHUNKED, "seconds")]
@@ -127,11 +127,11 @@ def test_a_way_that_fails_leaves_the_others(answers):
         (CHUNKED, "seconds"): {"failure": "no more"},
         (plan, "once"): {"does_not_apply": "memory must be at least 1"},
     }
-    plain, chunked, planned = measure.measured([Trained(MODEL, way) for way in (PLAIN, CHUNKED, plan)], 2, 1)
+    plain, chunked, planned = command.measured([Trained(MODEL, way) for way in (PLAIN, CHUNKED, plan)], 2, 1)
     assert (plain.ratio, chunked.failure, planned.does_not_apply) == (1, "no more", "memory must be at least 1")
     assert not planned.seconds
     answers.said[PLAIN, "once"] = {"failure": "too large"}
-    assert [one.seconds for one in measure.measured([Trained(MODEL, CHUNKED)], 2, 1)] == [[]]  # nothing to compare with
+    assert [one.seconds for one in command.measured([Trained(MODEL, CHUNKED)], 2, 1)] == [[]]  # nothing to compare with
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -183,7 +183,7 @@ def test_names_of_ways_are_known():
     assert all(one.ways[0] == PLAIN and set(one.ways) <= set(WAYS) for one in models)
     assert set(FEW) <= set(MAIN)
     assert set(CONTEXT) <= set(SEARCHED)
-    assert set(chart.COLOURS) <= set(MAIN)
+    assert set(report.COLOURS) <= set(MAIN)
 
 
 def test_a_cell_says_why_it_cannot_measure(monkeypatch):
@@ -234,10 +234,10 @@ def test_trainings_are_compared_seed_by_seed():
 def test_the_chart_has_a_line_for_each_way(tmp_path):
     tokens = ("llama-512-tokens", "llama-32k", "lora-32k")
     cells = [Trained(name, way, peak=3 * MIB, gradients=MIB) for name in tokens for way in (PLAIN, CHUNKED)]
-    figure = chart.draw(Record("llm", MACHINE, SETTINGS, [*cells, Trained("llama-2k-tokens", PLAIN, failure="none")]))
+    figure = report.draw(Record("llm", MACHINE, SETTINGS, [*cells, Trained("llama-2k-tokens", PLAIN, failure="none")]))
     [axes] = figure.axes  # a single number of tokens is no line
     assert [list(line.get_xdata()) for line in axes.lines] == [[512, 1024]] * 2
     assert [list(line.get_ydata()) for line in axes.lines] == [[2, 2]] * 2
     plt.close(figure)
     with pytest.raises(BenchError, match="there is nothing to draw"):
-        chart.draw(Record("llm", MACHINE, SETTINGS, cells[:2]))
+        report.draw(Record("llm", MACHINE, SETTINGS, cells[:2]))

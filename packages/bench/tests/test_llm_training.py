@@ -11,7 +11,7 @@ from bench.cli import records
 from bench.errors import BenchError
 from bench.models.data import sentence_stream as words
 from bench.suites.llm import training
-from bench.suites.llm.results import Learned
+from bench.suites.llm.entries import Learned
 from bench.suites.llm.training import QUICK, WAYS, learned
 from bench.ways.decoders import CHUNKED
 from bench.ways.general import PLAIN
@@ -62,7 +62,7 @@ def test_a_loss_falls_and_ways_are_paired(text):
 
 def test_the_command_trains_and_is_taken_up(monkeypatch, corpus, tmp_path):
     monkeypatch.setattr(
-        "bench.suites.llm.measure.in_child", lambda function, one, **options: function(one, **told(options))
+        "bench.suites.llm.command.in_child", lambda function, one, **options: function(one, **told(options))
     )
     monkeypatch.setattr(training, "QUICK", replace(QUICK, steps=3, vocabulary=32))
     file = tmp_path / "llm.json"

@@ -12,8 +12,8 @@ from bench.cli.suites import RECORDS
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import columns
-from bench.suites.memory.systems.results import Cell
-from bench.suites.search.results import Search, Trial
+from bench.suites.memory.systems.entries import Cell
+from bench.suites.search.entries import Search, Trial
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abc", False, "python -m bench", "today")
 ROOT = Path(__file__).parents[3]

@@ -14,11 +14,12 @@ from bench.models.sized import RESNET_152, scaled_stages
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
-from bench.suites.search import chart, measure
+from bench.suites.search import command as measure
+from bench.suites.search import report
 from bench.suites.search.bisection import Found, Grid, largest
 from bench.suites.search.dimensions import DEFAULT, FAMILIES, MEMORY_LIMITS, NAMES, QUICK, QUICK_LIMITS, dimensions
-from bench.suites.search.published import PUBLISHED
-from bench.suites.search.results import Search, Trial, find_search, relative_throughput, times_plain
+from bench.suites.search.entries import Search, Trial, find_search, relative_throughput, times_plain
+from bench.suites.search.report import PUBLISHED
 from bench.units import GIB, MIB
 from bench.ways.general import PLAIN, WAYS
 
@@ -320,7 +321,7 @@ def test_the_report_has_measured_beside_published(tmp_path):
 
 
 def test_a_bar_of_what_does_not_train_is_hollow():
-    figure = chart.draw(RESULTS)
+    figure = report.draw(RESULTS)
     [axes] = figure.axes
     hollow = {
         name.get_text(): bar.get_facecolor() == (1, 1, 1, 1)

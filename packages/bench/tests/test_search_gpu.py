@@ -16,10 +16,10 @@ from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.workers import TooLong
-from bench.suites.search import measure, processes
+from bench.suites.search import command, processes
 from bench.suites.search import trial as trials
+from bench.suites.search.entries import Search, Trial, find_search
 from bench.suites.search.processes import Trials
-from bench.suites.search.results import Search, Trial, find_search
 from bench.suites.search.trial import Request
 from bench.units import GIB, MIB
 from bench.ways.general import PLAIN
@@ -178,8 +178,8 @@ class Machinery:
 @pytest.fixture
 def machinery(monkeypatch):
     made = Machinery(1000)
-    monkeypatch.setattr(measure, "Trials", lambda: made)
-    monkeypatch.setattr(measure.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(command, "Trials", lambda: made)
+    monkeypatch.setattr(command.platform, "system", lambda: "Linux")
     monkeypatch.setattr("bench.runner.deadline.Deadline.over", property(lambda deadline: len(made.asked) >= made.count))
     return made
 
@@ -252,12 +252,12 @@ def test_what_a_lent_gpu_searches(monkeypatch):
     monkeypatch.setattr(cli, "BENCHES", {"search": replace(BENCHES["search"], run=run)})
     assert cli.main(["search", "--gpu", "--deadline", "50"]) == 0
     [given] = found
-    assert given.names == list(measure.GPU_NAMES)
+    assert given.names == list(command.GPU_NAMES)
     assert given.ways == []
     known = trials.dimensions("cuda")
-    ways = {name: measure.searched_ways(known[name], None, given.by_default) for name in given.names}
-    assert ways["resnet50-batch"] == list(measure.GPU_WAYS)
-    assert ways["bert-large-batch"] == [way for way in measure.GPU_WAYS if way != "Q-layers"]
+    ways = {name: command.searched_ways(known[name], None, given.by_default) for name in given.names}
+    assert ways["resnet50-batch"] == list(command.GPU_WAYS)
+    assert ways["bert-large-batch"] == [way for way in command.GPU_WAYS if way != "Q-layers"]
 
 
 def test_the_report_says_what_the_limit_leaves_out():

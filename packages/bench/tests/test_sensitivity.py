@@ -10,8 +10,8 @@ from bench.cli import records
 from bench.models.subject import Case
 from bench.results.machine import Machine
 from bench.results.record import Record
-from bench.suites.sensitivity import measure
-from bench.suites.sensitivity.results import Sensitivities
+from bench.suites.sensitivity import command
+from bench.suites.sensitivity.entries import Sensitivities
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def small(monkeypatch):
         x = torch.randn(64, 32)
         return Case(model, lambda: model(x).square().mean(), "small")
 
-    monkeypatch.setattr(measure, "MODELS", {"gcn": case})
+    monkeypatch.setattr(command, "MODELS", {"gcn": case})
 
 
 def test_a_run_prints_and_writes(small, tmp_path, capsys):
@@ -34,7 +34,7 @@ def test_a_run_prints_and_writes(small, tmp_path, capsys):
     found = records.load(file)
     (model,) = found.of(Sensitivities)
     assert model.tensors == ["2: linear input", "4: linear input"]
-    assert len(model.references) == measure.QUICK_PAIRS
+    assert len(model.references) == command.QUICK_PAIRS
     assert model.planned_bytes <= model.plain_bytes
     assert cli.main(["show", str(file)]) == 0
     assert "Which tensors matter" in capsys.readouterr().out
@@ -68,9 +68,9 @@ def test_the_chart_is_an_image(small, tmp_path, capsys):
 
 def test_equal_bits_are_those_of_every_operator():
     """Widths that a level gives some operators more of would be measured at one width and scaled from another."""
-    level = integrations.Level(**measure.equal_bits(4))
+    level = integrations.Level(**command.equal_bits(4))
     model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 64))
-    options = {name: getattr(level, name) for name in measure.equal_bits(4)}
+    options = {name: getattr(level, name) for name in command.equal_bits(4)}
     with integrations.compress(model, level="L1", **options) as handle:
         model(torch.randn(64, 64)).sigmoid().square().sum()
     codecs = {row.codec for row in handle.report().rows if row.codec.startswith("GroupAffine")}

@@ -21,9 +21,9 @@ from bench.runner import child
 from bench.runner.child import here
 from bench.runner.process_memory import ENVIRONMENT
 from bench.suites.memory.systems import cell as cells
-from bench.suites.memory.systems import chart, subjects
-from bench.suites.memory.systems.fronts import front
-from bench.suites.memory.systems.results import Cell
+from bench.suites.memory.systems import report, subjects
+from bench.suites.memory.systems.entries import Cell
+from bench.suites.memory.systems.report import front
 from bench.suites.memory.systems.subjects import made
 from bench.suites.search.dimensions import dimensions
 from bench.ways.general import PLAIN, WAYS
@@ -174,7 +174,7 @@ def test_the_report_says_who_wins_and_what_failed(tmp_path):
 def test_a_point_of_what_hardly_trains_is_hollow():
     noise = replace(cell("L2", 60, 1.3), error=0.6)
     results = recorded([cell(PLAIN, 100, 1.0), cell("L1", 50, 1.2), noise])
-    figure = chart.draw(results)
+    figure = report.draw(results)
     points = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
     colours = [line.get_markerfacecolor() for line in points]
     plt.close(figure)

@@ -12,11 +12,9 @@ from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.child import here
 from bench.suites.memory.systems import cell as cells
-from bench.suites.memory.systems.fronts import within_budgets
-from bench.suites.memory.systems.peak_subjects import BESIDE
-from bench.suites.memory.systems.peak_subjects import SUBJECTS as PEAK_SUBJECTS
-from bench.suites.memory.systems.results import Cell, Fresh, as_fresh
-from bench.suites.memory.systems.subjects import NAMES
+from bench.suites.memory.systems.entries import Cell, Fresh, as_fresh
+from bench.suites.memory.systems.report import within_budgets
+from bench.suites.memory.systems.subjects import BESIDE, NAMES, PEAK_SUBJECTS
 from bench.ways.general import PEAK_WAYS, PLAIN, WAYS, planned_name
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")

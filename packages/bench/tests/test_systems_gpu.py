@@ -19,8 +19,8 @@ from bench.runner.child import here
 from bench.runner.deadline import Deadline
 from bench.runner.workers import TooLong
 from bench.suites.memory.systems import cell as cells
-from bench.suites.memory.systems import gpu_subjects, measure
-from bench.suites.memory.systems.results import Cell, Figures
+from bench.suites.memory.systems import command, subjects
+from bench.suites.memory.systems.entries import Cell, Figures
 from bench.suites.memory.systems.subjects import NAMES, made
 from bench.ways import general as ways
 from bench.ways.general import PLAIN, WAYS
@@ -30,14 +30,14 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def test_what_is_measured_is_known():
-    assert set(gpu_subjects.SUBJECTS) <= set(NAMES)
-    assert set(gpu_subjects.WAYS) <= set(WAYS)
-    assert gpu_subjects.WAYS[:2] == (PLAIN, "L1")  # of all models first
+    assert set(subjects.GPU_SUBJECTS) <= set(NAMES)
+    assert set(subjects.GPU_WAYS) <= set(WAYS)
+    assert subjects.GPU_WAYS[:2] == (PLAIN, "L1")  # of all models first
 
 
 def test_the_llama_has_a_billion_parameters():
     with torch.device("meta"):
-        llama = gpu_subjects.SUBJECTS["llama-8"](gpu_subjects.SIZES["cuda"])
+        llama = subjects.GPU_SUBJECTS["llama-8"](subjects.GPU_SIZES["cuda"])
     count = sum(parameter.numel() for parameter in llama.model.parameters())
     # Of each layer: queries and outputs, keys and values, the three of the MLP, two norms; embeddings, tied; a norm.
     layer = 2 * 2048**2 + 2 * 2048 * 512 + 3 * 2048 * 8192 + 2 * 2048
@@ -51,7 +51,7 @@ def test_the_llama_has_a_billion_parameters():
 def test_a_step_of_a_subject_at_a_gpu_s_size(name):
     """On the meta device, which computes shapes alone."""
     with torch.device("meta"):
-        subject = gpu_subjects.SUBJECTS[name](gpu_subjects.SIZES["cuda"])
+        subject = subjects.GPU_SUBJECTS[name](subjects.GPU_SIZES["cuda"])
         loss = subject.step(subject.model.train())
     loss.backward()
     assert loss.shape == ()
@@ -105,7 +105,7 @@ class Processes:
     def __init__(self, measured):
         self.ends, self._measured = 0, measured
 
-    def measure(self, cell, request, seconds):
+    def command(self, cell, request, seconds):
         return self._measured(cell)
 
     def __enter__(self):
@@ -144,7 +144,7 @@ def asked(monkeypatch):
 
     process = Processes(measured)
     monkeypatch.setattr(cells, "Processes", lambda threads: process)
-    monkeypatch.setattr(measure, "require", lambda name: None)
+    monkeypatch.setattr(command, "require", lambda name: None)
     return SimpleNamespace(cells=found, process=process)
 
 
@@ -157,7 +157,7 @@ def options(count, found, models=("one", "other")):
 
 
 def test_what_is_worth_most_is_measured_before_the_deadline(asked):
-    results = measure.run(options(3, asked))
+    results = command.run(options(3, asked))
     assert asked.cells == [("one", PLAIN), ("other", PLAIN), ("one", "L1")]
     assert len(results.entries) == 3
     [left] = results.skipped
@@ -166,19 +166,19 @@ def test_what_is_worth_most_is_measured_before_the_deadline(asked):
 
 
 def test_what_pins_most_of_the_host_s_memory_waits_for_all_others(asked, monkeypatch):
-    monkeypatch.setattr(measure, "LAST", {("one", PLAIN)})
-    measure.run(options(10, asked))
+    monkeypatch.setattr(command, "LAST", {("one", PLAIN)})
+    command.run(options(10, asked))
     assert asked.cells[-1] == ("one", PLAIN)
     assert ("other", PLAIN) in asked.cells
 
 
 def test_what_takes_too_long_is_a_row_and_what_the_deadline_ended_is_none(asked):
-    results = measure.run(options(10, asked, ("slow", "other")))
+    results = command.run(options(10, asked, ("slow", "other")))
     assert results.find(Cell, subject="slow", way=PLAIN).failure == "it was not done in 25 seconds"
     assert results.find(Cell, subject="other", way="L1.2") is not None
     assert not results.skipped
     asked.cells.clear()
-    results = measure.run(options(1, asked, ("slow", "other")))
+    results = command.run(options(1, asked, ("slow", "other")))
     assert not results.entries
     assert "came before plain of slow, other; L1" in results.skipped[0]
 
@@ -197,7 +197,7 @@ def test_what_a_gpu_is_measured_with(monkeypatch, arguments, compiled):
     monkeypatch.setattr(cli, "BENCHES", {"systems": replace(BENCHES["systems"], run=run)})
     assert cli.main(["systems", *arguments, "--deadline", "50"]) == 0
     [given] = found
-    assert given.models == list(gpu_subjects.SUBJECTS)
+    assert given.models == list(subjects.GPU_SUBJECTS)
     assert ("torch.compile, budget 0.5" in given.ways) is compiled
     assert given.on_gpu
     assert given.within.seconds == 50

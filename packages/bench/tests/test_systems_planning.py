@@ -9,7 +9,7 @@ from actcore import checkpoint_plans
 from bench.cli import main as cli
 from bench.cli import records
 from bench.suites.memory.systems import planning
-from bench.suites.memory.systems.results import Cell, Planning
+from bench.suites.memory.systems.entries import Cell, Planning
 
 
 def test_the_search_is_beside_every_choice():

@@ -17,9 +17,8 @@ from bench.models.data import glue_texts as texts
 from bench.models.data import mrpc as sentences
 from bench.models.data.glue_tasks import GENERATED, TASKS
 from bench.models.data.glue_texts import Part, Texts
-from bench.suites.text.facts import task_facts
-from bench.suites.text.metrics import METRICS
-from bench.suites.text.published import SKETCHES, THROUGHPUTS
+from bench.suites.text.report import SKETCHES, THROUGHPUTS
+from bench.suites.text.training import METRICS, task_facts
 from bench.ways import text as ways
 
 HEADINGS = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"

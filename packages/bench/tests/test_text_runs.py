@@ -24,8 +24,9 @@ from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.child import here, in_child
 from bench.suites.text import cell as cells
-from bench.suites.text import chart, measure, training
-from bench.suites.text.results import Cell, Facts, Run
+from bench.suites.text import command as measure
+from bench.suites.text import report, training
+from bench.suites.text.entries import Cell, Facts, Run
 from bench.suites.text.training import Recipe
 from bench.ways import text as ways
 from bench.ways.general import PLAIN
@@ -304,7 +305,7 @@ def test_a_way_that_stores_more_than_plain_is_in_the_chart():
     """It was cut off at 115 %."""
     plain = next(run for run in RUNS if run.original_bytes)
     more = [replace(run, stored_bytes=2 * plain.original_bytes) if run.stored_bytes else run for run in RUNS]
-    figure = chart.draw(recorded(more))
+    figure = report.draw(recorded(more))
     assert figure.axes[0].get_xlim()[1] > 200
     plt.close(figure)
 

@@ -17,10 +17,13 @@ from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.memory import Memory
-from bench.suites.vision import measure, memory, step_time, tasks, training, variance
-from bench.suites.vision.gradient_variance import GradientVariance, LayerVariance
+from bench.suites.vision import cell, training, variance
+from bench.suites.vision import command as measure
+from bench.suites.vision import training as step_time
+from bench.suites.vision import training as tasks
+from bench.suites.vision.entries import Ablated, StepTimes, Variance, VisionCurve, comparisons, noise_metrics
 from bench.suites.vision.report import below, times_smaller
-from bench.suites.vision.results import Ablated, StepTimes, Variance, VisionCurve, comparisons, noise_metrics
+from bench.suites.vision.variance import GradientVariance, LayerVariance
 from integrations.qmodules.layers import QLayer
 
 MACHINE = Machine("a processor", 2, "Linux", {}, "", False, "python", "today")
@@ -139,20 +142,20 @@ def test_memory_counts_what_the_graph_keeps():
     model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
     x = torch.randn(64, 256)
     case = Case(model, lambda: model(x).square().mean(), "small")
-    kept = [memory.measure_here(Memory("resnet50", level), case) for level in ("L0", "L2")]
+    kept = [cell.measure_qlayers(Memory("resnet50", level), case) for level in ("L0", "L2")]
     # ReLU's output, and the network's, which square keeps; x is the caller's.
     assert kept[0].original_bytes == kept[1].original_bytes == 4 * (64 * 256 + 64 * 4)
     # Two inputs in 4 bits, their 64 groups with two float32 bounds each, ReLU's mask of a bit, the network's output,
     # and a scalar that has the shape of ReLU's input.
     assert kept[1].stored_bytes == 2 * (64 * 256 // 2 + 64 * 8) + 64 * 256 // 8 + 4 * 64 * 4 + 4
-    assert [memory.level for memory in kept] == ["L0", "L2"]
+    assert [cell.level for cell in kept] == ["L0", "L2"]
 
 
 def test_what_several_layers_save_is_counted_once():
     model = nn.ModuleList([nn.Linear(256, 256), nn.Linear(256, 256)])
     x = torch.randn(64, 256)
     case = Case(model, lambda: (model[0](x) + model[1](x)).sum(), "two branches")
-    kept = [memory.measure_here(Memory("resnet50", level), case) for level in ("L0", "L2")]
+    kept = [cell.measure_qlayers(Memory("resnet50", level), case) for level in ("L0", "L2")]
     assert kept[1].stored_bytes == 64 * 256 // 2 + 64 * 8
 
 

@@ -20,12 +20,11 @@ from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.child import here
 from bench.runner.memory import standing_peak_bytes
-from bench.suites.vision.compression import cell as cells
-from bench.suites.vision.compression import measure as compressing
-from bench.suites.vision.compression.cell import Settings
-from bench.suites.vision.compression.peaks import peak_operator
-from bench.suites.vision.compression.results import Cell
-from bench.suites.vision.published import COMPRESSED, KEPT
+from bench.suites.vision import cell as cells
+from bench.suites.vision import command as compressing
+from bench.suites.vision.cell import Settings, peak_operator
+from bench.suites.vision.entries import Cell
+from bench.suites.vision.report import COMPRESSED, KEPT
 from bench.ways.conversions import PLAIN, WAYS
 
 

@@ -16,12 +16,11 @@ from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.results.tables import console
 from bench.runner.child import here
-from bench.suites.vision.compression import cell as compression_cell
-from bench.suites.vision.compression.cell import Settings
-from bench.suites.vision.dense import cell as cells
-from bench.suites.vision.dense import measure as dense
-from bench.suites.vision.dense.results import DenseCell
-from bench.suites.vision.published import TRAINED
+from bench.suites.vision import cell
+from bench.suites.vision import command as dense
+from bench.suites.vision.cell import Settings
+from bench.suites.vision.entries import DenseCell
+from bench.suites.vision.report import PUBLISHED_TRAINED
 from bench.ways.conversions import PLAIN
 
 
@@ -57,14 +56,14 @@ def tiny(monkeypatch):
     model = DenseModel(
         "a tiny one", lambda size, device: Tiny().train(), DENSE["fcn_resnet50"].batch, {"cpu": 2}, {"cpu": 16}
     )
-    monkeypatch.setattr(cells, "DENSE", {"fcn_resnet50": model})
-    monkeypatch.setattr(compression_cell, "counters", lambda device: Still())
-    monkeypatch.setattr(compression_cell, "limit_allocation", lambda nbytes: None)  # of a process that ends thereafter
+    monkeypatch.setattr(cell, "DENSE", {"fcn_resnet50": model})
+    monkeypatch.setattr(cell, "counters", lambda device: Still())
+    monkeypatch.setattr(cell, "limit_allocation", lambda nbytes: None)  # of a process that ends thereafter
 
 
 def measured(way, counted="live"):
     blank = DenseCell("fcn_resnet50", way, 2, 16)
-    return here(cells.measure_here, blank, settings=asdict(SETTINGS), counted=counted)
+    return here(cell.measure_dense, blank, settings=asdict(SETTINGS), counted=counted)
 
 
 def text_of(found):
@@ -89,16 +88,16 @@ def test_bytes_and_the_gradients_error(tiny):
 
 
 def test_losses_that_differ_are_not_compared(tiny, monkeypatch):
-    calls = iter([1.0, 1.0 + 2 * cells.SAME])
-    monkeypatch.setattr(cells, "_gradient", lambda *given: (next(calls), [torch.ones(1)]))
+    calls = iter([1.0, 1.0 + 2 * cell.SAME])
+    monkeypatch.setattr(cell, "_gradient", lambda *given: (next(calls), [torch.ones(1)]))
     found = measured("L2")
     assert found.gradient_error is None
-    assert found.losses == [1.0, 1.0 + 2 * cells.SAME]
+    assert found.losses == [1.0, 1.0 + 2 * cell.SAME]
     assert "not comparable" in text_of([PLAIN_CELL, found])
 
 
 def test_what_fails_is_said(tiny, monkeypatch):
-    monkeypatch.setattr(cells, "relative_error", lambda *given: 1 / 0)
+    monkeypatch.setattr(cell, "relative_error", lambda *given: 1 / 0)
     assert "ZeroDivisionError" in measured("L2").failure
 
 
@@ -182,7 +181,7 @@ def test_a_step_draws_the_same(name):
 
 
 def test_published_rows_are_all_there():
-    rows = {name: (one.compressed, one.official) for name, one in TRAINED.items()}
+    rows = {name: (one.compressed, one.official) for name, one in PUBLISHED_TRAINED.items()}
     assert rows == {
         "fasterrcnn_resnet50_fpn": (37.4, 37.4),
         "retinanet_resnet50_fpn": (36.3, 36.5),
@@ -209,11 +208,11 @@ def test_a_run_is_taken_up(monkeypatch, tmp_path, capsys):
     asked = []
 
     def measure(blank, settings, function):
-        assert function is cells.measure_here
+        assert function is cell.measure_dense
         asked.append((blank.model, blank.way, blank.batch, blank.size))
         return replace(PLAIN_CELL, **{**vars(blank), "losses": [1.0, 1.0], "failure": "x" * (blank.way == "L2")})
 
-    monkeypatch.setattr(compression_cell, "measure", measure)
+    monkeypatch.setattr(cell, "measure", measure)
     monkeypatch.setattr(dense, "require", lambda name: None)
     command = ["vision", "--part", "dense", "--threads", "1", "--json", str(file)]
     assert cli.main([*command, "--quick"]) == 0

@@ -11,8 +11,9 @@ from bench.cli import records
 from bench.errors import BenchError
 from bench.models.data import image_folder as folder
 from bench.results.record import Record
-from bench.suites.vision import tasks, training
-from bench.suites.vision.results import VisionCurve, comparisons
+from bench.suites.vision import training
+from bench.suites.vision import training as tasks
+from bench.suites.vision.entries import VisionCurve, comparisons
 
 
 @pytest.fixture(scope="module")

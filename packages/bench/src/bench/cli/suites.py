@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from bench.cli.activations import BENCH as ACTIVATIONS
 from bench.cli.bench import Bench
-from bench.cli.checkpoint import BENCH as CHECKPOINT
-from bench.cli.fewbit import BENCH as FEWBIT
-from bench.cli.gnn import BENCH as GNN
-from bench.cli.kernels import BENCH as KERNELS
-from bench.cli.llm import BENCH as LLM
-from bench.cli.search import BENCH as SEARCH
-from bench.cli.sensitivity import BENCH as SENSITIVITY
-from bench.cli.systems import BENCH as SYSTEMS
-from bench.cli.text import BENCH as TEXT
-from bench.cli.vision import BENCH as VISION
 from bench.recorded_tests.operators import KIND as OPERATORS
 from bench.recorded_tests.operators import REPORT as OPERATORS_REPORT
 from bench.recorded_tests.sweep import KIND as SWEEP
 from bench.recorded_tests.sweep_report import REPORT as SWEEP_REPORT
 from bench.results.record import Kind
 from bench.results.report import Report
+from bench.suites.fewbit.command import BENCH as FEWBIT
+from bench.suites.gnn.command import BENCH as GNN
 from bench.suites.gpu_stages import KIND as STAGES
 from bench.suites.gpu_stages import REPORT as STAGE
+from bench.suites.kernels.command import BENCH as KERNELS
+from bench.suites.llm.command import BENCH as LLM
+from bench.suites.memory.activations.command import BENCH as ACTIVATIONS
+from bench.suites.memory.checkpoint.command import BENCH as CHECKPOINT
+from bench.suites.memory.systems.command import BENCH as SYSTEMS
+from bench.suites.search.command import BENCH as SEARCH
+from bench.suites.sensitivity.command import BENCH as SENSITIVITY
+from bench.suites.text.command import BENCH as TEXT
+from bench.suites.vision.command import BENCH as VISION
 
 # In the order in which commands are listed.
 _ALL = (

@@ -15,7 +15,7 @@ class Task:
 
     Attributes:
         columns: of the sentences, one or two.
-        metrics: names in ``bench.suites.text.metrics.METRICS``, the most important one first.
+        metrics: names in ``bench.suites.text.training.METRICS``, the most important one first.
         classes: of the answer; 1 for a number.
         batch: sentences, or pairs of them.
         rate: the most that the optimizer has.

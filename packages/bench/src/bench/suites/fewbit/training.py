@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from bench.models.data.mrpc import MARKS, Pairs, Sentences
 from bench.models.masked_bert import Masked, Recipe, losses, make
-from bench.suites.fewbit.results import COMPRESSED, CONTROL, EXACT, FEW_BITS, BertRun
+from bench.suites.fewbit.entries import COMPRESSED, CONTROL, EXACT, FEW_BITS, BertRun
 from bench.ways.roberta import BITS
 from integrations import compress_model, fewbit
 
 KINDS = (EXACT, FEW_BITS, COMPRESSED)
+SEEDS = 5  # paired runs, by default and to be judged
 STRIDE = 100  # steps whose mean loss is one of a run's numbers
 CLIPPED = 1.0  # norm of the gradient, at most
 BETAS, WEIGHT_DECAY = (0.9, 0.98), 0.01

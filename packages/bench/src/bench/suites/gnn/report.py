@@ -1,25 +1,286 @@
-"""What is printed of ``python -m bench gnn``: a table of accuracy and one of memory, and the kernels."""
+"""The tables and the chart of ``python -m bench gnn``."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bench.errors import BenchError
 from bench.models.data import generated_graph as generated
 from bench.models.graph_networks import NAMES
-from bench.results.record import Record
+from bench.results.charts import BLUE, FAINT, GREEN, GREY, INK, PURPLE, VERMILION, beside, lined, titled
+from bench.results.record import Record, match_seeds, paired
 from bench.results.report import Report
+from bench.results.statistics import Difference, Reached, spread
 from bench.results.tables import Column, bounded, commands, dim, interval, labelled, marked, number, table
 from bench.runner.memory import AGREEMENT, Memory
-from bench.suites.gnn.chart import draw
-from bench.suites.gnn.results import REFERENCE, Curve
-from bench.suites.gnn.summary import EPOCHS, LOSS_MARGIN, SEEDS, Row, rows
+from bench.suites.gnn.entries import REFERENCE, Curve
 from bench.suites.kernels import TARGET, KernelTime
 from bench.units import MIB
 from integrations import LEVELS
+
+MARGINS = MappingProxyType({"L1": 1.0, "L1.1": 1.0, "L1.2": 2.0})
+"""Points of accuracy either side of full precision between which the interval should lie."""
+
+LOSS_MARGIN = 0.03
+"""By how much of itself the final training loss may differ."""
+
+RATIOS = MappingProxyType(
+    {(model, level): ratio for model in ("gcn", "sage") for level, ratio in (("L1", 5), ("L1.2", 8))}
+)
+"""How many times smaller the saved activations should be, on Cora."""
+
+SEEDS, EPOCHS = 2, 60
+"""A shorter run is not judged by accuracy and loss: neither has settled."""
+
+FULL_PRECISION_ACCURACY = MappingProxyType({("Cora", "gcn"): 80.0})
+"""Test accuracy in percent that the untouched model should reach."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model at one level, over all seeds. What was not measured is ``None``, or empty.
+
+    Attributes:
+        model, level: which.
+        accuracies: test accuracies or micro-F1 in percent, in the order of the seeds.
+        difference: of them against full precision, in points.
+        loss_ratio: mean over seeds of final training loss over full precision's.
+        time_ratio: median over rounds of seconds per epoch over full precision's in the same round.
+        epoch_seconds: median seconds per epoch.
+        memory: what was measured of this level.
+        plain_memory: what was measured of the untouched model.
+        judged: whether the runs were many and long enough for accuracy and loss to be judged.
+        dataset: name of the graph.
+        failures: of seeds that did not train to the end, why.
+    """
+
+    model: str
+    level: str
+    accuracies: list[float]
+    difference: Difference | None
+    loss_ratio: float | None
+    time_ratio: float | None
+    epoch_seconds: float | None
+    memory: Memory | None
+    plain_memory: Memory | None
+    judged: bool
+    dataset: str
+    failures: tuple[str, ...] = ()
+
+    @property
+    def trained(self) -> bool:
+        """Whether there are runs, be it ones that failed."""
+        return bool(self.accuracies or self.failures)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean test accuracy in percent."""
+        return statistics.fmean(self.accuracies) if self.accuracies else None
+
+    @property
+    def accuracy_spread(self) -> float | None:
+        """Standard deviation of the accuracies over seeds; ``None`` for one seed."""
+        return spread(self.accuracies)
+
+    @property
+    def ratio(self) -> float | None:
+        """Reported bytes of saved activations, before over after; ``None`` for the untouched model."""
+        if self.memory is None or self.memory.original_bytes is None or not self.memory.stored_bytes:
+            return None
+        return self.memory.original_bytes / self.memory.stored_bytes
+
+    @property
+    def agreement(self) -> float | None:
+        """Live bytes of the saved tensors, measured, over what the report says is stored; ``None`` where unknown."""
+        return None if self.memory is None or self.plain_memory is None else self.memory.agreement(self.plain_memory)
+
+    @property
+    def peak_ratio(self) -> float | None:
+        """Measured activation peak of the untouched model over this one's; ``None`` where not measured."""
+        peaks = [memory and memory.peak_bytes for memory in (self.plain_memory, self.memory)]
+        return peaks[0] / peaks[1] if peaks[0] and peaks[1] else None
+
+    # ---- verdicts: see ``Reached`` ----
+
+    @property
+    def accuracy_reached(self) -> Reached:
+        """Full precision's own accuracy, or the interval of the difference from it."""
+        if not self.judged or self.accuracy is None:
+            return None
+        if self.level == REFERENCE:
+            target = FULL_PRECISION_ACCURACY.get((self.dataset, self.model))
+            return None if target is None else self.accuracy >= target
+        margin = MARGINS.get(self.level)
+        return None if margin is None or self.difference is None else self.difference.meets(margin)
+
+    @property
+    def loss_reached(self) -> bool | None:
+        """The final training loss is full precision's, within ``LOSS_MARGIN``."""
+        if self.level == REFERENCE or not self.judged or self.loss_ratio is None:
+            return None
+        return abs(self.loss_ratio - 1) <= LOSS_MARGIN
+
+    @property
+    def ratio_reached(self) -> bool | None:
+        """Saved activations are as many times smaller as they should be."""
+        target = RATIOS.get((self.model, self.level)) if self.dataset == "Cora" else None
+        return None if target is None or self.ratio is None else self.ratio >= target
+
+    @property
+    def agreement_reached(self) -> bool | None:
+        """The measured bytes are the reported ones, within ``AGREEMENT``."""
+        return None if self.agreement is None else abs(self.agreement - 1) <= AGREEMENT
+
+
+def rows(record: Record) -> Iterator[Row]:
+    """One row for each model and level of which there is anything, in the order they ran, a model's together."""
+    memories = {(memory.model, memory.level): memory for memory in record.of(Memory)}
+    runs: dict[tuple[str, str], list[Curve]] = {}
+    for curve in record.of(Curve):
+        runs.setdefault((curve.model, curve.level), []).append(curve)
+    found = dict.fromkeys([*runs, *memories])
+    models = list(dict.fromkeys(model for model, _ in found))
+    for model, level in sorted(found, key=lambda one: models.index(one[0])):
+        curves = [curve for curve in runs.get((model, level), ()) if not curve.failure]
+        plain = {curve.seed: curve for curve in runs.get((model, REFERENCE), ()) if not curve.failure}
+        pairs = match_seeds(curves, plain.values())
+        epochs = [seconds for curve in curves for seconds in curve.epoch_seconds]
+        yield Row(
+            model=model,
+            level=level,
+            accuracies=[curve.test_accuracy for curve in curves],
+            difference=paired(curves, plain.values(), lambda curve: curve.test_accuracy),
+            loss_ratio=statistics.fmean(curve.final_loss / other.final_loss for curve, other in pairs)
+            if pairs
+            else None,
+            time_ratio=_time_ratio(pairs),
+            epoch_seconds=statistics.median(epochs) if epochs else None,
+            memory=memories.get((model, level)),
+            plain_memory=memories.get((model, REFERENCE)),
+            judged=len(curves) >= SEEDS and float(record.settings["recipe"]["epochs"]) >= EPOCHS,
+            dataset=record.settings["dataset"],
+            failures=tuple(dict.fromkeys(curve.failure for curve in runs.get((model, level), ()) if curve.failure)),
+        )
+
+
+def _time_ratio(pairs: Sequence[tuple[Curve, Curve]]) -> float | None:
+    """Of files of before runs were taken up, full precision's times are those of its own curve.
+
+    A run beside which full precision failed, and was made later, has no times to be compared with.
+    """
+    together = [
+        (curve.block_seconds, curve.plain_seconds or plain.block_seconds)
+        for curve, plain in pairs
+        if curve.plain_seconds or not curve.commit
+    ]
+    ratios = [seconds / plain for pair in together for seconds, plain in zip(*pair, strict=True)]
+    return statistics.median(ratios) if ratios else None
+
+
+_COLOURS = {"L1.1": BLUE, "L1": GREEN, "L1.2": VERMILION}
+
+
+def draw(record: Record) -> Figure:
+    """Memory, and beside it accuracy where networks were trained.
+
+    Raises:
+        BenchError: no level was compared.
+    """
+    levels = [row for row in rows(record) if row.level != REFERENCE]
+    if not levels:
+        raise BenchError("a chart compares levels with full precision; run with --level L1")
+    compared = [row for row in levels if row.ratio is not None]
+    if not compared:
+        raise BenchError("there is nothing to draw: memory was measured of no level; add --part memory")
+    places = _places(compared)
+    height = 1.7 + 0.34 * (max(places) + 1)
+    trained = any(row.difference for row in compared)
+    panels = (1.15, 1) if trained else (1,)
+    figure, grid = plt.subplots(
+        1, len(panels), figsize=(11 if trained else 7, height), sharey=True, width_ratios=panels, squeeze=False
+    )
+    left = grid[0, 0]
+    _draw_memory(left, compared, places)
+    if trained:
+        _draw_accuracy(grid[0, 1], compared, places)
+    left.set_yticks(places, [row.level for row in compared])
+    left.set_ylim(max(places) + 0.7, -0.9)
+    for model in dict.fromkeys(row.model for row in compared):
+        own = [place for row, place in zip(compared, places, strict=True) if row.model == model]
+        words = {"ha": "right", "va": "center", "weight": "bold", "xycoords": ("axes fraction", "data")}
+        beside(left, NAMES.get(model, model), (0, sum(own) / len(own)), (-48, 0), **words)
+    for axes in grid.flat:
+        axes.tick_params(axis="y", length=0)
+        lined(axes, "x")
+    seeds = len(record.values(Curve, "seed"))
+    epochs = f"{record.settings['recipe']['epochs']} epochs, {seeds} {'seed' if seeds == 1 else 'paired seeds'}"
+    trained_for = epochs if trained else "one step"
+    figure.text(
+        0.01,
+        0.02,
+        f"{record.settings['dataset']}, {trained_for}. "
+        f"{record.machine.processor}, torch {record.machine.versions['torch']}, {record.machine.date}.",
+        color=FAINT,
+        fontsize=8,
+    )
+    figure.subplots_adjust(
+        left=0.16 if trained else 0.25, right=0.98, top=1 - 0.45 / height, bottom=0.9 / height, wspace=0.06
+    )
+    return figure
+
+
+def _places(compared: list[Row]) -> list[float]:
+    """Vertical place of each row: a gap between models."""
+    places: list[float] = []
+    for index, row in enumerate(compared):
+        gap = 0.0 if not places else 1.0 if row.model == compared[index - 1].model else 1.6
+        places.append(places[-1] + gap if places else 0.0)
+    return places
+
+
+def _draw_memory(axes: Axes, compared: list[Row], places: list[float]) -> None:
+    for row, place in zip(compared, places, strict=True):
+        memory = row.memory
+        assert memory is not None
+        before, after = (memory.original_bytes or 0) / MIB, (memory.stored_bytes or 0) / MIB
+        axes.barh(place, before, height=0.62, color=GREY)
+        axes.barh(place, after, height=0.62, color=_COLOURS.get(row.level, PURPLE))
+        beside(axes, f"{before / after:.1f}×" if after else "", (before, place), (5, 0), va="center", weight="bold")
+    axes.margins(x=0.12)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("MiB kept for backward")
+    titled(axes, "Saved activations, before (grey) and after")
+
+
+def _draw_accuracy(axes: Axes, compared: list[Row], places: list[float]) -> None:
+    reach = 1.5
+    for row, place in zip(compared, places, strict=True):
+        margin, difference = MARGINS.get(row.level), row.difference
+        if difference is None:
+            continue
+        if margin is not None:
+            axes.barh(place, 2 * margin, left=-margin, height=0.82, color="#EEF1F4")
+        low = difference.mean if difference.low is None else difference.low
+        high = difference.mean if difference.high is None else difference.high
+        colour = _COLOURS.get(row.level, PURPLE)
+        axes.plot([low, high], [place, place], color=colour, linewidth=2.2, solid_capstyle="round")
+        axes.plot(difference.mean, place, "o", color=colour, markersize=7, markeredgecolor="white")
+        reach = max(reach, margin or 0, abs(low), abs(high))
+    axes.axvline(0, color=INK, linewidth=1)
+    axes.set_xlim(-1.1 * reach, 1.1 * reach)
+    axes.set_xlabel("points of test accuracy; line: 95 % interval, band: target")
+    titled(axes, "Accuracy against full precision, paired seeds")
+
 
 TITLE = "Training with compressed activations"
 

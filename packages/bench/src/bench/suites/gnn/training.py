@@ -1,24 +1,26 @@
-"""Training runs side by side: the same model and seed at several levels, a few epochs each in turn.
-
-Paired runs draw the same initial weights and the same dropout masks: each has its own state of torch's generators, set
-from the seed. Taking turns makes them comparable in time, too: whatever else the machine does hits all of them, and
-ratios are taken within a round.
-"""
+"""Training of graph networks at several levels in turn, and the memory of a step."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from bench.errors import BenchError, reason
+from bench.models.data import graphs as datasets
 from bench.models.data.graph import Graph
 from bench.models.data.graph_sampling import Walks, evaluated
 from bench.models.graph_networks import DEFAULT, MODELS, Recipe
-from bench.suites.gnn.results import BLOCK, REFERENCE, Curve
+from bench.runner.child import Child
+from bench.runner.memory import Memory, measure_step
+from bench.suites.gnn.entries import BLOCK, REFERENCE, Curve
 from integrations import LEVELS
 from integrations.pyg import compress_model
 
@@ -164,3 +166,50 @@ def deterministic(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+def measure(
+    wanted: Sequence[Memory],
+    dataset: str,
+    data_root: Path | None,
+    device: str,
+    threads: int,
+    recipe: Recipe = DEFAULT,
+) -> list[Memory]:
+    """Measures models at levels, in one process that has the allocator's setting; another one where it ended, as one
+    does that takes more memory than there is.
+
+    Args:
+        wanted: without numbers.
+        dataset, data_root: as for ``bench.models.data.graphs.load``; name a dataset that is at hand, not ``"auto"``.
+        device, threads: to measure on and with.
+        recipe: how the networks are built; a subgraph is drawn where it says how large.
+    """
+    root = None if data_root is None else str(data_root)
+    options = {"dataset": dataset, "data_root": root, "device": device, "recipe": asdict(recipe), "threads": threads}
+    with Child() as child:
+        return [child.measure(measure_on, entry, None, **options) for entry in wanted]
+
+
+def measure_on(entry: Memory, *, dataset: str, data_root: str | None, device: str, recipe: Mapping[str, Any]) -> Memory:
+    """Measures one model at one level in this process, on a dataset by its name."""
+    return measure_here(entry, _graph(dataset, data_root, device), Recipe(**recipe))
+
+
+@cache  # for all models and levels that this process is asked for
+def _graph(dataset: str, data_root: str | None, device: str) -> Graph:
+    root = None if data_root is None else Path(data_root)
+    return datasets.load(dataset, root).to(torch.device(device))
+
+
+def measure_here(entry: Memory, graph: Graph, recipe: Recipe = DEFAULT) -> Memory:
+    """Measures one model at one level in this process, on the graph's device."""
+    torch.manual_seed(0)
+    network = MODELS[entry.model](graph.x.shape[1], graph.classes, recipe).to(graph.x.device)
+    part = graph if recipe.sample is None else Walks(graph, recipe.sample).draw()
+
+    def forward() -> Tensor:
+        logits: Tensor = network(part.x, part.edge_index)
+        return logits
+
+    return measure_step(entry, network, forward, lambda: part.loss(forward()), graph.x.device)

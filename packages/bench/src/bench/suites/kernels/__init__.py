@@ -10,6 +10,6 @@ estimate.py, estimate_report.py, sass.py    what compiled code says of a GPU tha
 copies.py           the short form that ``python -m bench gnn`` adds to its results
 """
 
-from bench.suites.kernels.copies import TARGET, KernelTime, time_kernels
+from bench.suites.gnn.kernel_time import TARGET, KernelTime, time_kernels
 
 __all__ = ["TARGET", "KernelTime", "time_kernels"]

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import actcore
-from bench.suites.kernels import plain, rivals
+from bench.suites.kernels import contenders as plain
+from bench.suites.kernels import contenders as rivals
 from bench.suites.kernels.contenders import ACTCORE, COMPRESS, DECOMPRESS, PLAIN, TORCH, TRAIN, Pass, RoundTrip
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -28,7 +28,7 @@ from bench.runner import workers
 from bench.runner.process_memory import ENVIRONMENT, release_cached
 from bench.runner.workers import Ended, Worker
 from bench.suites.search.dimensions import dimensions
-from bench.suites.search.results import Trial
+from bench.suites.search.entries import Trial
 from bench.suites.search.trial import Request, prepare, says_out_of_memory, take
 from bench.units import MIB
 

@@ -17,7 +17,7 @@ from bench.models.subject import Subject
 from bench.runner.process_memory import limit_allocation
 from bench.suites.memory.systems.cell import WARM_UP
 from bench.suites.search.dimensions import dimensions
-from bench.suites.search.results import Trial
+from bench.suites.search.entries import Trial
 from bench.units import size_name
 from bench.ways.decoders import ALL_WAYS
 

@@ -1,20 +1,161 @@
-"""What is printed of ``python -m bench text``."""
+"""The tables and the chart of ``python -m bench text``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.table import Table
 
+from bench.errors import BenchError
+from bench.results.charts import BLUE, INK, VERMILION, beside, footer, lined, titled
 from bench.results.record import Record
 from bench.results.report import Report
 from bench.results.tables import Column, dim, interval, mean, mib, milliseconds, number, percent, short, table
-from bench.suites.text.chart import draw
-from bench.suites.text.published import FEWBIT, FEWBIT_PAPER, GACT, LENGTH, MNLI, SKETCHES, THROUGHPUTS, Throughput
-from bench.suites.text.results import Cell, Facts, Run, difference, finished, smaller, trained
+from bench.suites.text.entries import Cell, Facts, Run, difference, finished, smaller, trained
 from bench.ways.general import PLAIN
 from bench.ways.text import CONTROL
+
+GACT = "the benchmark's results in the history of GACT's repository (Liu et al., 2022)"
+FEWBIT = "FewBit's notebook exp-matmul-post.ipynb (its stored output), RoBERTa-base on CoLA"
+FEWBIT_PAPER = "arXiv 2201.13195 (Bershatsky et al., 2022), RoBERTa-base"
+
+
+LENGTH = 128  # of sentences, in tokens, wherever time was published
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Of GACT's benchmark: training, ``LENGTH`` tokens, on one GPU that its files do not name.
+
+    Attributes:
+        model: a name in ``bench.models.glue_networks.NETWORKS``.
+        what: the way in GACT's words.
+        way: ours that is closest to it; empty: none is.
+        batch: sentences; ``None``: the source does not say.
+        sentences: a second.
+        plain: of full precision at the same batch; ``None`` where it does not fit or is not known.
+    """
+
+    model: str
+    what: str
+    way: str
+    batch: int | None
+    sentences: float
+    plain: float | None = None
+
+
+THROUGHPUTS = (
+    Throughput("large", "full precision", "plain", 16, 17.66),
+    Throughput("large", "4 bits, automatic", "L2", 16, 15.41, 17.66),
+    Throughput("large", "4 bits, swapped", "", 16, 12.95, 16.41),
+    Throughput("large", "4 bits, swapped, prefetched", "", 16, 13.52, 16.41),
+    Throughput("large", "swapped as it is", "", 16, 6.02, 16.41),
+    Throughput("large", "full precision, largest batch", "", 24, 17.6),
+    Throughput("large", "4 bits, largest batch", "", 128, 14.5),
+    Throughput("large", "checkpointed, largest batch", "", 308, 11.2),
+    Throughput("large", "all of GACT, largest batch", "", 592, 8.13),
+    Throughput("base", "4 bits, swapped", "", None, 39.9, 56.7),
+    Throughput("base", "4 bits, swapped, prefetched", "", None, 42.1, 56.7),
+    Throughput("base", "swapped as it is", "", None, 17.3, 56.7),
+    Throughput("base", "full precision, largest batch", "", 104, 59.1),
+    Throughput("base", "4 bits, largest batch", "", 456, 47.2),
+    Throughput("base", "checkpointed, largest batch", "", 744, 37.9),
+    Throughput("base", "all of GACT, largest batch", "", 1344, 27.2),
+)
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A row of FewBit's comparison of sketches.
+
+    Attributes:
+        way: a name that ``bench.ways.text`` knows.
+        score: Matthews correlation on CoLA, in percent.
+        minutes: of the training.
+    """
+
+    way: str
+    score: float
+    minutes: float
+
+
+def _minutes(minutes: int, seconds: int) -> float:
+    return minutes + seconds / 60
+
+
+SKETCHES = (
+    Sketch("plain", 60.90, _minutes(8, 44)),
+    Sketch("linear 50 % dct", 59.17, _minutes(16, 26)),
+    Sketch("linear 20 % dct", 58.81, _minutes(16, 37)),
+    Sketch("linear 10 % dct", 53.38, _minutes(17, 24)),
+    Sketch("linear 50 % dft", 59.05, _minutes(12, 20)),
+    Sketch("linear 20 % dft", 60.60, _minutes(11, 42)),
+    Sketch("linear 10 % dft", 47.62, _minutes(12, 25)),
+    Sketch("linear 50 % gaussian", 58.60, _minutes(10, 36)),
+    Sketch("linear 20 % gaussian", 57.79, _minutes(10, 2)),
+    Sketch("linear 10 % gaussian", 56.52, _minutes(10, 3)),
+    Sketch("linear 50 % rademacher", 62.38, _minutes(15, 27)),
+    Sketch("linear 20 % rademacher", 59.11, _minutes(15, 38)),
+    Sketch("linear 10 % rademacher", 55.50, _minutes(15, 43)),
+)
+"""One run each, whose seeds and spread are not known."""
+
+MNLI = {"plain": 87.7, "linear 10 % gaussian": 86.4}
+"""Accuracy, in percent. The kind of sketch is not named; FewBit's own default is the Gaussian one."""
+
+
+def draw(record: Record) -> Figure:
+    """A panel for each network and task.
+
+    Raises:
+        BenchError: no way was trained beside plain.
+    """
+    panels = [panel for panel in trained(record) if _ways(record, *panel)]
+    if not panels:
+        raise BenchError(
+            "there is nothing to draw: no way that stores less was trained beside plain; see the text above"
+        )
+    figure, row = plt.subplots(1, len(panels), figsize=(0.8 + 5.6 * len(panels), 4.8), squeeze=False)
+    for axes, (model, task) in zip(row[0], panels, strict=True):
+        _draw_panel(axes, record, model, task)
+    footer(figure, "Held-out loss less plain's of the same seed, 95 % interval; dashed: no gradient.", record.machine)
+    figure.tight_layout(rect=(0, 0.09, 1, 1))
+    return figure
+
+
+def _draw_panel(axes: Axes, record: Record, model: str, task: str) -> None:
+    for way, part in _ways(record, model, task).items():
+        found = difference(record, model, task, way, lambda run: run.held_out)
+        assert found is not None
+        if found.low is not None and found.high is not None:
+            axes.plot([part, part], [found.low, found.high], color=BLUE, linewidth=1.5)
+        axes.plot(part, found.mean, "o", color=BLUE, markeredgecolor="white", zorder=3)
+        beside(axes, way, (part, found.mean), (5, 3), fontsize=6.5)
+    axes.axhline(0, color=INK, linewidth=1)
+    control = difference(record, model, task, CONTROL, lambda run: run.held_out)
+    if control is not None:
+        axes.axhline(control.mean, color=VERMILION, linewidth=1, linestyle="--")
+    lined(axes)
+    axes.set_xlim(0, 1.15 * max(100.0, *_ways(record, model, task).values()))
+    axes.margins(y=0.15)
+    axes.set_xlabel("stored activations, % of plain's")
+    titled(axes, f"{task}, {model}")
+
+
+def _ways(record: Record, model: str, task: str) -> dict[str, float]:
+    """What each way stores, in percent of plain."""
+    found = {}
+    for way in record.values(Run, "way", model=model, task=task):
+        times = smaller(record, model, task, way)
+        if way != PLAIN and times and difference(record, model, task, way, lambda run: run.held_out):
+            found[way] = 100 / times
+    return found
+
 
 _LEARNED = 5.0  # points above one answer for all
 
