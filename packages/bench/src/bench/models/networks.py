@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from bench.models.libraries import needs
-from bench.models.subject import Case
+from bench.models.subject import Case, needs
 from bench.models.transformers import transformer
 
 

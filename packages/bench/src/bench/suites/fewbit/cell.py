@@ -1,4 +1,9 @@
-"""Parts ``memory``, ``grid`` and ``time``: peaks of a step of RoBERTa, and times of single layers."""
+"""Parts ``memory`` and ``grid``: the peak of a step of RoBERTa, in a process of its own; ``time``: layers in turn.
+
+The activation peak is the most memory during forward and backward, less what was there before, with ``.grad`` unset,
+and less the gradients. On the CPU the kernel counts it: this needs a process with the allocator's setting, see
+``bench.runner.process_memory``.
+"""
 
 from __future__ import annotations
 

@@ -7,17 +7,14 @@ from dataclasses import asdict, replace
 
 import torch
 
-from bench.cli.arguments import positive
-from bench.cli.bench import Bench
-from bench.cli.options import Options
 from bench.errors import MissingLibrary
 from bench.models.data import mrpc as sentences
 from bench.models.data.mrpc import Sentences
-from bench.models.libraries import needs
 from bench.models.masked_bert import Recipe
+from bench.models.subject import needs
 from bench.results.record import Record
 from bench.runner.child import in_child
-from bench.runner.progress import progress
+from bench.runner.command import Bench, Options, positive
 from bench.runner.run import Run, begun
 from bench.suites.fewbit import cell, training
 from bench.suites.fewbit.entries import KIND, BertRun, Times
@@ -108,14 +105,7 @@ def _recipe(asked: argparse.Namespace) -> Recipe:
 def _training(going: Run, asked: argparse.Namespace, data: Sentences) -> None:
     recipe = _recipe(asked)
     wanted = [BertRun(kind, seed) for kind, seed in training.runs(asked.seeds)]
-    with progress("training", len(wanted) * training.strides(recipe)) as advance:
-        going.measure(
-            wanted,
-            lambda one: training.train(
-                one.kind, one.seed, data, recipe, lambda: advance(f"{one.kind}, seed {one.seed}")
-            ),
-            advance=lambda _: None,
-        )
+    going.measure(wanted, lambda one: training.train(one.kind, one.seed, data, recipe), name="training")
 
 
 def _time(going: Run, asked: argparse.Namespace) -> None:
@@ -148,10 +138,7 @@ def options(add: Options) -> None:
     add.number("--seeds", "of training, paired", default=training.SEEDS, quick=QUICK_SEEDS)
     add.number("--rounds", "that count, of what is timed", default=cell.ROUNDS, quick=cell.QUICK_ROUNDS)
     add.quick(f"small networks, {QUICK_SEEDS} seed, {QUICK_STEPS} steps, {cell.QUICK_ROUNDS} rounds")
-    add.device()
-    add.threads(torch.get_num_threads())
-    add.json(", one by one; what the file has is not measured again")
-    add.chart()
+    add.files()
 
 
 BENCH = Bench(KIND, "few-bit activations and randomized linear layers", options, run, REPORT)

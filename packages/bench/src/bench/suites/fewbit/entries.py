@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from bench.results.entry import Entry, at, metric, metrics, part, series
-from bench.results.record import Kind, Record, match_seeds
+from bench.results.record import Kind, Record, match_seeds, order_by
 from bench.results.statistics import Difference, paired_difference
 from bench.ways.roberta import BITS, RATIOS
 
@@ -50,10 +50,11 @@ class GridCell(Sized):
     batch: int = at("sequences of its input")
 
     @property
-    def name(self) -> str:
-        """In words."""
+    def label(self) -> str:
+        """The coordinates in words."""
         gelu = "exact GELU" if self.bits is None else f"{self.bits}-bit GELU"
-        return f"{gelu}, {'exact linear' if self.ratio is None else f'{self.ratio:.0%} of the rows'}"
+        linear = "exact linear" if self.ratio is None else f"{self.ratio:.0%} of the rows"
+        return f"{gelu}, {linear}, batch {self.batch}"
 
 
 @part("training", "a BERT, trained from scratch")
@@ -125,15 +126,6 @@ def _compare(record: Record, kind: str, loss: Callable[[BertRun], float]) -> Com
     return Comparison(exact, other, paired_difference(other, exact))
 
 
-def _order(entry: Entry) -> tuple[str, str, int, int, int]:
-    """Of the grid's cells; all else stays as it was found."""
-    if not isinstance(entry, GridCell):
-        return "", "", 0, 0, 0
-    return "grid", entry.network, entry.batch, RATIOS.index(entry.ratio), _BITS.index(entry.bits)
-
-
-_BITS = (None, 1, 2, 3, 4)
-
 KIND = Kind(
     "fewbit",
     (Peak, GridCell, BertRun, Times),
@@ -143,6 +135,6 @@ KIND = Kind(
         "recipe": "recipe of training",
         "entropy": "entropy of the words to be guessed, in nats",
     },
-    _order,
+    order_by(network=None, batch=None, ratio=RATIOS, bits=(None, 1, 2, 3, 4)),
     ("transformers",),
 )

@@ -6,7 +6,7 @@ Runs of a seed share initial weights, order of the pairs, masks and dropout.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ def held_out(sentences: Sentences, recipe: Recipe) -> Masked:
     return Masked.of(sentences.held_out, recipe.masked, torch.Generator().manual_seed(_HELD_OUT_SEED))
 
 
-def train(kind: str, seed: int, sentences: Sentences, recipe: Recipe, advance: Callable[[], None]) -> BertRun:
+def train(kind: str, seed: int, sentences: Sentences, recipe: Recipe) -> BertRun:
     """Trains a BERT from scratch.
 
     Args:
@@ -57,7 +57,6 @@ def train(kind: str, seed: int, sentences: Sentences, recipe: Recipe, advance: C
         seed: of weights, order, masks and dropout.
         sentences: to train on, and to test on.
         recipe: of the network and the training.
-        advance: called after each ``STRIDE`` steps.
     """
     start = time.perf_counter()
     found: list[float] = []
@@ -89,14 +88,8 @@ def train(kind: str, seed: int, sentences: Sentences, recipe: Recipe, advance: C
             if step % STRIDE == 0 or step == recipe.steps:
                 found.append(sum(recent) / len(recent))
                 recent.clear()
-                advance()
         last = _mean_loss(model, held_out(sentences, recipe))
     return BertRun(kind, seed, found, last, time.perf_counter() - start)
-
-
-def strides(recipe: Recipe) -> int:
-    """How often ``train`` calls ``advance``."""
-    return -(-recipe.steps // STRIDE)
 
 
 def _frequencies(pairs: Pairs, recipe: Recipe) -> Tensor:

@@ -5,32 +5,24 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from bench.cli.arguments import positive
-from bench.cli.bench import FOLDER, Bench, default
-from bench.cli.options import Options
 from bench.errors import BenchError
-from bench.models.data import graphs as datasets
-from bench.models.data.graph import Graph
-from bench.models.data.graph_sampling import Walks
+from bench.models.data import graphs
+from bench.models.data.graph import Graph, Walks
 from bench.models.data.graphs import DATASETS
-from bench.models.graph_networks import ADAPT_INTERVAL, HEADS, MODELS, NAMES, NORMS, WEIGHT_DECAY, Recipe
+from bench.models.graph_networks import ADAPT_INTERVAL, HEADS, MODELS, NORMS, WEIGHT_DECAY, Recipe
 from bench.results.charts import require_drawable
 from bench.results.record import Record
 from bench.runner.clock import THREADS
+from bench.runner.command import FOLDER, Bench, Options, default_file, positive
 from bench.runner.memory import Memory
 from bench.runner.run import Run, begun
 from bench.suites.gnn import training
-from bench.suites.gnn import training as memory
 from bench.suites.gnn.entries import FINAL, KIND, REFERENCE, Curve
-from bench.suites.gnn.report import REPORT, rows
-from bench.suites.kernels import KernelTime, time_kernels
+from bench.suites.gnn.kernel_time import KernelTime, time_kernels
+from bench.suites.gnn.report import REPORT
 from integrations import LEVELS
 
 PARTS = ("train", "memory", "kernels")
@@ -46,7 +38,7 @@ def run(asked: argparse.Namespace) -> Record:
     if device.type == "cuda":
         # What cuBLAS needs to be deterministic; it reads this when it starts.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    graph = datasets.load(asked.dataset, asked.data_root, tell=lambda line: print(line, file=sys.stderr))
+    graph = graphs.load(asked.dataset, asked.data_root, tell=lambda line: print(line, file=sys.stderr))
     _require_sense(asked, graph)
     settings = {
         "data": str(graph),
@@ -60,8 +52,7 @@ def run(asked: argparse.Namespace) -> Record:
     if "memory" in asked.parts:
         _measure_memory(going, asked, graph.name.lower())
     if "kernels" in asked.parts and not going.record.of(KernelTime):
-        with Console(stderr=True).status("timing the kernels"):
-            going.add(*time_kernels(device, THREADS))
+        going.add(*time_kernels(device, THREADS))
     return going.record
 
 
@@ -90,86 +81,30 @@ def _with_full_precision(asked: argparse.Namespace) -> list[str]:
 
 
 def _train(going: Run, asked: argparse.Namespace, graph: Graph) -> None:
+    def trained(missing: list[Curve]) -> list[Curve]:
+        first, wanted = missing[0], [curve.level for curve in missing]
+        # Full precision, which times are compared with, is always trained with the others.
+        levels = dict.fromkeys([None, *(None if level == REFERENCE else level for level in wanted)])
+        found = training.train_in_turn(first.model, list(levels), first.seed, graph, asked.epochs, asked.recipe)
+        return [curve for curve in found if curve.level in wanted]
+
     # Seeds outermost: an interrupted or a slow hour touches all models alike.
     groups = [
         [Curve(model, level, seed) for level in _with_full_precision(asked)]
         for seed in range(asked.seeds)
         for model in asked.models
     ]
-    left = [missing for group in groups if (missing := [curve for curve in group if not going.has(curve)])]
-    total = asked.epochs * sum(len(_with_reference(missing)) for missing in left)
-    with training.deterministic(graph.x.device), _epochs(graph.name, total) as bar:
-
-        def trained(missing: Sequence[Curve]) -> list[Curve]:
-            first, levels = missing[0], _with_reference(missing)
-            names = [None if level == REFERENCE else level for level in levels]
-            found = training.train_in_turn(
-                first.model, names, first.seed, graph, asked.epochs, bar.advance, asked.recipe
-            )
-            wanted = {curve.level for curve in missing}
-            return [curve for curve in found if curve.level in wanted]
-
-        for missing in left:
-            going.measure_together([missing], trained, advance=lambda _: None)
-            model, seed = missing[0].model, missing[0].seed
-            if seed == asked.seeds - 1:  # the last of this model
-                bar.tell(_accuracies(model, going.record))
-            elif not bar.is_live:
-                bar.tell(f"{model}, seed {seed + 1} of {asked.seeds}: {going.record.seconds / 60:.1f} minutes")
-
-
-def _with_reference(missing: Sequence[Curve]) -> list[str]:
-    """Levels, with full precision before them: what their time is compared with is always trained with them."""
-    return list(dict.fromkeys([REFERENCE, *(curve.level for curve in missing)]))
-
-
-def _accuracies(model: str, record: Record) -> str:
-    """A model's row, before the table is there."""
-    found = [row for row in rows(record) if row.model == model and row.accuracy is not None]
-    each = (f"{'fp32' if row.level == REFERENCE else row.level} {row.accuracy:.1f} %" for row in found)
-    return f"{NAMES.get(model, model)}, test {record.settings['measure']}: {', '.join(each)}"
+    with training.deterministic(graph.x.device):
+        going.measure_together(groups, trained, name=f"train, {graph.name}")
 
 
 def _measure_memory(going: Run, asked: argparse.Namespace, dataset: str) -> None:
     going.measure_together(
         [[Memory(model, level) for level in _with_full_precision(asked)] for model in asked.models],
-        lambda some: memory.measure(some, dataset, asked.data_root, asked.device, asked.threads, asked.recipe),
+        lambda some: training.measure(some, dataset, asked.data_root, asked.device, asked.threads, asked.recipe),
         name=f"memory, {dataset}",
         lacks=lambda one: one.live_bytes is None,
     )
-
-
-class _Bar:
-    """Counts epochs on stderr, with a line for each model that is done; where that is no terminal, for each seed."""
-
-    def __init__(self, bar: Progress, name: str, total: int) -> None:
-        self._bar, self._name = bar, name
-        self._task = bar.add_task(name, total=total)
-
-    def advance(self, what: str, epochs: int) -> None:
-        self._bar.update(self._task, advance=epochs, description=f"{self._name}: {what}")
-
-    @property
-    def is_live(self) -> bool:
-        """Whether somebody sees the bar move."""
-        return self._bar.console.is_terminal
-
-    def tell(self, line: str) -> None:
-        self._bar.console.print(line, highlight=False)
-
-
-@contextmanager
-def _epochs(name: str, total: int) -> Iterator[_Bar]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("epochs"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        yield _Bar(bar, name, total)
 
 
 DEFAULT_LEVELS = ("L1", "L1.1", "L1.2")
@@ -209,12 +144,7 @@ def options(add: Options) -> None:
     add.add("--sample", type=positive, metavar="NODES", help=words)
     words = f"{QUICK_EPOCHS} epochs: shows that it works, not how accurate it is"
     add.add("--quick", action="store_true", help=words)
-    add.device()
-    add.threads(torch.get_num_threads())
-    add.json(
-        f", curve by curve; what the file has is not measured again; default: {FOLDER}/gnn-DEVICE.json, begun anew"
-    )
-    add.chart(f"; default: {FOLDER}/gnn-DEVICE.png")
+    add.files(json=f"; default: {FOLDER}/gnn-DEVICE.json, begun anew", chart=f"; default: {FOLDER}/gnn-DEVICE.png")
 
 
 def settle(asked: argparse.Namespace) -> None:
@@ -238,8 +168,8 @@ def settle(asked: argparse.Namespace) -> None:
         if not drawable:
             raise BenchError("a chart shows memory; add --part memory, or leave --chart out")
     asked.anew = asked.json is None  # whoever names no file wants numbers, not those of another day
-    asked.json = asked.json or default(f"gnn-{asked.device}.json")
-    asked.chart = asked.chart or (default(f"gnn-{asked.device}.png") if drawable else None)
+    asked.json = asked.json or default_file(f"gnn-{asked.device}.json")
+    asked.chart = asked.chart or (default_file(f"gnn-{asked.device}.png") if drawable else None)
 
 
 def _levels(asked: list[str]) -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bench.models.graph_networks import MODELS
 from bench.results.entry import Entry, at, part, series
-from bench.results.record import Kind
+from bench.results.record import Kind, order_by
 from bench.runner.memory import PLAIN, Memory
-from bench.suites.kernels import KernelTime
+from bench.suites.gnn.kernel_time import KernelTime
 from integrations import LEVELS
 
 BLOCK = 5  # epochs a turn
@@ -51,18 +51,6 @@ class Curve(Entry):
         return sum(last) / len(last)
 
 
-_MODELS = {name: place for place, name in enumerate(MODELS)}
-_LEVELS = {name: place for place, name in enumerate(LEVELS)}
-
-
-def _order(entry: Entry) -> tuple[int, ...]:
-    if isinstance(entry, Curve):
-        return 0, _MODELS.get(entry.model, -1), _LEVELS.get(entry.level, -1), entry.seed
-    if isinstance(entry, Memory):
-        return 1, _MODELS.get(entry.model, -1), _LEVELS.get(entry.level, -1)
-    return (2,)
-
-
 KIND = Kind(
     "gnn",
     (Curve, Memory, KernelTime),
@@ -73,6 +61,6 @@ KIND = Kind(
         "dataset": "name of the graph",
         "measure": "measure of what is guessed",
     },
-    order=_order,
+    order=order_by(model=MODELS, level=LEVELS),
     packages=("torch-geometric",),
 )

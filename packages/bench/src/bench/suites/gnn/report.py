@@ -7,24 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.errors import BenchError
-from bench.models.data import generated_graph as generated
+from bench.models.data import graphs
 from bench.models.graph_networks import NAMES
-from bench.results.charts import BLUE, FAINT, GREEN, GREY, INK, PURPLE, VERMILION, beside, lined, titled
+from bench.results.charts import Bar, Panel
 from bench.results.record import Record, match_seeds, paired
 from bench.results.report import Report
 from bench.results.statistics import Difference, Reached, spread
-from bench.results.tables import Column, bounded, commands, dim, interval, labelled, marked, number, table
+from bench.results.tables import Column, bounded, dim, interval, marked, number, table
 from bench.runner.memory import AGREEMENT, Memory
 from bench.suites.gnn.entries import REFERENCE, Curve
-from bench.suites.kernels import TARGET, KernelTime
+from bench.suites.gnn.kernel_time import TARGET, KernelTime
 from bench.units import MIB
 from integrations import LEVELS
 
@@ -187,117 +183,7 @@ def _time_ratio(pairs: Sequence[tuple[Curve, Curve]]) -> float | None:
     return statistics.median(ratios) if ratios else None
 
 
-_COLOURS = {"L1.1": BLUE, "L1": GREEN, "L1.2": VERMILION}
-
-
-def draw(record: Record) -> Figure:
-    """Memory, and beside it accuracy where networks were trained.
-
-    Raises:
-        BenchError: no level was compared.
-    """
-    levels = [row for row in rows(record) if row.level != REFERENCE]
-    if not levels:
-        raise BenchError("a chart compares levels with full precision; run with --level L1")
-    compared = [row for row in levels if row.ratio is not None]
-    if not compared:
-        raise BenchError("there is nothing to draw: memory was measured of no level; add --part memory")
-    places = _places(compared)
-    height = 1.7 + 0.34 * (max(places) + 1)
-    trained = any(row.difference for row in compared)
-    panels = (1.15, 1) if trained else (1,)
-    figure, grid = plt.subplots(
-        1, len(panels), figsize=(11 if trained else 7, height), sharey=True, width_ratios=panels, squeeze=False
-    )
-    left = grid[0, 0]
-    _draw_memory(left, compared, places)
-    if trained:
-        _draw_accuracy(grid[0, 1], compared, places)
-    left.set_yticks(places, [row.level for row in compared])
-    left.set_ylim(max(places) + 0.7, -0.9)
-    for model in dict.fromkeys(row.model for row in compared):
-        own = [place for row, place in zip(compared, places, strict=True) if row.model == model]
-        words = {"ha": "right", "va": "center", "weight": "bold", "xycoords": ("axes fraction", "data")}
-        beside(left, NAMES.get(model, model), (0, sum(own) / len(own)), (-48, 0), **words)
-    for axes in grid.flat:
-        axes.tick_params(axis="y", length=0)
-        lined(axes, "x")
-    seeds = len(record.values(Curve, "seed"))
-    epochs = f"{record.settings['recipe']['epochs']} epochs, {seeds} {'seed' if seeds == 1 else 'paired seeds'}"
-    trained_for = epochs if trained else "one step"
-    figure.text(
-        0.01,
-        0.02,
-        f"{record.settings['dataset']}, {trained_for}. "
-        f"{record.machine.processor}, torch {record.machine.versions['torch']}, {record.machine.date}.",
-        color=FAINT,
-        fontsize=8,
-    )
-    figure.subplots_adjust(
-        left=0.16 if trained else 0.25, right=0.98, top=1 - 0.45 / height, bottom=0.9 / height, wspace=0.06
-    )
-    return figure
-
-
-def _places(compared: list[Row]) -> list[float]:
-    """Vertical place of each row: a gap between models."""
-    places: list[float] = []
-    for index, row in enumerate(compared):
-        gap = 0.0 if not places else 1.0 if row.model == compared[index - 1].model else 1.6
-        places.append(places[-1] + gap if places else 0.0)
-    return places
-
-
-def _draw_memory(axes: Axes, compared: list[Row], places: list[float]) -> None:
-    for row, place in zip(compared, places, strict=True):
-        memory = row.memory
-        assert memory is not None
-        before, after = (memory.original_bytes or 0) / MIB, (memory.stored_bytes or 0) / MIB
-        axes.barh(place, before, height=0.62, color=GREY)
-        axes.barh(place, after, height=0.62, color=_COLOURS.get(row.level, PURPLE))
-        beside(axes, f"{before / after:.1f}×" if after else "", (before, place), (5, 0), va="center", weight="bold")
-    axes.margins(x=0.12)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("MiB kept for backward")
-    titled(axes, "Saved activations, before (grey) and after")
-
-
-def _draw_accuracy(axes: Axes, compared: list[Row], places: list[float]) -> None:
-    reach = 1.5
-    for row, place in zip(compared, places, strict=True):
-        margin, difference = MARGINS.get(row.level), row.difference
-        if difference is None:
-            continue
-        if margin is not None:
-            axes.barh(place, 2 * margin, left=-margin, height=0.82, color="#EEF1F4")
-        low = difference.mean if difference.low is None else difference.low
-        high = difference.mean if difference.high is None else difference.high
-        colour = _COLOURS.get(row.level, PURPLE)
-        axes.plot([low, high], [place, place], color=colour, linewidth=2.2, solid_capstyle="round")
-        axes.plot(difference.mean, place, "o", color=colour, markersize=7, markeredgecolor="white")
-        reach = max(reach, margin or 0, abs(low), abs(high))
-    axes.axvline(0, color=INK, linewidth=1)
-    axes.set_xlim(-1.1 * reach, 1.1 * reach)
-    axes.set_xlabel("points of test accuracy; line: 95 % interval, band: target")
-    titled(axes, "Accuracy against full precision, paired seeds")
-
-
 TITLE = "Training with compressed activations"
-
-
-def head(record: Record) -> Text:
-    """The header: data, recipe, machine and command."""
-    recipe = ", ".join(f"{name} {_value(value)}" for name, value in record.settings["recipe"].items())
-    seeds = len(record.values(Curve, "seed"))
-    trained = f"; {seeds} {'seed' if seeds == 1 else 'seeds, paired'}" if seeds else ""
-    took = f"; training took {record.seconds / 60:.1f} minutes" if seeds else ""
-    return labelled(
-        TITLE,
-        data=record.settings["data"],
-        recipe=f"{recipe}{trained}",
-        machine=str(record.machine),
-        command=f"{commands(record.machine)}{took}",
-    )
 
 
 def tables(record: Record) -> Iterator[Table]:
@@ -387,43 +273,6 @@ def _level(row: Row) -> str:
     return "fp32" if row.level == REFERENCE else row.level
 
 
-def notes(record: Record) -> Iterator[str]:
-    """What the numbers are, and what was asked of them."""
-    dataset, measure = record.settings["dataset"], record.settings["measure"]
-    if dataset == generated.NAME:
-        yield "The graph is generated: its sizes are ogbn-arxiv's, its accuracies say nothing about ogbn-arxiv."
-    final = _value(record.settings["recipe"]["final loss over epochs"])
-    if record.of(Curve):
-        yield (
-            "fp32: full precision, untouched. ✓ reached, ✗ not, ? undecided: fp32 GCN 80 % on Cora; the interval of "
-            "the difference lies within ±1.0 point (L1.2: ±2.0), undecided if only a part of it does; final loss "
-            f"within {LOSS_MARGIN:.0%} (both judged from {SEEDS} seeds and {EPOCHS} epochs on)."
-        )
-        yield (
-            f"{measure}: at the best validation epoch; mean and standard deviation over seeds. "
-            f"final loss: training loss, mean of the last {final} epoch{'' if final == '1' else 's'}."
-        )
-    if record.of(Memory):
-        yield (
-            "activations: what autograd alone keeps after the forward, by the report; on Cora, those of GCN and "
-            "GraphSAGE should be 5 times smaller at L1, 8 at L1.2. measured / reported: live bytes of the process "
-            f"after the forward, over what the report says is stored, within {AGREEMENT:.0%}."
-        )
-        yield (
-            "peak: the most memory during forward and backward, less what was there before and the gradients, "
-            "measured; it includes what message passing holds for a moment, which compression does not touch."
-        )
-    levels = {*record.values(Curve, "level"), *record.values(Memory, "level")}
-    moved = [level for level in LEVELS if level in levels and LEVELS[level].offload]
-    if moved and record.settings["device"] == "cpu":
-        yield f"{', '.join(moved)}: only tensors on a GPU go to host memory; on a CPU, L3 stores what L2 does."
-    memories = record.of(Memory)
-    for reason in sorted({memory.reason for memory in memories if memory.reason}):
-        cells = [f"{found.model} {found.level}" for found in memories if found.reason == reason]
-        which = "" if len(cells) == len(memories) else f" of {', '.join(cells)}"
-        yield f"memory{which} not measured: {reason}"
-
-
 def kernel_table(times: Sequence[KernelTime]) -> Table:
     """The codec's times as multiples of a copy's."""
     first = times[0]
@@ -446,12 +295,44 @@ def kernel_table(times: Sequence[KernelTime]) -> Table:
     )
 
 
-def _value(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
-
-
 def _mib(count: int) -> str:
     return f"{count / MIB:,.1f}" if count >= MIB else f"{count / MIB:.2f}"
 
 
-REPORT = Report(TITLE, tables, notes, head=head, draw=draw)
+def notes(record: Record) -> Iterator[str]:
+    """What the graph's accuracies say, and what a level that moves tensors does on a CPU."""
+    if record.settings["dataset"] == graphs.NAME:
+        yield "The graph is generated: its sizes are ogbn-arxiv's, its accuracies say nothing about ogbn-arxiv."
+    levels = {*record.values(Curve, "level"), *record.values(Memory, "level")}
+    moved = [level for level in LEVELS if level in levels and LEVELS[level].offload]
+    if moved and record.settings["device"] == "cpu":
+        yield f"{', '.join(moved)}: only tensors on a GPU go to host memory; on a CPU, L3 stores what L2 does."
+
+
+def panels(record: Record) -> list[Panel]:
+    """Saved activations, and beside them accuracy where networks were trained; red lines are targets."""
+    sizes, points = [], []
+    for row in rows(record):
+        name = f"{_model(row)}, {row.level}"
+        if row.memory is not None and row.ratio is not None:
+            before, after = (row.memory.original_bytes or 0) / MIB, (row.memory.stored_bytes or 0) / MIB
+            sizes.append(Bar(name, after, whole=before, words=f"{row.ratio:.1f}×"))
+        if row.difference is not None and row.level != REFERENCE:
+            low, high = row.difference.low, row.difference.high
+            ends = None if low is None or high is None else (low, high)
+            least = -MARGINS[row.level] if row.level in MARGINS else None
+            points.append(Bar(name, row.difference.mean, interval=ends, mark=least))
+    found = []
+    if sizes:
+        found.append(Panel("Saved activations, before (grey) and after", "MiB kept for backward", bars=sizes))
+    if points:
+        found.append(Panel("Accuracy against full precision, paired seeds", "points", bars=points, line=0))
+    return found
+
+
+def _caption(record: Record) -> str:
+    seeds = len(record.values(Curve, "seed"))
+    return f"{record.settings['dataset']}, {seeds} {'seed' if seeds == 1 else 'paired seeds'}. Red lines: targets."
+
+
+REPORT = Report("Training with compressed activations", tables, notes, panels=panels, caption=_caption)

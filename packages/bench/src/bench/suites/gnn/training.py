@@ -1,9 +1,14 @@
-"""Training of graph networks at several levels in turn, and the memory of a step."""
+"""Training runs side by side: the same model and seed at several levels, a few epochs each in turn.
+
+Paired runs draw the same initial weights and the same dropout masks: each has its own state of torch's generators, set
+from the seed. Taking turns makes them comparable in time, too: whatever else the machine does hits all of them, and
+ratios are taken within a round.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache
@@ -14,9 +19,8 @@ import torch
 from torch import Tensor
 
 from bench.errors import BenchError, reason
-from bench.models.data import graphs as datasets
-from bench.models.data.graph import Graph
-from bench.models.data.graph_sampling import Walks, evaluated
+from bench.models.data import graphs
+from bench.models.data.graph import Graph, Walks, evaluated
 from bench.models.graph_networks import DEFAULT, MODELS, Recipe
 from bench.runner.child import Child
 from bench.runner.memory import Memory, measure_step
@@ -113,7 +117,6 @@ def train_in_turn(
     seed: int,
     graph: Graph,
     epochs: int,
-    advance: Callable[[str, int], None],
     recipe: Recipe = DEFAULT,
 ) -> list[Curve]:
     """Trains one model at several levels, ``BLOCK`` epochs each in turn. What fails ends its own run alone.
@@ -122,7 +125,6 @@ def train_in_turn(
         model, seed, graph, recipe: as for ``Run``.
         levels: of each run; with ``None``, which is full precision, the others' turns are compared.
         epochs: of each run.
-        advance: called with what was trained and for how many epochs, after each turn.
 
     Returns:
         The curves, in the order of ``levels``.
@@ -147,7 +149,6 @@ def train_in_turn(
                 run.train(turn)
             except Exception as error:  # such as memory that is not there
                 run.curve = replace(run.curve, failure=reason(error))
-            advance(f"{model} {run.curve.level}, seed {seed}", turn)
         runs = [run for run in runs if not run.curve.failure]
     curves = [one.curve if isinstance(one, Run) else one for one in found]
     plain = next((curve for curve, level in zip(curves, levels, strict=True) if level is None), None)
@@ -199,7 +200,7 @@ def measure_on(entry: Memory, *, dataset: str, data_root: str | None, device: st
 @cache  # for all models and levels that this process is asked for
 def _graph(dataset: str, data_root: str | None, device: str) -> Graph:
     root = None if data_root is None else Path(data_root)
-    return datasets.load(dataset, root).to(torch.device(device))
+    return graphs.load(dataset, root).to(torch.device(device))
 
 
 def measure_here(entry: Memory, graph: Graph, recipe: Recipe = DEFAULT) -> Memory:

@@ -8,18 +8,14 @@ from dataclasses import replace
 
 import torch
 
-from bench.cli.arguments import positive, size
-from bench.cli.bench import Bench
-from bench.cli.options import Options
 from bench.errors import BenchError, reason
 from bench.results.record import Record
 from bench.runner.clock import THREADS, in_turn
+from bench.runner.command import Bench, Options, positive, size
 from bench.runner.run import begun
-from bench.suites.kernels import contenders as rivals
 from bench.suites.kernels import estimate
-from bench.suites.kernels import estimate as estimate_report
 from bench.suites.kernels.cases import FLOATS, GROUP, INTEGERS, Case, cases
-from bench.suites.kernels.contenders import Contender, yardsticks
+from bench.suites.kernels.contenders import Contender, present, yardsticks
 from bench.suites.kernels.entries import KIND, Measurement, Timing
 from bench.suites.kernels.report import REPORT
 from bench.units import GIB, KIB, MIB, size_name
@@ -55,7 +51,7 @@ def run_cases(asked: argparse.Namespace) -> Record:
     if not wanted:
         raise BenchError("no case has the codec, bits and dtype that were chosen together; leave one of them out")
     going = begun(KIND, asked)
-    libraries = {} if asked.alone else rivals.present()
+    libraries = {} if asked.alone else present()
     going.set(libraries=libraries)
 
     def skip(why: str) -> None:
@@ -176,10 +172,7 @@ def options(add: Options) -> None:
     words = "runs nothing: counts the instructions of the CUDA kernels, which takes nvcc and cuobjdump"
     add.add("--estimate", action="store_true", help=words)
     add.add("--against", metavar="COMMIT", default="", help="with --estimate: beside those of a commit")
-    add.device()
-    add.threads(THREADS)
-    add.json(", case by case; what the file has is not measured again")
-    add.chart()
+    add.files(threads=THREADS)
 
 
 def _group(text: str) -> int:
@@ -215,5 +208,5 @@ def run(asked: argparse.Namespace) -> Record:
 
 
 WHAT = "time codecs and operators beside copies, plain PyTorch and others"
-ESTIMATE = ((estimate.KIND, estimate_report.REPORT),)
+ESTIMATE = ((estimate.KIND, estimate.REPORT),)
 BENCH = Bench(KIND, WHAT, options, run, REPORT, settle, others=ESTIMATE)

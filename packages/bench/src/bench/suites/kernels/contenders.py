@@ -1,4 +1,9 @@
-"""What runs side by side in a case: actcore, plain PyTorch and other libraries."""
+"""What runs side by side in a case: actcore, plain PyTorch, and the nearest thing in other libraries.
+
+The codecs in plain PyTorch store the same bytes, as one writes them without kernels of one's own. Other libraries take
+part where they are installed. What they compute differs: bitsandbytes rounds to the nearest entry of a table, torchao
+to the nearest integer and keeps 4-bit codes in a byte each. They are a measure of speed, not of error.
+"""
 
 from __future__ import annotations
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from typing import Any
 
-from bench.cli.bench import Bench
-from bench.cli.options import Options
 from bench.models.data import sentence_stream as words
 from bench.results.record import Record
-from bench.runner.child import in_child
+from bench.runner.child import Child, in_child
 from bench.runner.clock import THREADS
+from bench.runner.command import Bench, Options
 from bench.runner.run import Run, begun
-from bench.runner.workers import Ended, Worker
-from bench.suites.llm import training
+from bench.suites.llm import cell, training
 from bench.suites.llm.entries import KIND, Learned, Trained
 from bench.suites.llm.report import REPORT
 from bench.suites.llm.subjects import QUICK, SUBJECTS, require
@@ -52,36 +49,26 @@ def measured(left: list[Trained], rounds: int, threads: int) -> list[Trained]:
     first = Trained(name, SUBJECTS[name].ways[0])
     wanted = [first, *(one for one in left if one.place != first.place)]
     with ExitStack() as stack:
-        workers = [stack.enter_context(Worker("bench.suites.llm.cell", name, one.way, str(threads))) for one in wanted]
-        cells = [_once(one, worker) for one, worker in zip(wanted, workers, strict=True)]
+        children = [stack.enter_context(Child()) for _ in wanted]
+        cells = [
+            child.measure(cell.measure_once, one, threads=threads) for one, child in zip(wanted, children, strict=True)
+        ]
         for _ in range(rounds if not cells[0].reason else 0):
-            times = [
-                {} if cell.reason else _ask(worker, "seconds") for cell, worker in zip(cells, workers, strict=True)
+            timed = [
+                (one, None) if one.reason else child.measure_with(cell.measure_step, one)
+                for one, child in zip(cells, children, strict=True)
             ]
-            cells = [_timed(cell, time, times[0]) for cell, time in zip(cells, times, strict=True)]
+            plain = timed[0][1]
+            cells = [_with_time(one, seconds, plain) for one, seconds in timed]
     asked_for = {one.place for one in left}
-    return [cell for cell in cells if cell.place in asked_for]
+    return [one for one in cells if one.place in asked_for]
 
 
-def _once(cell: Trained, worker: Worker) -> Trained:
-    """What is measured once of a cell."""
-    answer = _ask(worker, "once")
-    return replace(cell, **answer.get("value", answer))
-
-
-def _timed(cell: Trained, time: dict[str, Any], plain: dict[str, Any]) -> Trained:
-    """A cell with one more round's times; both are needed."""
-    if "value" not in time or "value" not in plain:
-        return replace(cell, **time) if "failure" in time else cell
-    return replace(cell, seconds=[*cell.seconds, time["value"]], plain_seconds=[*cell.plain_seconds, plain["value"]])
-
-
-def _ask(worker: Worker, request: str) -> dict[str, Any]:
-    try:
-        answer: dict[str, Any] = worker.ask(request)  # type: ignore[arg-type]  # any JSON
-    except Ended as error:
-        return {"failure": str(error)}
-    return answer
+def _with_time(one: Trained, seconds: float | None, plain: float | None) -> Trained:
+    """With one more round's times; both are needed."""
+    if seconds is None or plain is None:
+        return one
+    return replace(one, seconds=[*one.seconds, seconds], plain_seconds=[*one.plain_seconds, plain])
 
 
 def _training(going: Run, asked: argparse.Namespace) -> None:
@@ -106,10 +93,8 @@ def options(add: Options) -> None:
     add.number("--rounds", "of timed steps", default=ROUNDS, quick=QUICK_ROUNDS)
     add.number("--seeds", "of trainings", default=SEEDS, quick=QUICK_SEEDS)
     add.data_root("folder with mrpc/, to train on; default: ACTCORE_DATA, or else generated sentences")
-    add.threads(THREADS)
     add.quick(f"{', '.join(QUICK)}, and a training of some steps")
-    add.json(", one by one; what the file has is not measured again")
-    add.chart()
+    add.files(threads=THREADS, device=False)
 
 
 BENCH = Bench(KIND, "language models: memory, time and error of every way, and training", options, run, REPORT)

@@ -10,16 +10,12 @@ from dataclasses import replace
 
 import torch
 
-from bench.cli.arguments import size
-from bench.cli.bench import Bench
-from bench.cli.options import Options
 from bench.errors import BenchError
-from bench.models.libraries import needs
+from bench.models.subject import needs
 from bench.results.record import Record
-from bench.runner.deadline import Deadline
-from bench.runner.progress import progress
-from bench.runner.run import Run, begun
-from bench.runner.workers import TooLong
+from bench.runner.child import TooLong
+from bench.runner.command import Bench, Options, size
+from bench.runner.run import Deadline, Run, begun, progress
 from bench.suites.search.bisection import Grid, largest
 from bench.suites.search.dimensions import (
     DEFAULT,
@@ -288,10 +284,7 @@ def options(add: Options) -> None:
     words = f"{', '.join(GPU_NAMES)} in the ways {'; '.join(GPU_WAYS)}, what is worth most first"
     add.add("--gpu", action="store_true", help=words)
     add.deadline("trial")
-    add.device()
-    add.threads(torch.get_num_threads())
-    add.json(", trial by trial; what the file has is not tried again")
-    add.chart()
+    add.files()
 
 
 def settle(asked: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from bench.results.entry import Entry, at, metric, nested, numbers, part, series
-from bench.results.record import Kind, Record
+from bench.results.record import Kind, Record, order_by
 from bench.suites.search.dimensions import NAMES
 from bench.ways.decoders import ALL_WAYS
 from bench.ways.general import PLAIN
@@ -75,16 +75,13 @@ class Search(Entry):
         return "" if self.ended else next((one.failure for one in reversed(self.trials) if one.crashed), "")
 
 
-_NAMES = {name: place for place, name in enumerate(NAMES)}
-_WAYS = {name: place for place, name in enumerate(ALL_WAYS)}
-
 KIND = Kind(
     "search",
     (Search,),
     {"device": "device", "seed": "seed"},
     {"memory_limits": "memory limit"},
     packages=("timm", "transformers", "torch-geometric"),
-    order=lambda one: (_NAMES.get(one.dimension, len(_NAMES)), _WAYS.get(one.way, len(_WAYS))),
+    order=order_by(dimension=NAMES, way=ALL_WAYS),
 )
 
 

@@ -24,9 +24,9 @@ from typing import Any, Self
 
 import torch
 
-from bench.runner import workers
+from bench.runner import child as workers
+from bench.runner.child import Ended, Worker
 from bench.runner.process_memory import ENVIRONMENT, release_cached
-from bench.runner.workers import Ended, Worker
 from bench.suites.search.dimensions import dimensions
 from bench.suites.search.entries import Trial
 from bench.suites.search.trial import Request, prepare, says_out_of_memory, take

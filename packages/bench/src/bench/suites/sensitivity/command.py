@@ -14,12 +14,11 @@ from rich.console import Console
 from rich.progress import track
 
 import integrations
-from bench.cli.bench import Bench
-from bench.cli.options import Options
 from bench.models.networks import bert, gcn, resnet18, vit_tiny
 from bench.models.subject import Case
 from bench.results.record import Record
 from bench.runner.clock import THREADS
+from bench.runner.command import Bench, Options
 from bench.runner.gradients import backward, gradient, relative_error
 from bench.runner.run import begun
 from bench.suites.sensitivity.entries import KIND, Sensitivities
@@ -114,10 +113,8 @@ def options(add: Options) -> None:
     add.add("--level", default="L2", choices=adaptive, help="default: %(default)s")
     add.number("--pairs", "of seeds in the reference", default=PAIRS, quick=QUICK_PAIRS)
     add.number("--steps", "of the gradient's error", default=STEPS, quick=QUICK_STEPS)
-    add.threads(THREADS)
     add.quick(f"{', '.join(QUICK_MODELS)}; {QUICK_PAIRS} pairs, {QUICK_STEPS} steps")
-    add.json(", model by model; what the file has is not measured again")
-    add.chart()
+    add.files(threads=THREADS, device=False)
 
 
 BENCH = Bench(KIND, "how well adaptive levels know which tensors matter", options, run, REPORT)

@@ -10,20 +10,17 @@ from functools import partial
 import torch
 from torch import nn
 
-from bench.cli.arguments import positive
-from bench.cli.bench import Bench
-from bench.cli.options import Options
 from bench.errors import BenchError, MissingLibrary
 from bench.models import glue_networks as models
-from bench.models.data import encoding
-from bench.models.data import glue_texts as texts
+from bench.models.data import encoding, glue
 from bench.models.data import mrpc as sentences
 from bench.models.data.encoding import Encoded
-from bench.models.data.glue_tasks import AUTO, GENERATED, TASKS
+from bench.models.data.glue import AUTO, GENERATED, TASKS
 from bench.models.glue_networks import NETWORKS
-from bench.models.libraries import needs
+from bench.models.subject import needs
 from bench.results.record import Record
 from bench.runner.child import in_child
+from bench.runner.command import Bench, Options, positive
 from bench.runner.run import Run as Going
 from bench.runner.run import begun
 from bench.suites.text import training
@@ -79,22 +76,22 @@ def recipe(asked: argparse.Namespace, model: str, task: str) -> Recipe:
 
 
 def _accuracy(going: Going, asked: argparse.Namespace) -> None:
-    loaded: dict[str, texts.Texts] = {}
+    loaded: dict[str, glue.Texts] = {}
     for task in asked.tasks:
         try:
-            found = texts.load(task, asked.data_root, partial(print, file=sys.stderr))
+            found = glue.load(task, asked.data_root, partial(print, file=sys.stderr))
             loaded.setdefault(found.task, found)
-        except (texts.NotAtHand, MissingLibrary) as error:
+        except (glue.NotAtHand, MissingLibrary) as error:
             going.skip(f"{task}: {error}")
     for found in loaded.values():
         for model in asked.trained:
             try:
                 _train(going, asked, model, found)
-            except (texts.NotAtHand, MissingLibrary) as error:
+            except (glue.NotAtHand, MissingLibrary) as error:
                 going.skip(f"{found.task} with {model}: {error}")
 
 
-def _train(going: Going, asked: argparse.Namespace, model: str, found: texts.Texts) -> None:
+def _train(going: Going, asked: argparse.Namespace, model: str, found: glue.Texts) -> None:
     how = recipe(asked, model, found.task)
     _require_the_same(going.record, asked, model, found, how)
     wanted = [Run(model, found.task, way, seed, how.settings()) for seed in range(asked.seeds) for way in asked.ways]
@@ -110,7 +107,7 @@ def _train(going: Going, asked: argparse.Namespace, model: str, found: texts.Tex
     )
 
 
-def _require_the_same(record: Record, asked: argparse.Namespace, model: str, found: texts.Texts, how: Recipe) -> None:
+def _require_the_same(record: Record, asked: argparse.Namespace, model: str, found: glue.Texts, how: Recipe) -> None:
     """Runs of other sentences or another recipe are no pairs of those that are to come.
 
     Raises:
@@ -130,7 +127,7 @@ def _require_the_same(record: Record, asked: argparse.Namespace, model: str, fou
             )
 
 
-def _prepared(model: str, found: texts.Texts, how: Recipe) -> tuple[Encoded, Callable[[], nn.Module]]:
+def _prepared(model: str, found: glue.Texts, how: Recipe) -> tuple[Encoded, Callable[[], nn.Module]]:
     network, classes = NETWORKS[model], TASKS[found.task].classes
     if how.words:
         encoded = encoding.by_words(found, classes, network.vocabulary, how.length, not network.roberta)
@@ -188,10 +185,7 @@ def options(add: Options) -> None:
     add.add("--rate", type=_rate, help="of training, the most; default: by network and task")
     add.number("--rounds", "of timed steps", default=ROUNDS, quick=QUICK_ROUNDS)
     add.quick(f"{', '.join(ways.QUICK)}; {QUICK_SEEDS} seed, {QUICK_STEPS} steps, {QUICK_ROUNDS} rounds")
-    add.device()
-    add.threads(torch.get_num_threads())
-    add.json(", cell by cell; what the file has is not measured again")
-    add.chart()
+    add.files()
 
 
 def settle(asked: argparse.Namespace) -> None:

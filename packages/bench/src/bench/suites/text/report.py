@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from rich.table import Table
 
-from bench.errors import BenchError
-from bench.results.charts import BLUE, INK, VERMILION, beside, footer, lined, titled
+from bench.results.charts import VERMILION, Panel, Series
+from bench.results.published import published
 from bench.results.record import Record
 from bench.results.report import Report
 from bench.results.tables import Column, dim, interval, mean, mib, milliseconds, number, percent, short, table
@@ -20,131 +17,10 @@ from bench.suites.text.entries import Cell, Facts, Run, difference, finished, sm
 from bench.ways.general import PLAIN
 from bench.ways.text import CONTROL
 
-GACT = "the benchmark's results in the history of GACT's repository (Liu et al., 2022)"
-FEWBIT = "FewBit's notebook exp-matmul-post.ipynb (its stored output), RoBERTa-base on CoLA"
-FEWBIT_PAPER = "arXiv 2201.13195 (Bershatsky et al., 2022), RoBERTa-base"
+LENGTH = 128
+"""Tokens of the sentences of which times were published."""
 
-
-LENGTH = 128  # of sentences, in tokens, wherever time was published
-
-
-@dataclass(frozen=True)
-class Throughput:
-    """Of GACT's benchmark: training, ``LENGTH`` tokens, on one GPU that its files do not name.
-
-    Attributes:
-        model: a name in ``bench.models.glue_networks.NETWORKS``.
-        what: the way in GACT's words.
-        way: ours that is closest to it; empty: none is.
-        batch: sentences; ``None``: the source does not say.
-        sentences: a second.
-        plain: of full precision at the same batch; ``None`` where it does not fit or is not known.
-    """
-
-    model: str
-    what: str
-    way: str
-    batch: int | None
-    sentences: float
-    plain: float | None = None
-
-
-THROUGHPUTS = (
-    Throughput("large", "full precision", "plain", 16, 17.66),
-    Throughput("large", "4 bits, automatic", "L2", 16, 15.41, 17.66),
-    Throughput("large", "4 bits, swapped", "", 16, 12.95, 16.41),
-    Throughput("large", "4 bits, swapped, prefetched", "", 16, 13.52, 16.41),
-    Throughput("large", "swapped as it is", "", 16, 6.02, 16.41),
-    Throughput("large", "full precision, largest batch", "", 24, 17.6),
-    Throughput("large", "4 bits, largest batch", "", 128, 14.5),
-    Throughput("large", "checkpointed, largest batch", "", 308, 11.2),
-    Throughput("large", "all of GACT, largest batch", "", 592, 8.13),
-    Throughput("base", "4 bits, swapped", "", None, 39.9, 56.7),
-    Throughput("base", "4 bits, swapped, prefetched", "", None, 42.1, 56.7),
-    Throughput("base", "swapped as it is", "", None, 17.3, 56.7),
-    Throughput("base", "full precision, largest batch", "", 104, 59.1),
-    Throughput("base", "4 bits, largest batch", "", 456, 47.2),
-    Throughput("base", "checkpointed, largest batch", "", 744, 37.9),
-    Throughput("base", "all of GACT, largest batch", "", 1344, 27.2),
-)
-
-
-@dataclass(frozen=True)
-class Sketch:
-    """A row of FewBit's comparison of sketches.
-
-    Attributes:
-        way: a name that ``bench.ways.text`` knows.
-        score: Matthews correlation on CoLA, in percent.
-        minutes: of the training.
-    """
-
-    way: str
-    score: float
-    minutes: float
-
-
-def _minutes(minutes: int, seconds: int) -> float:
-    return minutes + seconds / 60
-
-
-SKETCHES = (
-    Sketch("plain", 60.90, _minutes(8, 44)),
-    Sketch("linear 50 % dct", 59.17, _minutes(16, 26)),
-    Sketch("linear 20 % dct", 58.81, _minutes(16, 37)),
-    Sketch("linear 10 % dct", 53.38, _minutes(17, 24)),
-    Sketch("linear 50 % dft", 59.05, _minutes(12, 20)),
-    Sketch("linear 20 % dft", 60.60, _minutes(11, 42)),
-    Sketch("linear 10 % dft", 47.62, _minutes(12, 25)),
-    Sketch("linear 50 % gaussian", 58.60, _minutes(10, 36)),
-    Sketch("linear 20 % gaussian", 57.79, _minutes(10, 2)),
-    Sketch("linear 10 % gaussian", 56.52, _minutes(10, 3)),
-    Sketch("linear 50 % rademacher", 62.38, _minutes(15, 27)),
-    Sketch("linear 20 % rademacher", 59.11, _minutes(15, 38)),
-    Sketch("linear 10 % rademacher", 55.50, _minutes(15, 43)),
-)
-"""One run each, whose seeds and spread are not known."""
-
-MNLI = {"plain": 87.7, "linear 10 % gaussian": 86.4}
-"""Accuracy, in percent. The kind of sketch is not named; FewBit's own default is the Gaussian one."""
-
-
-def draw(record: Record) -> Figure:
-    """A panel for each network and task.
-
-    Raises:
-        BenchError: no way was trained beside plain.
-    """
-    panels = [panel for panel in trained(record) if _ways(record, *panel)]
-    if not panels:
-        raise BenchError(
-            "there is nothing to draw: no way that stores less was trained beside plain; see the text above"
-        )
-    figure, row = plt.subplots(1, len(panels), figsize=(0.8 + 5.6 * len(panels), 4.8), squeeze=False)
-    for axes, (model, task) in zip(row[0], panels, strict=True):
-        _draw_panel(axes, record, model, task)
-    footer(figure, "Held-out loss less plain's of the same seed, 95 % interval; dashed: no gradient.", record.machine)
-    figure.tight_layout(rect=(0, 0.09, 1, 1))
-    return figure
-
-
-def _draw_panel(axes: Axes, record: Record, model: str, task: str) -> None:
-    for way, part in _ways(record, model, task).items():
-        found = difference(record, model, task, way, lambda run: run.held_out)
-        assert found is not None
-        if found.low is not None and found.high is not None:
-            axes.plot([part, part], [found.low, found.high], color=BLUE, linewidth=1.5)
-        axes.plot(part, found.mean, "o", color=BLUE, markeredgecolor="white", zorder=3)
-        beside(axes, way, (part, found.mean), (5, 3), fontsize=6.5)
-    axes.axhline(0, color=INK, linewidth=1)
-    control = difference(record, model, task, CONTROL, lambda run: run.held_out)
-    if control is not None:
-        axes.axhline(control.mean, color=VERMILION, linewidth=1, linestyle="--")
-    lined(axes)
-    axes.set_xlim(0, 1.15 * max(100.0, *_ways(record, model, task).values()))
-    axes.margins(y=0.15)
-    axes.set_xlabel("stored activations, % of plain's")
-    titled(axes, f"{task}, {model}")
+PUBLISHED = published("text")
 
 
 def _ways(record: Record, model: str, task: str) -> dict[str, float]:
@@ -156,8 +32,6 @@ def _ways(record: Record, model: str, task: str) -> dict[str, float]:
             found[way] = 100 / times
     return found
 
-
-_LEARNED = 5.0  # points above one answer for all
 
 _TABLES_MODEL = "roberta"  # that FewBit's figures are of
 
@@ -250,62 +124,12 @@ def _time(heading: str, cells: Sequence[Cell]) -> Table:
     )
 
 
-def notes(record: Record) -> Iterator[str]:
-    """Line by line."""
-    for facts in record.of(Facts):
-        yield f"{facts.task}: {facts.what}."
-    if record.of(Run):
-        yield (
-            "difference: from plain runs of the same seeds, which share initial weights, order of the batches and "
-            "dropout, with Student's 95 % interval; of the first metric, and of the held-out loss. times smaller: what "
-            "plain autograd keeps of a batch over what is kept instead, as the report says. one answer for all: the "
-            "most frequent label of the sentences that were trained on; its loss is that of their frequencies."
-        )
-        yield from _judged(record)
-    if record.of(Cell):
-        yield (
-            "kept: of plain what autograd keeps, otherwise what the report says is kept instead. live: after the "
-            "forward, less before. peak: the most during forward and backward, less before, with gradients that are "
-            "there already; with gradients: the same where the step makes them, which no way makes smaller. time: "
-            "forward and backward, in turn with plain ones. Weights are random in both."
-        )
-    if any(True for _ in published_tables(record)):
-        yield (
-            f"Published: GACT, {GACT}; what it calls L1 for BERT there is 4 bits on average, which is our L2. FewBit, "
-            f"{FEWBIT}, one run a row, its times of whole trainings; MNLI, {FEWBIT_PAPER}. Figures of GACT's accuracy "
-            f"on GLUE were not found. Measured beside them: fine-tuned networks, and steps of {LENGTH} tokens."
-        )
-
-
-def _judged(record: Record) -> Iterator[str]:
-    """Whether plain training learned anything, and whether losses tell the control from it."""
-    for model, task in trained(record):
-        plain, facts = finished(record, model, task, PLAIN), record.find(Facts, task=task)
-        if not plain or facts is None:
-            continue
-        name = next(iter(facts.majority))
-        found = sum(run.metrics[name] for run in plain) / len(plain)
-        above = found - facts.majority[name]
-        yield (
-            f"{task}, {model}: plain training reaches {found:.1f} % {name}, {above:+.1f} points from one answer for all"
-            + ("." if above > _LEARNED else ": too little for accuracies to tell ways apart; the losses may.")
-        )
-        control = difference(record, model, task, CONTROL, lambda run: run.held_out)
-        if control is not None and control.low is not None and control.high is not None:
-            apart = control.low > 0 or control.high < 0
-            interval = f"{control.mean:+.3f} [{control.low:+.3f}, {control.high:+.3f}]"
-            told = "tell" if apart else "do not tell"
-            yield f"{task}, {model}: losses {told} runs whose gradients are zero from plain ones, {interval}" + (
-                "." if apart else ": so they say nothing of the other ways."
-            )
-
-
 def published_tables(record: Record) -> Iterator[Table]:
     """GACT's throughputs where time was measured, FewBit's scores where a sketch was trained or timed."""
     timed = [cell for cell in record.of(Cell) if cell.seconds and cell.length == LENGTH]
     if any(cell.model in ("base", "large") for cell in timed):
         yield _throughputs(record)
-    sketches = {sketch.way for sketch in SKETCHES} - {PLAIN}
+    sketches = {sketch["way"] for sketch in PUBLISHED["sketches"]} - {PLAIN}
     found = [cell.way for cell in timed if cell.way in sketches]
     found += [run.way for run in record.of(Run) if run.way in sketches and run.fine_tuned]
     if found:
@@ -314,13 +138,13 @@ def published_tables(record: Record) -> Iterator[Table]:
 
 
 def _throughputs(record: Record) -> Table:
-    rows = [(one, _cell_beside(record, one) if one.way else None) for one in THROUGHPUTS]
+    rows = [(one, _cell_beside(record, one) if one["way"] else None) for one in PUBLISHED["throughputs"]]
     return table(
         rows,
-        (f"GACT: training, {LENGTH} tokens", lambda row: f"{row[0].model}, {row[0].what}"),
-        ("batch", lambda row: number(row[0].batch, "d")),
-        ("published\nsentences/s", lambda row: f"{row[0].sentences:.2f}"),
-        ("over full\nprecision", lambda row: number(row[0].plain and row[0].sentences / row[0].plain, ".2f")),
+        (f"GACT: training, {LENGTH} tokens", lambda row: f"{row[0]['model']}, {row[0]['what']}"),
+        ("batch", lambda row: number(row[0]["batch"], "d")),
+        ("published\nsentences/s", lambda row: f"{row[0]['sentences']:.2f}"),
+        ("over full\nprecision", lambda row: number(row[0]["plain"] and row[0]["sentences"] / row[0]["plain"], ".2f")),
         ("measured\nway", lambda row: row[1].way if row[1] else ""),
         ("batch", lambda row: str(row[1].batch) if row[1] else ""),
         ("sentences/s", lambda row: number(row[1].throughput, ".2f") if row[1] else ""),
@@ -333,29 +157,31 @@ def _speed(cell: Cell | None) -> str:
 
 
 def _sketches(record: Record) -> Table:
-    plain = SKETCHES[0].minutes
+    plain = PUBLISHED["sketches"][0]["minutes"]
     return table(
-        SKETCHES,
-        ("FewBit: CoLA by sketch", lambda sketch: sketch.way),
-        ("published\nMatthews, %", lambda sketch: f"{sketch.score:.2f}"),
-        ("measured\nMatthews, %", lambda sketch: _score(record, "cola", sketch.way, "matthews")),
-        ("published\ntime over plain's", lambda sketch: f"{sketch.minutes / plain:.2f}"),
-        ("measured\ntime over plain's", lambda sketch: _time_over_plain(record, sketch.way)),
+        PUBLISHED["sketches"],
+        ("FewBit: CoLA by sketch", lambda sketch: sketch["way"]),
+        ("published\nMatthews, %", lambda sketch: f"{sketch['score']:.2f}"),
+        ("measured\nMatthews, %", lambda sketch: _score(record, "cola", sketch["way"], "matthews")),
+        ("published\ntime over plain's", lambda sketch: f"{sketch['minutes'] / plain:.2f}"),
+        ("measured\ntime over plain's", lambda sketch: _time_over_plain(record, sketch["way"])),
     )
 
 
 def _mnli(record: Record) -> Table:
     return table(
-        MNLI.items(),
+        PUBLISHED["mnli"].items(),
         ("FewBit: MNLI", lambda row: row[0]),
         ("published\naccuracy, %", lambda row: f"{row[1]:.1f}"),
         ("measured\naccuracy, %", lambda row: _score(record, "mnli", row[0], "accuracy")),
     )
 
 
-def _cell_beside(record: Record, one: Throughput) -> Cell | None:
+def _cell_beside(record: Record, one: dict[str, Any]) -> Cell | None:
     """At the same batch if it was measured, otherwise at any."""
-    return timed(record, one.model, one.way, LENGTH, one.batch) or timed(record, one.model, one.way, LENGTH)
+    return timed(record, one["model"], one["way"], LENGTH, one["batch"]) or timed(
+        record, one["model"], one["way"], LENGTH
+    )
 
 
 def _score(record: Record, task: str, way: str, metric: str) -> str:
@@ -378,4 +204,38 @@ def timed(record: Record, model: str, way: str, length: int, batch: int | None =
     return next((cell for cell in found if batch in (None, cell.batch)), None)
 
 
-REPORT = Report("BERT on GLUE's tasks, in every way", tables, notes, draw=draw)
+def notes(record: Record) -> Iterator[str]:
+    """The tasks' sentences, whether losses tell the control from plain training, and sources of published numbers."""
+    for facts in record.of(Facts):
+        yield f"{facts.task}: {facts.what}."
+    for model, task in trained(record):
+        control = difference(record, model, task, CONTROL, lambda run: run.held_out)
+        if control is not None and control.low is not None and control.high is not None:
+            told = "tell" if control.low > 0 or control.high < 0 else "do not tell"
+            found = interval(control, 3)
+            yield f"{task}, {model}: losses {told} runs whose gradients are zero from plain ones, {found}."
+    if any(True for _ in published_tables(record)):
+        yield f"published: {'; '.join(PUBLISHED['sources'].values())}. What GACT calls L1 for BERT is our L2."
+
+
+def panels(record: Record) -> list[Panel]:
+    """The held-out loss's difference from plain against stored bytes, a panel for each network and task."""
+    found = []
+    for model, task in trained(record):
+        points = []
+        for way, part in _ways(record, model, task).items():
+            one = difference(record, model, task, way, lambda run: run.held_out)
+            if one is not None:
+                ends = () if one.low is None or one.high is None else ((one.low, one.high),)
+                points.append(Series([part], [one.mean], names=[way], intervals=ends))
+        control = difference(record, model, task, CONTROL, lambda run: run.held_out)
+        if points and control is not None:
+            points.append(Series([0, 100], [control.mean] * 2, CONTROL, VERMILION, "--"))
+        if points:
+            labels = "stored activations, % of plain's", "loss less plain's"
+            found.append(Panel(f"{task}, {model}", *labels, series=points, line=0))
+    return found
+
+
+CAPTION = "Held-out loss less plain's of the same seed, 95 % interval."
+REPORT = Report("BERT on GLUE's tasks, in every way", tables, notes, panels=panels, caption=lambda record: CAPTION)

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 import integrations
 from bench.models.data.encoding import Encoded, Examples
-from bench.models.data.glue_tasks import TASKS, Task
-from bench.models.data.glue_texts import Texts
+from bench.models.data.glue import TASKS, Task, Texts
 from bench.models.glue_networks import blocks
 from bench.models.subject import Subject
 from bench.runner.memory import saved_bytes

@@ -1,4 +1,8 @@
-"""One model in one way: the bytes that it keeps, its peaks, and its gradient's error."""
+"""One model in one way, measured in processes of its own.
+
+What a forward leaves and what a step takes at most are counted in two processes on the CPU: the one counts bytes
+exactly, the other gives what is freed back at once. On CUDA both counters are in one.
+"""
 
 from __future__ import annotations
 

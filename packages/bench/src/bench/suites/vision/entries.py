@@ -10,7 +10,7 @@ from typing import Any
 from bench.models.dense import DENSE
 from bench.models.image_models import MODELS
 from bench.results.entry import Entry, at, metric, metrics, nested, part, series, table
-from bench.results.record import Kind, Record, match_seeds
+from bench.results.record import Kind, Record, match_seeds, order_by
 from bench.results.statistics import Difference, paired_difference
 from bench.runner.clock import median_ratio
 from bench.runner.memory import Memory
@@ -193,23 +193,12 @@ class StepTimes(Entry):
         return median_ratio(self.seconds[level], self.plain_seconds)
 
 
-_MODELS = {name: place for place, name in enumerate((*MODELS, *DENSE))}
-_WAYS = {name: place for place, name in enumerate(WAYS)}
-
-
-def _order(entry: Entry) -> tuple[int, ...]:
-    if not isinstance(entry, Cell):
-        return (0,)
-    dense = isinstance(entry, DenseCell)
-    return 1 + dense, _MODELS.get(entry.model, -1), entry.batch, entry.size, entry.channels_last, _WAYS[entry.way]
-
-
 KIND = Kind(
     "vision",
     (Cell, DenseCell, Memory, VisionCurve, Variance, Ablated, StepTimes),
     {"device": "device", "seed": "seed"},
     {"data": "set of images", "recipe": "recipe"},
-    _order,
+    order_by(model=(*MODELS, *DENSE), batch=None, size=None, channels_last=None, way=WAYS),
     ("torchvision", "timm"),
 )
 

@@ -88,9 +88,7 @@ def _in_order(images: Images) -> Batches:
     yield from zip(images.test_x.split(BATCH), images.test_y.split(BATCH), strict=True)
 
 
-def train(
-    task: Task, way: str, seed: int, epochs: int, advance: Callable[[], None], device: torch.device | None = None
-) -> VisionCurve:
+def train(task: Task, way: str, seed: int, epochs: int, device: torch.device | None = None) -> VisionCurve:
     """Trains a model, with Nesterov's momentum and one cycle of rates, and of momenta.
 
     Args:
@@ -98,7 +96,6 @@ def train(
         way: a name in ``WAYS``, or ``FULL``.
         seed: of the weights, the batches and the rounding.
         epochs: of the run.
-        advance: called after each.
         device: to train on; ``None``: the CPU.
     """
     device = device or torch.device("cpu")
@@ -131,7 +128,6 @@ def train(
             seconds += time.perf_counter() - start
             count += images
             losses.append(total / images)
-            advance()
         accuracy = _accuracy(model, task, device)
     return VisionCurve(way, seed, losses, accuracy, task.model, count / seconds)
 

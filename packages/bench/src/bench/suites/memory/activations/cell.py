@@ -1,4 +1,4 @@
-"""One model measured: stored bytes, the gradient's error, times, and what the process holds."""
+"""One model measured: stored bytes, the gradient's error, times, what the process holds; and the cost of a tensor."""
 
 from __future__ import annotations
 

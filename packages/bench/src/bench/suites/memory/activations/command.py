@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from bench.cli.bench import Bench
-from bench.cli.options import Options
 from bench.errors import BenchError, MissingLibrary
 from bench.results.record import Record
 from bench.runner.clock import THREADS
+from bench.runner.command import Bench, Options
 from bench.runner.memory import Memory
 from bench.runner.run import Run, begun
 from bench.suites.memory.activations import cell
@@ -17,7 +16,6 @@ from bench.suites.memory.activations.cell import MODELS
 from bench.suites.memory.activations.entries import KIND, Adaptation, InitialError, LevelResult, Overhead
 from bench.suites.memory.activations.report import REPORT
 from integrations import LEVELS
-from integrations import LEVELS as KNOWN
 
 PARTS = ("models", "overhead", "memory", "adaptation", "initial")
 DEFAULT_LEVELS = ("L1", "L1.1", "L2", "L2.2")
@@ -70,7 +68,7 @@ def _memory(going: Run, names: Sequence[str], asked: argparse.Namespace) -> None
 
 
 def _adaptation(going: Run, names: Sequence[str], asked: argparse.Namespace) -> None:
-    adaptive = [level for level in asked.levels if KNOWN[level].adaptive]
+    adaptive = [level for level in asked.levels if LEVELS[level].adaptive]
     going.measure(
         [Adaptation(name, level) for name in names for level in adaptive],
         lambda blank: cell.measure_adaptation(blank.model, blank.level, asked.rounds),
@@ -104,19 +102,12 @@ def options(add: Options) -> None:
     add.many("--level", compressing, words, default=DEFAULT_LEVELS, quick=QUICK_LEVELS)
     add.number("--steps", "of the gradient's error", default=STEPS, quick=QUICK_STEPS)
     add.number("--rounds", "of timed steps", default=ROUNDS, quick=QUICK_ROUNDS)
-    add.threads(THREADS)
     add.quick(
         f"{', '.join(QUICK_MODELS)} at {', '.join(QUICK_LEVELS)}, all parts but {PARTS[-1]}, "
         f"{QUICK_STEPS} steps, {QUICK_ROUNDS} rounds"
     )
-    add.json(", model by model; what the file has is not measured again")
-    add.chart()
+    add.files(threads=THREADS, device=False)
 
 
-def check(asked: argparse.Namespace) -> None:
-    """Raises ``BenchError`` for a chart of what is not measured."""
-    if asked.chart is not None and "models" not in asked.parts:
-        raise BenchError("a chart shows the part models; add --part models, or leave --chart out")
-
-
-BENCH = Bench(KIND, "bytes, gradients and time of models of any kind", options, run, REPORT, check)
+WHAT = "bytes, gradients and time of models of any kind"
+BENCH = Bench(KIND, WHAT, options, run, REPORT, charted="models")

@@ -9,19 +9,6 @@ from bench.results.entry import Entry, Timed, at, metric, part, series
 from bench.results.record import Kind
 from bench.runner.memory import Memory
 
-ERRORS = {"L1": 0.15, "L1.1": 0.05}
-"""The largest error of the gradient that a level should have."""
-
-TIMES = {
-    ("resnet18", "L1"): 1.08,
-    ("resnet50", "L1"): 1.08,
-    ("vit_tiny", "L1"): 1.12,
-    ("bert", "L1"): 1.12,
-    ("llama", "L1"): 1.05,
-    ("gcn", "L1"): 1.2,
-}
-"""The longest step that a model at a level should take, over plain's."""
-
 
 @part("models", "a model at a level, in turn with the same model uncompressed")
 class LevelResult(Timed, Entry):

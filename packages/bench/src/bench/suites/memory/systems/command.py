@@ -7,13 +7,10 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from bench.cli.arguments import positive
-from bench.cli.bench import Bench
-from bench.cli.options import Options
 from bench.errors import BenchError
 from bench.results.record import Record
-from bench.runner.deadline import Deadline
-from bench.runner.run import Run, begun
+from bench.runner.command import Bench, Options, positive
+from bench.runner.run import Deadline, Run, begun
 from bench.suites.memory.systems import cell as cells
 from bench.suites.memory.systems import planning
 from bench.suites.memory.systems.entries import KIND, Cell, Compared, Planning
@@ -120,10 +117,7 @@ def options(add: Options) -> None:
         f"{', '.join(QUICK)} in {len(QUICK_WAYS)} ways, or all of --gpu's without a compiler, {QUICK_ROUNDS} rounds"
     )
     add.deadline("cell")
-    add.device()
-    add.threads(torch.get_num_threads())
-    add.json(", cell by cell; what the file has is not measured again")
-    add.chart()
+    add.files()
 
 
 def settle(asked: argparse.Namespace) -> None:

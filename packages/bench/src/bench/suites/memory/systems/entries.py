@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bench.results.entry import Entry, Timed, at, metric, nested, numbers, part, series
-from bench.results.record import Kind, Record
+from bench.results.record import Kind, Record, order_by
 from bench.suites.memory.systems.subjects import NAMES
 from bench.ways.general import WAYS
 
@@ -102,19 +102,10 @@ def as_fresh(record: Record) -> Record:
     return replace(record, entries=[cell.as_fresh for cell in cells] if some else [])
 
 
-def _order(entry: Entry) -> tuple[int, int]:
-    if not isinstance(entry, Cell):
-        return len(_SUBJECTS), 0
-    return _SUBJECTS.get(entry.subject, len(_SUBJECTS)), _WAYS.get(entry.way, len(_WAYS))
-
-
-_SUBJECTS = {name: place for place, name in enumerate(NAMES)}
-_WAYS = {name: place for place, name in enumerate(WAYS)}
-
 KIND = Kind(
     "systems",
     (Cell, Planning, Compared),
     {"device": "device", "seed": "seed"},
-    order=_order,
+    order=order_by(subject=NAMES, way=WAYS),
     packages=("timm", "transformers", "torch-geometric"),
 )

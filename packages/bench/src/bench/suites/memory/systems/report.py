@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
 from rich.table import Table
 
-from bench.errors import BenchError
-from bench.results.charts import BLUE, GREY, INK, ORANGE, VERMILION, footer, lined, titled
+from bench.results.charts import BLUE, GREY, ORANGE, VERMILION, Panel, Series
 from bench.results.record import Record
 from bench.results.report import Report
 from bench.results.tables import Column, dim, mib, milliseconds, number, percent, table
@@ -20,9 +15,6 @@ from bench.suites.memory.systems.entries import Cell, Compared, Figures, Plannin
 from bench.units import KIB, MIB
 from bench.ways.decoders import label
 from bench.ways.general import BOUNDS, BUDGETS, PLAIN, WAYS
-
-FASTER = 0.03
-"""By how much of its time another way may be faster: medians of the same step differ by as much."""
 
 _MORE = 0.03  # of a budget, by which measured peaks may lie above planned ones
 
@@ -54,13 +46,6 @@ class Within:
         if self.plan is None or self.rival is None:
             return None
         return relative_time(self.plan) / relative_time(self.rival)
-
-    @property
-    def beaten(self) -> bool:
-        """Whether the rival is faster by more than medians differ, or alone."""
-        if self.ratio is None:
-            return self.plan is None and self.rival is not None
-        return self.ratio > 1 + FASTER
 
 
 def relative_time(cell: Cell) -> float:
@@ -119,105 +104,6 @@ def front(record: Record, subject: str) -> list[Cell]:
 def trains(cell: Cell) -> bool:
     """Whether a way's gradient is known to be hardly noise."""
     return cell.error is not None and cell.error <= NOISE
-
-
-_COLUMNS = 2
-_NUMBERS = {way: number for number, way in enumerate(WAYS)}
-"""Of the ways, by which points are told apart: names would lie on one another."""
-
-
-def draw(record: Record) -> Figure:
-    """A panel for each model and state of its gradients.
-
-    Raises:
-        BenchError: nothing was timed.
-    """
-    fresh = as_fresh(record)
-    states = {"": record} if not fresh.entries else {", gradients are there": record, ", fresh": fresh}
-    panels = [
-        (state, subject, words)
-        for subject in record.values(Cell, "subject")
-        for words, state in states.items()
-        if front(state, subject)
-    ]
-    if not panels:
-        raise BenchError("there is nothing to draw: no cell has both a peak and times; the text above says why")
-    return _draw(record, panels)
-
-
-def _draw(record: Record, panels: Sequence[tuple[Record, str, str]]) -> Figure:
-    """A panel for each model of record with one state of the gradients, which words name."""
-    rows = -(-len(panels) // _COLUMNS)
-    height = 1.25 + 3.9 * rows
-    figure, grid = plt.subplots(rows, _COLUMNS, figsize=(11, height), squeeze=False)
-    for axes in grid.flat[len(panels) :]:
-        axes.axis("off")
-    for axes, (state, subject, words) in zip(grid.flat, panels, strict=False):
-        _draw_subject(axes, state, subject, words)
-    named = [way for way in _NUMBERS if any(cell.way == way and cell.ratio for cell in record.of(Cell))]
-    named = [way for way in named if WAYS[way].budget is None]
-    half = -(-len(named) // 2)
-    legend = "\n".join(
-        "   ".join(f"{_NUMBERS[way]} {way}" for way in some) for some in (named[:half], named[half:]) if some
-    )
-    text = (
-        "Activation peak and time of a step, over a plain one's; blue: ours, red: others, hollow: the gradient's error "
-        f"is above {NOISE:g}, or not known.\nLines: grey the front of all, red of others, blue plans by their budgets, "
-        "orange those that may round."
-    )
-    figure.text(0.01, 0.8 / height, legend, color=INK, fontsize=8.5, va="bottom")
-    footer(figure, text, record.machine)
-    figure.tight_layout(rect=(0, 1.1 / height, 1, 1))
-    return figure
-
-
-def _draw_subject(axes: Axes, record: Record, subject: str, words: str) -> None:
-    plain = record.find(Cell, subject=subject, way=PLAIN)
-    cells = [cell for cell in record.of(Cell) if cell.subject == subject and cell.peak_bytes and cell.ratio]
-    if plain is None or not plain.peak_bytes:
-        return
-
-    def place(peak: int | None) -> float:
-        assert plain is not None
-        return 100 * (peak or 0) / (plain.peak_bytes or 1)
-
-    best = sorted(front(record, subject), key=lambda cell: cell.peak_bytes or 0)
-    theirs = replace(record, entries=[cell for cell in cells if not WAYS[cell.way].ours])
-    fronts = ((best, GREY, 3), (sorted(front(theirs, subject), key=lambda cell: cell.peak_bytes or 0), VERMILION, 1))
-    for found, colour, width in fronts:
-        ends = [place(cell.peak_bytes) for cell in found], [relative_time(cell) for cell in found]
-        axes.step(*ends, where="post", color=colour, linewidth=width, zorder=1)
-    for bound, colour in zip(BOUNDS, (BLUE, ORANGE), strict=False):
-        plans = [cell for cell in cells if WAYS[cell.way].budget is not None and WAYS[cell.way].bound == bound]
-        plans.sort(key=lambda cell: cell.peak_bytes or 0)
-        ends = [place(cell.peak_bytes) for cell in plans], [relative_time(cell) for cell in plans]
-        axes.plot(*ends, "-s", color=colour, markersize=6, markeredgecolor="white", zorder=5)
-    for cell in cells:
-        if WAYS[cell.way].budget is not None:
-            continue
-        colour = INK if cell.way == PLAIN else BLUE if WAYS[cell.way].ours else VERMILION
-        filled = trains(cell)
-        at = place(cell.peak_bytes), relative_time(cell)
-        inside = colour if filled else "white"
-        above = 4 if cell in best else 3
-        edge = "white" if filled else colour
-        axes.plot(*at, "o", markersize=11, color=inside, markeredgecolor=edge, alpha=0.85, zorder=above)
-        number = str(_NUMBERS[cell.way])
-        colour = "white" if filled else colour
-        axes.annotate(number, at, fontsize=6.5, color=colour, ha="center", va="center", zorder=above)
-    lined(axes)
-    axes.set_xlim(0, 1.08 * max(place(cell.peak_bytes) for cell in cells))
-    axes.set_yscale("log")
-    axes.margins(y=0.1)
-    low, high = axes.get_ylim()
-    ticks = (0.9, 0.95, 1, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5) if high < 1.6 * low else (1, 1.25, 1.5, 2, 3, 5, 10, 15)
-    axes.yaxis.set_major_locator(FixedLocator(ticks))
-    axes.set_ylim(low, high)
-    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("activation peak, % of plain's")
-    axes.set_ylabel("step time over plain's")
-    titled(axes, plain.what + words, 9)
 
 
 _STATES = ("adding", "fresh")
@@ -280,43 +166,6 @@ def _place(wins: Sequence[bool]) -> str:
     return "front, fresh" if wins[-1] else "front, adding" if wins[0] else ""
 
 
-def notes(record: Record) -> Iterator[str]:
-    """What the numbers are, and who wins."""
-    yield from notes_of_planning(record)
-    if not record.of(Cell):
-        return
-    yield (
-        "peak: the most during forward and backward, less what is left after it; steps add to gradients that are "
-        "there, fresh ones make them. step time: forward and backward, over plain ones in turn, on a CPU without the "
-        "allocator's setting by which peaks are measured. gradient's error: of "
-        "the whole gradient, with the same dropout; none for Q-layers where there is dropout, which draw their own. "
-        "* not ours. on the "
-        f"front: none takes less of both memory and time, peaks within {CLOSE:.0%} of each other being the same; a "
-        f"way whose error is unknown or above {NOISE:g} is not on it."
-    )
-    for subject in record.values(Cell, "subject"):
-        found = [cell for cell in front(record, subject) if cell.way != PLAIN]
-        if not found:
-            continue
-        least = found[-1]
-        whose = "ours" if WAYS[least.way].ours else "not ours"
-        yield f"{subject}: the least memory has {least.way} ({whose}); front: {', '.join(cell.way for cell in found)}."
-    yield from notes_of_budgets(record)
-    yield from notes_of_figures(record)
-    yield from _reasons(record)
-
-
-def _reasons(record: Record) -> Iterator[str]:
-    """Why cells were not measured, once for all models of which the same is to be said."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for cell in record.of(Cell):
-        why = cell.failure or cell.does_not_apply
-        if cell.outcome:
-            found.setdefault((label(cell.way), cell.outcome, why), []).append(cell.subject)
-    for (name, outcome, reason), subjects in found.items():
-        yield f"{name} ({', '.join(subjects)}) {outcome}: {reason.rstrip('.')}."
-
-
 def budget_tables(record: Record) -> Iterator[Table]:
     """A table for each model that plans were timed of."""
     for subject in record.values(Cell, "subject"):
@@ -344,27 +193,6 @@ def _within(record: Record, subject: str) -> Iterator[tuple[str, Within]]:
         for within in within_budgets(found, subject):
             if within.plan is not None or within.rival is not None:
                 yield state, within
-
-
-def notes_of_budgets(record: Record) -> Iterator[str]:
-    """Where plans are beaten, and where one's error is above what was allowed."""
-    some = False
-    for subject in record.values(Cell, "subject"):
-        for state, within in _within(record, subject):
-            some = True
-            if within.beaten and within.rival is not None:
-                whose = f"{within.rival.way}, {relative_time(within.rival):.2f}"
-                plan = "no plan" if within.plan is None else f"the plan's {relative_time(within.plan):.2f}"
-                yield (f"{subject}, {100 * within.budget:g} %, error {within.bound:g}, {state}: {whose} beats {plan}.")
-            plan_cell = within.plan
-            if plan_cell is not None and (plan_cell.error or 0) > within.bound:
-                yield f"{subject}, {state}: the error of {plan_cell.way} is {plan_cell.error:.3f}, above its bound."
-    if some:
-        yield (
-            "within a budget: of activation peak, as a part of plain's. others': the least time of all others, other "
-            "plans and plain training among them, whose measured peak and error are within both. Beaten: one is faster "
-            f"by more than {FASTER:.0%}."
-        )
 
 
 def peak_table(record: Record) -> Iterator[Table]:
@@ -412,49 +240,6 @@ def tables_of_figures(record: Record, subject: str) -> Iterator[Table]:
     if cells:
         yield _memory(cells)
         yield _times(cells)
-
-
-def notes_of_figures(record: Record) -> Iterator[str]:
-    """What the tables mean, and what is in no column of theirs."""
-    cells = [(cell, cell.figures) for cell in record.of(Cell) if cell.figures is not None]
-    if not cells:
-        return
-    yield (
-        "memory: kept: what the forward leaves allocated on the device; planned: the activation peak by the plan that "
-        "the step follows, plain's beside it; peak: the measured one, of single steps. requested, allocated, active "
-        "and reserved: peaks of all that the process has, weights and gradients included, over three steps in a row: "
-        "what tensors asked for, as the allocator rounds it, with what another stream still reads, and all that the "
-        "allocator has taken of the device. pinned: host memory. cuBLAS: its workspaces, allocated to stay."
-    )
-    yield (
-        "time: medians; step: on CUDA of two in a row, until the device is done. issued: until the host had issued the "
-        "step, CPU: of all threads of the process meanwhile; where the device's queue is full, the host waits in both. "
-        "busy: in which a kernel ran: what step has beyond it, the device has waited for the host. captured: the step "
-        "as a CUDA graph replays it, in which the host does nothing. copies: between host and device; hidden: the part "
-        "of them in which a kernel ran."
-    )
-    if record.settings["device"] != "cuda":
-        yield "Launches, busy, copies, and peaks of the allocator are counted on CUDA alone; this was no GPU."
-    for cell, figures in cells:
-        where = f"{cell.subject}, {cell.way}"
-        if figures.workspace_of:
-            most = figures.workspace_bytes or 0
-            yield f"{where}: the most that an operator had for itself: {mib(most)} MiB, {figures.workspace_of}."
-        if cell.planned_bytes and cell.peak_bytes:
-            more = cell.peak_bytes - cell.planned_bytes
-            yield f"{where}: the measured peak is {mib(more)} MiB above the planned one{_plain(record, cell)}."
-        if figures.not_profiled:
-            yield f"{where} was not profiled: {figures.not_profiled.rstrip('.')}."
-        if figures.not_captured:
-            yield f"{where} was not captured: {figures.not_captured.rstrip('.')}."
-
-
-def _plain(record: Record, cell: Cell) -> str:
-    """How far the plain step is from what the plan has for it."""
-    plain = record.find(Cell, subject=cell.subject, way=PLAIN)
-    if plain is None or not plain.peak_bytes or not cell.planned_plain_bytes:
-        return ""
-    return f", plain's {mib(plain.peak_bytes - cell.planned_plain_bytes)} MiB"
 
 
 def _memory(rows: Sequence[tuple[Cell, Figures]]) -> Table:
@@ -515,20 +300,61 @@ def planning_tables(record: Record) -> Iterator[Table]:
         )
 
 
-def notes_of_planning(record: Record) -> Iterator[str]:
-    """What the columns mean."""
-    yield from (f"{one.subject}: {one.reason}." for one in record.of(Planning) if one.reason)
-    if record.of(Planning):
-        yield (
-            "values: of the forwards that were captured, as they are and for rounding; stores: that these may wait in; "
-            "plans: that no other beats; over its bound: of the least peak, and of the modelled time of the plan "
-            "within 30 % of the plain peak, over what none of its graph and peak can be below."
-        )
-    if record.of(Compared):
-        yield (
-            "searched: steps of which a tenth of the usual search has not tried every choice; worst: the peak over the "
-            "least one in the same time, and the step's time over the least one in the same peak."
-        )
+def panels(record: Record) -> list[Panel]:
+    """Memory against time, a panel for each model and state of its gradients, every way on it."""
+    fresh = as_fresh(record)
+    states = {"": record} if not fresh.entries else {", gradients are there": record, ", fresh": fresh}
+    return [
+        _points(state, subject, words)
+        for subject in record.values(Cell, "subject")
+        for words, state in states.items()
+        if front(state, subject)
+    ]
 
 
-REPORT = Report("Ways to train with less memory", tables, notes, draw=draw)
+def _points(record: Record, subject: str, words: str) -> Panel:
+    plain = record.find(Cell, subject=subject, way=PLAIN)
+    assert plain is not None
+    cells = [cell for cell in record.of(Cell, subject=subject) if cell.peak_bytes and cell.ratio]
+
+    def series(some: Sequence[Cell], color: str, style: str, named: bool = True) -> Series:
+        some = sorted(some, key=lambda cell: cell.peak_bytes or 0)
+        x = [100 * (cell.peak_bytes or 0) / (plain.peak_bytes or 1) for cell in some]
+        names = [cell.way for cell in some] if named else []
+        return Series(x, [relative_time(cell) for cell in some], "", color, style, names)
+
+    found = [series(front(record, subject), GREY, "-", named=False)]
+    for bound, color in zip(BOUNDS, (BLUE, ORANGE), strict=True):
+        plans = [cell for cell in cells if WAYS[cell.way].budget is not None and WAYS[cell.way].bound == bound]
+        found.append(series(plans, color, "-s", named=False))
+    others = [cell for cell in cells if WAYS[cell.way].budget is None]
+    for ours, color in ((True, BLUE), (False, VERMILION)):
+        some = [cell for cell in others if WAYS[cell.way].ours == ours]
+        found.append(series([cell for cell in some if trains(cell)], color, "o"))
+        found.append(replace(series([cell for cell in some if not trains(cell)], color, "o"), hollow=True))
+    return Panel(plain.what + words, "activation peak, % of plain's", "step time over plain's", series=found)
+
+
+CAPTION = (
+    "Activation peak and time of a step, over a plain one's. Blue: ours; red: others; hollow: the gradient's error is "
+    f"above {NOISE:g} or unknown.\nGrey: the front of all; squares: plans by their budgets, orange may round."
+)
+
+
+def notes(record: Record) -> Iterator[str]:
+    """What of a device's figures is in no column."""
+    cells = [(cell, cell.figures) for cell in record.of(Cell) if cell.figures is not None]
+    if cells and record.settings["device"] != "cuda":
+        yield "Launches, busy, copies, and peaks of the allocator are counted on CUDA alone; this was no GPU."
+    for cell, figures in cells:
+        where = f"{cell.subject}, {cell.way}"
+        if figures.workspace_of:
+            most = f"{mib(figures.workspace_bytes)} MiB, {figures.workspace_of}"
+            yield f"{where}: the most that an operator had for itself: {most}."
+        if figures.not_profiled:
+            yield f"{where} was not profiled: {figures.not_profiled.rstrip('.')}."
+        if figures.not_captured:
+            yield f"{where} was not captured: {figures.not_captured.rstrip('.')}."
+
+
+REPORT = Report("Ways to train with less memory", tables, notes, panels=panels, caption=lambda record: CAPTION)

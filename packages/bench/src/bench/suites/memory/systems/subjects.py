@@ -1,4 +1,9 @@
-"""The models that are trained in every way."""
+"""The models that are trained in every way, at sizes of which a step takes a second or so on one core.
+
+The transformers have 12 layers of 384 or 512, so that kernels and not Python take that time. ``PEAK_SUBJECTS`` are of
+other kinds, whose peaks are measured beside their plans'; convolutions are channels last, because in the other order
+CPU kernels copy what they read. ``GPU_SUBJECTS`` have the precisions that people train in; on the CPU they are small.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.architectures import ARCHITECTURES
-from bench.models.graph_layers import GraphLayers
 from bench.models.image_models import modules_called
-from bench.models.libraries import needs
-from bench.models.subject import Subject, channels_last, entropy, own_loss, resnet_blocks
+from bench.models.sized import GraphLayers
+from bench.models.subject import Subject, channels_last, entropy, needs, own_loss, resnet_blocks
 from bench.models.transformers import transformer
 from bench.suites.memory.checkpoint.step import noise
 
