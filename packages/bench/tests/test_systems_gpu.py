@@ -8,22 +8,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.cli import main as cli
-from bench.cli import records
-from bench.cli.records import shown
+from bench.cli import main, suites
 from bench.cli.suites import BENCHES
 from bench.results.machine import Machine
-from bench.results.record import Record
-from bench.results.tables import console
-from bench.runner.child import here
-from bench.runner.deadline import Deadline
-from bench.runner.workers import TooLong
+from bench.results.record import Record, save
+from bench.runner.child import TooLong, here
+from bench.runner.run import Deadline
 from bench.suites.memory.systems import cell as cells
 from bench.suites.memory.systems import command, subjects
 from bench.suites.memory.systems.entries import Cell, Figures
 from bench.suites.memory.systems.subjects import NAMES, made
 from bench.ways import general as ways
 from bench.ways.general import PLAIN, WAYS
+
+from .rendering import words
 
 MACHINE = Machine("a GPU", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -105,7 +103,7 @@ class Processes:
     def __init__(self, measured):
         self.ends, self._measured = 0, measured
 
-    def command(self, cell, request, seconds):
+    def measure(self, cell, request, seconds):
         return self._measured(cell)
 
     def __enter__(self):
@@ -194,8 +192,8 @@ def test_what_a_gpu_is_measured_with(monkeypatch, arguments, compiled):
         found.append(options)
         return Record("systems", MACHINE, {"device": "cpu", "seed": 0})
 
-    monkeypatch.setattr(cli, "BENCHES", {"systems": replace(BENCHES["systems"], run=run)})
-    assert cli.main(["systems", *arguments, "--deadline", "50"]) == 0
+    monkeypatch.setattr(main, "BENCHES", {"systems": replace(BENCHES["systems"], run=run)})
+    assert main.main(["systems", *arguments, "--deadline", "50"]) == 0
     [given] = found
     assert given.models == list(subjects.GPU_SUBJECTS)
     assert ("torch.compile, budget 0.5" in given.ways) is compiled
@@ -226,15 +224,11 @@ def test_the_report_has_what_was_planned_beside_what_was_measured(tmp_path):
         ],
     )  # fmt: skip
     file = tmp_path / "out.json"
-    records.save(found, file)
-    assert records.load(file) == found
-    output = console()
-    with output.capture() as captured:
-        output.print(shown(found))
-    text = " ".join(captured.get().split())
+    save(found, file)
+    assert suites.load(file) == found
+    text = words(found)
     assert "plan, 50 %, exact 1.0 50.0 98.0 55.0" in text
     assert "L4bit-swap 100.0 100.0 10.0 20.0 1,234 5.0 2.0 75" in text
-    assert "llama-1, plan, 50 %, exact: the measured peak is 5.0 MiB above the planned one, plain's 2.0 MiB." in text
     assert "llama-1, plain: the most that an operator had for itself: 8.0 MiB, aten.mm." in text
     assert "llama-1, L4bit-swap was not profiled: no CUPTI." in text
     assert "llama-1, plan, 50 %, exact was not captured: no." in text
