@@ -215,11 +215,6 @@ def test_a_device_that_is_missing(monkeypatch, capsys):
     assert "device cuda is not there" in capsys.readouterr().err
 
 
-def test_a_chart_of_nothing(tiny, tmp_path, capsys):
-    assert command("--part", "plan", "--chart", tmp_path / "a.png") == 1
-    assert "there is nothing to draw" in capsys.readouterr().err
-
-
 # peaks
 
 

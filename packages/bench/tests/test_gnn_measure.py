@@ -2,7 +2,6 @@
 
 import dataclasses
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 import torch
@@ -249,16 +248,3 @@ def test_a_report_says_what_is_generated_and_what_stays_on_a_cpu(results):
     assert "The graph is generated" in text_of(changed)
     assert "only tensors on a GPU" not in text_of(replaced(changed, device="cuda"))
     assert "only tensors on a GPU" not in text_of(results)
-
-
-def test_recorded_results_load_and_show(capsys):
-    file = Path(__file__).parents[1] / "results" / "gnn-cpu.json"
-    assert main.main(["show", str(file)]) == 0
-    shown = capsys.readouterr().out
-    assert "accuracy on" in shown
-    assert "memory on" in shown
-    found = {(row.model, row.level): row for row in rows(suites.load(file))}
-    assert {model for model, _ in found} >= {"gcn", "sage", "gat"}
-    row = found["gcn", "L1"]
-    assert row.time_ratio is not None
-    assert row.ratio > 5

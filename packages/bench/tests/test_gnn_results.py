@@ -10,28 +10,8 @@ from bench.errors import BenchError
 from bench.results.record import save
 from bench.results.tables import console
 from bench.runner.memory import Memory
-from bench.suites.gnn.entries import Curve
-from bench.suites.gnn.kernel_time import KernelTime
 
 from .gnn_records import replaced, text_of
-
-
-def test_json_comes_back_as_it_was(results, tmp_path):
-    third = 1 / 3
-    curves = [dataclasses.replace(results.of(Curve)[0], losses=[third, 1e-300, 5.0])]
-    kernels = [KernelTime(4, 256, 2, [0.1], [0.2], [third], [0.4])]
-    results = replaced(results, curves=curves, others=kernels)
-    file = tmp_path / "results.json"
-    save(results, file)
-    assert suites.load(file) == results
-    assert '"losses": [0.3333333333333333, 1e-300, 5.0]' in file.read_text()  # one line a list
-
-
-def test_recorded_results_load():
-    """Those of the repository."""
-    folder = Path(__file__).parents[1] / "results"
-    for file in folder.glob("*.json"):
-        suites.load(file)
 
 
 def test_json_says_where_it_was_made(results, tmp_path):

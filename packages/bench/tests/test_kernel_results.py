@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 
-from bench.cli import suites
 from bench.results.machine import Machine
-from bench.results.record import Record, save
+from bench.results.record import Record
 from bench.suites.kernels.entries import Measurement, Timing
 
 from .rendering import printed
@@ -73,11 +72,6 @@ def test_on_a_gpu_the_target_is_a_fraction_of_the_copy_s_bytes_a_second(entry):
     entry = dataclasses.replace(entry, targets={}, least_achievable=0.3)
     assert entry.reached(entry.get("actcore", "compress")) is True
     assert entry.reached(entry.get("actcore", "decompress")) is False
-
-
-def test_json_comes_back_as_it_was(kernel_results, tmp_path):
-    save(kernel_results, tmp_path / "k.json")
-    assert suites.load(tmp_path / "k.json") == kernel_results
 
 
 def test_the_tables(kernel_results):

@@ -7,8 +7,6 @@ from torch import nn
 import integrations
 from bench.cli import main, suites
 from bench.models.subject import Case
-from bench.results.machine import Machine
-from bench.results.record import Record, save
 from bench.suites.sensitivity import command
 from bench.suites.sensitivity.entries import Sensitivities
 
@@ -52,17 +50,6 @@ def test_a_missing_library_is_said_in_one_line(monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
     assert main.main(["sensitivity", "--model", "resnet18", "--quick"]) == 1
     assert "timm cannot be imported" in capsys.readouterr().err
-
-
-def test_the_chart_is_an_image(small, tmp_path, capsys):
-    file, picture = tmp_path / "out.json", tmp_path / "out.png"
-    assert main.main(["sensitivity", "--model", "gcn", "--quick", "--threads", "1", "--json", str(file)]) == 0
-    assert main.main(["show", str(file), "--chart", str(picture)]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    machine = Machine("a processor", 2, "Linux", {}, "", False, "python", "today")
-    save(Record("sensitivity", machine, {"level": "L2", "bits": 4}), file)
-    assert main.main(["show", str(file), "--chart", str(picture)]) == 1
-    assert "there is nothing to draw" in capsys.readouterr().err
 
 
 def test_equal_bits_are_those_of_every_operator():

@@ -56,7 +56,7 @@ class Report:
         require_drawable(path)
         panels = self.panels(record)
         if not panels:
-            raise BenchError("there is nothing to draw: the record has no numbers of a chart; see its tables")
+            raise BenchError("there is nothing to draw: no part of the record that has numbers has a chart")
         save_panels(panels, self.caption(record), record.machine, path)
 
     def _notes(self, record: Record) -> Iterator[str]:

@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
-from types import TracebackType
 from typing import IO, Any, Self, TypeVar
 
 from bench.errors import DoesNotApply, reason
@@ -59,9 +58,7 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.end()
 
     def ask(self, request: Mapping[str, Any], seconds: float | None = None) -> Any:
@@ -137,7 +134,7 @@ Measured = TypeVar("Measured", bound=Entry)
 _MODULE = "bench.runner.child"
 
 
-class Child:
+class Child(Worker):
     """A process that measures entries; it is started when it is first asked, and again after it ended.
 
     Args:
@@ -145,15 +142,7 @@ class Child:
     """
 
     def __init__(self, environment: Mapping[str, str] = ENVIRONMENT) -> None:
-        self._worker = Worker(_MODULE, environment=environment)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
+        super().__init__(_MODULE, environment=environment)
 
     def measure(
         self, function: Callable[..., Measured], entry: Measured, seconds: float | None = None, **options: Any
@@ -182,14 +171,10 @@ class Child:
             "options": options,
         }
         try:
-            found = self._worker.ask(request, seconds)
+            found = self.ask(request, seconds)
         except Ended as error:
             return replace(entry, failure=str(error)), None
         return type(entry).of(found["entry"]), found["more"]
-
-    def end(self) -> None:
-        """Ends the process, if there is one."""
-        self._worker.end()
 
 
 def in_child(

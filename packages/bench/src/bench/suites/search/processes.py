@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -57,9 +56,7 @@ class Trials:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for worker in self._workers.values():
             worker.end()
 
