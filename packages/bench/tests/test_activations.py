@@ -175,7 +175,7 @@ def test_parts_are_run_alone(monkeypatch, capsys):
     assert "overhead" not in printed
     assert "step time" not in printed
     assert main.main(["activations", "--part", "memory", "--chart", "out.png"]) == 1
-    assert "there is nothing to draw" in capsys.readouterr().err
+    assert "a chart shows the part models" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
