@@ -1,9 +1,7 @@
 """What tests of ``python -m bench checkpoint`` ask of results: the text that is printed of them."""
 
-from bench.cli.records import shown
 from bench.results.machine import Machine
 from bench.results.record import Record
-from bench.results.tables import console
 
 MACHINE = Machine("a processor", 1, "Linux", {"torch": "2.15.0"}, "0123456789abcdef", False, "python", "today")
 
@@ -13,14 +11,3 @@ SETTINGS = {"device": "cpu", "memory_limit": 2**34, "seed": 0, "channels_last": 
 
 def recorded(*entries):
     return Record("checkpoint", MACHINE, SETTINGS, list(entries))
-
-
-def text_of(results):
-    output = console()
-    with output.capture() as captured:
-        output.print(shown(results))
-    return captured.get()
-
-
-def words(text):
-    return " ".join(text.split())

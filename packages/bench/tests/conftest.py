@@ -11,8 +11,8 @@ from bench.models.masked_bert import Recipe
 from bench.results.machine import Machine
 from bench.results.record import Record
 from bench.runner.memory import Memory
-from bench.suites.fewbit import measure, training
-from bench.suites.gnn.results import Curve
+from bench.suites.fewbit import command, training
+from bench.suites.gnn.entries import Curve
 from bench.suites.memory.systems import cell
 
 
@@ -95,7 +95,7 @@ def corpus(tmp_path):
 def recipe(monkeypatch):
     """Of a training of a second."""
     tiny = Recipe(layers=1, width=16, heads=2, vocabulary=20, length=32, batch=8, steps=4, warm_up=2)
-    monkeypatch.setattr(measure, "Recipe", lambda **_: tiny)
+    monkeypatch.setattr(command, "Recipe", lambda **_: tiny)
     monkeypatch.setattr(training, "STRIDE", 2)
     return tiny
 

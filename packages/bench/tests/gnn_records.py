@@ -1,13 +1,11 @@
 """What tests of ``python -m bench gnn`` ask of records."""
 
 from dataclasses import replace
-from io import StringIO
 
-from rich.console import Console
-
-from bench.cli.records import shown
 from bench.runner.memory import Memory
-from bench.suites.gnn.results import Curve
+from bench.suites.gnn.entries import Curve
+
+from .rendering import printed
 
 
 def replaced(record, curves=None, memories=None, others=(), **settings):
@@ -18,6 +16,4 @@ def replaced(record, curves=None, memories=None, others=(), **settings):
 
 
 def text_of(record, width=126):
-    file = StringIO()
-    Console(file=file, width=width).print(shown(record))
-    return file.getvalue()
+    return printed(record, width)

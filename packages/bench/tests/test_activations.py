@@ -8,19 +8,18 @@ import torch
 from torch import nn
 
 import integrations
-from bench.cli import main as cli
-from bench.cli import records
-from bench.cli.records import draw, shown
+from bench.cli import main, suites
 from bench.cli.suites import BENCHES
 from bench.models.subject import Case
 from bench.results.machine import Machine
-from bench.results.record import Record
-from bench.results.tables import console
+from bench.results.record import Record, save
 from bench.runner.gradients import relative_error
 from bench.runner.memory import AGREEMENT, Memory, saved_bytes
-from bench.suites.memory.activations import adaptation, cases, initial, measure, memory, overhead
-from bench.suites.memory.activations import levels as levels_of
-from bench.suites.memory.activations.results import Adaptation, InitialError, LevelResult, Overhead, alone_microseconds
+from bench.suites.memory.activations import cell
+from bench.suites.memory.activations import command as measure
+from bench.suites.memory.activations.entries import Adaptation, InitialError, LevelResult, Overhead, alone_microseconds
+
+from .rendering import printed
 
 
 def small():
@@ -32,34 +31,34 @@ def small():
 @pytest.fixture
 def quick(monkeypatch):
     """One small model in place of the real ones, and one short chain."""
-    monkeypatch.setattr(cases, "MODELS", {"gcn": small})
-    monkeypatch.setattr(overhead, "CHAINS", {"linear": overhead.CHAINS["linear"]})
+    monkeypatch.setattr(cell, "MODELS", {"gcn": small})
+    monkeypatch.setattr(cell, "CHAINS", {"linear": cell.CHAINS["linear"]})
 
 
 def run(*levels, steps=2):
-    return levels_of.measure("gcn", levels, steps, 1)
+    return cell.measure_levels("gcn", levels, steps, 1)
 
 
 def test_a_run_prints_and_writes(quick, tmp_path, capsys):
     file = tmp_path / "out.json"
     parts = ["--part", "models", "--part", "overhead", "--part", "adaptation"]  # the others are not so quick
-    assert cli.main(["activations", *parts, "--model", "gcn", "--quick", "--threads", "1", "--json", str(file)]) == 0
+    assert main.main(["activations", *parts, "--model", "gcn", "--quick", "--threads", "1", "--json", str(file)]) == 0
     printed = capsys.readouterr().out
     assert "Models under compression" in printed
-    found = records.load(file)
+    found = suites.load(file)
     levels = found.of(LevelResult)
     assert [entry.level for entry in found.of(Adaptation)] == ["L2"]
     assert len(found.of(Overhead)) == 1
     assert [level.level for level in levels] == list(measure.QUICK_LEVELS)
     assert {len(level.errors) for level in levels} == {measure.QUICK_STEPS}
     assert {len(times) for level in levels for times in (level.seconds, level.plain_seconds)} == {measure.QUICK_ROUNDS}
-    assert cli.main(["show", str(file)]) == 0
+    assert main.main(["show", str(file)]) == 0
     assert capsys.readouterr().out == printed
 
 
 def test_quick_is_small_unless_more_is_asked_for(monkeypatch):
     asked, known = [], dict(BENCHES)
-    monkeypatch.setattr(cli, "BENCHES", known)
+    monkeypatch.setattr(main, "BENCHES", known)
 
     def run(options):
         asked.append((options.models, options.levels, options.parts))
@@ -67,7 +66,7 @@ def test_quick_is_small_unless_more_is_asked_for(monkeypatch):
 
     known["activations"] = replace(BENCHES["activations"], run=run)
     for more in ([], ["--model", "resnet18", "--level", "L1.1", "--part", "initial"]):
-        assert cli.main(["activations", "--quick", *more]) == 130
+        assert main.main(["activations", "--quick", *more]) == 130
     small = list(measure.QUICK_MODELS), list(measure.QUICK_LEVELS), list(measure.QUICK_PARTS)
     assert asked == [small, (["resnet18"], ["L1.1"], ["initial"])]
 
@@ -105,20 +104,20 @@ def test_a_graph_network_with_dropout():
 
 def test_missing_libraries_are_left_out_and_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "timm", None)
-    monkeypatch.setattr(cases, "MODELS", {**cases.MODELS, "gcn": small})
+    monkeypatch.setattr(cell, "MODELS", {**cell.MODELS, "gcn": small})
     command = ["activations", "--part", "models", "--part", "initial", "--level", "L1", "--quick", "--threads", "1"]
-    assert cli.main([*command, "--model", "resnet18", "--model", "gcn"]) == 0
+    assert main.main([*command, "--model", "resnet18", "--model", "gcn"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "Left out: resnet18: timm cannot be imported" in printed
     assert "Left out: initial: timm cannot be imported" in printed
-    assert cli.main(["activations", "--model", "vit_tiny", "--quick"]) == 1
+    assert main.main(["activations", "--model", "vit_tiny", "--quick"]) == 1
     assert "no model can be measured: vit_tiny: timm" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "library"), [("resnet18", "timm"), ("bert", "transformers")])
 def test_models_of_other_libraries(name, library):
     pytest.importorskip(library)
-    case, _ = cases.made(name)
+    case, _ = cell.made(name)
     assert case.model.training
     assert case.loss().requires_grad
 
@@ -134,7 +133,7 @@ def test_models_of_other_libraries(name, library):
     ],
 )
 def test_overhead_counts_what_is_packed(chain, packed):
-    found = overhead.measure(chain, rounds=2, layers=4)
+    found = cell.measure_overhead(chain, rounds=2, layers=4)
     assert found.packed == packed
     assert found.saved > packed
     assert len(found.seconds) == len(found.plain_seconds) == 2
@@ -155,14 +154,14 @@ def test_what_is_computed():
     assert entry.codec_microseconds == pytest.approx(2)
 
 
-def test_signs_say_what_is_reached(capsys):
+def test_signs_say_what_is_reached():
     def model(name, ratio, error, seconds):
         return LevelResult(name, "L1", "", ratio, 1, [error], [seconds], [1.0])
 
     machine = Machine("a processor", 2, "Linux", {}, "", False, "python", "today")
     models = [model("bert", 6, 0.1, 1.1), model("resnet18", 4, 0.2, 1.3), model("gcn", 4, 0.1, 9.0)]
-    console().print(shown(Record("activations", machine, entries=models)))
-    rows = [line for line in capsys.readouterr().out.splitlines() if " L1 " in line and "least" not in line]
+    text = printed(Record("activations", machine, entries=models))
+    rows = [line for line in text.splitlines() if " L1 " in line]
     assert [[row.count(sign) for sign in "✓✗"] for row in rows if row.startswith("  ")] == [[3, 0], [0, 3], [1, 1]]
 
 
@@ -170,19 +169,19 @@ def test_signs_say_what_is_reached(capsys):
 
 
 def test_parts_are_run_alone(monkeypatch, capsys):
-    monkeypatch.setattr(initial, "MODELS", ())
-    assert cli.main(["activations", "--part", "initial", "--quick", "--threads", "1"]) == 0
+    monkeypatch.setattr(cell, "MODELS", ())
+    assert main.main(["activations", "--part", "initial", "--quick", "--threads", "1"]) == 0
     printed = capsys.readouterr().out
     assert "overhead" not in printed
     assert "step time" not in printed
-    assert cli.main(["activations", "--part", "memory", "--chart", "out.png"]) == 1
+    assert main.main(["activations", "--part", "memory", "--chart", "out.png"]) == 1
     assert "a chart shows the part models" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
 def held():
     """A real model, since a child process sees nothing of what is patched here."""
-    return memory.measure("gcn", ["L1"], 1)
+    return cell.measure_memory("gcn", ["L1"], 1)
 
 
 def test_memory_is_that_of_the_process(held):
@@ -197,7 +196,7 @@ def test_memory_is_that_of_the_process(held):
 
 
 def test_what_the_untouched_model_saves_is_counted_without_compression(quick):
-    case, _ = cases.made("gcn")
+    case, _ = cell.made("gcn")
     # ReLU's results and, outside of the model, the output; not x, which is the caller's, and no weights.
     assert saved_bytes(case.model, case.loss) == 2 * 64 * 64 * 4 + 64 * 4 * 4
 
@@ -210,14 +209,14 @@ def test_agreement_leaves_out_what_else_lives():
 
 
 def test_every_measured_step_makes_a_plan(quick):
-    found = adaptation.measure("gcn", "L2", rounds=3)
+    found = cell.measure_adaptation("gcn", "L2", rounds=3)
     assert len(found.seconds) == len(found.adapting_seconds) == 3
     assert found.interval == 1000
 
 
 def test_an_image_model_as_it_is_made():
     pytest.importorskip("timm")
-    four, eight = initial.measure("mobilenetv3_small_100", steps=2)
+    four, eight = cell.measure_initial("mobilenetv3_small_100", steps=2)
     assert (four.level, eight.level) == ("L1", "L1.1")
     assert max(eight.errors) < min(four.errors)
 
@@ -239,29 +238,23 @@ def test_parts_print_and_come_back(tmp_path, capsys):
         InitialError("resnet18", "L1.1", "batch 4", [0.04]),
     ]
     results = Record("activations", machine, entries=entries)
-    records.save(results, tmp_path / "out.json")
-    assert records.load(tmp_path / "out.json") == results
-    assert cli.main(["show", str(tmp_path / "out.json")]) == 0
+    save(results, tmp_path / "out.json")
+    assert suites.load(tmp_path / "out.json") == results
+    assert main.main(["show", str(tmp_path / "out.json")]) == 0
     printed = capsys.readouterr().out
     for part in ("1.000 ✓", "4.0", "0.3%", "0.200 ✗", "0.040 ✓"):
         assert part in printed, part
-    assert cli.main(["show", str(tmp_path / "out.json"), "--chart", str(tmp_path / "out.png")]) == 1
-    assert "a chart shows the part models" in capsys.readouterr().err
-
-
-def test_the_chart_is_an_image(quick, tmp_path):
-    machine = Machine("a processor", 2, "Linux", {}, "", False, "python", "today")
-    draw(Record("activations", machine, entries=run("L1", "L2.2")), tmp_path / "out.png")
-    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert main.main(["show", str(tmp_path / "out.json"), "--chart", str(tmp_path / "out.png")]) == 1
+    assert "there is nothing to draw" in capsys.readouterr().err
 
 
 def test_what_a_file_lacks_is_measured(quick, tmp_path, monkeypatch):
     file = tmp_path / "out.json"
     command = ["activations", "--part", "models", "--model", "gcn", "--steps", "1", "--threads", "1"]
-    assert cli.main([*command, "--rounds", "1", "--level", "L1", "--json", str(file)]) == 0
-    first = records.load(file).entries
-    assert cli.main([*command, "--rounds", "1", "--level", "L1", "--level", "L1.1", "--json", str(file)]) == 0
-    assert records.load(file).entries[:1] == first
-    assert [entry.level for entry in records.load(file).entries] == ["L1", "L1.1"]
-    assert cli.main([*command, "--rounds", "2", "--level", "L1", "--json", str(file)]) == 0
-    assert [len(entry.seconds) for entry in records.load(file).entries] == [2, 1]
+    assert main.main([*command, "--rounds", "1", "--level", "L1", "--json", str(file)]) == 0
+    first = suites.load(file).entries
+    assert main.main([*command, "--rounds", "1", "--level", "L1", "--level", "L1.1", "--json", str(file)]) == 0
+    assert suites.load(file).entries[:1] == first
+    assert [entry.level for entry in suites.load(file).entries] == ["L1", "L1.1"]
+    assert main.main([*command, "--rounds", "2", "--level", "L1", "--json", str(file)]) == 0
+    assert [len(entry.seconds) for entry in suites.load(file).entries] == [2, 1]

@@ -8,28 +8,27 @@ import pytest
 import torch
 from torch import nn
 
-from bench.cli import main as cli
-from bench.cli import records
+from bench.cli import main, suites
 from bench.models import architectures
 from bench.models.architectures import Architecture, Published
+from bench.results.record import save
 from bench.runner import child, clock
-from bench.runner.child import here
+from bench.runner.child import Ended, here
 from bench.runner.run import Run
-from bench.runner.workers import Ended
-from bench.suites.memory.checkpoint import measure, memory, sizes, step_time
-from bench.suites.memory.checkpoint.memory import Job, Settings
+from bench.suites.memory.checkpoint import command as measure
+from bench.suites.memory.checkpoint import planning, step
+from bench.suites.memory.checkpoint.entries import KIND, Peak, Planned, StepTimes
 from bench.suites.memory.checkpoint.planning import Planner
-from bench.suites.memory.checkpoint.results import KIND, Peak, Planned, StepTimes
 from bench.suites.memory.checkpoint.step import Setup, build, loss, make_inputs
 from bench.ways.checkpoints import LEAST, LEAST_MASKS, PLAIN, ready
 from bench.ways.checkpoints import CheckpointWay as Way
 from integrations import checkpoint
 
-from .checkpoint_results import MACHINE, text_of, words
+from .checkpoint_results import MACHINE
 from .checkpoint_results import SETTINGS as RECORDED
+from .rendering import words
 
 CPU = torch.device("cpu")
-SETTINGS = Settings("cpu", 1, 0, 2**34)
 MIB = 2**20
 
 
@@ -57,16 +56,16 @@ TINY = Architecture(
 def tiny(monkeypatch, measured_once):
     """A command that knows one model, and measures in this process, with counters that are known."""
     monkeypatch.setitem(architectures.ARCHITECTURES, "tiny", TINY)
-    monkeypatch.setattr(memory, "counters", lambda device: Counted())
+    monkeypatch.setattr(step, "counters", lambda device: Counted())
     requests = []
 
     def measured(child, function, peak, **options):
-        assert function is memory.measure_here
+        assert function is step.measure_peak
         requests.append(options["way"])
         return here(function, peak, **{name: value for name, value in options.items() if name != "threads"})
 
-    monkeypatch.setattr(memory.Child, "measure", measured)
-    monkeypatch.setattr(memory, "_limit", lambda nbytes: None)  # of a process that ends thereafter
+    monkeypatch.setattr(measure.Child, "measure", measured)
+    monkeypatch.setattr(step, "_limit", lambda nbytes: None)  # of a process that ends thereafter
     return requests
 
 
@@ -84,7 +83,7 @@ class Counted:
 
 
 def command(*arguments):
-    return cli.main(["checkpoint", "--model", "tiny", "--rounds", "2", "--threads", "1", *map(str, arguments)])
+    return main.main(["checkpoint", "--model", "tiny", "--rounds", "2", "--threads", "1", *map(str, arguments)])
 
 
 # a run
@@ -96,7 +95,7 @@ def test_a_run_prints_writes_and_draws(tiny, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "Optimal checkpointing" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
-    found = records.load(file)
+    found = suites.load(file)
     assert [(plan.batch, plan.size) for plan in found.of(Planned)] == [(8, 16), (4, 16)]
     for plan in found.of(Planned):
         assert not plan.failure
@@ -122,7 +121,7 @@ def test_a_run_prints_writes_and_draws(tiny, tmp_path, capsys):
         if time.way.startswith("ours"):
             assert time.gradients == time.buffers == 0
     assert {entry.commit for entry in found.entries} != {""}
-    assert cli.main(["show", str(file)]) == 0
+    assert main.main(["show", str(file)]) == 0
     assert capsys.readouterr().out == printed
 
 
@@ -131,7 +130,7 @@ def test_where_checkpoints_do_not_suffice_masks_are_measured_too(tiny, tmp_path,
     monkeypatch.setitem(architectures.ARCHITECTURES, "tiny", asked)
     file = tmp_path / "out.json"
     assert command("--part", "memory", "--json", file) == 0
-    peaks = {peak.way: peak for peak in records.load(file).of(Peak)}
+    peaks = {peak.way: peak for peak in suites.load(file).of(Peak)}
     assert set(peaks) == {PLAIN, LEAST, "ours, 1 %", LEAST_MASKS}
     assert "budget must be at least" in peaks["ours, 1 %"].failure
     assert peaks[LEAST_MASKS].planned_bytes  # of no certain size beside LEAST's: workspaces are measured, and may rule
@@ -142,24 +141,24 @@ def test_what_the_file_has_is_not_measured_again(tiny, tmp_path, monkeypatch, ca
     file = tmp_path / "out.json"
     assert command("--part", "memory", "--json", file) == 0
     assert [way["kind"] for way in tiny] == ["plain", "planned", "planned"]
-    before = records.load(file)
+    before = suites.load(file)
     assert command("--part", "memory", "--json", file) == 0
     assert len(tiny) == 3
-    after = records.load(file)
+    after = suites.load(file)
     assert after.entries == before.entries
     # What failed is measured again, and takes the place of the failure.
     failed = [replace(peak, failure="x") if peak.way == LEAST else peak for peak in before.of(Peak)]
-    records.save(before.adding(failed), file)
+    save(before.adding(failed), file)
     assert command("--part", "memory", "--json", file) == 0
     assert tiny[3:] == [{"kind": "planned", "part": None, "masks": False}]
-    assert {(peak.way, peak.failure) for peak in records.load(file).of(Peak)} == {
+    assert {(peak.way, peak.failure) for peak in suites.load(file).of(Peak)} == {
         (one.way, "") for one in before.of(Peak)
     }
     # Results that were made otherwise are no part of these.
     capsys.readouterr()
     assert command("--part", "memory", "--seed", "1", "--json", file) == 1
     assert "holds results of another seed" in capsys.readouterr().err
-    assert records.load(file).settings["seed"] == 0
+    assert suites.load(file).settings["seed"] == 0
 
 
 def test_an_interrupted_run_has_written_what_it_measured(tiny, tmp_path, monkeypatch):
@@ -168,9 +167,9 @@ def test_an_interrupted_run_has_written_what_it_measured(tiny, tmp_path, monkeyp
     def interrupted(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(step_time, "measure", interrupted)
+    monkeypatch.setattr(step, "measure_times", interrupted)
     assert command("--part", "memory", "--part", "time", "--json", file) == 130
-    found = records.load(file)
+    found = suites.load(file)
     assert len(found.of(Peak)) > 3
     assert not found.of(StepTimes)
 
@@ -180,16 +179,16 @@ def test_what_fails_is_recorded_and_the_rest_goes_on(tiny, tmp_path, monkeypatch
     monkeypatch.setitem(architectures.ARCHITECTURES, "tiny", broken)
     file = tmp_path / "out.json"
     assert command("--part", "time", "--json", file) == 0
-    found = records.load(file)
+    found = suites.load(file)
     for entries in (found.of(Peak), found.of(StepTimes)):
         failures = {entry.way: entry.failure for entry in entries if entry.failure}
         assert set(failures) == {"ours, 1 %", "each block"}
         assert "budget must be at least" in failures["ours, 1 %"]
         assert "'NoneType' object has no attribute" in failures["each block"]
         assert {PLAIN, LEAST} <= {entry.way for entry in entries if not entry.failure}
-    printed = words(capsys.readouterr().out)
-    assert "Not measured: peak of tiny, each block, 4 at 16: AttributeError" in printed
-    assert "Not measured: time of tiny, ours, 1 %, 4 at 16: BudgetError" in printed
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "tiny, each block, 4, 16: failed: AttributeError" in printed
+    assert "tiny, ours, 1 %, 4, 16: failed: BudgetError" in printed
 
 
 def test_a_model_that_cannot_be_planned_for(tiny, tmp_path, monkeypatch, capsys):
@@ -198,65 +197,56 @@ def test_a_model_that_cannot_be_planned_for(tiny, tmp_path, monkeypatch, capsys)
 
     monkeypatch.setitem(architectures.ARCHITECTURES, "tiny", replace(TINY, inputs=of_no_use))
     assert command("--part", "plan", "--part", "memory", "--part", "time") == 0
-    printed = words(capsys.readouterr().out)
-    assert "Not planned: tiny, 8 at 16: TypeError" in printed
-    assert "Not measured: peak of tiny, plain, 8 at 16: no plan: TypeError" in printed
-    assert "Not measured: time of tiny, plain, 4 at 16: TypeError" in printed
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "tiny, 8, 16; tiny, 4, 16" in printed
+    assert "tiny, plain, 8, 16: failed: no plan: TypeError" in printed
+    assert "tiny, plain, 4, 16" in printed
 
 
 def test_a_library_that_is_missing(tiny, monkeypatch, capsys):
     monkeypatch.setitem(architectures.ARCHITECTURES, "tiny", replace(TINY, library="no_such_library"))
     assert command("--part", "plan") == 0
-    assert "Left out: tiny: no_such_library cannot be imported" in words(capsys.readouterr().out)
+    assert "Left out: tiny: no_such_library cannot be imported" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_device_that_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cli.main(["checkpoint", "--device", "cuda"]) == 1
+    assert main.main(["checkpoint", "--device", "cuda"]) == 1
     assert "device cuda is not there" in capsys.readouterr().err
-
-
-def test_a_chart_of_nothing(tiny, tmp_path, capsys):
-    assert command("--part", "plan", "--chart", tmp_path / "a.png") == 1
-    assert "there is nothing to draw" in capsys.readouterr().err
 
 
 # peaks
 
 
 def test_a_process_that_ends_costs_one_peak(monkeypatch, tmp_path):
+    monkeypatch.setitem(architectures.ARCHITECTURES, "tiny", TINY)
     asked = []
 
     def ask(worker, request, seconds):
         asked.append(request["options"]["way"]["kind"])
-        if asked[-1] == "compiled":
+        if asked[-1] == "planned":
             raise Ended(-9, "killed")
         return {"entry": {**request["entry"], "peak_bytes": 5 * MIB}, "more": None}
 
     monkeypatch.setattr(child.Worker, "ask", ask)
-    found = []
-    jobs = [Job(way, 8, 16, 8) for way in (Way("plain"), Way("compiled", 0.5), Way("blocks"))]
-    memory.measure(TINY, jobs, SETTINGS, found.append)
-    assert asked == ["plain", "compiled", "blocks"]
-    assert [(peak.way, peak.peak_bytes) for peak in found] == [
-        (PLAIN, 5 * MIB),
-        ("torch.compile, 0.5", None),
-        ("each block", 5 * MIB),
-    ]
-    assert "killed" in found[1].failure
+    assert command("--part", "memory", "--json", tmp_path / "out.json") == 0
+    assert asked == ["plain", "planned", "planned"]
+    plain, *others = suites.load(tmp_path / "out.json").of(Peak)
+    assert (plain.way, plain.peak_bytes) == (PLAIN, 5 * MIB)
+    assert all("killed" in one.failure and one.planned_bytes for one in others)
 
 
 @pytest.mark.undisturbed
 def test_a_real_process_measures_what_a_plan_saves():
-    architecture = architectures.ARCHITECTURES["unet"]
-    least = Planner(architecture, Setup(CPU)).at(1, 188)
-    jobs = [
-        Job(Way("plain"), 1, 188, 1, least.plain_peak),
-        Job(Way("planned"), 1, 188, 1, least.peak, least),
-    ]
-    found = []
-    memory.measure(architecture, jobs, SETTINGS, found.append)
-    plain, ours = found
+    least = Planner(architectures.ARCHITECTURES["unet"], Setup(CPU)).at(1, 188)
+    with child.Child() as process:
+        plain, ours = (
+            process.measure(step.measure_peak, entry, way=asdict(way), plan=plan, threads=1, **RECORDED)
+            for entry, way, plan in (
+                (Peak("unet", PLAIN, 1, 188, None, least.plain_peak, 1), Way("plain"), None),
+                (Peak("unet", LEAST, 1, 188, None, least.peak, 1), Way("planned"), least.to_json()),
+            )
+        )
     if plain.failure.startswith("needs Linux"):
         pytest.skip(plain.failure)
     assert not plain.failure
@@ -281,32 +271,32 @@ def test_a_process_can_be_limited():
 
 
 def test_a_step_that_takes_too_much_is_recorded(monkeypatch):
-    monkeypatch.setattr(memory, "counters", lambda device: Counted())
+    monkeypatch.setattr(step, "counters", lambda device: Counted())
 
     def too_much(*given):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.\nSecond line.")
 
-    monkeypatch.setattr(memory, "build", too_much)
-    monkeypatch.setattr(memory, "_limit", lambda nbytes: None)
+    monkeypatch.setattr(step, "build", too_much)
+    monkeypatch.setattr(step, "_limit", lambda nbytes: None)
     monkeypatch.setitem(architectures.ARCHITECTURES, "tiny", TINY)
     blank = Peak("tiny", PLAIN, 8, 16, None, 1000, 8)
-    options = {"way": asdict(Way("plain")), "plan": None, "settings": asdict(SETTINGS)}
-    peak = here(memory.measure_here, blank, **options)
+    options = {"way": asdict(Way("plain")), "plan": None, **RECORDED}
+    peak = here(step.measure_peak, blank, **options)
     assert peak.peak_bytes is None
     assert peak.planned_bytes == 1000
     assert peak.failure.startswith("RuntimeError: DefaultCPUAllocator: can't allocate memory")
-    monkeypatch.setattr(memory, "counters", lambda device: "no Linux")
-    assert here(memory.measure_here, blank, **options).failure == "no Linux"
+    monkeypatch.setattr(step, "counters", lambda device: "no Linux")
+    assert here(step.measure_peak, blank, **options).failure == "no Linux"
 
 
 def test_a_batch_that_does_not_fit_is_halved():
     planner = Planner(TINY, Setup(CPU))
     plans = {batch: planner.at(batch, 16) for batch in (12, 8, 4)}
     need = {batch: plan.plain_peak + 2 * plan.graph.gradients for batch, plan in plans.items()}
-    assert sizes.fitting(planner, 12, 16, need[12]) == 12
-    assert sizes.fitting(planner, 12, 16, need[12] - 1) == 8
-    assert sizes.fitting(planner, 12, 16, need[4]) == 4
-    assert sizes.fitting(planner, 12, 16, 1) == 1
+    assert planning.fitting(planner, 12, 16, need[12]) == 12
+    assert planning.fitting(planner, 12, 16, need[12] - 1) == 8
+    assert planning.fitting(planner, 12, 16, need[4]) == 4
+    assert planning.fitting(planner, 12, 16, 1) == 1
 
 
 # steps
@@ -324,7 +314,7 @@ def test_each_way_trains_the_same(measured_once):
             Way("blocks"),
         )
     }
-    plain, least, budget, masks, blocks = step_time.measure(TINY, 4, 16, ways, 1, Setup(CPU))
+    plain, least, budget, masks, blocks = step.measure_times(TINY, 4, 16, ways, 1, Setup(CPU))
     assert plain.way == PLAIN
     assert plain.ratio == 1.0
     assert least.gradients == least.buffers == budget.gradients == budget.buffers == 0
@@ -338,14 +328,14 @@ def test_gradients_that_differ_are_seen(monkeypatch):
     def wrong(way, model, blocks, plan):
         return lambda x: 1.5 * model(x)
 
-    monkeypatch.setattr(step_time, "ready", wrong)
-    _, found = step_time.measure(TINY, 4, 16, {Way("blocks"): None}, 1, Setup(CPU))
+    monkeypatch.setattr(step, "ready", wrong)
+    _, found = step.measure_times(TINY, 4, 16, {Way("blocks"): None}, 1, Setup(CPU))
     assert found.gradients > 0
     assert found.buffers == 0
     ones = torch.ones(2)
-    assert step_time.difference({"a": ones, "b": ones}, {"a": ones, "b": torch.tensor([4.0, 1.0])}) == 0.75
+    assert step.difference({"a": ones, "b": ones}, {"a": ones, "b": torch.tensor([4.0, 1.0])}) == 0.75
     with pytest.raises(ValueError, match="weight has a gradient in plain training or in this one"):
-        step_time.difference({}, {"weight": torch.ones(1)})
+        step.difference({}, {"weight": torch.ones(1)})
 
 
 def test_the_gradient_of_every_output_is_noise():
@@ -384,13 +374,14 @@ def test_commits_that_are_mixed_are_named(tmp_path):
     Run(KIND, MACHINE, RECORDED, file).add(Planned("tiny", 8, 16, failure="none"))
     later = Run(KIND, replace(MACHINE, commit="f" * 40, dirty=True), RECORDED, file)
     later.add(Planned("tiny", 4, 16, failure="none"))
-    assert "Measured with commits 0123456789, ffffffffff+" in words(text_of(later.record))
-    assert [plan.commit for plan in records.load(file).of(Planned)] == ["0123456789", "ffffffffff+"]
+    assert "Measured with commits 0123456789, ffffffffff+" in words(later.record)
+    assert [plan.commit for plan in suites.load(file).of(Planned)] == ["0123456789", "ffffffffff+"]
 
 
 def test_parts_that_take_minutes_are_asked_for(tiny, monkeypatch):
     ran = []
-    monkeypatch.setattr(measure, "_RUN", {part: lambda *given, part=part: ran.append(part) for part in measure.PARTS})
+    parts = {part: lambda part=part: ran.append(part) for part in measure.PARTS}
+    monkeypatch.setattr(measure.Measured, "parts", parts)
     assert command() == 0
     assert ran == ["plan", "memory", "time"]
     assert command("--compile", "tiny") == 0
@@ -403,4 +394,3 @@ def test_channels_last_is_the_order_of_model_and_images():
     model, (images,) = build(TINY, setup), make_inputs(TINY, 2, 16, setup)
     orders = [images, *(one for one in model.parameters() if one.dim() == 4)]
     assert all(one.is_contiguous(memory_format=torch.channels_last) for one in orders)
-    assert replace(SETTINGS, channels_last=True).setup.channels_last

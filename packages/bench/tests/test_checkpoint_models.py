@@ -9,10 +9,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from bench.errors import MissingLibrary
-from bench.models import cell_genotypes
+from bench.models import cells
 from bench.models.architectures import ARCHITECTURES, QUICK
-from bench.models.cell_genotypes import amoebanet, darts, nasnet
-from bench.models.cells import Cell, CellNetwork, FactorizedReduction
+from bench.models.cells import Cell, CellNetwork, FactorizedReduction, amoebanet, darts, nasnet
 from bench.models.unet import UNet
 
 
@@ -94,9 +93,7 @@ def test_networks_of_cells_have_the_published_parameters():
     with torch.device("meta"):
         assert round(millions(darts()), 1) == 3.3  # Liu et al., table 1
         assert round(millions(amoebanet()), 1) == 3.1  # there; 3.2 in Real et al., table 1
-        concatenating = replace(
-            cell_genotypes.NASNET, normal_outputs=(0, 2, 3, 4, 5, 6), reduction_outputs=(3, 4, 5, 6)
-        )
+        concatenating = replace(cells.NASNET, normal_outputs=(0, 2, 3, 4, 5, 6), reduction_outputs=(3, 4, 5, 6))
         model = CellNetwork(concatenating, channels=32)
     assert round(millions(model), 1) == 3.3  # Zoph et al., table 1: NASNet-A (6 @ 768)
     assert model.linear.in_features == 768
@@ -126,12 +123,12 @@ def test_a_cell_sums_pairs_of_operations():
         def forward(self, x):
             return self.factor * x
 
-    cell = Cell(cell_genotypes.NASNET, 4, 4, 4, reduction=True, reduced=False)
+    cell = Cell(cells.NASNET, 4, 4, 4, reduction=True, reduced=False)
     cell.older, cell.previous = Named(1), Named(10)
     cell.operations = nn.ModuleList(Named(100**at) for at in range(10))
     one = torch.ones(1, 4, 2, 2, dtype=torch.float64)
     states = [1, 10]
-    for at, (left, right) in enumerate(cell_genotypes.NASNET.reduction):
+    for at, (left, right) in enumerate(cells.NASNET.reduction):
         states.append(100 ** (2 * at) * states[left[1]] + 100 ** (2 * at + 1) * states[right[1]])
     assert cell(one, one)[0, ::4, 0, 0].tolist() == [states[4], states[5], states[6]]
 

@@ -5,17 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.cli import main as cli
-from bench.cli import records
+from bench.cli import main, suites
 from bench.cli.suites import BENCHES
 from bench.runner.memory import Memory
-from bench.suites.gnn.results import Curve
+from bench.suites.gnn.entries import Curve
 
 
 def error_of(capsys, *arguments):
     """The one line on stderr with which a command ends."""
     try:
-        code = cli.main(arguments)
+        code = main.main(arguments)
     except SystemExit as ended:
         code = ended.code
     assert code in (1, 2)
@@ -69,7 +68,7 @@ def test_the_package_names_every_command():
     import bench
 
     named = {line.split()[3] for line in bench.__doc__.splitlines() if line.startswith("python -m bench ")}
-    [parsers] = [action for action in cli._parser()._actions if action.dest == "command" or action.choices]
+    [parsers] = [action for action in main._parser()._actions if action.dest == "command" or action.choices]
     assert named == set(parsers.choices)
 
 
@@ -98,12 +97,12 @@ def asked(monkeypatch, results, tmp_path):
     monkeypatch.chdir(tmp_path)
     seen = []
     bench = dataclasses.replace(BENCHES["gnn"], run=lambda options: seen.append(options) or results)
-    monkeypatch.setattr(cli, "BENCHES", {"gnn": bench})
+    monkeypatch.setattr(main, "BENCHES", {"gnn": bench})
     return seen
 
 
 def test_defaults(asked):
-    assert cli.main(["gnn"]) == 0
+    assert main.main(["gnn"]) == 0
     [options] = asked
     assert options.models == ["gcn", "sage", "gat"]
     assert options.levels == ["L1", "L1.1", "L1.2"]
@@ -118,8 +117,8 @@ def test_an_interrupted_run_says_so_in_one_line(monkeypatch, capsys, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "BENCHES", {"gnn": dataclasses.replace(BENCHES["gnn"], run=interrupt)})
-    assert cli.main(["gnn"]) == 130
+    monkeypatch.setattr(main, "BENCHES", {"gnn": dataclasses.replace(BENCHES["gnn"], run=interrupt)})
+    assert main.main(["gnn"]) == 130
     assert (
         capsys.readouterr().err
         == "python -m bench: interrupted; only what goes to --json one by one was written, and is taken up\n"
@@ -127,20 +126,20 @@ def test_an_interrupted_run_says_so_in_one_line(monkeypatch, capsys, tmp_path):
 
 
 def test_quick_leaves_out_what_takes_long(asked):
-    assert cli.main(["gnn", "--quick"]) == 0
+    assert main.main(["gnn", "--quick"]) == 0
     assert asked[-1].models == ["gcn", "sage", "gat"]
-    assert cli.main(["gnn", "--quick", "--seeds", "3"]) == 0
+    assert main.main(["gnn", "--quick", "--seeds", "3"]) == 0
     assert (asked[-1].models, asked[-1].seeds) == (["gcn", "sage", "gat"], 3)
 
 
 def test_seeds_make_a_long_run(asked):
-    assert cli.main(["gnn", "--seeds", "3"]) == 0
+    assert main.main(["gnn", "--seeds", "3"]) == 0
     assert asked[-1].models == ["gcn", "sage", "gat", "gcnii"]
     assert asked[-1].parts == ["train", "memory", "kernels"]
 
 
 def test_quick_gives_way_to_what_is_said(asked):
-    assert cli.main(["gnn", "--quick", "--epochs", "7", "--model", "gat", "--model", "gcn", "--model", "gat"]) == 0
+    assert main.main(["gnn", "--quick", "--epochs", "7", "--model", "gat", "--model", "gcn", "--model", "gat"]) == 0
     [options] = asked
     assert (options.seeds, options.epochs, options.models) == (1, 7, ["gat", "gcn"])
     assert options.parts == ["train", "memory"]
@@ -149,16 +148,16 @@ def test_quick_gives_way_to_what_is_said(asked):
 def test_a_run_from_end_to_end(capsys, tmp_path):
     json_file, chart = tmp_path / "out.json", tmp_path / "out.png"
     command = "gnn --model gcn --level L1 --dataset digits --quick --epochs 6 --threads 1"
-    assert cli.main([*command.split(), "--json", str(json_file), "--chart", str(chart)]) == 0
+    assert main.main([*command.split(), "--json", str(json_file), "--chart", str(chart)]) == 0
     shown = capsys.readouterr().out
     assert "digits (1,797 nodes" in shown
     assert chart.stat().st_size > 10_000
-    results = records.load(json_file)
+    results = suites.load(json_file)
     assert [(curve.level, len(curve.losses)) for curve in results.of(Curve)] == [("L0", 6), ("L1", 6)]
     assert len(results.of(Memory)) == 2
     assert results.machine.threads == 1
 
-    assert cli.main(["show", str(json_file), "--chart", str(tmp_path / "again.png")]) == 0
+    assert main.main(["show", str(json_file), "--chart", str(tmp_path / "again.png")]) == 0
     assert capsys.readouterr().out == shown
     assert (tmp_path / "again.png").read_bytes() == chart.read_bytes()
 

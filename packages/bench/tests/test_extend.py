@@ -1,5 +1,6 @@
 """The examples of ``docs/extend.md``, as they stand there."""
 
+import argparse
 import re
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 import torch
 
 import integrations
+from bench.results.record import load
+from bench.runner.command import Options
 from integrations.policies import rules
 from integrations.rules import Need, Rule, add_rule
 
@@ -17,7 +20,7 @@ def example(heading):
     """The code of a section, run."""
     section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     code = "\n".join(re.findall(r"^```python\n(.*?)^```", section.group(1), re.MULTILINE | re.DOTALL))
-    assert len(code.splitlines()) <= 32  # the imports of two blocks
+    assert len(code.splitlines()) <= 48  # the imports of two blocks
     names = {}
     exec(compile(code, str(PAGE), "exec"), names)
     return names
@@ -34,6 +37,18 @@ def own_rules(monkeypatch):
 @pytest.mark.parametrize("heading", ["A codec", "A subject of a benchmark"])
 def test_example(heading):
     example(heading)
+
+
+def test_a_benchmark(tmp_path):
+    bench = example("A benchmark")["BENCH"]
+    parser = argparse.ArgumentParser()
+    options = Options(parser)
+    bench.options(options)
+    asked = parser.parse_args(["--rounds", "2", "--json", str(tmp_path / "products.json")])
+    options.settle(asked)
+    bench.command(asked)
+    record = load(tmp_path / "products.json", lambda name: bench.kind)
+    assert [(entry.size, len(entry.seconds)) for entry in record.entries] == [(64, 2), (256, 2)]
 
 
 class Scaled(torch.nn.Module):

@@ -89,15 +89,15 @@ def test_the_entropy_is_that_of_the_frequencies():
 def test_runs_of_a_seed_share_weights_order_masks_and_dropout(corpus, recipe):
     data = sentences.load(recipe.vocabulary, recipe.length, corpus)
     recipe = replace(recipe, dropout=0.1)
-    exact, again, few_bits = (training.train(kind, 3, data, recipe, int) for kind in ("exact", "exact", "3 bits"))
-    other = training.train("exact", 4, data, recipe, int)
+    exact, again, few_bits = (training.train(kind, 3, data, recipe) for kind in ("exact", "exact", "3 bits"))
+    other = training.train("exact", 4, data, recipe)
     assert (exact.losses, exact.held_out) == (again.losses, again.held_out)
     assert exact.losses != other.losses
     assert len(exact.losses) == 2
     assert few_bits.losses != exact.losses
     # The forward is exact: the losses of the first step are the same, those of later ones are of other weights.
     one = replace(recipe, steps=1)
-    first, same = (training.train(kind, 3, data, one, int) for kind in ("exact", "3 bits"))
+    first, same = (training.train(kind, 3, data, one) for kind in ("exact", "3 bits"))
     assert first.losses == same.losses
 
 

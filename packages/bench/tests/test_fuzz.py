@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench.cli import commands, records
+from bench.cli import main, suites
 from bench.errors import BenchError
 from bench.models.data import images
 from bench.models.data import mrpc as sentences
@@ -62,7 +62,7 @@ def test_records(name, damage, tmp_path, capsys):
     def run(seed):
         nonlocal shown
         path.write_text(damage.damaged(content, seed), encoding="utf-8", errors="surrogatepass")
-        found = read(lambda: commands.show(Namespace(results=path, chart=None)))
+        found = read(lambda: main.run_show(Namespace(results=path, chart=None)))
         shown += found is None
         capsys.readouterr()
 
@@ -73,7 +73,7 @@ def test_records(name, damage, tmp_path, capsys):
 def test_a_record_too_deep(tmp_path, damage):
     (tmp_path / "deep.json").write_text(damage.DEEP)
     with pytest.raises(BenchError, match="more than 32 deep"):
-        records.load(tmp_path / "deep.json")
+        suites.load(tmp_path / "deep.json")
 
 
 def test_images(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bench
-from bench.cli import main as cli
+from bench.cli import main
 from bench.cli.suites import BENCHES
 from bench.runner import clock
 from bench.suites.gnn import training
@@ -22,7 +22,7 @@ class Stopped(Exception):
 
 
 def options_of(command):
-    [commands] = [action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    [commands] = [action for action in main._parser()._actions if isinstance(action, argparse._SubParsersAction)]
     return [action for action in commands.choices[command]._actions if action.option_strings and action.dest != "help"]
 
 
@@ -42,9 +42,9 @@ def asked(monkeypatch, command, *arguments):
         raise Stopped(options)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(cli, "BENCHES", {command: replace(BENCHES[command], run=run)})
+    monkeypatch.setattr(main, "BENCHES", {command: replace(BENCHES[command], run=run)})
     with pytest.raises(Stopped) as stopped:
-        cli.main([command, *arguments])
+        main.main([command, *arguments])
     return {name: value for name, value in vars(stopped.value.args[0]).items() if name not in ("said", "command")}
 
 

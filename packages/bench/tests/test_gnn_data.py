@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bench.errors import BenchError
-from bench.models.data import graphs as datasets
-from bench.models.data.planetoid import DownloadRefused
+from bench.models.data import graphs
+from bench.models.data.downloaded_graphs import DownloadRefused
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_digits_has_planetoid_s_split_and_normalised_rows(graph):
 
 
 def test_digits_is_always_the_same(graph):
-    again = datasets.digits()
+    again = graphs.digits()
     for name in ("x", "edge_index", "y", "train", "validation", "test"):
         assert torch.equal(getattr(graph, name), getattr(again, name))
 
@@ -70,7 +70,7 @@ def test_digits_is_always_the_same(graph):
 def test_planetoid_has_the_published_sizes(cora_root, dataset, nodes, edges, features, classes):
     if dataset == "citeseer" and not (cora_root / "planetoid/CiteSeer").is_dir():
         pytest.skip(f"no planetoid/CiteSeer in {cora_root}")
-    found = datasets.load(dataset, cora_root)
+    found = graphs.load(dataset, cora_root)
     assert found.x.shape == (nodes, features)
     assert found.edge_index.shape == (2, edges)
     assert found.classes == classes
@@ -79,13 +79,13 @@ def test_planetoid_has_the_published_sizes(cora_root, dataset, nodes, edges, fea
 
 def test_the_named_folder_is_only_read(copied_root):
     before = sorted(copied_root.rglob("*"))
-    assert datasets.load("auto", copied_root).name == "Cora"
+    assert graphs.load("auto", copied_root).name == "Cora"
     assert sorted(copied_root.rglob("*")) == before
 
 
 def test_the_environment_names_the_folder(copied_root, monkeypatch):
     monkeypatch.setenv("ACTCORE_DATA", str(copied_root))
-    assert datasets.load("cora").name == "Cora"
+    assert graphs.load("cora").name == "Cora"
 
 
 @pytest.mark.parametrize("dataset", ["auto", "cora"])
@@ -96,32 +96,32 @@ def test_a_corrupted_file_is_named_and_never_unpickled(copied_root, dataset, mon
     file.write_bytes(content)
     monkeypatch.setattr("bench.models.data.graphs.read_planetoid_data", lambda *_: pytest.fail("was read"))
     with pytest.raises(BenchError, match=r"ind\.cora\.allx is corrupted: its 257305 bytes are not what Planetoid"):
-        datasets.load(dataset, copied_root)
+        graphs.load(dataset, copied_root)
 
 
 def test_a_missing_file_is_named(copied_root):
     (copied_root / "planetoid/Cora/raw/ind.cora.graph").unlink()
     with pytest.raises(BenchError, match=r"Cora is incomplete: .*ind\.cora\.graph cannot be read \(No such file"):
-        datasets.load("cora", copied_root)
+        graphs.load("cora", copied_root)
 
 
 @pytest.mark.parametrize("dataset", ["auto", "cora"])
 def test_a_folder_that_is_not_there_is_an_error(tmp_path, dataset):
     with pytest.raises(BenchError, match=r"--data-root must name a folder .* there is no folder .*nowhere"):
-        datasets.load(dataset, tmp_path / "nowhere")
+        graphs.load(dataset, tmp_path / "nowhere")
 
 
 def test_so_it_is_in_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("ACTCORE_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(BenchError, match="ACTCORE_DATA must name a folder"):
-        datasets.load("auto")
+        graphs.load("auto")
 
 
 def test_an_unknown_dataset_is_an_error():
     with pytest.raises(
         BenchError, match=r"must be one of auto, cora, citeseer, digits, .*generated-arxiv, got 'pubmed'"
     ):
-        datasets.load("pubmed")
+        graphs.load("pubmed")
 
 
 # ---- downloads ----
@@ -129,7 +129,7 @@ def test_an_unknown_dataset_is_an_error():
 
 def test_a_refused_download_is_said_in_one_line_and_the_built_in_graph_is_used(nothing_at_hand):
     told = []
-    assert datasets.load("auto", tell=told.append).name == "digits"
+    assert graphs.load("auto", tell=told.append).name == "digits"
     [line] = told
     assert "\n" not in line
     assert line.startswith("The built-in digits graph is used: Cora is not at hand and could not be downloaded")
@@ -140,7 +140,7 @@ def test_a_refused_download_is_said_in_one_line_and_the_built_in_graph_is_used(n
 @pytest.mark.parametrize("dataset", ["cora", "citeseer"])
 def test_asked_for_by_name_it_is_an_error_that_says_the_way_out(nothing_at_hand, dataset):
     with pytest.raises(DownloadRefused, match=r"--data-root or ACTCORE_DATA, or use --dataset digits"):
-        datasets.load(dataset)
+        graphs.load(dataset)
 
 
 def test_a_download_is_kept_and_checked(cora_root, nothing_at_hand, monkeypatch, tmp_path):
@@ -149,9 +149,9 @@ def test_a_download_is_kept_and_checked(cora_root, nothing_at_hand, monkeypatch,
         "urlopen",
         lambda url, timeout: (cora_root / "planetoid/Cora/raw" / url.split("/")[-1]).open("rb"),
     )
-    assert datasets.load("auto").name == "Cora"
+    assert graphs.load("auto").name == "Cora"
     monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: pytest.fail("asked again"))
-    assert datasets.load("cora").name == "Cora"
+    assert graphs.load("cora").name == "Cora"
     assert len(list((tmp_path / "cache/planetoid/Cora/raw").iterdir())) == 8
 
 
@@ -159,7 +159,7 @@ def test_a_download_of_something_else_is_refused(nothing_at_hand, monkeypatch, t
     page = tmp_path / "page"
     page.write_text("<html>Please log in</html>")
     monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: page.open("rb"))
-    assert datasets.load("auto").name == "digits"
+    assert graphs.load("auto").name == "digits"
     with pytest.raises(BenchError, match="the answer is not the file that Planetoid published"):
-        datasets.load("cora")
+        graphs.load("cora")
     assert not list(tmp_path.glob("cache/**/ind.cora.*")), "what was refused is not left in the cache"

@@ -14,8 +14,8 @@ import scipy.sparse
 import torch
 
 from bench.errors import BenchError, MissingLibrary
-from bench.models.data import graphs as datasets
-from bench.models.data.planetoid import DownloadRefused
+from bench.models.data import graphs
+from bench.models.data.downloaded_graphs import DownloadRefused
 
 
 @pytest.fixture
@@ -52,20 +52,20 @@ def ogb(monkeypatch):
 )
 def test_a_refused_download_says_why_and_the_way_out(dataset, folder, nothing_at_hand, ogb, tmp_path):
     with pytest.raises(DownloadRefused, match=rf"{folder} is not at hand .*refused.*--dataset generated-arxiv"):
-        datasets.load(dataset)
+        graphs.load(dataset)
     assert not (tmp_path / "cache" / folder).exists(), "a part of a download would be taken for all of it"
 
 
 def test_ogb_that_is_not_there_is_named(nothing_at_hand, monkeypatch):
     monkeypatch.setitem(sys.modules, "ogb.nodeproppred", None)
     with pytest.raises(MissingLibrary, match=r"pip install actcore-bench\[graphs\], or use --dataset generated-arxiv"):
-        datasets.load("ogbn-arxiv")
+        graphs.load("ogbn-arxiv")
 
 
 @pytest.mark.parametrize("dataset", ["flickr", "ogbn-arxiv"])
 def test_a_folder_that_is_not_there_is_an_error(dataset, tmp_path, ogb):
     with pytest.raises(BenchError, match=r"--data-root must name a folder .* there is no folder .*nowhere"):
-        datasets.load(dataset, tmp_path / "nowhere")
+        graphs.load(dataset, tmp_path / "nowhere")
 
 
 def write_raw(folder, labels):
@@ -85,7 +85,7 @@ def write_raw(folder, labels):
 )
 def test_what_is_at_hand_is_read_by_its_loader(dataset, labels, several, tmp_path, nothing_at_hand):
     write_raw(tmp_path / dataset, labels)
-    graph = datasets.load(dataset.lower(), tmp_path)
+    graph = graphs.load(dataset.lower(), tmp_path)
     assert graph.name == dataset
     assert graph.edge_index.shape == (2, 6)
     assert graph.several is several
@@ -108,13 +108,13 @@ def test_what_a_loader_has_written_is_read_again_and_never_unpickled(tmp_path, n
     """torch-geometric loads what torch refuses, with a warning."""
     monkeypatch.delenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", raising=False)
     write_raw(tmp_path / "Flickr", {"0": 0, "1": 1, "2": 1, "3": 0})
-    first = datasets.load("flickr", tmp_path)
+    first = graphs.load("flickr", tmp_path)
     processed = tmp_path / "Flickr" / "processed" / "data.pt"
     assert processed.is_file()
-    assert torch.equal(datasets.load("flickr", tmp_path).edge_index, first.edge_index)
+    assert torch.equal(graphs.load("flickr", tmp_path).edge_index, first.edge_index)
     torch.save(Harmful(tmp_path / "touched"), processed)
     with pytest.raises(BenchError, match="Flickr cannot be read"):
-        datasets.load("flickr", tmp_path)
+        graphs.load("flickr", tmp_path)
     assert not (tmp_path / "touched").exists()
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
@@ -125,7 +125,7 @@ def test_a_download_that_is_interrupted_leaves_no_part(tmp_path, nothing_at_hand
 
     monkeypatch.setattr("urllib.request.urlopen", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        datasets.load("ogbn-arxiv")
+        graphs.load("ogbn-arxiv")
     assert not (tmp_path / "cache" / "ogbn_arxiv").exists()
 
 
@@ -133,7 +133,7 @@ def test_what_cannot_be_read_is_named_and_kept(tmp_path, nothing_at_hand):
     write_raw(tmp_path / "Flickr", {})
     (tmp_path / "Flickr/raw/feats.npy").write_text("half of it")
     with pytest.raises(BenchError, match=r"Flickr cannot be read .* delete it to download it anew"):
-        datasets.load("flickr", tmp_path)
+        graphs.load("flickr", tmp_path)
     assert (tmp_path / "Flickr/raw/feats.npy").exists()
 
 
@@ -152,7 +152,7 @@ def test_ogbn_arxiv_has_both_directions_and_its_own_split(tmp_path, nothing_at_h
         file = tmp_path / "ogbn_arxiv" / f"{name}.csv.gz"
         file.parent.mkdir(parents=True, exist_ok=True)
         np.savetxt(file, np.array(rows), fmt="%g", delimiter=",")
-    found = datasets.load("ogbn-arxiv", tmp_path)
+    found = graphs.load("ogbn-arxiv", tmp_path)
     assert found.edge_index.T.tolist() == [[0, 1], [1, 0], [1, 2], [2, 1], [3, 4], [4, 3]]
     assert torch.equal(found.x, torch.eye(5) / 4)
     assert found.y.tolist() == [0, 1, 2, 0, 1]
@@ -164,4 +164,4 @@ def test_ogbn_arxiv_has_both_directions_and_its_own_split(tmp_path, nothing_at_h
 def test_ogbn_arxiv_that_is_incomplete_is_named(tmp_path, nothing_at_hand, ogb):
     (tmp_path / "ogbn_arxiv").mkdir()
     with pytest.raises(BenchError, match=r"ogbn_arxiv cannot be read .*node-feat\.csv\.gz not found"):
-        datasets.load("ogbn-arxiv", tmp_path)
+        graphs.load("ogbn-arxiv", tmp_path)

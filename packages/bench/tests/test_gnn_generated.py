@@ -3,20 +3,19 @@
 import pytest
 import torch
 
-from bench.models.data import generated_graph as generated
-from bench.models.data import graphs as datasets
+from bench.models.data import graphs
 from bench.models.graph_networks import Recipe
 from bench.suites.gnn.training import Run
 
 
 @pytest.fixture(scope="module")
 def arxiv():
-    return datasets.load("generated-arxiv")
+    return graphs.load("generated-arxiv")
 
 
 @pytest.fixture(scope="module")
 def small():
-    return generated.graph(nodes=3000, edges=20_000)
+    return graphs.graph(nodes=3000, edges=20_000)
 
 
 def test_it_has_ogbn_arxiv_s_sizes(arxiv):
@@ -51,7 +50,7 @@ def test_degrees_follow_a_power_law_and_edges_the_classes(arxiv):
 
 
 def test_it_is_always_the_same(small):
-    again, other = generated.graph(nodes=3000, edges=20_000), generated.graph(nodes=3000, edges=20_000, seed=1)
+    again, other = graphs.graph(nodes=3000, edges=20_000), graphs.graph(nodes=3000, edges=20_000, seed=1)
     for name in ("x", "edge_index", "y", "train", "validation", "test"):
         assert torch.equal(getattr(small, name), getattr(again, name))
     assert not torch.equal(small.edge_index, other.edge_index)

@@ -2,23 +2,23 @@
 
 import dataclasses
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 import torch
 
-from bench.cli import main as cli
-from bench.cli import records
-from bench.cli.gnn import ALL_LEVELS
+from bench.cli import main, suites
 from bench.cli.suites import BENCHES
 from bench.errors import BenchError
 from bench.models.graph_networks import Recipe
+from bench.results.record import save
 from bench.runner import child
+from bench.runner.child import Ended
 from bench.runner.memory import Memory
-from bench.runner.workers import Ended
-from bench.suites.gnn import measure, memory, training
-from bench.suites.gnn.results import Curve
-from bench.suites.gnn.summary import rows
+from bench.suites.gnn import command, training
+from bench.suites.gnn import training as memory
+from bench.suites.gnn.command import ALL_LEVELS
+from bench.suites.gnn.entries import Curve
+from bench.suites.gnn.report import rows
 from bench.suites.gnn.training import Run, train_in_turn
 from integrations import compression
 
@@ -42,11 +42,7 @@ OPTIONS = {
 
 
 def run(**options):
-    return measure.run(Namespace(**{**OPTIONS, **options}))
-
-
-def nothing(what, epochs):
-    pass
+    return command.run(Namespace(**{**OPTIONS, **options}))
 
 
 @pytest.fixture
@@ -95,7 +91,7 @@ def test_what_a_file_has_is_not_trained_again(tmp_path, trained):
         (model, level, seed) for model in ("gcn", "sage") for level in ("L0", "L1", "L1.2") for seed in (0, 1)
     ]
     assert [curve for curve in more.of(Curve) if curve in first.of(Curve)] == first.of(Curve)
-    assert records.load(options["json"]) == more
+    assert suites.load(options["json"]) == more
     assert all(curve.commit for curve in more.of(Curve))
     row = next(row for row in rows(more) if (row.model, row.level) == ("gcn", "L1.2"))
     late = next(curve for curve in more.of(Curve) if (curve.model, curve.level, curve.seed) == ("gcn", "L1.2", 0))
@@ -117,7 +113,7 @@ def test_an_interrupted_run_has_what_was_trained_before(tmp_path, monkeypatch, t
         patch.setattr(training, "train_in_turn", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(**options)
-    assert {curve.model for curve in records.load(options["json"]).of(Curve)} == {"gcn"}
+    assert {curve.model for curve in suites.load(options["json"]).of(Curve)} == {"gcn"}
     run(**options)
     assert [model for model, _, _ in trained] == ["gcn", "sage"]
 
@@ -135,9 +131,9 @@ def test_memory_is_taken_up_and_measured_again_where_it_failed(tmp_path, measure
     options = {"json": tmp_path / "out.json", "parts": ("memory",)}
     first = run(**options)
     assert not first.of(Curve)
-    results = records.load(options["json"])
+    results = suites.load(options["json"])
     failed = [dataclasses.replace(results.of(Memory)[1], live_bytes=None, not_measured="ended with code -9")]
-    records.save(replaced(results, memories=[results.of(Memory)[0], *failed]), options["json"])
+    save(replaced(results, memories=[results.of(Memory)[0], *failed]), options["json"])
     again = run(**{**options, "levels": ("L1", "L1.2")})
     assert measured == [[("gcn", "L0"), ("gcn", "L1")], [("gcn", "L1"), ("gcn", "L1.2")]]
     assert [found.level for found in again.of(Memory)] == ["L0", "L1", "L1.2"]
@@ -214,8 +210,8 @@ def test_all_levels(monkeypatch, tmp_path):
         seen.append(options)
         raise BenchError("")
 
-    monkeypatch.setattr(cli, "BENCHES", {"gnn": dataclasses.replace(BENCHES["gnn"], run=refused)})
-    cli.main(["gnn", "--level", "all", "--level", "swap", "--level", "L2"])
+    monkeypatch.setattr(main, "BENCHES", {"gnn": dataclasses.replace(BENCHES["gnn"], run=refused)})
+    main.main(["gnn", "--level", "all", "--level", "swap", "--level", "L2"])
     assert tuple(seen[0].levels) == (*ALL_LEVELS, "swap")
     assert ALL_LEVELS == ("L1", "L1.1", "L1.2", "L2", "L2.1", "L2.2", "L3")
 
@@ -224,7 +220,7 @@ def test_all_levels(monkeypatch, tmp_path):
 def test_every_level_trains_every_model(model, graph):
     """And L3 on a CPU is L2, as the report says: its losses are the same, bit for bit."""
     recipe = Recipe(hidden=16, layers=3, adapt_interval=2)
-    curves = train_in_turn(model, [None, *ALL_LEVELS], 0, graph, 4, nothing, recipe)
+    curves = train_in_turn(model, [None, *ALL_LEVELS], 0, graph, 4, recipe)
     assert not [curve.failure for curve in curves if curve.failure]
     losses = {curve.level: curve.losses for curve in curves}
     assert losses["L3"] == losses["L2"]
@@ -252,16 +248,3 @@ def test_a_report_says_what_is_generated_and_what_stays_on_a_cpu(results):
     assert "The graph is generated" in text_of(changed)
     assert "only tensors on a GPU" not in text_of(replaced(changed, device="cuda"))
     assert "only tensors on a GPU" not in text_of(results)
-
-
-def test_recorded_results_load_and_show(capsys):
-    file = Path(__file__).parents[1] / "results" / "gnn-cpu.json"
-    assert cli.main(["show", str(file)]) == 0
-    shown = capsys.readouterr().out
-    assert "accuracy on" in shown
-    assert "memory on" in shown
-    found = {(row.model, row.level): row for row in rows(records.load(file))}
-    assert {model for model, _ in found} >= {"gcn", "sage", "gat"}
-    row = found["gcn", "L1"]
-    assert row.time_ratio is not None
-    assert row.ratio > 5

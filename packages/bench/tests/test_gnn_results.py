@@ -4,37 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli import records
-from bench.cli.records import draw, shown
+from bench.cli import suites
+from bench.cli.suites import report_of
 from bench.errors import BenchError
+from bench.results.record import save
 from bench.results.tables import console
 from bench.runner.memory import Memory
-from bench.suites.gnn.results import Curve
-from bench.suites.kernels import KernelTime
 
 from .gnn_records import replaced, text_of
 
 
-def test_json_comes_back_as_it_was(results, tmp_path):
-    third = 1 / 3
-    curves = [dataclasses.replace(results.of(Curve)[0], losses=[third, 1e-300, 5.0])]
-    kernels = [KernelTime(4, 256, 2, [0.1], [0.2], [third], [0.4])]
-    results = replaced(results, curves=curves, others=kernels)
-    file = tmp_path / "results.json"
-    records.save(results, file)
-    assert records.load(file) == results
-    assert '"losses": [0.3333333333333333, 1e-300, 5.0]' in file.read_text()  # one line a list
-
-
-def test_recorded_results_load():
-    """Those of the repository."""
-    folder = Path(__file__).parents[1] / "results"
-    for file in folder.glob("*.json"):
-        records.load(file)
-
-
 def test_json_says_where_it_was_made(results, tmp_path):
-    records.save(results, tmp_path / "results.json")
+    save(results, tmp_path / "results.json")
     machine = json.loads((tmp_path / "results.json").read_text())["machine"]
     assert machine["commit"] == "0123456789abcdef"
     assert machine["dirty"] is True
@@ -45,7 +26,7 @@ def test_what_ends_in_the_middle_of_writing_costs_nothing(results, tmp_path, mon
     """The file was emptied first: a run that was ended while it wrote lost all that it had."""
     file, link = tmp_path / "results.json", tmp_path / "link.json"
     link.symlink_to(file)
-    records.save(results, link)
+    save(results, link)
 
     def interrupted(path, text, encoding):
         with path.open("w") as part:
@@ -55,8 +36,8 @@ def test_what_ends_in_the_middle_of_writing_costs_nothing(results, tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            records.save(replaced(results, curves=[]), link)
-    assert records.load(file) == results
+            save(replaced(results, curves=[]), link)
+    assert suites.load(file) == results
     assert {path.name for path in tmp_path.iterdir()} == {"results.json", "link.json"}
     assert link.is_symlink()
 
@@ -68,12 +49,12 @@ def test_a_file_that_holds_something_else_is_named(content, tmp_path):
     file = tmp_path / "other.json"
     file.write_text(content)
     with pytest.raises(BenchError, match=r"other\.json holds no results of `python -m bench \.\.\. --json`"):
-        records.load(file)
+        suites.load(file)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(BenchError, match=r"cannot be read from .*nothing\.json \(No such file"):
-        records.load(tmp_path / "nothing.json")
+        suites.load(tmp_path / "nothing.json")
 
 
 def test_the_table_names_data_machine_versions_and_commit(results):
@@ -88,7 +69,7 @@ def test_the_table_names_data_machine_versions_and_commit(results):
 
 def test_the_table_loses_nothing_in_a_narrow_terminal(results, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    console().print(shown(results))
+    console().print(report_of(results).render(results))
     text = capsys.readouterr().out
     assert "+0.50 [-5.85, +6.85] ?" in text
     assert "…" not in text
@@ -100,21 +81,5 @@ def test_the_table_says_why_nothing_was_measured(results):
         for memory in results.of(Memory)
     ]
     text = text_of(replaced(results, memories=memories))
-    assert "memory not measured: needs Linux" in text
+    assert "gcn, L0; gcn, L1: needs Linux." in text
     assert "20.0" not in text  # the peak
-
-
-def test_the_chart_is_an_image(results, tmp_path):
-    draw(results, tmp_path / "chart.png")
-    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_chart_needs_something_to_compare(results, tmp_path):
-    plain = replaced(results, curves=results.of(Curve)[:2], memories=results.of(Memory)[:1])
-    with pytest.raises(BenchError, match="compares levels with full precision"):
-        draw(plain, tmp_path / "chart.png")
-
-
-def test_a_chart_s_type_is_known(results, tmp_path):
-    with pytest.raises(BenchError, match=r"must end in \.png, \.svg or \.pdf, got .*chart\.xyz"):
-        draw(results, tmp_path / "chart.xyz")

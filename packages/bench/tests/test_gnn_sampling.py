@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.errors import BenchError
-from bench.models.data.graph_sampling import Walks, evaluated, induced
+from bench.models.data.graph import Walks, evaluated, induced
 from bench.models.graph_networks import MODELS, Recipe
 from bench.suites.gnn.training import Run, train_in_turn
 from integrations import compression
@@ -63,7 +63,7 @@ def test_a_subgraph_that_is_none(graph, nodes):
 @pytest.mark.parametrize("level", ["L1", "L2"])
 @pytest.mark.parametrize("model", MODELS)
 def test_runs_on_subgraphs_are_paired_and_learn(model, level, graph):
-    curves = train_in_turn(model, [None, level], 0, graph, 2, lambda what, count: None, SAMPLE)
+    curves = train_in_turn(model, [None, level], 0, graph, 2, SAMPLE)
     plain, compressed = curves
     assert not plain.failure
     assert not compressed.failure

@@ -4,8 +4,8 @@ import pytest
 
 from bench.results.statistics import UNDECIDED
 from bench.runner.memory import Memory
-from bench.suites.gnn.results import Curve
-from bench.suites.gnn.summary import rows
+from bench.suites.gnn.entries import Curve
+from bench.suites.gnn.report import rows
 
 from .gnn_records import replaced
 

@@ -3,7 +3,7 @@ import torch
 
 from bench.models.graph_networks import MODELS
 from bench.suites.gnn import training
-from bench.suites.gnn.results import Curve
+from bench.suites.gnn.entries import Curve
 from bench.suites.gnn.training import Run, train_in_turn
 
 
@@ -41,7 +41,7 @@ def test_paired_runs_start_alike_and_drop_alike(model, graph):
 
 def test_taking_turns_changes_nothing(graph):
     epochs = training.BLOCK + 2
-    together = train_in_turn("gcn", [None, "L1"], 0, graph, epochs, lambda what, count: None)
+    together = train_in_turn("gcn", [None, "L1"], 0, graph, epochs)
     alone = Run("gcn", "L1", 0, graph)
     alone.train(epochs)
     assert together[1].losses == alone.curve.losses
@@ -52,13 +52,6 @@ def test_torch_s_own_generator_is_left_alone(graph):
     state = torch.get_rng_state()
     trained("gcn", "L1", graph)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_progress_counts_every_epoch(graph):
-    seen = []
-    train_in_turn("gcn", [None, "L1"], 7, graph, 6, lambda what, count: seen.append((what, count)))
-    assert sum(count for _, count in seen) == 12
-    assert seen[0] == ("gcn L0, seed 7", 5)
 
 
 def test_it_learns(graph):

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.cli import main as cli
-from bench.cli import records
+from bench.cli import main, suites
 from bench.cli.markdown import render_record
 from bench.results.machine import Machine
 from bench.results.record import Record
@@ -40,7 +39,7 @@ def python(text):
 def test_benchmarks_understand_its_commands(gpu, tmp_path):
     found = {step: [list(map(str, one)) for one in gpu.commands(step, tmp_path, 530)] for step in gpu.SECONDS}
     parsed = {
-        step: [cli._parser().parse_args(one[one.index("bench") + 1 :]) for one in found[step]]
+        step: [main._parser().parse_args(one[one.index("bench") + 1 :]) for one in found[step]]
         for step in ("kernels", "models", "search")
     }
     assert [len(some) for some in parsed.values()] == [2, 1, 1]
@@ -166,7 +165,7 @@ def test_recorded_stages_load_and_render():
     files = sorted(RESULTS.glob("gpu-*.json"))
     assert {file.stem.removeprefix("gpu-") for file in files} == set(CLAIMS)
     for file in files:
-        record = records.load(file)
+        record = suites.load(file)
         [found] = record.of(StageResults)
         assert {claim for row in found.rows for claim in row.claims} <= set(CLAIMS[found.stage])
         assert f"| what the stage {found.stage} settles | verdict |" in render_record(file.name, record)
@@ -182,5 +181,5 @@ def test_a_page_shows_what_a_stage_settled():
 
 def test_the_devices_that_integrations_takes_for_measured_are_those_of_the_results():
     """MEASURED in integrations.estimate.forecast.measured, by which the report says what nobody has measured."""
-    found = {records.load(file).settings.get("device", "cpu") for file in RESULTS.glob("*.json")}
+    found = {suites.load(file).settings.get("device", "cpu") for file in RESULTS.glob("*.json")}
     assert set(MEASURED) == found

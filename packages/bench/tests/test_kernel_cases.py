@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import actcore
-from bench.suites.kernels import plain
+from bench.suites.kernels import contenders
 from bench.suites.kernels.cases import cases
 from bench.suites.kernels.contenders import Pass, RoundTrip, yardsticks
 
@@ -21,9 +21,9 @@ def normal(numel, dtype=torch.float32):
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_plain_packing_is_actcore_s(bits):
     codes = (torch.arange(512) * 37 % 2**bits).to(torch.uint8)
-    packed = plain.pack(codes, bits)
+    packed = contenders.pack(codes, bits)
     assert torch.equal(packed, actcore.pack_bits(codes, bits))
-    assert torch.equal(plain.unpack(packed, bits, 512), codes)
+    assert torch.equal(contenders.unpack(packed, bits, 512), codes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -31,8 +31,8 @@ def test_plain_packing_is_actcore_s(bits):
 def test_plain_groups_are_off_by_less_than_a_step(bits, dtype):
     """Less than a step of the group, and what rounding to the dtype adds: half an ulp of a value below 4."""
     x = normal(1024, dtype)
-    stored = plain.compress_groups(x, bits)
-    y = plain.decompress_groups(stored, bits, 1024)
+    stored = contenders.compress_groups(x, bits)
+    y = contenders.decompress_groups(stored, bits, 1024)
     assert (y.dtype, y.shape) == (dtype, x.shape)
     step = (stored[2] - stored[1]).double() / (2**bits - 1)
     error = (y - x).double().abs().view(-1, 256)
@@ -44,10 +44,10 @@ def test_plain_groups_are_off_by_less_than_a_step(bits, dtype):
 def test_plain_float8_is_off_by_half_a_unit_in_the_last_place(dtype):
     """Half of eps of the element, or of the smallest normal: in units of the group's scale."""
     x = normal(1024)
-    stored = plain.compress_float8(x, dtype)
+    stored = contenders.compress_float8(x, dtype)
     info = torch.finfo(dtype)
     bound = (x.view(-1, 256).abs().clamp(min=stored[1] * info.smallest_normal)) * info.eps / 2 * (1 + 1e-6)
-    assert ((plain.decompress_float8(stored) - x).view(-1, 256).abs() <= bound).all()
+    assert ((contenders.decompress_float8(stored) - x).view(-1, 256).abs() <= bound).all()
 
 
 # ---- the table of cases ----

@@ -1,13 +1,13 @@
 """Instructions that are counted in machine code, and what is made of their numbers."""
 
 import pytest
-from rich.console import Console
 
-from bench.cli import records
+from bench.cli import suites
 from bench.results.machine import Machine
-from bench.results.record import Record
-from bench.suites.kernels.estimate import Count
-from bench.suites.kernels.sass import Work, functions, path
+from bench.results.record import Record, save
+from bench.suites.kernels.estimate import Count, Work, functions, path
+
+from .rendering import printed
 
 # A tile's load, and a loop of single bytes where it is cut off; a loop of shuffles; a division with its rare cases.
 LISTING = """
@@ -66,12 +66,9 @@ def test_results_are_read_back_and_shown(tmp_path):
     ]
     counts.append(Count("compress", "float32", 8, False, {"integer": 500}, "Float8"))
     results = Record("kernels-estimate", machine, {"compiler": "13.0", "against": "v1"}, counts)
-    records.save(results, tmp_path / "estimate.json")
-    assert records.load(tmp_path / "estimate.json") == results
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(records.shown(results))
-    shown = capture.get()
+    save(results, tmp_path / "estimate.json")
+    assert suites.load(tmp_path / "estimate.json") == results
+    shown = printed(results)
     assert "nothing was run" in shown
     assert "compress, float32, 4 bits" in shown
     assert "700" in shown

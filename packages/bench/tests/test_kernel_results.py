@@ -1,17 +1,14 @@
 """The numbers, tables and charts that are made of measured times."""
 
 import dataclasses
-from io import StringIO
 
 import pytest
-from rich.console import Console
 
-from bench.cli import records
-from bench.cli.records import draw, shown
-from bench.errors import BenchError
 from bench.results.machine import Machine
 from bench.results.record import Record
-from bench.suites.kernels.results import Measurement, Timing
+from bench.suites.kernels.entries import Measurement, Timing
+
+from .rendering import printed
 
 KIB = 2**10
 
@@ -77,26 +74,11 @@ def test_on_a_gpu_the_target_is_a_fraction_of_the_copy_s_bytes_a_second(entry):
     assert entry.reached(entry.get("actcore", "decompress")) is False
 
 
-def test_json_comes_back_as_it_was(kernel_results, tmp_path):
-    records.save(kernel_results, tmp_path / "k.json")
-    assert records.load(tmp_path / "k.json") == kernel_results
-
-
 def test_the_tables(kernel_results):
-    file = StringIO()
-    Console(file=file, width=132).print(shown(kernel_results))
-    text = file.getvalue()
+    text = printed(kernel_results, 132)
     for part in (
         "compress, 256 MiB a tensor", "1.25 ✓", "1.50 ✗", "10.0", "logical_io_gbps", "logical_io_vs_", "achievable_%",
         "relu", "0.75", "5000000.0 ✗", "bitsandbytes 0.50", "No module named 'fewbit'",
         "Left out: torchao beside it: no", "a processor, 2 threads", "commit 0123456789 with changes",
     ):  # fmt: skip
         assert part in text, part
-
-
-def test_the_chart_is_an_image(kernel_results, tmp_path):
-    draw(kernel_results, tmp_path / "chart.png")
-    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
-    only_operators = dataclasses.replace(kernel_results, entries=kernel_results.entries[2:])
-    with pytest.raises(BenchError, match="a chart shows codecs with float32 or bfloat16"):
-        draw(only_operators, tmp_path / "chart.png")

@@ -8,14 +8,17 @@ from argparse import Namespace
 import pytest
 import torch
 
-from bench.cli import main as cli
-from bench.cli import records
+from bench.cli import main, suites
 from bench.errors import BenchError
 from bench.runner import clock
-from bench.suites.kernels import KernelTime, measure, rivals, time_kernels
+from bench.suites.gnn.kernel_time import KernelTime, time_kernels
+from bench.suites.kernels import command as measure
+from bench.suites.kernels import contenders
 from bench.suites.kernels.cases import GROUP, cases
 from bench.suites.kernels.contenders import Pass, RoundTrip
-from bench.suites.kernels.results import Measurement
+from bench.suites.kernels.entries import Measurement
+
+from .rendering import words
 
 CPU = torch.device("cpu")
 KIB = 2**10
@@ -153,9 +156,9 @@ def options(**more):
 
 def test_a_choice_that_fits_nothing_is_said():
     with pytest.raises(BenchError, match=r"no case has 'huffman' in its name; there are GroupAffine, 8 bits; "):
-        measure.run(options(cases=("huffman",)))
+        measure.run_cases(options(cases=("huffman",)))
     with pytest.raises(BenchError, match="no case has the codec, bits and dtype that were chosen together"):
-        measure.run(options(cases=("Positive",), bits=(4,)))
+        measure.run_cases(options(cases=("Positive",), bits=(4,)))
 
 
 def test_targets_are_for_large_tensors_only(monkeypatch):
@@ -181,8 +184,8 @@ def test_a_library_that_fails_is_left_out_and_said(monkeypatch):
     ]
     monkeypatch.setattr(measure, "cases", lambda groups: found)
     states = {"torchao": "0.18", "bitsandbytes": "not installed (No module)", "fewbit": "not installed"}
-    monkeypatch.setattr(rivals, "present", lambda: states)
-    results = measure.run(options(dtypes=("float32",)))
+    monkeypatch.setattr(measure, "present", lambda: states)
+    results = measure.run_cases(options(dtypes=("float32",)))
     assert results.skipped == ["torchao beside GroupAffine, 4 bits, float32: RuntimeError: no kernel for this"]
     [entry] = results.of(Measurement)
     assert {one.who for one in entry.timings} == {"torch", "actcore", "plain PyTorch"}
@@ -200,8 +203,8 @@ def test_what_was_measured_is_written_before_the_next(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(measure, "cases", lambda groups: [*cases(groups), last])
     with pytest.raises(KeyboardInterrupt):
-        measure.run(options(dtypes=("float32",), alone=True, json=file))
-    [entry] = records.load(file).of(Measurement)
+        measure.run_cases(options(dtypes=("float32",), alone=True, json=file))
+    [entry] = suites.load(file).of(Measurement)
     assert entry.case == "GroupAffine, 4 bits"
 
 
@@ -223,15 +226,15 @@ def test_a_case_that_fails_is_said_and_others_are_measured(monkeypatch):
         cases()[0], name="GroupAffine, broken", bits=4, contenders=(RoundTrip("actcore", fail, fail, list),)
     )
     monkeypatch.setattr(measure, "cases", lambda groups: [broken, *cases(groups)])
-    results = measure.run(options(dtypes=("float32",), alone=True))
+    results = measure.run_cases(options(dtypes=("float32",), alone=True))
     broken, other = results.of(Measurement)
     assert broken.failure == "RuntimeError: CUDA error: misaligned address for this"
     assert (other.case, other.failure) == ("GroupAffine, 4 bits", "")
-    assert "GroupAffine, broken, float32, 4 KiB failed: RuntimeError" in str(records.shown(results).renderables[-1])
+    assert "GroupAffine, broken, 4, float32, 4096: failed: RuntimeError" in words(results)
 
 
 def test_others_take_turns_of_their_own_and_are_compared_with_their_own_copies():
-    [entry] = measure.run(options(dtypes=("float32",))).of(Measurement)
+    [entry] = measure.run_cases(options(dtypes=("float32",))).of(Measurement)
     turns = [(one.beside, one.who, one.what) for one in entry.timings]
     assert turns == [
         (0, "torch", "copy_"),
@@ -248,7 +251,7 @@ def test_others_take_turns_of_their_own_and_are_compared_with_their_own_copies()
 
 
 def test_a_library_that_is_not_there_says_why():
-    states = rivals.present()
+    states = contenders.present()
     assert list(states) == ["bitsandbytes", "torchao", "fewbit"]
     assert all(state.startswith(("not ", "of unknown version")) or state[0].isdigit() for state in states.values())
 
@@ -258,11 +261,11 @@ def test_a_run_from_end_to_end(capsys, tmp_path):
     command = (
         "kernels --case GroupAffine --bits 4 --dtype float32 --size 4KiB --size 128KiB --rounds 2 --threads 1 --alone"
     )
-    assert cli.main([*command.split(), "--json", str(json_file), "--chart", str(picture)]) == 0
+    assert main.main([*command.split(), "--json", str(json_file), "--chart", str(picture)]) == 0
     shown = capsys.readouterr().out
     assert "compress, 128 KiB a tensor" in shown
     assert "Small tensors" in shown
-    results = records.load(json_file)
+    results = suites.load(json_file)
     assert [(entry.case, entry.nbytes) for entry in results.of(Measurement)] == [
         ("GroupAffine, 4 bits", 4 * KIB),
         ("GroupAffine, 4 bits", 128 * KIB),
@@ -276,6 +279,6 @@ def test_a_run_from_end_to_end(capsys, tmp_path):
     assert results.machine.threads == 1
     assert set(results.machine.versions) >= {"torch", "actcore"}
 
-    assert cli.main(["show", str(json_file), "--chart", str(tmp_path / "again.png")]) == 0
+    assert main.main(["show", str(json_file), "--chart", str(tmp_path / "again.png")]) == 0
     assert capsys.readouterr().out == shown
     assert (tmp_path / "again.png").read_bytes() == picture.read_bytes()

@@ -2,28 +2,27 @@
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any, ClassVar
 
-import matplotlib.pyplot as plt
 import pytest
 
-from bench.cli import main as cli
-from bench.cli import records
-from bench.cli.records import shown
-from bench.errors import BenchError, MissingLibrary
-from bench.results.machine import Machine
+from bench.cli import main, suites
+from bench.errors import MissingLibrary
 from bench.results.record import Record
-from bench.results.tables import console
+from bench.runner.child import here
 from bench.runner.process_memory import ENVIRONMENT
-from bench.suites.llm import chart, measure, subjects
-from bench.suites.llm.cell import Served
-from bench.suites.llm.results import Learned, Trained, fallen
+from bench.suites.llm import command, report, subjects
+from bench.suites.llm.cell import Cell, measure_once
+from bench.suites.llm.entries import Learned, Trained, fallen
 from bench.suites.llm.subjects import DENSE, QUICK, SUBJECTS, TORCH
 from bench.units import MIB
 from bench.ways import decoders as ways
 from bench.ways.decoders import BOUNDS, CHUNKED, CONTEXT, CUT, FEW, MAIN, REMAT, WAYS, planned_beside
 from bench.ways.decoders import WAYS as SEARCHED
 from bench.ways.general import PLAIN
+
+from .rendering import MACHINE, panels, words
 
 SMALL, MODEL = QUICK
 COMMAND = ["llm", "--part", "way", "--subject", SMALL, "--rounds", "2", "--threads", "1"]
@@ -34,8 +33,8 @@ def recorded(tmp_path_factory):
     """A run of the small loss, in real processes."""
     file = tmp_path_factory.mktemp("llm") / "llm.json"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "require", without(TORCH, CUT))
-        assert cli.main([*COMMAND, "--json", str(file)]) == 0
+        patch.setattr(command, "require", without(TORCH, CUT))
+        assert main.main([*COMMAND, "--json", str(file)]) == 0
     return file
 
 
@@ -50,7 +49,7 @@ def without(*missing):
 
 
 def test_a_run_from_end_to_end(recorded):
-    results = records.load(recorded)
+    results = suites.load(recorded)
     assert [cell.way for cell in results.of(Trained)] == [DENSE, CHUNKED]
     assert results.skipped == [f"{way}: the library of {way} is not there" for way in (TORCH, CUT)]
     dense, chunked = results.of(Trained)
@@ -73,10 +72,10 @@ def test_what_the_file_has_is_not_measured_again(recorded, monkeypatch):
         asked.extend(one.way for one in left)
         return [Trained(one.subject, one.way, peak=1) for one in left]
 
-    monkeypatch.setattr(measure, "measured", measured)
-    monkeypatch.setattr(measure, "require", without(CUT))
+    monkeypatch.setattr(command, "measured", measured)
+    monkeypatch.setattr(command, "require", without(CUT))
     before = json.loads(recorded.read_text())["entries"]
-    assert cli.main([*COMMAND, "--json", str(recorded)]) == 0
+    assert main.main([*COMMAND, "--json", str(recorded)]) == 0
     after = json.loads(recorded.read_text())["entries"]
     assert asked == [TORCH]
     assert after[:2] == before
@@ -89,32 +88,35 @@ class Answers:
     said: ClassVar[dict[Any, Any]] = {}
     asked: ClassVar[list[tuple[str, str]]] = []
 
-    def __init__(self, module, subject, way, threads):
-        self._way = way
-
     def __enter__(self):
         return self
 
     def __exit__(self, *of):
         pass
 
-    def ask(self, request):
-        self.asked.append((self._way, request))
-        found = self.said.get((self._way, request), self.said.get(request))
-        return found if isinstance(found, dict) else {"value": found}
+    def measure(self, function, entry, **options):
+        return replace(entry, **self._said("once", entry))
+
+    def measure_with(self, function, entry, **options):
+        found = self._said("seconds", entry)
+        return (replace(entry, **found), None) if isinstance(found, dict) else (entry, found)
+
+    def _said(self, request, entry):
+        self.asked.append((entry.way, request))
+        return self.said.get((entry.way, request), self.said.get(request))
 
 
 @pytest.fixture
 def answers(monkeypatch):
     """All ways have a peak and take turns, but those that a test says otherwise of."""
-    monkeypatch.setattr(Answers, "said", {"once": {"value": {"peak": 7}}, "seconds": 2.0, (PLAIN, "seconds"): 1.0})
+    monkeypatch.setattr(Answers, "said", {"once": {"peak": 7}, "seconds": 2.0, (PLAIN, "seconds"): 1.0})
     monkeypatch.setattr(Answers, "asked", [])
-    monkeypatch.setattr(measure, "Worker", Answers)
+    monkeypatch.setattr(command, "Child", Answers)
     return Answers
 
 
 def test_ways_that_are_left_are_timed_beside_plain(answers):
-    [found] = measure.measured([Trained(MODEL, CHUNKED)], 3, 1)
+    [found] = command.measured([Trained(MODEL, CHUNKED)], 3, 1)
     assert (found.way, found.peak, found.ratio) == (CHUNKED, 7, 2.0)
     assert found.plain_seconds == [1.0] * 3
     turn = [(PLAIN, "seconds"), (CHUNKED, "seconds")]
@@ -127,11 +129,16 @@ def test_a_way_that_fails_leaves_the_others(answers):
         (CHUNKED, "seconds"): {"failure": "no more"},
         (plan, "once"): {"does_not_apply": "memory must be at least 1"},
     }
-    plain, chunked, planned = measure.measured([Trained(MODEL, way) for way in (PLAIN, CHUNKED, plan)], 2, 1)
+    plain, chunked, planned = command.measured([Trained(MODEL, way) for way in (PLAIN, CHUNKED, plan)], 2, 1)
     assert (plain.ratio, chunked.failure, planned.does_not_apply) == (1, "no more", "memory must be at least 1")
     assert not planned.seconds
     answers.said[PLAIN, "once"] = {"failure": "too large"}
-    assert [one.seconds for one in measure.measured([Trained(MODEL, CHUNKED)], 2, 1)] == [[]]  # nothing to compare with
+    assert [one.seconds for one in command.measured([Trained(MODEL, CHUNKED)], 2, 1)] == [[]]  # nothing to compare with
+
+
+def errors(entry):
+    """Errors alone, without the counters of bytes."""
+    return replace(entry, **Cell(entry.subject, entry.way).errors())
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -142,13 +149,14 @@ def test_every_way_trains_a_model(way, monkeypatch):
     elif way == REMAT:
         pytest.importorskip("torch_remat")
     pytest.importorskip("transformers")
-    answer = Served(MODEL, way).answer("errors")
-    if answer.get("does_not_apply"):
+    found = here(errors, Trained(MODEL, way))
+    if found.does_not_apply:
         # So few tokens that a plain step's peak beyond its gradients is that of the head and little else.
         assert way in [planned_beside(bound) for bound in BOUNDS]
-        assert "must be at least" in answer["does_not_apply"]
+        assert "must be at least" in found.does_not_apply
         return
-    error = answer["value"]["error"]
+    assert not found.failure
+    error = found.error
     if way in (PLAIN, ways.CHECKPOINTS, ways.SELECTIVE, REMAT, CUT):
         assert error == 0
     elif "L1" in way or "lean" in way:
@@ -183,32 +191,24 @@ def test_names_of_ways_are_known():
     assert all(one.ways[0] == PLAIN and set(one.ways) <= set(WAYS) for one in models)
     assert set(FEW) <= set(MAIN)
     assert set(CONTEXT) <= set(SEARCHED)
-    assert set(chart.COLOURS) <= set(MAIN)
+    assert set(report.COLOURS) <= set(MAIN)
 
 
 def test_a_cell_says_why_it_cannot_measure(monkeypatch):
     monkeypatch.delenv(next(iter(ENVIRONMENT)), raising=False)
-    cell = Served(SMALL, CHUNKED)
-    assert "the process must be started with" in cell.answer("once")["failure"]
-    assert cell.answer("errors")["value"]["error"] < 1e-6
-
-
-def printed(results):
-    out = console()
-    with out.capture() as capture:
-        out.print(shown(results))
-    return " ".join(capture.get().split())
+    cell = Trained(SMALL, CHUNKED)
+    assert "the process must be started with" in here(measure_once, cell).failure
+    assert here(errors, cell).error < 1e-6
 
 
 def test_the_table_and_what_failed(recorded):
     failed = Trained(MODEL, PLAIN, failure="it was too large")
-    text = printed(records.load(recorded).adding([failed]))
+    text = words(suites.load(recorded).adding([failed]))
     assert SUBJECTS[SMALL].what in text
     assert SUBJECTS[MODEL].what in text
     assert f"{MODEL}, plain: failed: it was too large." in text
 
 
-MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 SETTINGS = {
     "rounds": 2,
     "data": "MRPC",
@@ -226,18 +226,16 @@ def test_trainings_are_compared_seed_by_seed():
     # From 8 to 4.5 at the least, and to 5.5 with the other seed.
     assert fallen(results, "L1") == pytest.approx(((8 - 4.5) / (8 - 4.5) + (8 - 5.1) / (8 - 5.5)) / 2)
     assert fallen(results, "lean") is None
-    text = printed(results)
+    text = words(results)
     # 0.5 and 0.1: their mean is 0.3, their standard deviation 0.4 / sqrt(2) = 0.2828; t of 1 degree is 12.706.
     assert "4.500, 5.100 +0.3000 [-2.2412, +2.8412] 0.2828 108 ✓ 5.800" in text
 
 
-def test_the_chart_has_a_line_for_each_way(tmp_path):
+def test_the_chart_has_a_line_for_each_way():
     tokens = ("llama-512-tokens", "llama-32k", "lora-32k")
     cells = [Trained(name, way, peak=3 * MIB, gradients=MIB) for name in tokens for way in (PLAIN, CHUNKED)]
-    figure = chart.draw(Record("llm", MACHINE, SETTINGS, [*cells, Trained("llama-2k-tokens", PLAIN, failure="none")]))
-    [axes] = figure.axes  # a single number of tokens is no line
-    assert [list(line.get_xdata()) for line in axes.lines] == [[512, 1024]] * 2
-    assert [list(line.get_ydata()) for line in axes.lines] == [[2, 2]] * 2
-    plt.close(figure)
-    with pytest.raises(BenchError, match="there is nothing to draw"):
-        chart.draw(Record("llm", MACHINE, SETTINGS, cells[:2]))
+    failed = Trained("llama-2k-tokens", PLAIN, failure="none")
+    [panel] = panels(Record("llm", MACHINE, SETTINGS, [*cells, failed]))  # a single number of tokens is no line
+    assert [list(series.x) for series in panel.series] == [[512, 1024]] * 2
+    assert [list(series.y) for series in panel.series] == [[2, 2]] * 2
+    assert panels(Record("llm", MACHINE, SETTINGS, cells[:2])) == []

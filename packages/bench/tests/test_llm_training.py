@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.cli import main as cli
-from bench.cli import records
+from bench.cli import main, suites
 from bench.errors import BenchError
 from bench.models.data import sentence_stream as words
 from bench.suites.llm import training
-from bench.suites.llm.results import Learned
+from bench.suites.llm.entries import Learned
 from bench.suites.llm.training import QUICK, WAYS, learned
 from bench.ways.decoders import CHUNKED
 from bench.ways.general import PLAIN
@@ -62,18 +61,18 @@ def test_a_loss_falls_and_ways_are_paired(text):
 
 def test_the_command_trains_and_is_taken_up(monkeypatch, corpus, tmp_path):
     monkeypatch.setattr(
-        "bench.suites.llm.measure.in_child", lambda function, one, **options: function(one, **told(options))
+        "bench.suites.llm.command.in_child", lambda function, one, **options: function(one, **told(options))
     )
     monkeypatch.setattr(training, "QUICK", replace(QUICK, steps=3, vocabulary=32))
     file = tmp_path / "llm.json"
     command = ["llm", "--part", "training", "--quick", "--seeds", "2", "--threads", "1", "--data-root", str(corpus)]
-    assert cli.main([*command, "--json", str(file)]) == 0
-    results = records.load(file)
+    assert main.main([*command, "--json", str(file)]) == 0
+    results = suites.load(file)
     assert [(one.seed, one.way) for one in results.of(Learned)] == [(seed, way) for seed in (0, 1) for way in WAYS]
     assert all(one.end and one.held_out and not one.failure for one in results.of(Learned))
     assert results.settings["recipe"]["guess"] == math.log(32)
     monkeypatch.setattr(training, "trained", lambda *_, **__: pytest.fail("it is trained again"))
-    assert cli.main([*command, "--json", str(file)]) == 0
+    assert main.main([*command, "--json", str(file)]) == 0
 
 
 def told(options):

@@ -11,7 +11,7 @@ from bench.runner import process_memory
 from bench.runner.child import here
 from bench.runner.memory import AGREEMENT, Memory, saved_bytes
 from bench.runner.process_memory import ENVIRONMENT, counters
-from bench.suites.gnn.memory import measure, measure_here
+from bench.suites.gnn.training import measure, measure_here
 
 CPU = torch.device("cpu")
 

@@ -9,14 +9,13 @@ import pytest
 
 from bench.cli.markdown import describe_run
 from bench.errors import BenchError, DoesNotApply
-from bench.results import files
+from bench.results import record as files
 from bench.results.entry import Entry, at, metric, part, series
 from bench.results.machine import Machine
 from bench.results.record import Kind, Record, paired
 from bench.results.tables import header
 from bench.runner.child import Child, here, in_child
-from bench.runner.deadline import Deadline
-from bench.runner.run import Run
+from bench.runner.run import Deadline, Run
 
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789ab", False, "python one", "today")
 

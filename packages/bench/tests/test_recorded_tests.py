@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli import main as cli
-from bench.cli import records
+from bench.cli import main, suites
 from bench.cli.markdown import render_record
 from bench.errors import BenchError
 from bench.recorded_tests.operators import (
@@ -25,12 +24,12 @@ from bench.recorded_tests.operators import (
 )
 from bench.recorded_tests.sweep import Swept
 from bench.recorded_tests.write import measure_subjects
-from bench.results.machine import Machine
 from bench.results.record import Record
+
+from .rendering import MACHINE
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "packages" / "bench" / "results"
-MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abc", False, "python", "today")
 SETTINGS = {"level": "L1", "steps": 1, "seed": 0, "device": "cpu"}
 GOOD = Swept("PyG", "", "SGConv", original_bytes=9, stored_bytes=3, rows=1, errors=[0.1, 0.1])
 GOOD = replace(GOOD, same_loss=True, stepped=True, restored=True, repeated=True, plain_seconds=1.0, seconds=2.0)
@@ -82,10 +81,10 @@ def test_a_file_is_taken_up_and_shown(tmp_path, capsys):
     file = tmp_path / "sweep.json"
     assert [one.name for one in recorded(file, "SGConv")] == ["SGConv"]
     assert [one.name for one in recorded(file, "SGConv", "GCNConv", seconds=3.0)] == ["GCNConv"]
-    record = records.load(file)
+    record = suites.load(file)
     assert [(one.name, one.seconds) for one in record.of(Swept)] == [("SGConv", 2.0), ("GCNConv", 3.0)]
     assert record.machine.command.startswith("python -m pytest")
-    assert cli.main(["show", str(file)]) == 0
+    assert main.main(["show", str(file)]) == 0
     assert "PyG: 2 of 2 passed at L1" in capsys.readouterr().out
     with pytest.raises(BenchError, match="holds results of another level"):
         recorded(file, "SGConv", level="L1.1")
@@ -97,14 +96,14 @@ def test_what_fails_is_recorded_and_the_rest_goes_on(tmp_path):
     file = tmp_path / "sweep.json"
     with pytest.raises(AssertionError, match="GCNConv: RuntimeError: a shape is wrong"):
         recorded(file, "GCNConv", "SGConv", fails=["GCNConv"])
-    failed, other = records.load(file).of(Swept)
+    failed, other = suites.load(file).of(Swept)
     assert failed.failure == "RuntimeError: a shape is wrong"
     assert not failed.passed
     assert other.passed
-    page = render_record(file.name, records.load(file))
+    page = render_record(file.name, suites.load(file))
     assert "Did not pass: GCNConv, RuntimeError: a shape is wrong." in page
     recorded(file, "GCNConv", "SGConv")  # what failed is tried again
-    assert not any(one.failure for one in records.load(file).of(Swept))
+    assert not any(one.failure for one in suites.load(file).of(Swept))
 
 
 # ---- the sweep ----
@@ -138,14 +137,14 @@ def test_notes_say_what_did_not_pass_and_why_nothing_is_smaller():
 
 @pytest.mark.parametrize("name", ["sweep-cpu", "sweep-lean-cpu", "sweep-cuda"])
 def test_recorded_sweeps_have_all_subjects(name):
-    swept = records.load(RESULTS / f"{name}.json").of(Swept)
+    swept = suites.load(RESULTS / f"{name}.json").of(Swept)
     assert len(swept) == 119
     assert [one.name for one in swept if not one.passed] == (["vit"] if name == "sweep-cuda" else [])
 
 
 @pytest.mark.parametrize("name", ["sweep-widths-cpu", "sweep-widths-lean-cpu"])
 def test_recorded_widths_are_within_the_promised_error(name):
-    swept = records.load(RESULTS / f"{name}.json").of(Swept)
+    swept = suites.load(RESULTS / f"{name}.json").of(Swept)
     assert len(swept) == 24
     assert all(one.passed and one.accurate for one in swept)
 

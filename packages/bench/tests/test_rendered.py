@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from bench.cli import records
+from bench.cli import suites
+
+from .rendering import printed
 
 RESULTS = Path(__file__).parents[1] / "results"
 DIGESTS = Path(__file__).with_suffix(".sha256")
@@ -27,7 +27,5 @@ def recorded() -> dict[str, str]:
 
 @pytest.mark.parametrize("name", recorded())
 def test_a_recorded_result_renders_as_before(name):
-    written = io.StringIO()
-    Console(file=written, width=160, color_system=None).print(records.shown(records.load(RESULTS / name)))
-    digest = hashlib.sha256(written.getvalue().encode()).hexdigest()
+    digest = hashlib.sha256(printed(suites.load(RESULTS / name)).encode()).hexdigest()
     assert digest == recorded()[name], f"`python -m bench show {name}` prints another text"

@@ -4,25 +4,21 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
-import matplotlib.pyplot as plt
 import pytest
 
-from bench.cli import main as cli
-from bench.cli import records
-from bench.cli.records import shown
+from bench.cli import main, suites
 from bench.models.sized import RESNET_152, scaled_stages
-from bench.results.machine import Machine
-from bench.results.record import Record
-from bench.results.tables import console
-from bench.suites.search import chart, measure
+from bench.results.published import published
+from bench.results.record import Record, save
+from bench.suites.search import command as measure
 from bench.suites.search.bisection import Found, Grid, largest
 from bench.suites.search.dimensions import DEFAULT, FAMILIES, MEMORY_LIMITS, NAMES, QUICK, QUICK_LIMITS, dimensions
-from bench.suites.search.published import PUBLISHED
-from bench.suites.search.results import Search, Trial, find_search, relative_throughput, times_plain
+from bench.suites.search.entries import Search, Trial, find_search, relative_throughput, times_plain
+from bench.suites.search.report import figures
 from bench.units import GIB, MIB
 from bench.ways.general import PLAIN, WAYS
 
-MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
+from .rendering import MACHINE, panels, printed
 
 
 class Border:
@@ -102,21 +98,21 @@ def test_both_devices_have_the_same_searches():
     for device in ("cpu", "cuda"):
         known = dimensions(device)
         assert tuple(known) == NAMES
-        assert set(PUBLISHED) <= set(NAMES)
+        assert set(published("search")["figures"]) <= set(NAMES)
         for dimension in known.values():
             assert dimension.least <= dimension.first <= dimension.most
             assert dimension.family in FAMILIES
         assert set(MEMORY_LIMITS[device]) == set(QUICK_LIMITS[device]) == set(FAMILIES)
     assert set(DEFAULT) <= set(NAMES)
     assert {known[name].family for name in QUICK} == set(FAMILIES)
-    assert {figure.way for figures in PUBLISHED.values() for figure in figures} <= {*WAYS, ""}
+    assert {figure.way for name in NAMES for figure in figures(name)} <= {*WAYS, ""}
 
 
 def test_published_figures_are_those_of_the_papers():
-    ratios = {figure.system: figure.ratio for figure in PUBLISHED["resnet50-batch"]}
+    ratios = {figure.system: figure.ratio for figure in figures("resnet50-batch")}
     assert ratios["GACT, 4 bits, swap"] == 4.2  # the least of GACT's abstract
     assert ratios["ActNN L5"] == 6.6  # of ActNN's
-    assert max(figure.ratio for figure in PUBLISHED["bert-large-batch"]) == pytest.approx(24.7, abs=0.05)  # as printed
+    assert max(figure.ratio for figure in figures("bert-large-batch")) == pytest.approx(24.7, abs=0.05)  # as printed
 
 
 def test_depth_is_scaled_in_proportion():
@@ -174,8 +170,8 @@ def machinery(monkeypatch):
 def test_what_a_way_reaches_is_proved_by_a_plain_trial(machinery, tmp_path):
     file = tmp_path / "out.json"
     command = [*COMMAND, "--way", "L1", "--way", "L2", "--way", "save_on_cpu", "--json", str(file)]
-    assert cli.main(command) == 0
-    results = records.load(file)
+    assert main.main(command) == 0
+    results = suites.load(file)
     found = {search.way: search for search in results.of(Search)}
     assert {way: search.largest for way, search in found.items()} == {
         PLAIN: 20, "L1": 90, "L2": 10, "save_on_cpu": None
@@ -191,22 +187,22 @@ def test_what_a_way_reaches_is_proved_by_a_plain_trial(machinery, tmp_path):
 def test_a_run_is_taken_up_trial_by_trial(machinery, tmp_path, capsys):
     file = tmp_path / "out.json"
     command = [*COMMAND, "--way", "L1", "--json", str(file)]
-    assert cli.main(command) == 0
-    whole, asked = records.load(file), list(machinery.asked)
+    assert main.main(command) == 0
+    whole, asked = suites.load(file), list(machinery.asked)
     machinery.asked.clear()
-    assert cli.main(command) == 0
+    assert main.main(command) == 0
     assert machinery.asked == []
     content = json.loads(file.read_text())
     lost = content["entries"][1]["trials"][4:]
     del content["entries"][1]["trials"][4:]
     content["entries"][1]["ended"] = False
     file.write_text(json.dumps(content))
-    assert cli.main(command) == 0
+    assert main.main(command) == 0
     assert machinery.asked == [("L1", trial["value"]) for trial in lost]
-    assert records.load(file).entries == whole.entries
+    assert suites.load(file).entries == whole.entries
     assert len(asked) == len(set(asked))
     capsys.readouterr()
-    assert cli.main([*command, "--memory-limit", "8MiB"]) == 1
+    assert main.main([*command, "--memory-limit", "8MiB"]) == 1
     assert "another memory limit" in capsys.readouterr().err
 
 
@@ -215,25 +211,25 @@ def test_other_trainings_of_the_same_name_are_searched_anew(machinery, tmp_path,
     """Trials of a smaller model stood under the title of a larger one, and such with SGD beside others with Adam."""
     file = tmp_path / "out.json"
     command = [*COMMAND, "--way", "L1", "--json", str(file)]
-    assert cli.main(command) == 0
+    assert main.main(command) == 0
     content = json.loads(file.read_text())
     for search in content["entries"]:
         search[setting] = other
     file.write_text(json.dumps(content))
     asked = machinery.asked[:]
     machinery.asked.clear()
-    assert cli.main(command) == 0
+    assert main.main(command) == 0
     assert machinery.asked == asked
 
 
 def test_a_search_that_becomes_more_precise_has_no_largest_before_it_ends(machinery, tmp_path):
     file = tmp_path / "out.json"
     command = [*COMMAND[:-1], "--way", "L1", "--json", str(file)]
-    assert cli.main(command) == 0
-    assert find_search(records.load(file), "gcn-layers", "L1").largest is not None
+    assert main.main(command) == 0
+    assert find_search(suites.load(file), "gcn-layers", "L1").largest is not None
     machinery.broken = "L1"
-    assert cli.main([*command, "--precise"]) == 0
-    search = find_search(records.load(file), "gcn-layers", "L1")
+    assert main.main([*command, "--precise"]) == 0
+    search = find_search(suites.load(file), "gcn-layers", "L1")
     assert search.crash
     assert (search.ended, search.largest) == (False, None)
 
@@ -242,16 +238,16 @@ def test_a_crash_ends_a_search_and_not_the_run(machinery, tmp_path):
     file = tmp_path / "out.json"
     machinery.broken = "L1"
     command = [*COMMAND, "--way", "L1", "--way", "L2", "--json", str(file)]
-    assert cli.main(command) == 0
-    results = records.load(file)
+    assert main.main(command) == 0
+    results = suites.load(file)
     assert find_search(results, "gcn-layers", "L1").crash == "ended with code -11"
     assert find_search(results, "gcn-layers", "L1").largest is None
     assert find_search(results, "gcn-layers", "L2").largest == 10
     machinery.broken = None
     machinery.asked.clear()
-    assert cli.main(command) == 0
+    assert main.main(command) == 0
     assert {way for way, _ in machinery.asked} == {"L1", PLAIN}  # tried again, and then proved
-    again = records.load(file)
+    again = suites.load(file)
     assert find_search(again, "gcn-layers", "L1").largest == 90
     assert not find_search(again, "gcn-layers", "L1").crash
 
@@ -264,8 +260,8 @@ def test_a_crash_that_more_memory_prevents_is_for_want_of_memory(machinery, tmp_
         return replace(trial, crashed=True, failure="ended with code -11") if trial.failure else trial
 
     monkeypatch.setattr(machinery, "take", crashing)
-    assert cli.main([*COMMAND, "--way", PLAIN, "--json", str(file)]) == 0
-    search = find_search(records.load(file), "gcn-layers", PLAIN)
+    assert main.main([*COMMAND, "--way", PLAIN, "--json", str(file)]) == 0
+    search = find_search(suites.load(file), "gcn-layers", PLAIN)
     assert search.largest == 20
     assert "with 4 times the memory it finished" in search.trial(21).failure
 
@@ -296,15 +292,12 @@ RESULTS = Record("search", MACHINE, SETTINGS, searches(), ["swin: no timm"])
 
 def test_the_report_has_measured_beside_published(tmp_path):
     file, picture = tmp_path / "out.json", tmp_path / "out.png"
-    records.save(RESULTS, file)
-    assert records.load(file) == RESULTS
-    assert cli.main(["show", str(file), "--chart", str(picture)]) == 0
+    save(RESULTS, file)
+    assert suites.load(file) == RESULTS
+    assert main.main(["show", str(file), "--chart", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    output = console()
-    output.width = 200
-    with output.capture() as captured:
-        output.print(shown(RESULTS))
-    rows = {line.split("  ")[0].strip(): " ".join(line.split()) for line in captured.get().splitlines()}
+    found_text = printed(RESULTS, 200)
+    rows = {line.split("  ")[0].strip(): " ".join(line.split()) for line in found_text.splitlines()}
     # 40 of 10; GACT's 448 of 160; 40 images in 1 s, and twice plain's 10 in 0.5 s.
     assert rows["L1"] == "L1 40 4.00 2.80 40.0 2.00 failed GACT, 4 bits: 160 -> 448"
     assert rows["L2"].startswith("L2 ≥ 60 ≥ 6.00")
@@ -312,23 +305,17 @@ def test_the_report_has_measured_beside_published(tmp_path):
     assert "its loss is not finite" in rows["L2.2"]
     assert "crashed: ended with code -11" in rows["Q-layers"]
     assert rows["each block (torch) *"].startswith("each block (torch) * 5 0.50")
-    text = " ".join(captured.get().split())
+    text = " ".join(found_text.split())
     assert "6.60 ActNN L5: 160 -> 1,056" in text
     assert "within 128 MiB" in text
     assert "Left out: swin: no timm" in text
     assert "plain finished at 60, the largest of L2, too" in text
 
 
-def test_a_bar_of_what_does_not_train_is_hollow():
-    figure = chart.draw(RESULTS)
-    [axes] = figure.axes
-    hollow = {
-        name.get_text(): bar.get_facecolor() == (1, 1, 1, 1)
-        for name, bar in zip(axes.get_yticklabels(), axes.patches, strict=True)
-    }
-    plt.close(figure)
-    assert hollow["L2.2"]  # its loss is not finite
-    assert not hollow["L1"]
+def test_a_bar_of_what_does_not_train_says_so():
+    words = {bar.label: bar.words for bar in panels(RESULTS)[0].bars}
+    assert "loss not finite" in words["L2.2"]
+    assert "loss not finite" not in words["L1"]
 
 
 def test_graph_networks_take_adam():
@@ -340,10 +327,8 @@ def test_what_is_not_known_is_not_compared():
     alone = Record("search", MACHINE, SETTINGS, [partial_search("L1", 40, [])])
     assert times_plain(alone, alone.entries[0]) is None
     assert relative_throughput(alone, alone.entries[0]) is None
-    output = console()
-    with output.capture() as captured:
-        output.print(shown(alone))
-    assert "L1" in captured.get()
+    found_text = printed(alone)
+    assert "L1" in found_text
 
 
 @pytest.mark.parametrize(
@@ -358,7 +343,7 @@ def test_what_is_not_known_is_not_compared():
 )
 def test_what_is_wrong_is_said_in_one_line(capsys, arguments, parts):
     try:
-        code = cli.main(["search", *arguments])
+        code = main.main(["search", *arguments])
     except SystemExit as ended:
         code = ended.code
     assert code in (1, 2)
@@ -369,16 +354,16 @@ def test_what_is_wrong_is_said_in_one_line(capsys, arguments, parts):
 
 def test_a_limit_that_cannot_be_kept_is_refused(capsys, monkeypatch):
     monkeypatch.setattr(measure.platform, "system", lambda: "Darwin")
-    assert cli.main(["search"]) == 1
+    assert main.main(["search"]) == 1
     assert "can be limited on Linux alone, this is Darwin; use --device cuda" in capsys.readouterr().err
     monkeypatch.setattr(measure.platform, "system", lambda: "Linux")
-    assert cli.main(["search", "--memory-limit", "1048576GiB"]) == 1
+    assert main.main(["search", "--memory-limit", "1048576GiB"]) == 1
     assert "must be at most the machine's memory, " in capsys.readouterr().err
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert cli.main(["search", "--device", "cuda"]) == 1
+    assert main.main(["search", "--device", "cuda"]) == 1
     assert "torch finds no usable GPU" in capsys.readouterr().err
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=8 * GIB))
-    assert cli.main(["search", "--device", "cuda"]) == 1
+    assert main.main(["search", "--device", "cuda"]) == 1
     assert "must be at most the GPU's memory, 8 GiB, got 16 GiB" in capsys.readouterr().err

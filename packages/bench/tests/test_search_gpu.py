@@ -7,22 +7,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.cli import main as cli
-from bench.cli import records
-from bench.cli.records import shown
+from bench.cli import main, suites
 from bench.cli.suites import BENCHES
 from bench.errors import BenchError
 from bench.results.machine import Machine
 from bench.results.record import Record
-from bench.results.tables import console
-from bench.runner.workers import TooLong
-from bench.suites.search import measure, processes
+from bench.runner.child import TooLong
+from bench.suites.search import command, processes
 from bench.suites.search import trial as trials
+from bench.suites.search.entries import Search, Trial, find_search
 from bench.suites.search.processes import Trials
-from bench.suites.search.results import Search, Trial, find_search
 from bench.suites.search.trial import Request
 from bench.units import GIB, MIB
 from bench.ways.general import PLAIN
+
+from .rendering import printed, words
 
 CUDA = torch.device("cuda")
 MACHINE = Machine("a GPU", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
@@ -178,9 +177,9 @@ class Machinery:
 @pytest.fixture
 def machinery(monkeypatch):
     made = Machinery(1000)
-    monkeypatch.setattr(measure, "Trials", lambda: made)
-    monkeypatch.setattr(measure.platform, "system", lambda: "Linux")
-    monkeypatch.setattr("bench.runner.deadline.Deadline.over", property(lambda deadline: len(made.asked) >= made.count))
+    monkeypatch.setattr(command, "Trials", lambda: made)
+    monkeypatch.setattr(command.platform, "system", lambda: "Linux")
+    monkeypatch.setattr("bench.runner.run.Deadline.over", property(lambda deadline: len(made.asked) >= made.count))
     return made
 
 
@@ -201,8 +200,8 @@ COMMAND = [
 
 def test_what_the_deadline_cuts_off_is_said_and_taken_up(machinery, tmp_path):
     file = tmp_path / "out.json"
-    assert cli.main([*COMMAND, "--json", str(file)]) == 0
-    whole, asked = records.load(file), machinery.asked[:]
+    assert main.main([*COMMAND, "--json", str(file)]) == 0
+    whole, asked = suites.load(file), machinery.asked[:]
     assert [found.ended for found in whole.of(Search)] == [True] * 4
     ways = [way for _, way, _ in asked]
     names = list(dict.fromkeys((name, way) for name, way, _ in asked))
@@ -210,28 +209,26 @@ def test_what_the_deadline_cuts_off_is_said_and_taken_up(machinery, tmp_path):
     file.unlink()
     machinery.asked.clear()
     machinery.count = ways.index("L1") + 2  # two trials of the first one's L1 are made
-    assert cli.main([*COMMAND, "--json", str(file)]) == 0
-    cut = records.load(file)
+    assert main.main([*COMMAND, "--json", str(file)]) == 0
+    cut = suites.load(file)
     assert machinery.asked == asked[: machinery.count]
     [left] = cut.skipped
     assert left == "the deadline of 100 s came before the end of L1 of gcn-layers, gcn-hidden"
     found = find_search(cut, "gcn-layers", "L1")
     assert (found.ended, found.largest) == (False, None)
     assert found.most is not None
-    output = console()
-    with output.capture() as captured:
-        output.print(shown(cut))
-    assert f"L1 ≥ {found.most}" in " ".join(captured.get().split())
+    found_text = printed(cut)
+    assert f"L1 ≥ {found.most}" in " ".join(found_text.split())
     machinery.count, machinery.asked = 1000, []
-    assert cli.main([*COMMAND, "--json", str(file)]) == 0
-    assert [one.largest for one in records.load(file).of(Search)] == [one.largest for one in whole.of(Search)]
+    assert main.main([*COMMAND, "--json", str(file)]) == 0
+    assert [one.largest for one in suites.load(file).of(Search)] == [one.largest for one in whole.of(Search)]
 
 
 def test_a_trial_that_takes_too_long_ends_its_search_alone(machinery, tmp_path):
     machinery.hangs = ("L1",)
     file = tmp_path / "out.json"
-    assert cli.main([*COMMAND, "--way", "L2", "--json", str(file)]) == 0
-    found = records.load(file)
+    assert main.main([*COMMAND, "--way", "L2", "--json", str(file)]) == 0
+    found = suites.load(file)
     # The least of a short time: what is measured takes no time here.
     assert find_search(found, "gcn-layers", "L1").crash in (
         "it was not done in 60 seconds",
@@ -249,23 +246,19 @@ def test_what_a_lent_gpu_searches(monkeypatch):
         found.append(options)
         return Record("search", MACHINE, {"device": "cpu"})
 
-    monkeypatch.setattr(cli, "BENCHES", {"search": replace(BENCHES["search"], run=run)})
-    assert cli.main(["search", "--gpu", "--deadline", "50"]) == 0
+    monkeypatch.setattr(main, "BENCHES", {"search": replace(BENCHES["search"], run=run)})
+    assert main.main(["search", "--gpu", "--deadline", "50"]) == 0
     [given] = found
-    assert given.names == list(measure.GPU_NAMES)
+    assert given.names == list(command.GPU_NAMES)
     assert given.ways == []
     known = trials.dimensions("cuda")
-    ways = {name: measure.searched_ways(known[name], None, given.by_default) for name in given.names}
-    assert ways["resnet50-batch"] == list(measure.GPU_WAYS)
-    assert ways["bert-large-batch"] == [way for way in measure.GPU_WAYS if way != "Q-layers"]
+    ways = {name: command.searched_ways(known[name], None, given.by_default) for name in given.names}
+    assert ways["resnet50-batch"] == list(command.GPU_WAYS)
+    assert ways["bert-large-batch"] == [way for way in command.GPU_WAYS if way != "Q-layers"]
 
 
 def test_the_report_says_what_the_limit_leaves_out():
     best = Trial(160, fits=True, items=160, step_seconds=[0.5], outside_bytes=700 * MIB)
     search = Search("resnet50-batch", PLAIN, "ResNet-50: batch", "images", 16 * GIB, 160, ended=True, trials=[best])
-    output = console()
-    with output.capture() as captured:
-        output.print(shown(Record("search", MACHINE, {"device": "cuda"}, [search])))
-    text = " ".join(captured.get().split())
-    assert "not the context and what libraries take by themselves (at most 700 MiB, other processes' included)" in text
-    assert "cudnn.benchmark is off" in text
+    text = words(Record("search", MACHINE, {"device": "cuda"}, [search]))
+    assert "In use of the GPU beside torch's allocator: at most 700 MiB." in text

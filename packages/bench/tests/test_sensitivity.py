@@ -5,13 +5,10 @@ import torch
 from torch import nn
 
 import integrations
-from bench.cli import main as cli
-from bench.cli import records
+from bench.cli import main, suites
 from bench.models.subject import Case
-from bench.results.machine import Machine
-from bench.results.record import Record
-from bench.suites.sensitivity import measure
-from bench.suites.sensitivity.results import Sensitivities
+from bench.suites.sensitivity import command
+from bench.suites.sensitivity.entries import Sensitivities
 
 
 @pytest.fixture
@@ -23,20 +20,20 @@ def small(monkeypatch):
         x = torch.randn(64, 32)
         return Case(model, lambda: model(x).square().mean(), "small")
 
-    monkeypatch.setattr(measure, "MODELS", {"gcn": case})
+    monkeypatch.setattr(command, "MODELS", {"gcn": case})
 
 
 def test_a_run_prints_and_writes(small, tmp_path, capsys):
     file = tmp_path / "out.json"
-    assert cli.main(["sensitivity", "--model", "gcn", "--quick", "--threads", "1", "--json", str(file)]) == 0
+    assert main.main(["sensitivity", "--model", "gcn", "--quick", "--threads", "1", "--json", str(file)]) == 0
     printed = capsys.readouterr().out
     assert "Which tensors matter" in printed
-    found = records.load(file)
+    found = suites.load(file)
     (model,) = found.of(Sensitivities)
     assert model.tensors == ["2: linear input", "4: linear input"]
-    assert len(model.references) == measure.QUICK_PAIRS
+    assert len(model.references) == command.QUICK_PAIRS
     assert model.planned_bytes <= model.plain_bytes
-    assert cli.main(["show", str(file)]) == 0
+    assert main.main(["show", str(file)]) == 0
     assert "Which tensors matter" in capsys.readouterr().out
 
 
@@ -51,26 +48,15 @@ def test_correlations_and_ratio():
 
 def test_a_missing_library_is_said_in_one_line(monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
-    assert cli.main(["sensitivity", "--model", "resnet18", "--quick"]) == 1
+    assert main.main(["sensitivity", "--model", "resnet18", "--quick"]) == 1
     assert "timm cannot be imported" in capsys.readouterr().err
-
-
-def test_the_chart_is_an_image(small, tmp_path, capsys):
-    file, picture = tmp_path / "out.json", tmp_path / "out.png"
-    assert cli.main(["sensitivity", "--model", "gcn", "--quick", "--threads", "1", "--json", str(file)]) == 0
-    assert cli.main(["show", str(file), "--chart", str(picture)]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    machine = Machine("a processor", 2, "Linux", {}, "", False, "python", "today")
-    records.save(Record("sensitivity", machine, {"level": "L2", "bits": 4}), file)
-    assert cli.main(["show", str(file), "--chart", str(picture)]) == 1
-    assert "a chart shows models" in capsys.readouterr().err
 
 
 def test_equal_bits_are_those_of_every_operator():
     """Widths that a level gives some operators more of would be measured at one width and scaled from another."""
-    level = integrations.Level(**measure.equal_bits(4))
+    level = integrations.Level(**command.equal_bits(4))
     model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 64))
-    options = {name: getattr(level, name) for name in measure.equal_bits(4)}
+    options = {name: getattr(level, name) for name in command.equal_bits(4)}
     with integrations.compress(model, level="L1", **options) as handle:
         model(torch.randn(64, 64)).sigmoid().square().sum()
     codecs = {row.codec for row in handle.report().rows if row.codec.startswith("GroupAffine")}

@@ -3,32 +3,28 @@
 import copy
 from dataclasses import replace
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch_geometric.nn as geometric
 from torch import nn
 
-from bench.cli import main as cli
-from bench.cli import records
-from bench.cli.records import shown
-from bench.models.graph_layers import GraphLayers
+from bench.cli import main, suites
+from bench.models.sized import GraphLayers
 from bench.models.subject import Subject
-from bench.results.machine import Machine
-from bench.results.record import Record
-from bench.results.tables import console
+from bench.results.record import Record, save
 from bench.runner import child
 from bench.runner.child import here
 from bench.runner.process_memory import ENVIRONMENT
 from bench.suites.memory.systems import cell as cells
-from bench.suites.memory.systems import chart, subjects
-from bench.suites.memory.systems.fronts import front
-from bench.suites.memory.systems.results import Cell
+from bench.suites.memory.systems import subjects
+from bench.suites.memory.systems.entries import Cell
+from bench.suites.memory.systems.report import front
 from bench.suites.memory.systems.subjects import made
 from bench.suites.search.dimensions import dimensions
 from bench.ways.general import PLAIN, WAYS
 
-MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
+from .rendering import MACHINE, panels, printed, words
+
 CPU = torch.device("cpu")
 
 
@@ -53,9 +49,9 @@ def test_a_cell(way, counted):
 
 
 def test_what_does_not_apply_is_no_failure(counted):
-    for way, words in (("each block (torch)", "no blocks"), ("save_on_cpu", "on the CPU already")):
+    for way, said in (("each block (torch)", "no blocks"), ("save_on_cpu", "on the CPU already")):
         found = measured("mlp", way)
-        assert words in found.does_not_apply
+        assert said in found.does_not_apply
         assert not found.failure
 
 
@@ -152,33 +148,25 @@ def test_the_report_says_who_wins_and_what_failed(tmp_path):
     named = [replace(one, what="GraphSAGE, 3 layers of 256, 10,000 nodes, 50,000 edges") for one in CELLS]
     results = recorded(named, ["vit: timm cannot be imported"])
     file, picture = tmp_path / "out.json", tmp_path / "out.png"
-    records.save(results, file)
-    assert records.load(file) == results
-    assert cli.main(["show", str(file), "--chart", str(picture)]) == 0
+    save(results, file)
+    assert suites.load(file) == results
+    assert main.main(["show", str(file), "--chart", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    output = console()
-    with output.capture() as captured:
-        output.print(shown(results))
-    text = " ".join(captured.get().split())
-    assert "mlp: the least memory has checkpoint, least (ours)" in text
-    assert "L1.1 (mlp) failed: it ended." in text
+    text = words(results)
+    assert "mlp, L1.1: failed: it ended." in text
     assert "Left out: vit" in text
-    assert "save_on_cpu * (mlp) does not apply: the model is on the CPU already." in text
+    assert "mlp, save_on_cpu: does not apply: the model is on the CPU already." in text
     assert "…" not in text  # no number and no name is cut short
     tiny = [replace(one, peak_bytes=one.peak_bytes and one.peak_bytes << 10) for one in CELLS]
-    with output.capture() as captured:
-        output.print(shown(recorded(tiny)))
-    assert "L1 50.0 50 1.20" in " ".join(captured.get().split())  # KiB
+    found_text = printed(recorded(tiny))
+    assert "L1 50.0 50 1.20" in " ".join(found_text.split())  # KiB
 
 
 def test_a_point_of_what_hardly_trains_is_hollow():
     noise = replace(cell("L2", 60, 1.3), error=0.6)
     results = recorded([cell(PLAIN, 100, 1.0), cell("L1", 50, 1.2), noise])
-    figure = chart.draw(results)
-    points = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
-    colours = [line.get_markerfacecolor() for line in points]
-    plt.close(figure)
-    assert [colour == "white" for colour in colours] == [False, False, True]
+    [panel] = panels(results)
+    assert {name for series in panel.series if series.hollow for name in series.names} == {"L2"}
 
 
 def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys):
@@ -191,22 +179,22 @@ def test_a_run_is_taken_up_and_a_crash_is_recorded(monkeypatch, tmp_path, capsys
 
     monkeypatch.setattr(cells.Processes, "measure", measured)
     command = ["systems", "--model", "mlp", "--way", "L1", "--way", "L2", "--threads", "1", "--json", str(file)]
-    assert cli.main(command) == 0
+    assert main.main(command) == 0
     assert asked == [(PLAIN, 7), ("L1", 7), ("L2", 7)]
     asked.clear()
-    assert cli.main([*command, "--rounds", "1"]) == 0
+    assert main.main([*command, "--rounds", "1"]) == 0
     assert asked == [("L2", 1)]  # what failed is tried again; the others have as many rounds
     asked.clear()
-    assert cli.main([*command, "--rounds", "3"]) == 0
+    assert main.main([*command, "--rounds", "3"]) == 0
     assert asked == [(PLAIN, 3), ("L1", 3), ("L2", 3)]  # they have one
     asked.clear()
-    assert cli.main([*command[:-1], str(file), "--way", "L1.1", "--no-time"]) == 0
+    assert main.main([*command[:-1], str(file), "--way", "L1.1", "--no-time"]) == 0
     assert ("L1.1", 0) in asked
     asked.clear()
-    assert cli.main([*command, "--way", "L1.1", "--rounds", "1"]) == 0
+    assert main.main([*command, "--way", "L1.1", "--rounds", "1"]) == 0
     assert ("L1.1", 1) not in asked  # it has been timed, as the stand-in for it says
     capsys.readouterr()
-    assert cli.main([*command, "--seed", "1"]) == 1
+    assert main.main([*command, "--seed", "1"]) == 1
     assert "holds results of another seed" in capsys.readouterr().err
 
 

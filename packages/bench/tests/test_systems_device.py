@@ -13,7 +13,7 @@ from bench.results.machine import Machine
 from bench.runner import clock as step_clock
 from bench.runner import process_memory
 from bench.suites.memory.systems import device
-from bench.suites.memory.systems.results import Figures
+from bench.suites.memory.systems.entries import Figures
 
 MACHINE = Machine("a GPU", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

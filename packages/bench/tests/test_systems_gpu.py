@@ -8,36 +8,34 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.cli import main as cli
-from bench.cli import records
-from bench.cli.records import shown
+from bench.cli import main, suites
 from bench.cli.suites import BENCHES
 from bench.results.machine import Machine
-from bench.results.record import Record
-from bench.results.tables import console
-from bench.runner.child import here
-from bench.runner.deadline import Deadline
-from bench.runner.workers import TooLong
+from bench.results.record import Record, save
+from bench.runner.child import TooLong, here
+from bench.runner.run import Deadline
 from bench.suites.memory.systems import cell as cells
-from bench.suites.memory.systems import gpu_subjects, measure
-from bench.suites.memory.systems.results import Cell, Figures
+from bench.suites.memory.systems import command, subjects
+from bench.suites.memory.systems.entries import Cell, Figures
 from bench.suites.memory.systems.subjects import NAMES, made
 from bench.ways import general as ways
 from bench.ways.general import PLAIN, WAYS
+
+from .rendering import words
 
 MACHINE = Machine("a GPU", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def test_what_is_measured_is_known():
-    assert set(gpu_subjects.SUBJECTS) <= set(NAMES)
-    assert set(gpu_subjects.WAYS) <= set(WAYS)
-    assert gpu_subjects.WAYS[:2] == (PLAIN, "L1")  # of all models first
+    assert set(subjects.GPU_SUBJECTS) <= set(NAMES)
+    assert set(subjects.GPU_WAYS) <= set(WAYS)
+    assert subjects.GPU_WAYS[:2] == (PLAIN, "L1")  # of all models first
 
 
 def test_the_llama_has_a_billion_parameters():
     with torch.device("meta"):
-        llama = gpu_subjects.SUBJECTS["llama-8"](gpu_subjects.SIZES["cuda"])
+        llama = subjects.GPU_SUBJECTS["llama-8"](subjects.GPU_SIZES["cuda"])
     count = sum(parameter.numel() for parameter in llama.model.parameters())
     # Of each layer: queries and outputs, keys and values, the three of the MLP, two norms; embeddings, tied; a norm.
     layer = 2 * 2048**2 + 2 * 2048 * 512 + 3 * 2048 * 8192 + 2 * 2048
@@ -51,7 +49,7 @@ def test_the_llama_has_a_billion_parameters():
 def test_a_step_of_a_subject_at_a_gpu_s_size(name):
     """On the meta device, which computes shapes alone."""
     with torch.device("meta"):
-        subject = gpu_subjects.SUBJECTS[name](gpu_subjects.SIZES["cuda"])
+        subject = subjects.GPU_SUBJECTS[name](subjects.GPU_SIZES["cuda"])
         loss = subject.step(subject.model.train())
     loss.backward()
     assert loss.shape == ()
@@ -144,7 +142,7 @@ def asked(monkeypatch):
 
     process = Processes(measured)
     monkeypatch.setattr(cells, "Processes", lambda threads: process)
-    monkeypatch.setattr(measure, "require", lambda name: None)
+    monkeypatch.setattr(command, "require", lambda name: None)
     return SimpleNamespace(cells=found, process=process)
 
 
@@ -157,7 +155,7 @@ def options(count, found, models=("one", "other")):
 
 
 def test_what_is_worth_most_is_measured_before_the_deadline(asked):
-    results = measure.run(options(3, asked))
+    results = command.run(options(3, asked))
     assert asked.cells == [("one", PLAIN), ("other", PLAIN), ("one", "L1")]
     assert len(results.entries) == 3
     [left] = results.skipped
@@ -166,19 +164,19 @@ def test_what_is_worth_most_is_measured_before_the_deadline(asked):
 
 
 def test_what_pins_most_of_the_host_s_memory_waits_for_all_others(asked, monkeypatch):
-    monkeypatch.setattr(measure, "LAST", {("one", PLAIN)})
-    measure.run(options(10, asked))
+    monkeypatch.setattr(command, "LAST", {("one", PLAIN)})
+    command.run(options(10, asked))
     assert asked.cells[-1] == ("one", PLAIN)
     assert ("other", PLAIN) in asked.cells
 
 
 def test_what_takes_too_long_is_a_row_and_what_the_deadline_ended_is_none(asked):
-    results = measure.run(options(10, asked, ("slow", "other")))
+    results = command.run(options(10, asked, ("slow", "other")))
     assert results.find(Cell, subject="slow", way=PLAIN).failure == "it was not done in 25 seconds"
     assert results.find(Cell, subject="other", way="L1.2") is not None
     assert not results.skipped
     asked.cells.clear()
-    results = measure.run(options(1, asked, ("slow", "other")))
+    results = command.run(options(1, asked, ("slow", "other")))
     assert not results.entries
     assert "came before plain of slow, other; L1" in results.skipped[0]
 
@@ -194,10 +192,10 @@ def test_what_a_gpu_is_measured_with(monkeypatch, arguments, compiled):
         found.append(options)
         return Record("systems", MACHINE, {"device": "cpu", "seed": 0})
 
-    monkeypatch.setattr(cli, "BENCHES", {"systems": replace(BENCHES["systems"], run=run)})
-    assert cli.main(["systems", *arguments, "--deadline", "50"]) == 0
+    monkeypatch.setattr(main, "BENCHES", {"systems": replace(BENCHES["systems"], run=run)})
+    assert main.main(["systems", *arguments, "--deadline", "50"]) == 0
     [given] = found
-    assert given.models == list(gpu_subjects.SUBJECTS)
+    assert given.models == list(subjects.GPU_SUBJECTS)
     assert ("torch.compile, budget 0.5" in given.ways) is compiled
     assert given.on_gpu
     assert given.within.seconds == 50
@@ -226,15 +224,11 @@ def test_the_report_has_what_was_planned_beside_what_was_measured(tmp_path):
         ],
     )  # fmt: skip
     file = tmp_path / "out.json"
-    records.save(found, file)
-    assert records.load(file) == found
-    output = console()
-    with output.capture() as captured:
-        output.print(shown(found))
-    text = " ".join(captured.get().split())
+    save(found, file)
+    assert suites.load(file) == found
+    text = words(found)
     assert "plan, 50 %, exact 1.0 50.0 98.0 55.0" in text
     assert "L4bit-swap 100.0 100.0 10.0 20.0 1,234 5.0 2.0 75" in text
-    assert "llama-1, plan, 50 %, exact: the measured peak is 5.0 MiB above the planned one, plain's 2.0 MiB." in text
     assert "llama-1, plain: the most that an operator had for itself: 8.0 MiB, aten.mm." in text
     assert "llama-1, L4bit-swap was not profiled: no CUPTI." in text
     assert "llama-1, plan, 50 %, exact was not captured: no." in text

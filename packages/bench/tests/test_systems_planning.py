@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from actcore import checkpoint_plans
-from bench.cli import main as cli
-from bench.cli import records
+from bench.cli import main, suites
 from bench.suites.memory.systems import planning
-from bench.suites.memory.systems.results import Cell, Planning
+from bench.suites.memory.systems.entries import Cell, Planning
 
 
 def test_the_search_is_beside_every_choice():
@@ -44,8 +43,8 @@ def test_random_steps_differ_and_are_the_same_again():
 def test_a_quick_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(planning, "OPS", (4,))
     file = tmp_path / "planning.json"
-    assert cli.main(["systems", "--part", "planning", "--quick", "--threads", "1", "--json", str(file)]) == 0
-    found = records.load(file)
+    assert main.main(["systems", "--part", "planning", "--quick", "--threads", "1", "--json", str(file)]) == 0
+    found = suites.load(file)
     (one,) = found.of(Planning)
     assert one.subject == "bert-small"
     assert min(one.values, one.options, one.choices) > 10
@@ -66,7 +65,7 @@ def test_the_deep_model_has_some_3000_values():
 def test_every_command_shows_its_help(command, capsys):
     """A percent sign in a name is a placeholder to argparse."""
     with pytest.raises(SystemExit) as ended:
-        cli.main([command, "--help"])
+        main.main([command, "--help"])
     assert ended.value.code == 0
     assert "usage" in capsys.readouterr().out
 
@@ -75,13 +74,13 @@ def test_what_a_file_has_stays(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(planning, "OPS", ())
     file = tmp_path / "systems.json"
     command = ["systems", "--threads", "1", "--json", str(file), "--model", "mlp"]
-    assert cli.main([*command, "--no-time", "--way", "L1"]) == 0
-    cells = records.load(file).of(Cell)
+    assert main.main([*command, "--no-time", "--way", "L1"]) == 0
+    cells = suites.load(file).of(Cell)
     assert len(cells) == 2
     for _ in range(2):
-        assert cli.main([*command, "--part", "planning"]) == 0
-    found = records.load(file)
+        assert main.main([*command, "--part", "planning"]) == 0
+    found = suites.load(file)
     assert found.of(Cell) == cells
     assert [one.subject for one in found.of(Planning)] == ["mlp"]
-    assert cli.main([*command, "--part", "planning", "--chart", "x.png"]) == 1
+    assert main.main([*command, "--part", "planning", "--chart", "x.png"]) == 1
     assert "no chart" in capsys.readouterr().err

@@ -11,15 +11,11 @@ import torch
 
 from bench.errors import BenchError, MissingLibrary
 from bench.models import glue_networks as models
-from bench.models.data import encoding
-from bench.models.data import generated_sentences as generated
-from bench.models.data import glue_texts as texts
+from bench.models.data import encoding, glue
 from bench.models.data import mrpc as sentences
-from bench.models.data.glue_tasks import GENERATED, TASKS
-from bench.models.data.glue_texts import Part, Texts
-from bench.suites.text.facts import task_facts
-from bench.suites.text.metrics import METRICS
-from bench.suites.text.published import SKETCHES, THROUGHPUTS
+from bench.models.data.glue import GENERATED, TASKS, Part, Texts
+from bench.suites.text.report import PUBLISHED
+from bench.suites.text.training import METRICS, task_facts
 from bench.ways import text as ways
 
 HEADINGS = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
@@ -27,7 +23,7 @@ HEADINGS = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
 
 def test_mrpc_comes_from_the_folder(corpus):
     for task in ("mrpc", "auto"):
-        found = texts.load(task, corpus)
+        found = glue.load(task, corpus)
         assert found.task == "mrpc"
         assert len(found.train.labels) == 40
         assert len(found.held_out.labels) == 10
@@ -38,19 +34,19 @@ def test_mrpc_comes_from_the_folder(corpus):
 def test_what_is_not_at_hand_is_generated_or_said(monkeypatch, tmp_path):
     monkeypatch.delenv("ACTCORE_DATA", raising=False)
     said = []
-    assert texts.load("auto", None, said.append).task == GENERATED
+    assert glue.load("auto", None, said.append).task == GENERATED
     assert "Generated sentences are used: there is no msr_paraphrase" in said[0]
     with pytest.raises(sentences.MissingSentences, match=f"in {tmp_path}"):
-        texts.load("auto", tmp_path)  # named by hand: nothing else is taken in its place
+        glue.load("auto", tmp_path)  # named by hand: nothing else is taken in its place
     with pytest.raises(BenchError, match=r"task must be one of auto, cola, .*, got 'imdb'"):
-        texts.load("imdb")
+        glue.load("imdb")
 
 
 @pytest.mark.parametrize("row", ["2\t1\t2\ta\tb", "1\t1\t2\ta", "one\t1\t2\ta\tb"])
 def test_a_damaged_corpus_is_refused(corpus, row):
     (corpus / sentences.FOLDER / sentences.FILES[0]).write_text(f"{HEADINGS}\n{row}\n")
     with pytest.raises(BenchError, match="fetch it anew"):
-        texts.load("mrpc", corpus)
+        glue.load("mrpc", corpus)
 
 
 def hub(monkeypatch, load_dataset):
@@ -66,7 +62,7 @@ def test_glue_comes_from_the_hub(monkeypatch):
         return {"train": rows, "validation_mismatched": rows}
 
     hub(monkeypatch, load_dataset)
-    found = texts.load("mnli-mm")
+    found = glue.load("mnli-mm")
     assert asked == [("nyu-mll/glue", "mnli")]
     assert found.held_out.sentences == [("a", "c"), ("b", "d")]
     assert found.held_out.labels == [2, 0]
@@ -77,11 +73,11 @@ def test_a_hub_that_refuses_is_said_with_the_way_out(monkeypatch):
         raise ConnectionError("no route\nadvice of others")
 
     hub(monkeypatch, refuses)
-    with pytest.raises(texts.NotAtHand, match=r"cola cannot be had from the hub \(ConnectionError: no route\).*--task"):
-        texts.load("cola")
+    with pytest.raises(glue.NotAtHand, match=r"cola cannot be had from the hub \(ConnectionError: no route\).*--task"):
+        glue.load("cola")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingLibrary, match="datasets cannot be imported"):
-        texts.load("cola")
+        glue.load("cola")
     auto = SimpleNamespace(from_pretrained=refuses)
     library = SimpleNamespace(AutoModelForSequenceClassification=auto, AutoTokenizer=auto)
     monkeypatch.setattr(models, "needs", lambda name: library)
@@ -89,13 +85,13 @@ def test_a_hub_that_refuses_is_said_with_the_way_out(monkeypatch):
         lambda: models.pretrained(models.NETWORKS["base"], 2),
         lambda: models.tokenizer(models.NETWORKS["base"]),
     ):
-        with pytest.raises(texts.NotAtHand, match=r"bert-base-uncased cannot be had.*--random-weights"):
+        with pytest.raises(glue.NotAtHand, match=r"bert-base-uncased cannot be had.*--random-weights"):
             ask()
 
 
 def test_generated_sentences_follow_the_rule():
-    train, held_out = generated.sentences()
-    assert (len(train), len(held_out)) == generated.SENTENCES
+    train, held_out = glue.generate_sentences()
+    assert (len(train), len(held_out)) == glue.SENTENCES
     assert sum(label for _, label in train) == len(train) // 2
     assert not {sentence for sentence, _ in train} & {sentence for sentence, _ in held_out}
     right = 0
@@ -106,7 +102,7 @@ def test_generated_sentences_follow_the_rule():
                 sign, size = 1, 1
             sign = -sign if word == "not" else sign
             size = 2 if word == "very" else size
-            plain = (word in generated._GOOD) - (word in generated._BAD)
+            plain = (word in glue._GOOD) - (word in glue._BAD)
             value += plain * sign * size
             without += plain
         assert (value > 0) == label
@@ -162,12 +158,18 @@ def test_a_batch_has_no_padding_that_all_have():
 
 
 def test_ways_have_names():
-    for name in (*ways.DEFAULT, *ways.QUICK, *ways.FEWBIT, *(sketch.way for sketch in SKETCHES), "L1 + gelu 1 bit"):
+    for name in (
+        *ways.DEFAULT,
+        *ways.QUICK,
+        *ways.FEWBIT,
+        *(sketch["way"] for sketch in PUBLISHED["sketches"]),
+        "L1 + gelu 1 bit",
+    ):
         assert ways.way(name) == name
     for name in ("L9", "gelu 0 bits", "linear 0 % dct", "linear 20 % svd", "L1 + L2", "plain + L1", ""):
         with pytest.raises(argparse.ArgumentTypeError, match="a level such as L1"):
             ways.way(name)
-    assert all(not one.way or ways.way(one.way) for one in THROUGHPUTS)
+    assert all(not one["way"] or ways.way(one["way"]) for one in PUBLISHED["throughputs"])
 
 
 def test_every_task_has_its_metrics():

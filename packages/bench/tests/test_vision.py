@@ -7,21 +7,23 @@ import pytest
 import torch
 from torch import nn
 
-from bench.cli import main as cli
-from bench.cli import records
-from bench.cli.records import shown
+from bench.cli import main, suites
 from bench.models import resnet20 as resnet
 from bench.models.data import images
 from bench.models.subject import Case
 from bench.results.machine import Machine
 from bench.results.record import Record
-from bench.results.tables import console
 from bench.runner.memory import Memory
-from bench.suites.vision import measure, memory, step_time, tasks, training, variance
-from bench.suites.vision.gradient_variance import GradientVariance, LayerVariance
+from bench.suites.vision import cell, training, variance
+from bench.suites.vision import command as measure
+from bench.suites.vision import training as step_time
+from bench.suites.vision import training as tasks
+from bench.suites.vision.entries import Ablated, StepTimes, Variance, VisionCurve, comparisons, noise_metrics
 from bench.suites.vision.report import below, times_smaller
-from bench.suites.vision.results import Ablated, StepTimes, Variance, VisionCurve, comparisons, noise_metrics
+from bench.suites.vision.variance import GradientVariance, LayerVariance
 from integrations.qmodules.layers import QLayer
+
+from .rendering import printed
 
 MACHINE = Machine("a processor", 2, "Linux", {}, "", False, "python", "today")
 CIFAR = "CIFAR-10 subset (3,805 images)"
@@ -42,11 +44,11 @@ def test_a_run_prints_writes_and_draws(few, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(variance, "STEPS", 2)
     parts = ["--part", "training", "--part", "variance", "--part", "ablation", "--part", "time"]
     command = ["vision", *parts, "--dataset", "digits", "--quick", "--repeats", "2", "--threads", "1"]
-    assert cli.main([*command, "--json", str(file), "--chart", str(picture)]) == 0
+    assert main.main([*command, "--json", str(file), "--chart", str(picture)]) == 0
     printed = capsys.readouterr().out
     assert "Networks for images" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
-    found = records.load(file)
+    found = suites.load(file)
     assert [(curve.seed, curve.level) for curve in found.of(VisionCurve)] == [
         (seed, level) for seed in range(measure.QUICK_SEEDS) for level in ("L0", "Q-layers L3")
     ]
@@ -59,7 +61,7 @@ def test_a_run_prints_writes_and_draws(few, monkeypatch, tmp_path, capsys):
     assert {len(seconds) for times in found.of(StepTimes) for seconds in times.seconds.values()} == {
         measure.QUICK_ROUNDS
     }
-    assert cli.main(["show", str(file)]) == 0
+    assert main.main(["show", str(file)]) == 0
     assert capsys.readouterr().out == printed
 
 
@@ -71,10 +73,10 @@ def test_each_part_is_written_when_it_is_done(few, monkeypatch, tmp_path):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(step_time, "measure", interrupted)
+    monkeypatch.setattr(step_time, "measure_times", interrupted)
     command = ["vision", "--part", "variance", "--part", "time", "--dataset", "digits", "--repeats", "2"]
-    assert cli.main([*command, "--threads", "1", "--json", str(file)]) == 130
-    assert [entry.name for entry in records.load(file).of(Variance)] == list(measure.VARIANCES)
+    assert main.main([*command, "--threads", "1", "--json", str(file)]) == 130
+    assert [entry.name for entry in suites.load(file).of(Variance)] == list(measure.VARIANCES)
 
 
 def test_the_recipe_has_the_momenta_that_are_used(few, monkeypatch):
@@ -88,16 +90,10 @@ def test_the_recipe_has_the_momenta_that_are_used(few, monkeypatch):
 
     monkeypatch.setattr(torch.optim.SGD, "step", noted)
     task = tasks.on_images(few)
-    training.train(task, "L0", 0, 5, int)
+    training.train(task, "L0", 0, 5)
     assert "momentum" not in task.recipe
     assert max(used) == task.recipe["momentum, most"]
     assert min(used) == pytest.approx(task.recipe["momentum, least"])
-
-
-def test_what_a_gpu_did_not_do_is_said():
-    """The header names the GPU, but small networks are trained and timed on the CPU."""
-    assert "all else is of the CPU" in _text(recorded(device="cuda"))
-    assert "all else" not in _text(recorded())
 
 
 def test_resnet20_is_the_papers():
@@ -109,26 +105,26 @@ def test_resnet20_is_the_papers():
 
 
 def test_pairs_share_weights_and_batches(few):
-    plain, same = (training.train(tasks.on_images(few), "L0", 3, 2, lambda: None) for _ in range(2))
+    plain, same = (training.train(tasks.on_images(few), "L0", 3, 2) for _ in range(2))
     assert replace(plain, images_per_second=0.0) == replace(same, images_per_second=0.0)
-    other = training.train(tasks.on_images(few), "L0", 4, 2, lambda: None)
+    other = training.train(tasks.on_images(few), "L0", 4, 2)
     assert other.losses != plain.losses
-    compressed = training.train(tasks.on_images(few), "Q-layers L3", 3, 2, lambda: None)
+    compressed = training.train(tasks.on_images(few), "Q-layers L3", 3, 2)
     assert len(compressed.losses) == 2
     assert compressed.losses != plain.losses
     # The first step has the same weights and the same batch, and the values of a forward are torch's own.
     one = replace(few, x=few.x[: tasks.BATCH], y=few.y[: tasks.BATCH])
     assert (
-        training.train(tasks.on_images(one), "L0", 3, 1, int).losses
-        == training.train(tasks.on_images(one), "Q-layers L3", 3, 1, int).losses
+        training.train(tasks.on_images(one), "L0", 3, 1).losses
+        == training.train(tasks.on_images(one), "Q-layers L3", 3, 1).losses
     )
 
 
 def test_a_level_trains_in_q_layers(few, monkeypatch):
     seen = []
     monkeypatch.setattr(training, "_accuracy", lambda model, task, device: seen.append(model) or 0.0)
-    training.train(tasks.on_images(few), "L0", 0, 1, int)
-    training.train(tasks.on_images(few), "Q-layers L3", 0, 1, int)
+    training.train(tasks.on_images(few), "L0", 0, 1)
+    training.train(tasks.on_images(few), "Q-layers L3", 0, 1)
     counts = [sum(isinstance(module, QLayer) for module in model.modules()) for model in seen]
     assert counts[0] == 0
     assert counts[1] >= 19
@@ -139,20 +135,20 @@ def test_memory_counts_what_the_graph_keeps():
     model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
     x = torch.randn(64, 256)
     case = Case(model, lambda: model(x).square().mean(), "small")
-    kept = [memory.measure_here(Memory("resnet50", level), case) for level in ("L0", "L2")]
+    kept = [cell.measure_qlayers(Memory("resnet50", level), case) for level in ("L0", "L2")]
     # ReLU's output, and the network's, which square keeps; x is the caller's.
     assert kept[0].original_bytes == kept[1].original_bytes == 4 * (64 * 256 + 64 * 4)
     # Two inputs in 4 bits, their 64 groups with two float32 bounds each, ReLU's mask of a bit, the network's output,
     # and a scalar that has the shape of ReLU's input.
     assert kept[1].stored_bytes == 2 * (64 * 256 // 2 + 64 * 8) + 64 * 256 // 8 + 4 * 64 * 4 + 4
-    assert [memory.level for memory in kept] == ["L0", "L2"]
+    assert [cell.level for cell in kept] == ["L0", "L2"]
 
 
 def test_what_several_layers_save_is_counted_once():
     model = nn.ModuleList([nn.Linear(256, 256), nn.Linear(256, 256)])
     x = torch.randn(64, 256)
     case = Case(model, lambda: (model[0](x) + model[1](x)).sum(), "two branches")
-    kept = [memory.measure_here(Memory("resnet50", level), case) for level in ("L0", "L2")]
+    kept = [cell.measure_qlayers(Memory("resnet50", level), case) for level in ("L0", "L2")]
     assert kept[1].stored_bytes == 64 * 256 // 2 + 64 * 8
 
 
@@ -214,23 +210,20 @@ def test_what_is_judged():
 
 
 def _text(results):
-    output = console()
-    with output.capture() as captured:
-        output.print(shown(results))
-    return captured.get()
+    return printed(results)
 
 
 def test_missing_libraries_and_data_are_said_in_one_line(few, monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "timm", None)
-    assert cli.main(["vision", "--part", "memory", "--quick", "--threads", "1"]) == 0
+    assert main.main(["vision", "--part", "memory", "--quick", "--threads", "1"]) == 0
     assert "Left out: memory: timm cannot be imported" in " ".join(capsys.readouterr().out.split())
     monkeypatch.delenv("ACTCORE_DATA", raising=False)
-    assert cli.main(["vision", "--part", "time", "--quick", "--data-root", str(tmp_path)]) == 1
+    assert main.main(["vision", "--part", "time", "--quick", "--data-root", str(tmp_path)]) == 1
     assert f"there is no {images.FILE} in {tmp_path}" in capsys.readouterr().err
-    assert cli.main(["vision", "--part", "time", "--chart", str(tmp_path / "a.png")]) == 1
+    assert main.main(["vision", "--part", "time", "--chart", str(tmp_path / "a.png")]) == 1
     assert "add --part variance" in capsys.readouterr().err
-    assert cli.main(["vision", "--part", "time", "--quick", "--rounds", "1", "--threads", "1"]) == 0
+    assert main.main(["vision", "--part", "time", "--quick", "--rounds", "1", "--threads", "1"]) == 0
     assert "The built-in digits are used" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        cli.main(["vision", "--repeats", "1"])
+        main.main(["vision", "--repeats", "1"])
     assert "must be a whole number from 2" in capsys.readouterr().err

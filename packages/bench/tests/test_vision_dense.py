@@ -7,29 +7,25 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bench.cli import main as cli
-from bench.cli import records
-from bench.cli.records import shown
+from bench.cli import main, suites
 from bench.errors import MissingLibrary
 from bench.models.dense import DENSE, MOMENTUM, TEMPERATURE, DenseModel, MoCo
-from bench.results.machine import Machine
 from bench.results.record import Record
-from bench.results.tables import console
 from bench.runner.child import here
-from bench.suites.vision.compression import cell as compression_cell
-from bench.suites.vision.compression.cell import Settings
-from bench.suites.vision.dense import cell as cells
-from bench.suites.vision.dense import measure as dense
-from bench.suites.vision.dense.results import DenseCell
-from bench.suites.vision.published import TRAINED
+from bench.suites.vision import cell
+from bench.suites.vision import command as dense
+from bench.suites.vision.cell import Settings
+from bench.suites.vision.entries import DenseCell
+from bench.suites.vision.report import PUBLISHED
 from bench.ways.conversions import PLAIN
+
+from .rendering import MACHINE, words
 
 
 def missing(name):
     raise MissingLibrary("torchvision cannot be imported")
 
 
-MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123", False, "python", "today")
 SETTINGS = Settings("cpu", 1, 0, 1 << 34)
 PLAIN_CELL = DenseCell("fcn_resnet50", PLAIN, 2, 160, False, 1010, 1000, None, 800, 900)
 
@@ -57,21 +53,18 @@ def tiny(monkeypatch):
     model = DenseModel(
         "a tiny one", lambda size, device: Tiny().train(), DENSE["fcn_resnet50"].batch, {"cpu": 2}, {"cpu": 16}
     )
-    monkeypatch.setattr(cells, "DENSE", {"fcn_resnet50": model})
-    monkeypatch.setattr(compression_cell, "counters", lambda device: Still())
-    monkeypatch.setattr(compression_cell, "limit_allocation", lambda nbytes: None)  # of a process that ends thereafter
+    monkeypatch.setattr(cell, "DENSE", {"fcn_resnet50": model})
+    monkeypatch.setattr(cell, "counters", lambda device: Still())
+    monkeypatch.setattr(cell, "limit_allocation", lambda nbytes: None)  # of a process that ends thereafter
 
 
 def measured(way, counted="live"):
     blank = DenseCell("fcn_resnet50", way, 2, 16)
-    return here(cells.measure_here, blank, settings=asdict(SETTINGS), counted=counted)
+    return here(cell.measure_dense, blank, settings=asdict(SETTINGS), counted=counted)
 
 
 def text_of(found):
-    output = console()
-    with output.capture() as captured:
-        output.print(shown(Record("vision", MACHINE, {"device": "cpu", "seed": 0}, found)))
-    return " ".join(captured.get().split())
+    return words(Record("vision", MACHINE, {"device": "cpu", "seed": 0}, found))
 
 
 def test_bytes_and_the_gradients_error(tiny):
@@ -89,16 +82,16 @@ def test_bytes_and_the_gradients_error(tiny):
 
 
 def test_losses_that_differ_are_not_compared(tiny, monkeypatch):
-    calls = iter([1.0, 1.0 + 2 * cells.SAME])
-    monkeypatch.setattr(cells, "_gradient", lambda *given: (next(calls), [torch.ones(1)]))
+    calls = iter([1.0, 1.0 + 2 * cell.SAME])
+    monkeypatch.setattr(cell, "_gradient", lambda *given: (next(calls), [torch.ones(1)]))
     found = measured("L2")
     assert found.gradient_error is None
-    assert found.losses == [1.0, 1.0 + 2 * cells.SAME]
-    assert "not comparable" in text_of([PLAIN_CELL, found])
+    assert found.losses == [1.0, 1.0 + 2 * cell.SAME]
+    assert "not comparable" in text_of([PLAIN_CELL, replace(PLAIN_CELL, way="L2", losses=found.losses)])
 
 
 def test_what_fails_is_said(tiny, monkeypatch):
-    monkeypatch.setattr(cells, "relative_error", lambda *given: 1 / 0)
+    monkeypatch.setattr(cell, "relative_error", lambda *given: 1 / 0)
     assert "ZeroDivisionError" in measured("L2").failure
 
 
@@ -182,7 +175,7 @@ def test_a_step_draws_the_same(name):
 
 
 def test_published_rows_are_all_there():
-    rows = {name: (one.compressed, one.official) for name, one in TRAINED.items()}
+    rows = {name: (one["compressed"], one["official"]) for name, one in PUBLISHED["trained"].items()}
     assert rows == {
         "fasterrcnn_resnet50_fpn": (37.4, 37.4),
         "retinanet_resnet50_fpn": (36.3, 36.5),
@@ -200,8 +193,8 @@ def test_report():
     )
     assert "FCN-R50, 2 at 160 (mIoU, Cityscapes) 73.6 72.9" in text
     assert "L2 0.0 0.0 5.0 0.0 5.00 0.25" in text
-    assert "FCN-R50, 2 at 160, L2: failed: it ended." in text
-    assert "Accuracy is not measured" in text
+    assert "fcn_resnet50, L2, 2, 160, False: failed: it ended." in text
+    assert "not measured here" in text
 
 
 def test_a_run_is_taken_up(monkeypatch, tmp_path, capsys):
@@ -209,28 +202,28 @@ def test_a_run_is_taken_up(monkeypatch, tmp_path, capsys):
     asked = []
 
     def measure(blank, settings, function):
-        assert function is cells.measure_here
+        assert function is cell.measure_dense
         asked.append((blank.model, blank.way, blank.batch, blank.size))
         return replace(PLAIN_CELL, **{**vars(blank), "losses": [1.0, 1.0], "failure": "x" * (blank.way == "L2")})
 
-    monkeypatch.setattr(compression_cell, "measure", measure)
-    monkeypatch.setattr(dense, "require", lambda name: None)
+    monkeypatch.setattr(cell, "measure", measure)
+    monkeypatch.setattr(dense, "needs", lambda name: None)
     command = ["vision", "--part", "dense", "--threads", "1", "--json", str(file)]
-    assert cli.main([*command, "--quick"]) == 0
+    assert main.main([*command, "--quick"]) == 0
     assert asked == [("fcn_resnet50", way, 1, 96) for way in (PLAIN, "L2", "Q-layers L3")]
     asked.clear()
-    assert cli.main([*command, "--quick"]) == 0
+    assert main.main([*command, "--quick"]) == 0
     assert asked == [("fcn_resnet50", "L2", 1, 96)]  # what failed is tried again
     asked.clear()
-    assert cli.main([*command, "--way", "L1"]) == 0
+    assert main.main([*command, "--way", "L1"]) == 0
     assert asked == [(name, way, 2, 160) for name in DENSE for way in (PLAIN, "L1")]
-    found = records.load(file)
+    found = suites.load(file)
     assert len(found.of(DenseCell)) == 13
     assert all(one.losses == [1.0, 1.0] for one in found.of(DenseCell))
     assert all(one.commit for one in found.of(DenseCell))
     capsys.readouterr()
-    assert cli.main([*command, "--model", "resnet50"]) == 1
+    assert main.main([*command, "--model", "resnet50"]) == 1
     assert "--model must name one of part dense, got resnet50" in capsys.readouterr().err
-    monkeypatch.setattr(dense, "require", missing)
-    assert cli.main([*command[:-2], "--quick"]) == 0
+    monkeypatch.setattr(dense, "needs", missing)
+    assert main.main([*command[:-2], "--quick"]) == 0
     assert "Left out: dense: torchvision cannot be imported." in " ".join(capsys.readouterr().out.split())

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.cli import main as cli
-from bench.cli import records
+from bench.cli import main, suites
 from bench.errors import BenchError
 from bench.models.data import image_folder as folder
 from bench.results.record import Record
-from bench.suites.vision import tasks, training
-from bench.suites.vision.results import VisionCurve, comparisons
+from bench.suites.vision import training
+from bench.suites.vision import training as tasks
+from bench.suites.vision.entries import VisionCurve, comparisons
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +100,10 @@ def test_a_run_on_a_folder(pictures, tmp_path, capsys, monkeypatch):
         "1",
     ]
     command += ["--json", str(file)]
-    assert cli.main(command) == 0
+    assert main.main(command) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "resnet18 full precision 1 " in printed
-    found = records.load(file)
+    found = suites.load(file)
     assert [(run.model, run.level, len(run.losses)) for run in found.of(VisionCurve)] == [
         ("resnet18", "L0", 2),
         ("resnet18", "L1", 2),
@@ -124,36 +124,36 @@ def test_a_run_on_a_folder(pictures, tmp_path, capsys, monkeypatch):
         return train(task, way, seed, *others)
 
     monkeypatch.setattr(training, "train", broken)
-    assert cli.main([*command, "--seeds", "2"]) == 0
+    assert main.main([*command, "--seeds", "2"]) == 0
     assert trained == [("L0", 1), ("L1", 1), ("Q-layers L3", 1)]
-    assert "resnet18, L1, seed 1: failed: ZeroDivisionError: of this way." in " ".join(capsys.readouterr().out.split())
-    assert len(records.load(file).of(VisionCurve)) == 6
+    assert "L1, 1, resnet18: failed: ZeroDivisionError: of this way." in " ".join(capsys.readouterr().out.split())
+    assert len(suites.load(file).of(VisionCurve)) == 6
     trained.clear()
-    assert cli.main([*command, "--seeds", "2"]) == 0
+    assert main.main([*command, "--seeds", "2"]) == 0
     assert trained == [("L1", 1)]  # what failed is tried again, and is there once
-    assert len(records.load(file).of(VisionCurve)) == 6
+    assert len(suites.load(file).of(VisionCurve)) == 6
     capsys.readouterr()
-    assert cli.main([*command, "--epochs", "3"]) == 1
+    assert main.main([*command, "--epochs", "3"]) == 1
     assert "results of another recipe (epochs)" in capsys.readouterr().err
 
 
 def test_the_first_step_is_the_same_in_every_way(pictures):
     """The weights and the batch are, and a forward's values are those of torch's own layers."""
     task = tasks.on_folder("resnet18", folder.load(pictures, 32, 0), 6)
-    exact, hooks, layers = (training.train(task, way, 0, 1, int).losses for way in ("L0", "L1", "Q-layers L3"))
+    exact, hooks, layers = (training.train(task, way, 0, 1).losses for way in ("L0", "L1", "Q-layers L3"))
     assert exact == hooks == layers
 
 
 def test_which_parts_a_folder_is_for(capsys, tmp_path, monkeypatch):
     command = ["vision", "--dataset", "imagefolder", "--data-root", str(tmp_path), "--part"]
-    assert cli.main([*command, "time"]) == 1
+    assert main.main([*command, "time"]) == 1
     assert "is for the part training, got time" in capsys.readouterr().err
-    assert cli.main([*command, "memory"]) == 1
+    assert main.main([*command, "memory"]) == 1
     assert "add --part training" in capsys.readouterr().err
     for part in ("train", "val"):
         (tmp_path / part).mkdir()
     monkeypatch.setitem(sys.modules, "torchvision.datasets", None)
-    assert cli.main([*command, "training"]) == 1
+    assert main.main([*command, "training"]) == 1
     assert "torchvision.datasets cannot be imported" in capsys.readouterr().err
 
 

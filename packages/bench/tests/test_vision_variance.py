@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bench.suites.vision.gradient_variance import Spread, ablation_levels, get_var
+from bench.suites.vision.variance import Spread, ablation_levels, get_var
 from integrations import qmodules
 
 REPEATS = 16

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from bench.runner import workers
-from bench.runner.deadline import Deadline
-from bench.runner.workers import Ended, TooLong, Worker
+from bench.runner import child
+from bench.runner.child import Ended, TooLong, Worker
+from bench.runner.run import Deadline
 
 ECHO = """
 import json, os, sys, time
@@ -56,7 +56,7 @@ def test_a_process_that_takes_too_long_is_killed(worker):
 
 
 def test_a_process_that_does_not_end_by_itself_is_killed(worker, monkeypatch):
-    monkeypatch.setattr(workers, "_FAREWELL", 0.2)
+    monkeypatch.setattr(child, "_FAREWELL", 0.2)
     process = worker.ask({"say": 1})["process"]
     worker._process.stdin.write('{"sleep": 1000}\n')
     worker.end()

@@ -1,18 +1,51 @@
-"""The command line: ``python -m bench COMMAND``, with a command for each benchmark, and ``show``."""
+"""The command line: ``python -m bench COMMAND``."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bench.cli import commands
-from bench.cli.bench import Bench
-from bench.cli.options import Options
-from bench.cli.suites import BENCHES
+from rich.errors import NotRenderableError
+
+from bench.cli import markdown
+from bench.cli.suites import BENCHES, load, report_of
 from bench.errors import BenchError
+from bench.results.tables import console
+from bench.runner.command import Bench, Options, require_writable
+
+_CONTRADICTIONS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, NotRenderableError)
+"""What tables raise of entries whose parts do not go together: a file says what it says."""
+
+
+def run_report(options: Namespace) -> None:
+    """``python -m bench report``."""
+    files = sorted(options.results.glob("*.json"))
+    if not files:
+        raise BenchError(f"--results must name a folder of recorded files, got {options.results}")
+    try:
+        pages = markdown.render_pages(files)
+    except _CONTRADICTIONS as error:
+        raise BenchError(f"{options.results} holds entries that contradict each other ({error!r})") from error
+    stale = markdown.write_pages(pages, options.pages, check=options.check)
+    if options.check and stale:
+        raise BenchError(f"{options.pages} is out of date in {', '.join(stale)}; run the command without --check")
+    print(f"{options.pages}: {len(stale)} of {len(pages)} pages written" if stale else f"{options.pages}: as it was")
+
+
+def run_show(options: Namespace) -> None:
+    """``python -m bench show``."""
+    require_writable(None, options.chart)
+    record = load(options.results)
+    try:
+        console().print(report_of(record).render(record))
+    except _CONTRADICTIONS as error:
+        raise BenchError(f"{options.results} holds entries that contradict each other ({error!r})") from error
+    if options.chart is not None:
+        report_of(record).save_chart(record, options.chart)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,12 +80,12 @@ def _parser() -> argparse.ArgumentParser:
         _add(parsers, bench)
 
     show = parsers.add_parser("show", help="print, and draw, results that were recorded with --json")
-    show.set_defaults(command=commands.show)
+    show.set_defaults(command=run_show)
     show.add_argument("results", type=Path, metavar="FILE")
     Options(show).chart()
 
     report = parsers.add_parser("report", help="render recorded files as the Markdown pages that docs link to")
-    report.set_defaults(command=commands.report)
+    report.set_defaults(command=run_report)
     _add_folder(report, "--results", "packages/bench/results", "of recorded files")
     _add_folder(report, "--pages", "docs/benchmarks/results", "that the pages are written to, one for each file")
     report.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")

@@ -1,7 +1,4 @@
-"""``python -m bench report``: a Markdown page for each recorded file, and one for the fields that files have.
-
-The pages are generated: the documentation links to their tables, and ``--check`` says which are out of date.
-"""
+"""``python -m bench report``: a Markdown page for each recorded file, and one for the fields that files have."""
 
 from __future__ import annotations
 
@@ -13,12 +10,37 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.cli import records
+from bench.cli import suites
 from bench.cli.suites import RECORDS
 from bench.errors import BenchError
-from bench.results.declared import declared
+from bench.results.entry import COORDINATE
 from bench.results.machine import Machine
-from bench.results.record import Record
+from bench.results.record import Kind, Record
+from bench.results.tables import table
+
+Row = tuple[str, str, str, str]
+"""A part or ``settings``, a name, its unit, and what it is."""
+
+
+def declared(kind: Kind) -> Table:
+    """A row for each setting, coordinate and metric of a kind; names of coordinates have a star."""
+    return table(
+        _fields(kind),
+        ("part", lambda row: row[0]),
+        ("name", lambda row: row[1]),
+        ("unit", lambda row: row[2]),
+        ("what it is", lambda row: row[3]),
+        labels=4,
+    )
+
+
+def _fields(kind: Kind) -> Iterator[Row]:
+    for name, words in {**kind.settings, **kind.others}.items():
+        yield "settings", name, "", words
+    for entry in kind.entries:
+        for name, role, unit, words in entry.declared():
+            yield entry.part, f"{name} *" if role == COORDINATE else name, unit, words
+
 
 FIELDS = "fields.md"
 
@@ -29,14 +51,14 @@ def render_pages(files: Iterable[Path]) -> dict[str, str]:
     Raises:
         BenchError: a file cannot be read, or holds something else.
     """
-    pages = {f"{file.stem}.md": render_record(file.name, records.load(file)) for file in files}
+    pages = {f"{file.stem}.md": render_record(file.name, suites.load(file)) for file in files}
     return {**pages, FIELDS: render_fields()}
 
 
 def render_record(name: str, record: Record) -> str:
     """Return the page of a record: which run made it, then each table as a section, then the notes."""
     _, report = RECORDS[record.kind]
-    _, *parts = records.shown(record).renderables  # the first is the header, which describe_run replaces
+    _, *parts = report.render(record).renderables  # the first is the header, which describe_run replaces
     sections = [f"# {name}", f"{report.title}. {describe_run(record)}", *(_to_section(part) for part in parts)]
     return "\n\n".join(filter(None, sections)) + "\n"
 

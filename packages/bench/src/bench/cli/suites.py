@@ -1,30 +1,32 @@
-"""All benches, by the name of their command, and all kinds of record: the one place that knows them."""
+"""All benchmarks and kinds of record by name, and records read, printed and drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
-from bench.cli.activations import BENCH as ACTIVATIONS
-from bench.cli.bench import Bench
-from bench.cli.checkpoint import BENCH as CHECKPOINT
-from bench.cli.fewbit import BENCH as FEWBIT
-from bench.cli.gnn import BENCH as GNN
-from bench.cli.kernels import BENCH as KERNELS
-from bench.cli.llm import BENCH as LLM
-from bench.cli.search import BENCH as SEARCH
-from bench.cli.sensitivity import BENCH as SENSITIVITY
-from bench.cli.systems import BENCH as SYSTEMS
-from bench.cli.text import BENCH as TEXT
-from bench.cli.vision import BENCH as VISION
 from bench.recorded_tests.operators import KIND as OPERATORS
 from bench.recorded_tests.operators import REPORT as OPERATORS_REPORT
 from bench.recorded_tests.sweep import KIND as SWEEP
-from bench.recorded_tests.sweep_report import REPORT as SWEEP_REPORT
-from bench.results.record import Kind
+from bench.recorded_tests.sweep import REPORT as SWEEP_REPORT
+from bench.results import record as files
+from bench.results.record import Kind, Record
 from bench.results.report import Report
+from bench.runner.command import Bench
+from bench.suites.fewbit.command import BENCH as FEWBIT
+from bench.suites.gnn.command import BENCH as GNN
 from bench.suites.gpu_stages import KIND as STAGES
 from bench.suites.gpu_stages import REPORT as STAGE
+from bench.suites.kernels.command import BENCH as KERNELS
+from bench.suites.llm.command import BENCH as LLM
+from bench.suites.memory.activations.command import BENCH as ACTIVATIONS
+from bench.suites.memory.checkpoint.command import BENCH as CHECKPOINT
+from bench.suites.memory.systems.command import BENCH as SYSTEMS
+from bench.suites.search.command import BENCH as SEARCH
+from bench.suites.sensitivity.command import BENCH as SENSITIVITY
+from bench.suites.text.command import BENCH as TEXT
+from bench.suites.vision.command import BENCH as VISION
 
 # In the order in which commands are listed.
 _ALL = (
@@ -54,12 +56,22 @@ RECORDS: Mapping[str, tuple[Kind, Report]] = MappingProxyType(
 """Kinds and reports by name: of all commands, of tests that record, and of recorded GPU stages."""
 
 
-def kind_of(name: str) -> Kind:
-    """A kind of record.
+def load(path: Path) -> Record:
+    """Reads what ``save`` wrote, of any kind.
 
     Raises:
-        ValueError: there is none of that name.
+        BenchError: the file cannot be read, or holds something else.
     """
+    return files.load(path, _kind_of)
+
+
+def report_of(record: Record) -> Report:
+    """What is printed and drawn of a record."""
+    _, report = RECORDS[record.kind]
+    return report
+
+
+def _kind_of(name: str) -> Kind:
     if name not in RECORDS:
         raise ValueError(f"there is no bench {name!r}; there are {', '.join(RECORDS)}")
     kind, _ = RECORDS[name]

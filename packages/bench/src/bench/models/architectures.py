@@ -9,19 +9,17 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from bench.models import headless_transformers as text_models
-from bench.models import unet
-from bench.models.cell_genotypes import amoebanet, darts, nasnet
-from bench.models.cells import CellNetwork, list_cells
+from bench.models import transformers, unet
+from bench.models.cells import CellNetwork, amoebanet, darts, list_cells, nasnet
 from bench.models.image_models import swin, swin_blocks, torchvision_blocks, torchvision_model
+from bench.results.published import published
 
 Inputs = tuple[Tensor, ...] | dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Published:
-    """A row of the table in the README of OptimalGradCheckpointing (Feng and Huang, "Optimal Gradient Checkpoint Search
-    for Arbitrary Computation Graphs", CVPR 2021), measured on a GPU.
+    """A row of ``results/published/checkpoint.json``.
 
     Attributes:
         megabytes: of regular training: the peak less what weights and the CUDA context take.
@@ -76,41 +74,46 @@ def tokens(batch: int, size: int) -> dict[str, Tensor]:
     return {"input_ids": torch.randint(30_000, (batch, size))}
 
 
-def _torchvision(name: str, batch: int, published: Published, size: int = 224) -> Architecture:
+def _published(name: str) -> Published:
+    return Published(**published("checkpoint")["architectures"][name])
+
+
+def _torchvision(name: str, batch: int, size: int = 224) -> Architecture:
     build, blocks = partial(torchvision_model, name), torchvision_blocks(name)
-    return Architecture(name, "torchvision", build, images, batch, size, published, blocks)
+    return Architecture(name, "torchvision", build, images, batch, size, _published(name), blocks)
 
 
-def _cells(build: Callable[[], CellNetwork], published: Published) -> Architecture:
-    return Architecture(build.__name__, "bench", build, images, 64, 32, published, list_cells)
+def _cells(build: Callable[[], CellNetwork]) -> Architecture:
+    name = build.__name__
+    return Architecture(name, "bench", build, images, 64, 32, _published(name), list_cells)
 
 
 def _text(build: Callable[[], nn.Module]) -> Architecture:
-    return Architecture(build.__name__, "transformers", build, tokens, 8, 256, None, text_models.layers)
+    return Architecture(build.__name__, "transformers", build, tokens, 8, 256, None, transformers.layers)
 
 
 _ALL = (
-    _torchvision("alexnet", 1024, Published(4955, 3287, 0.34)),
-    _torchvision("vgg11", 64, Published(3577, 2781, 0.34)),
-    _torchvision("vgg13", 64, Published(5136, 3565, 0.33)),
-    _torchvision("vgg16", 64, Published(5136, 3565, 0.32)),
-    _torchvision("vgg19", 64, Published(5189, 3565, 0.33)),
-    _torchvision("resnet18", 256, Published(5635, 3677, 0.30)),
-    _torchvision("resnet34", 128, Published(4079, 1838, 0.35)),
-    _torchvision("resnet50", 64, Published(5323, 1973, 0.31)),
-    _torchvision("resnet101", 32, Published(3934, 1024, 0.35)),
-    _torchvision("resnet152", 16, Published(2767, 526, 0.37)),
-    _torchvision("densenet121", 32, Published(4027, 898, 0.34)),
-    _torchvision("densenet161", 16, Published(3751, 666, 0.36)),
-    _torchvision("densenet169", 32, Published(4862, 897, 0.32)),
-    _torchvision("densenet201", 16, Published(3146, 474, 0.53)),
-    _torchvision("inception_v3", 32, Published(3074, 881, 0.29), size=300),
-    _cells(nasnet, Published(5832, 1129, 0.31)),
-    _cells(amoebanet, Published(4944, 1058, 0.36)),
-    _cells(darts, Published(5627, 1115, 0.55)),
-    _text(text_models.bert),
-    _text(text_models.gpt2),
-    _text(text_models.llama),
+    _torchvision("alexnet", 1024),
+    _torchvision("vgg11", 64),
+    _torchvision("vgg13", 64),
+    _torchvision("vgg16", 64),
+    _torchvision("vgg19", 64),
+    _torchvision("resnet18", 256),
+    _torchvision("resnet34", 128),
+    _torchvision("resnet50", 64),
+    _torchvision("resnet101", 32),
+    _torchvision("resnet152", 16),
+    _torchvision("densenet121", 32),
+    _torchvision("densenet161", 16),
+    _torchvision("densenet169", 32),
+    _torchvision("densenet201", 16),
+    _torchvision("inception_v3", 32, size=300),
+    _cells(nasnet),
+    _cells(amoebanet),
+    _cells(darts),
+    _text(transformers.bert),
+    _text(transformers.gpt2),
+    _text(transformers.llama),
     Architecture("swin", "timm", swin, images, 32, 224, None, swin_blocks),
     Architecture("unet", "bench", unet.UNet, partial(images, channels=1), 4, 572, None, unet.blocks),
 )

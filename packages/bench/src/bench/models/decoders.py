@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.models.libraries import needs
-from bench.models.subject import Subject, own_loss
+from bench.models.subject import Subject, needs, own_loss
 
 RANK = 16
 

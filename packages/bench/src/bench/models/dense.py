@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.models.libraries import needs
-from bench.models.subject import Case
+from bench.models.subject import Case, needs
 
 COCO, CITYSCAPES = 91, 19  # classes; torchvision counts COCO's gaps and the background
 QUEUES = MappingProxyType({"cpu": 4096, "cuda": 65536})  # keys of MoCo; on CUDA the paper's

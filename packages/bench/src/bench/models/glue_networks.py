@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.models.data.glue_texts import NotAtHand
+from bench.models.data.glue import NotAtHand
 from bench.models.data.mrpc import PADDING
-from bench.models.libraries import needs
+from bench.models.subject import needs
 from bench.models.transformers import transformer
 
 DROPOUT = 0.1  # BERT's own

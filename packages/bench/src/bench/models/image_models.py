@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from bench.models.libraries import needs
+from bench.models.subject import needs
 
 
 def torchvision_model(name: str, **options: Any) -> nn.Module:

@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
-from bench.models.libraries import needs
-from bench.models.subject import Case
+from bench.models.subject import Case, needs
 from bench.models.transformers import transformer
 
 
+def image_model(name: str, batch: int, size: int = 64, **options: Any) -> Case:
+    """One of timm's image models for 10 classes, its weights as timm draws them.
+
+    Args:
+        name: timm's.
+        batch: images in a step.
+        size: their height and width.
+        **options: of timm's ``create_model``.
+    """
+    if name.startswith("vit_"):  # others take any size
+        options["img_size"] = size
+    model = needs("timm").create_model(name, num_classes=10, **options)
+    x, y = torch.randn(batch, 3, size, size), torch.randint(10, (batch,))
+    return Case(model.train(), lambda: F.cross_entropy(model(x), y), f"batch {batch} at {size} x {size}")
+
+
 def resnet18(batch: int) -> Case:
-    """timm's ResNet-18. Its last norms start at 1, not at 0 as timm has it: a branch that is multiplied by 0 has no
-    gradient, and no tensor in it an error or a sensitivity."""
-    timm = needs("timm")
-    model = timm.create_model("resnet18", num_classes=10, zero_init_last=False)
-    x, y = torch.randn(batch, 3, 64, 64), torch.randint(10, (batch,))
-    return Case(model.train(), lambda: F.cross_entropy(model(x), y), f"batch {batch} at 64 x 64")
-
-
-def image_model(name: str, batch: int) -> Case:
-    """One of timm's image models for 10 classes, at 64 x 64, its weights as timm draws them."""
-    timm = needs("timm")
-    size = {"img_size": 64} if name.startswith("vit_") else {}  # others take any size
-    model = timm.create_model(name, num_classes=10, **size)
-    x, y = torch.randn(batch, 3, 64, 64), torch.randint(10, (batch,))
-    return Case(model.train(), lambda: F.cross_entropy(model(x), y), f"batch {batch} at 64 x 64")
+    """Its last norms start at 1, not at 0 as timm has it: a branch that is multiplied by 0 has no gradient, and no
+    tensor in it an error or a sensitivity."""
+    return image_model("resnet18", batch, zero_init_last=False)
 
 
 def resnet50(batch: int) -> Case:
-    """timm's ResNet-50."""
-    timm = needs("timm")
-    model = timm.create_model("resnet50", num_classes=10)
-    x, y = torch.randn(batch, 3, 64, 64), torch.randint(10, (batch,))
-    return Case(model.train(), lambda: F.cross_entropy(model(x), y), f"batch {batch} at 64 x 64")
+    """As timm draws it."""
+    return image_model("resnet50", batch)
 
 
 def vit_tiny(batch: int) -> Case:
-    """timm's ViT-tiny: 12 layers of 192 features, 196 patches."""
-    timm = needs("timm")
-    model = timm.create_model("vit_tiny_patch16_224", num_classes=10)
-    x, y = torch.randn(batch, 3, 224, 224), torch.randint(10, (batch,))
-    return Case(model.train(), lambda: F.cross_entropy(model(x), y), f"batch {batch} at 224 x 224")
+    """12 layers of 192 features, 196 patches."""
+    return image_model("vit_tiny_patch16_224", batch, 224)
 
 
 def bert(batch: int, dropout: float) -> Case:

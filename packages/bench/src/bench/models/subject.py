@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,26 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from bench.errors import MissingLibrary
+
+
+def needs(name: str, extra: str = "models") -> Any:
+    """Import a library that only some models need, or some ways to train.
+
+    Args:
+        name: of the module.
+        extra: of this package, that brings it.
+
+    Raises:
+        MissingLibrary: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except (ImportError, RuntimeError) as error:  # torchvision raises the latter beside a torch that is not its own
+        raise MissingLibrary(
+            f"{name} cannot be imported ({error}); pip install actcore-bench[{extra}], or leave out what needs it"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -166,11 +166,14 @@ class Timed:
     plain_seconds: list[float]
 
     @property
+    def ratios(self) -> list[float]:
+        """A step's time over the plain one's of the same round, by round."""
+        return [one / plain for one, plain in zip(self.seconds, self.plain_seconds, strict=True)]
+
+    @property
     def ratio(self) -> float | None:
-        """A step's time over the plain one's of the same round, the median over rounds; ``None`` where not timed."""
-        if not self.seconds:
-            return None
-        return median(one / plain for one, plain in zip(self.seconds, self.plain_seconds, strict=True))
+        """The median of these; ``None`` where not timed."""
+        return median(self.ratios) if self.seconds else None
 
 
 def _declared(cls: Any, of: str = "") -> Iterator[tuple[str, str, str, str]]:

@@ -1,13 +1,19 @@
-"""``Record``: the entries of a run, with what is needed to repeat it; and what is computed from several of them."""
+"""``Record``: the entries of a run with what is needed to repeat it, and records as JSON files."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from bench.errors import BenchError
 from bench.results.entry import Entry
 from bench.results.machine import Machine
+from integrations._utils.checked_json import loaded
+from integrations._utils.whole_files import write_text
 
 if TYPE_CHECKING:
     from bench.results.statistics import Difference
@@ -97,6 +103,23 @@ def _seed(entry: Entry) -> Any:
     return getattr(entry, "seed")  # noqa: B009, not every class of entries has one
 
 
+def order_by(**names: Iterable[Any] | None) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what sorts entries by coordinates, the first of them first; entries without these are left as they were.
+
+    Args:
+        **names: by coordinate, its values in order, what is not among them last; ``None``: numbers in their own order.
+    """
+    places = {name: None if some is None else {one: at for at, one in enumerate(some)} for name, some in names.items()}
+
+    def key(entry: Any) -> tuple[Any, ...]:
+        if not all(hasattr(entry, name) for name in places):
+            return ()
+        values = ((getattr(entry, name), known) for name, known in places.items())
+        return tuple(value if known is None else known.get(value, len(known)) for value, known in values)
+
+    return key
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of record.
@@ -136,3 +159,58 @@ class Kind:
         """Raises ``ValueError`` for a setting that is not declared."""
         if other := settings.keys() - self.settings.keys() - self.others.keys():
             raise ValueError(f"{self.name} has no setting {', '.join(sorted(other))}")
+
+
+FORMAT = 2
+
+
+def save(record: Record, path: Path) -> None:
+    """Writes a record. The file is there at once: what ends the process in the middle costs nothing of what was there
+    before.
+
+    Raises:
+        BenchError: the file cannot be written.
+    """
+    content = {
+        "format": FORMAT,
+        "kind": record.kind,
+        "machine": asdict(record.machine),
+        "settings": record.settings,
+        "skipped": record.skipped,
+        "seconds": record.seconds,
+        "entries": [entry.content() for entry in record.entries],
+    }
+    text = json.dumps(content, indent=1)
+    text = re.sub(r"\[[-+.\deE,\s]+\]", lambda numbers: f"[{' '.join(numbers.group()[1:-1].split())}]", text)
+    try:
+        write_text(path, text + "\n")
+    except OSError as error:
+        raise BenchError(f"results cannot be written to {path} ({error.strerror}); name another file") from error
+
+
+def load(path: Path, kind_of: Callable[[str], Kind]) -> Record:
+    """Reads what ``save`` wrote.
+
+    Args:
+        path: of the file.
+        kind_of: gives the kind of a name.
+
+    Raises:
+        BenchError: the file cannot be read, or holds something else.
+    """
+    try:
+        return _record(loaded(path.read_text(), "save"), kind_of)
+    except OSError as error:
+        raise BenchError(f"results cannot be read from {path} ({error.strerror})") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BenchError(f"{path} holds no results of `python -m bench ... --json` ({error})") from error
+
+
+def _record(content: dict[str, Any], kind_of: Callable[[str], Kind]) -> Record:
+    if content.pop("format") != FORMAT:
+        raise ValueError("another format")
+    kind = kind_of(content["kind"])
+    kind.require_settings(content["settings"])
+    machine = Machine(**content.pop("machine"))
+    entries = [kind.entry_of(entry) for entry in content.pop("entries")]
+    return Record(machine=machine, entries=entries, **content)

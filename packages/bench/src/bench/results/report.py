@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bench.errors import BenchError
-from bench.results.charts import STYLE, require_drawable, write
-from bench.results.entry import Entry
+from bench.results.charts import Panel, require_drawable, save_panels
 from bench.results.record import Record
-from bench.results.tables import header
+from bench.results.tables import commands, labelled
 
 Lines = Callable[[Record], Iterable[str]]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What is printed of a record.
+    """What is printed of a record. Settings ``data`` and ``recipe``, and why entries lack numbers, are printed of each.
 
     Attributes:
         title: in its header.
         tables: and what else is printed below the header.
         notes: that stand below the tables.
-        targets: what was asked of the numbers, in words; none where nothing was.
-        head: the header, where it has more than others.
-        draw: makes the chart, or raises ``BenchError`` where there is nothing to draw; a text says why there is none.
+        head: more lines of the header, by name.
+        panels: of the chart; none where there is nothing to draw.
+        caption: below the chart.
     """
 
     title: str
     tables: Callable[[Record], Iterable[RenderableType]]
     notes: Lines = lambda record: ()
-    targets: Lines = lambda record: ()
-    head: Callable[[Record], RenderableType] | None = None
-    draw: Callable[[Record], Figure] | str = "there is no chart"
+    head: Callable[[Record], Mapping[str, str]] = lambda record: {}
+    panels: Callable[[Record], Sequence[Panel]] | None = None
+    caption: Callable[[Record], str] = lambda record: ""
 
     def render(self, record: Record) -> Group:
         """Header, tables and notes."""
-        made = self.head or (lambda record: header(self.title, record.machine, record.seconds))
+        command = f"{commands(record.machine)}; {record.seconds / 60:.1f} minutes"
+        head = labelled(self.title, **self.head(record), machine=str(record.machine), command=command)
         notes = "\n".join(self._notes(record))
-        return Group(made(record), *self.tables(record), *([Text(notes, style="dim")] if notes else []))
+        return Group(head, *self.tables(record), *([Text(notes, style="dim")] if notes else []))
 
     def save_chart(self, record: Record, path: Path) -> None:
         """Draws a record into a file of the type that its name says, such as PNG or SVG.
@@ -52,19 +51,37 @@ class Report:
         Raises:
             BenchError: there is nothing to draw, the type is unknown, or the file cannot be written.
         """
-        if isinstance(self.draw, str):
-            raise BenchError(f"{self.draw}; leave --chart out")
+        if self.panels is None:
+            raise BenchError("there is no chart, the tables say it all; leave --chart out")
         require_drawable(path)
-        with mpl.rc_context(STYLE):
-            write(self.draw(record), path)
+        panels = self.panels(record)
+        if not panels:
+            raise BenchError("there is nothing to draw: no part of the record that has numbers has a chart")
+        save_panels(panels, self.caption(record), record.machine, path)
 
     def _notes(self, record: Record) -> Iterator[str]:
         yield from (f"Left out: {reason}." for reason in record.skipped)
+        if data := record.settings.get("data"):
+            yield f"Data: {data}."
+        if recipe := record.settings.get("recipe"):
+            yield f"Recipe: {', '.join(f'{name} {_value(value)}' for name, value in recipe.items())}."
         yield from self.notes(record)
-        if targets := "; ".join(self.targets(record)):
-            yield f"✓ reached, ✗ not: {targets}."
+        yield from _reasons(record)
+        if len(commits := sorted({entry.commit for entry in record.entries if entry.commit})) > 1:
+            yield f"Measured with commits {', '.join(commits)}; the file says which number is of which."
 
 
-def notes_of_missing(entries: Iterable[Entry]) -> Iterator[str]:
-    """Yield why metrics were not measured, each reason once."""
-    yield from sorted({f"Not measured: {one.not_measured}." for one in entries if one.not_measured})
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def _reasons(record: Record) -> Iterator[str]:
+    """Yield why entries lack numbers, each reason once with all entries that it is of."""
+    found: dict[str, dict[str, None]] = {}
+    for entry in record.entries:
+        if entry.reason:
+            reason = f"does not apply: {entry.reason}" if entry.does_not_apply else entry.reason
+            found.setdefault(reason, {})[entry.label] = None
+    for reason, labels in found.items():
+        everywhere = len(labels) > 1 and len(labels) == len(record.entries)
+        yield f"{'All' if everywhere else '; '.join(labels)}: {reason.rstrip('.')}."

@@ -16,11 +16,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from rich.text import Text
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import integrations
 from bench.results.entry import Entry, at, metric, part
+from bench.results.tables import marked
 from bench.runner.child import Child
 from bench.runner.process_memory import HEAP_ONLY, Counters, counters
 
@@ -57,6 +59,13 @@ class Memory(Entry):
         # The untouched model may save other tensors than the report knows: attention's, where a level replaces it.
         others = plain.live_bytes - (self.original_bytes if plain.original_bytes is None else plain.original_bytes)
         return (self.live_bytes - others) / self.stored_bytes if self.stored_bytes else None
+
+
+def marked_agreement(agreement: float | None, judged: bool = True) -> Text:
+    """Write ``Memory.agreement`` with a sign that says whether it is 1 within ``AGREEMENT``."""
+    if agreement is None:
+        return Text("")
+    return marked(f"{agreement:.3f}", abs(agreement - 1) <= AGREEMENT if judged else None)
 
 
 def measured_twice(function: Callable[..., Memory], wanted: Sequence[Memory], **options: Any) -> list[Memory]:

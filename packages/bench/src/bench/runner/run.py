@@ -1,25 +1,74 @@
-"""``Run``: the one loop of all benches. What the file has is not measured again, and each entry is written as it is
-found."""
+"""``Run``: the one loop of all benchmarks. It measures what the file lacks, and writes each entry as it is found."""
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.errors import BenchError, DoesNotApply, MissingLibrary, reason
 from bench.results.entry import Entry
-from bench.results.files import load, save
 from bench.results.machine import PACKAGES, Machine
-from bench.results.record import Kind, Record
-from bench.runner.deadline import Deadline
-from bench.runner.progress import progress
-from bench.runner.workers import TooLong
+from bench.results.record import Kind, Record, load, save
+from bench.runner.child import TooLong
+
+_SHARE = 4  # of the whole time: the most that one measurement may take of it is the fourth part
+_LEAST = 60.0  # seconds that it may take in any case: the libraries' start is among them
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """So many seconds from now.
+
+    Attributes:
+        seconds: ``None`` for no end.
+        start: on the clock of ``time.monotonic``.
+    """
+
+    seconds: float | None = None
+    start: float = field(default_factory=time.monotonic)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until it comes; ``None`` where it never does."""
+        return None if self.seconds is None else self.start + self.seconds - time.monotonic()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has come."""
+        return self.left is not None and self.left <= 0
+
+    @property
+    def share(self) -> float | None:
+        """Seconds that one measurement may take: what hangs shall not take the time of all others."""
+        return None if self.seconds is None or self.left is None else min(self.left, max(self.seconds / _SHARE, _LEAST))
+
+    def __str__(self) -> str:
+        return "no deadline" if self.seconds is None else f"the deadline of {self.seconds:g} s"
+
+
+@contextmanager
+def progress(name: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A function to call after each of ``total`` steps, with what the step was."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(name, total=total)
+
+        def advance(what: str) -> None:
+            bar.update(task, advance=1, description=what)
+            if not bar.console.is_terminal:
+                bar.console.print(f"{what}: done")
+
+        yield advance
+
 
 Wanted = TypeVar("Wanted", bound=Entry)
 
@@ -124,7 +173,6 @@ class Run:
         name: str = "",
         lacks: Callable[[Wanted], bool] | None = None,
         deadline: Deadline | None = None,
-        advance: Callable[[str], None] | None = None,
     ) -> None:
         """Measures what is left, one after another, with a progress bar on stderr.
 
@@ -134,7 +182,6 @@ class Run:
             name: of the bar.
             lacks: whether an entry that is there, and did not fail, is to be measured further; ``None``: none is.
             deadline: after which none begins any more.
-            advance: is told of each of ``wanted``, in place of a bar.
         """
 
         def one(some: Sequence[Wanted]) -> Iterable[Entry]:
@@ -142,7 +189,7 @@ class Run:
             return [found] if isinstance(found, Entry) else found
 
         units = [[each] for each in wanted]
-        self.measure_together(units, one, name=name, lacks=lacks, deadline=deadline, advance=advance)
+        self.measure_together(units, one, name=name, lacks=lacks, deadline=deadline)
 
     def measure_together(
         self,
@@ -152,27 +199,18 @@ class Run:
         name: str = "",
         lacks: Callable[[Wanted], bool] | None = None,
         deadline: Deadline | None = None,
-        advance: Callable[[str], None] | None = None,
     ) -> None:
         """The same of entries that are measured together, such as ways that take turns.
 
         Args:
             groups: of entries without numbers.
             measured: is given those of a group that are left.
-            name, lacks, deadline, advance: as of ``measure``.
+            name, lacks, deadline: as of ``measure``.
         """
         units = [[one for one in group if self._lacks(one, lacks)] for group in groups]
-        deadline = deadline or Deadline()
-        if advance is None:
-            left = [unit for unit in units if unit]
-            with progress(name or self._kind.name, len(left)) as advance:
-                self._measure(left, measured, deadline, advance)
-            return
-        for group, unit in zip(groups, units, strict=True):
-            if unit:
-                self._measure([unit], measured, deadline, advance)
-            else:
-                advance(group[0].label)
+        left = [unit for unit in units if unit]
+        with progress(name or self._kind.name, len(left)) as advance:
+            self._measure(left, measured, deadline or Deadline(), advance)
 
     def _measure(
         self,

@@ -1,9 +1,9 @@
-"""The benchmarks. Each suite measures models in ways, and has files of the same names.
+"""The benchmarks. Each suite is a command, and has files of the same names.
 
-results.py  the entries that it records, each declared once
-measure.py  the run: which entries, in which order
-report.py   tables, notes and targets; chart.py draws
-published.py  numbers of papers, where some are compared with
+entries.py  what it records, each kind of entry declared once
+cell.py     how one entry is measured; where there are several kinds, files by kind, such as training.py
+command.py  its options, and the run: which entries, in which order
+report.py   the columns of its tables, and its chart
 
 gnn, vision, text, llm    training by kind of model
 kernels                   codecs and operators

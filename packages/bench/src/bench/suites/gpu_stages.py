@@ -15,7 +15,7 @@ from rich.text import Text
 from bench.results.entry import Entry, at, metric, nested, numbers, part, series, table
 from bench.results.record import Kind, Record
 from bench.results.report import Report
-from bench.results.tables import columns, header, short
+from bench.results.tables import columns, short
 
 OK, MISSED, FAILED, NOT_REACHED = "ok", "missed", "failed", "not reached"
 VERDICTS = ((FAILED, "failed"), (MISSED, "does not hold"), (NOT_REACHED, "not settled"), (OK, "holds"))
@@ -90,10 +90,9 @@ class StageResults(Entry):
         return next((verdict for outcome, verdict in VERDICTS if outcome in outcomes), "not settled")
 
 
-def head(record: Record) -> Text:
-    """Return the header."""
+def _head(record: Record) -> dict[str, str]:
     [stage] = record.of(StageResults)
-    return header(f"GPU, stage {stage.stage}", record.machine, stage.seconds)
+    return {"stage": f"{stage.stage}, {stage.seconds / 60:.1f} minutes"}
 
 
 def parts(record: Record) -> Iterator[RenderableType]:
@@ -133,4 +132,4 @@ def _cell(value: float | str) -> str:
 
 
 KIND = Kind("gpu", (StageResults,))
-REPORT = Report("GPU", parts, head=head, draw="a stage has no chart; the tables say it all")
+REPORT = Report("GPU", parts, head=_head)

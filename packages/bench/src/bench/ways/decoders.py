@@ -13,8 +13,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from bench.errors import DoesNotApply
 from bench.models.decoders import base_decoder
-from bench.models.libraries import needs
-from bench.models.subject import Subject
+from bench.models.subject import Subject, needs
 from bench.ways.general import PLAIN, Forward, Surroundings, Way, compressed, plain, planned, planned_name
 from bench.ways.general import WAYS as GENERAL
 

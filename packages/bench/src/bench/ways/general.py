@@ -17,8 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import integrations
 from bench.errors import DoesNotApply
-from bench.models.libraries import needs
-from bench.models.subject import Subject
+from bench.models.subject import Subject, needs
 from integrations import checkpoint as planning
 
 Forward = Callable[..., object]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.models.data.glue_texts import Part, Texts
+from bench.models.data.glue import Part, Texts
 from bench.models.data.mrpc import END, MARKS, PADDING, START, UNKNOWN, words
 
 _MASK = "attention_mask"

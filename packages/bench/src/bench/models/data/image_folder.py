@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from bench.errors import BenchError
-from bench.models.libraries import needs
+from bench.models.subject import needs
 
 DATASET = "imagefolder"  # as the command line calls it
 

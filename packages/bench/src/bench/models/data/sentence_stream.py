@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bench.models.data import generated_sentences as generated
+from bench.models.data import glue
 from bench.models.data import mrpc as sentences
 
 _UNKNOWN, _END = range(2)  # below the numbers of words
@@ -61,7 +61,7 @@ def load(vocabulary: int, data_root: Path | None = None) -> Text:
     except sentences.MissingSentences:
         if data_root is not None:
             raise
-        halves = ([sentence for sentence, _ in half] for half in generated.sentences())
+        halves = ([sentence for sentence, _ in half] for half in glue.generate_sentences())
         return _numbered("generated sentences", vocabulary, *halves)
     rows = (sentences.rows(file) for file in files)
     return _numbered("MRPC", vocabulary, *([one for row in some for one in (row.first, row.second)] for some in rows))

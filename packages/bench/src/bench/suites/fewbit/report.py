@@ -1,26 +1,23 @@
-"""What is printed of ``python -m bench fewbit``."""
+"""The tables and the chart of ``python -m bench fewbit``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 from types import MappingProxyType
 
 from rich.console import RenderableType
 from rich.table import Table
 
+from bench.results.charts import BLUE, GREY, VERMILION, Bar, Panel, Series
+from bench.results.published import published
 from bench.results.record import Record
-from bench.results.report import Report, notes_of_missing
+from bench.results.report import Report
 from bench.results.tables import bounded, dim, interval, marked, mean, mib, milliseconds, table
-from bench.suites.fewbit.chart import draw
-from bench.suites.fewbit.measure import SEEDS
-from bench.suites.fewbit.memory import grid_network
-from bench.suites.fewbit.results import (
-    COMPRESSED,
+from bench.suites.fewbit.cell import ELEMENTS, grid_network
+from bench.suites.fewbit.entries import (
     CONTROL,
     EXACT,
-    FEW_BITS,
     BertRun,
     Comparison,
     GridCell,
@@ -30,39 +27,25 @@ from bench.suites.fewbit.results import (
     held_out,
     training_loss,
 )
-from bench.suites.fewbit.step_time import ELEMENTS, FEATURES
-from bench.suites.fewbit.training import STRIDE
-from bench.ways.roberta import ATTENTION, BITS, DROPOUT, RATIO, WAYS, Exchange, Shape
+from bench.suites.fewbit.training import KINDS, SEEDS, STRIDE
+from bench.units import MIB
+from bench.ways.roberta import WAYS, Exchange, Shape
+
+
+def _peaks(record: Record) -> list[Peak]:
+    """Of the first network that was measured."""
+    found = [peak for peak in record.of(Peak) if peak.raw_bytes]
+    return [peak for peak in found if (peak.network, peak.batch) == (found[0].network, found[0].batch)]
+
 
 TITLES = {"activation": "activation", "linear": "randomized linear"}
 
-SOURCE = "FewBit's README: RoBERTa-base on MRPC, batch 128, on a GPU"
+ROWS = {(row["bits"], row["ratio"]): row for row in published("fewbit")["rows"]}
+"""FewBit's table, by the bits of GELU and the part of the rows that linear layers keep; ``None`` is exact."""
 
-
-@dataclass(frozen=True)
-class Row:
-    """A row of its table.
-
-    Attributes:
-        gib: the peak, all that is in memory counted.
-        saving: of the vanilla row's, as a part, to a thousandth; 0 in that row.
-    """
-
-    gib: float
-    saving: float
-
-
-ROWS: Mapping[tuple[int | None, float | None], Row] = MappingProxyType(
-    {
-        (None, None): Row(11.30, 0.0),
-        (3, None): Row(9.75, 0.138),
-        (None, 0.2): Row(9.20, 0.186),
-        (3, 0.2): Row(7.60, 0.327),
-    }
+SAVINGS: Mapping[str, float] = MappingProxyType(
+    {name: ROWS[way.bits, way.ratio]["saving"] for name, way in WAYS.items()}
 )
-"""By the bits of GELU and the part of the rows that linear layers keep; ``None`` is exact."""
-
-SAVINGS: Mapping[str, float] = MappingProxyType({name: ROWS[way.bits, way.ratio].saving for name, way in WAYS.items()})
 """What FewBit's table has, of the peak."""
 
 LOSS = 0.01  # relative, at most
@@ -159,7 +142,7 @@ def _published(way: Exchange) -> tuple[str, str]:
     row = ROWS.get((way.bits, way.ratio))
     if row is None:
         return "", ""
-    return f"{row.gib:.2f}", f"{100 * row.saving:.1f}" if row.saving else ""
+    return f"{row['gib']:.2f}", f"{100 * row['saving']:.1f}" if row["saving"] else ""
 
 
 def _training(record: Record) -> Table:
@@ -202,7 +185,8 @@ def judged_memory(peak: Peak) -> bool:
 def least_saving(cell: GridCell) -> float | None:
     """The saving that is asked of a cell of the grid: what FewBit's table has; ``None``: nothing is."""
     row = ROWS.get((cell.bits, cell.ratio))
-    return row.saving if row is not None and row.saving and cell.network == grid_network(Shape()) else None
+    judged = row is not None and row["saving"] and cell.network == grid_network(Shape())
+    return row["saving"] if row is not None and judged else None
 
 
 def judged_training(record: Record, kind: str) -> bool:
@@ -222,64 +206,32 @@ def judged_time(record: Record, times: Times) -> bool:
 
 
 def notes(record: Record) -> Iterator[str]:
-    """A paragraph a part that was run."""
-    settings = record.settings
-    if peaks := record.of(Peak):
-        networks = "; ".join(dict.fromkeys(f"{one.network}; batch {one.batch}" for one in peaks))
-        yield (
-            f"memory: {networks}, sequences of different lengths padded to one. "
-            f"randomized linear: every linear layer of the encoder keeps a sketch of {RATIO:.0%} of its input's rows. "
-            "kept: bytes that live after the forward and did not before. activation peak: the most during forward and "
-            "backward, less what was there before and the gradients. with gradients: the same, gradients left in. raw: "
-            f"the most in all, {'the process and' if settings['device'] == 'cpu' else 'with'} the weights."
-        )
-        yield from notes_of_missing(peaks)
-    if grid := record.of(GridCell):
-        yield (
-            f"grid: RoBERTa, {'; '.join(dict.fromkeys(cell.network for cell in grid))}; {ATTENTION} attention, "
-            f"dropout {DROPOUT:g}, float32; measured as in the part memory. saving: of the activation peak, and of all "
-            "that is in memory, of the exact network's with the same batch."
-        )
-        yield from (f"{cell.name}, batch {cell.batch}: {cell.reason}." for cell in grid if cell.reason)
-    if peaks or grid:
-        yield f"published: {SOURCE}; of all that is in memory."
-    if record.of(BertRun):
-        yield f"Data: {settings['data']}."
-        yield f"Recipe: {', '.join(f'{name} {value:g}' for name, value in settings['recipe'].items())}."
-        yield (
-            "training: runs of a seed share initial weights, order, masks and dropout. Losses in nats a word that was "
-            f"to be guessed; training loss: the mean of the last {STRIDE} steps. The words held out have an entropy of "
-            f"{settings['entropy']:.3f} nats, the least loss of whoever knows their frequencies; exact training is "
-            f"{learned(record):.2f} nats below it. {COMPRESSED}: compress_model(model, 'L1', activations={BITS}). "
-            f"{CONTROL}: all gradients set to zero, which shows that the comparison can fail."
-        )
+    """Where the published numbers are from."""
+    if any(isinstance(entry, Peak | GridCell) for entry in record.entries):
+        yield f"published: {published('fewbit')['source']}."
+
+
+def panels(record: Record) -> list[Panel]:
+    """One for each part that was run."""
+    found = []
+    if peaks := [peak for peak in record.of(Peak) if peak.raw_bytes]:
+        first = [peak for peak in peaks if (peak.network, peak.batch) == (peaks[0].network, peaks[0].batch)]
+        plain = first[0].activation_bytes / MIB
+        bars = [Bar(peak.way, peak.activation_bytes / MIB, whole=plain) for peak in first]
+        found.append(Panel("Activation peak of RoBERTa", f"MiB, batch {first[0].batch}", bars=bars))
+    lines = []
+    for kind, color in zip(KINDS, (GREY, BLUE, VERMILION), strict=True):
+        if curves := [run.losses for run in record.of(BertRun) if run.kind == kind and run.losses]:
+            means = [fmean(values) for values in zip(*curves, strict=True)]
+            lines.append(Series([STRIDE * place for place in range(1, len(means) + 1)], means, kind, color, "-"))
+    if lines:
+        title, entropy = f"Training loss, nats, mean of {held_out(record).seeds}", record.settings["entropy"]
+        found.append(Panel(title, "steps; line: entropy of the held-out words", series=lines, line=entropy))
     if times := [one for one in record.of(Times) if one.seconds]:
-        first = times[0]
-        yield (
-            f"time: forward and backward over torch's own, in turn; median over median of {len(first.seconds)} rounds. "
-            + " ".join(_sizes(times))
-        )
+        names = [one.name if one.what == "activation" else f"linear, {one.name}" for one in times]
+        bars = [Bar(name, one.ratio) for name, one in zip(names, times, strict=True)]
+        found.append(Panel("Time", "forward + backward over torch's", bars=bars, line=1))
+    return found
 
 
-def _sizes(found: Sequence[Times]) -> Iterator[str]:
-    elements = {times.what: times.elements for times in found}
-    if "activation" in elements:
-        yield f"Activations of {elements['activation']:,} float32 elements."
-    if "linear" in elements:
-        features, outputs = FEATURES
-        rows = elements["linear"] // features
-        yield f"Linear layers of {rows:,} x {features} -> {outputs:,}, {RATIO:.0%} of the rows kept."
-
-
-def targets(record: Record) -> Iterator[str]:
-    """What was asked of the parts that were run."""
-    if any(map(judged_memory, record.of(Peak))) or any(map(least_saving, record.of(GridCell))):
-        savings = ", ".join(f"{100 * part:.1f} %" for part in SAVINGS.values() if part)
-        yield f"activation peak smaller by at least {savings}"
-    if record.of(BertRun) and judged_training(record, FEW_BITS):
-        yield f"mean loss within {LOSS:.0%} of the exact one's, which is at least {NATS:g} nat below the entropy"
-    if any(judged_time(record, times) for times in record.of(Times)):
-        yield f"{JUDGED} at most {TIME:.1f} times torch's"
-
-
-REPORT = Report("Few-bit activations and randomized linear layers", tables, notes, targets, draw=draw)
+REPORT = Report("Few-bit activations and randomized linear layers", tables, notes, panels=panels)

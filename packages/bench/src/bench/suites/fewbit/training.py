@@ -6,18 +6,19 @@ Runs of a seed share initial weights, order of the pairs, masks and dropout.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from bench.models.data.mrpc import MARKS, Pairs, Sentences
 from bench.models.masked_bert import Masked, Recipe, losses, make
-from bench.suites.fewbit.results import COMPRESSED, CONTROL, EXACT, FEW_BITS, BertRun
+from bench.suites.fewbit.entries import COMPRESSED, CONTROL, EXACT, FEW_BITS, BertRun
 from bench.ways.roberta import BITS
 from integrations import compress_model, fewbit
 
 KINDS = (EXACT, FEW_BITS, COMPRESSED)
+SEEDS = 5  # paired runs, by default and to be judged
 STRIDE = 100  # steps whose mean loss is one of a run's numbers
 CLIPPED = 1.0  # norm of the gradient, at most
 BETAS, WEIGHT_DECAY = (0.9, 0.98), 0.01
@@ -48,7 +49,7 @@ def held_out(sentences: Sentences, recipe: Recipe) -> Masked:
     return Masked.of(sentences.held_out, recipe.masked, torch.Generator().manual_seed(_HELD_OUT_SEED))
 
 
-def train(kind: str, seed: int, sentences: Sentences, recipe: Recipe, advance: Callable[[], None]) -> BertRun:
+def train(kind: str, seed: int, sentences: Sentences, recipe: Recipe) -> BertRun:
     """Trains a BERT from scratch.
 
     Args:
@@ -56,7 +57,6 @@ def train(kind: str, seed: int, sentences: Sentences, recipe: Recipe, advance: C
         seed: of weights, order, masks and dropout.
         sentences: to train on, and to test on.
         recipe: of the network and the training.
-        advance: called after each ``STRIDE`` steps.
     """
     start = time.perf_counter()
     found: list[float] = []
@@ -88,14 +88,8 @@ def train(kind: str, seed: int, sentences: Sentences, recipe: Recipe, advance: C
             if step % STRIDE == 0 or step == recipe.steps:
                 found.append(sum(recent) / len(recent))
                 recent.clear()
-                advance()
         last = _mean_loss(model, held_out(sentences, recipe))
     return BertRun(kind, seed, found, last, time.perf_counter() - start)
-
-
-def strides(recipe: Recipe) -> int:
-    """How often ``train`` calls ``advance``."""
-    return -(-recipe.steps // STRIDE)
 
 
 def _frequencies(pairs: Pairs, recipe: Recipe) -> Tensor:

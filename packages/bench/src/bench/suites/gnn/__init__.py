@@ -4,10 +4,4 @@ ICML 2022).
 GACT's ``python test_gnn.py --model gcn --gact --level L1 --get-mem`` is here
 ``python -m bench gnn --dataset ogbn-arxiv --norm batch --model gcn --level L1 --part memory``, and so for each model
 and level; without ``--part memory`` it trains, too, which gives accuracy and the time of an epoch.
-
-training.py             runs side by side
-memory.py               the memory of a step, in a process of its own
-measure.py              a run: curve by curve, written as it is found
-results.py, summary.py  what is recorded; the rows made of it
-report.py, chart.py     tables and the picture
 """

@@ -8,17 +8,23 @@ ratios are taken within a round.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from bench.errors import BenchError, reason
-from bench.models.data.graph import Graph
-from bench.models.data.graph_sampling import Walks, evaluated
+from bench.models.data import graphs
+from bench.models.data.graph import Graph, Walks, evaluated
 from bench.models.graph_networks import DEFAULT, MODELS, Recipe
-from bench.suites.gnn.results import BLOCK, REFERENCE, Curve
+from bench.runner.child import Child
+from bench.runner.memory import Memory, measure_step
+from bench.suites.gnn.entries import BLOCK, REFERENCE, Curve
 from integrations import LEVELS
 from integrations.pyg import compress_model
 
@@ -111,7 +117,6 @@ def train_in_turn(
     seed: int,
     graph: Graph,
     epochs: int,
-    advance: Callable[[str, int], None],
     recipe: Recipe = DEFAULT,
 ) -> list[Curve]:
     """Trains one model at several levels, ``BLOCK`` epochs each in turn. What fails ends its own run alone.
@@ -120,7 +125,6 @@ def train_in_turn(
         model, seed, graph, recipe: as for ``Run``.
         levels: of each run; with ``None``, which is full precision, the others' turns are compared.
         epochs: of each run.
-        advance: called with what was trained and for how many epochs, after each turn.
 
     Returns:
         The curves, in the order of ``levels``.
@@ -145,7 +149,6 @@ def train_in_turn(
                 run.train(turn)
             except Exception as error:  # such as memory that is not there
                 run.curve = replace(run.curve, failure=reason(error))
-            advance(f"{model} {run.curve.level}, seed {seed}", turn)
         runs = [run for run in runs if not run.curve.failure]
     curves = [one.curve if isinstance(one, Run) else one for one in found]
     plain = next((curve for curve, level in zip(curves, levels, strict=True) if level is None), None)
@@ -164,3 +167,50 @@ def deterministic(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+def measure(
+    wanted: Sequence[Memory],
+    dataset: str,
+    data_root: Path | None,
+    device: str,
+    threads: int,
+    recipe: Recipe = DEFAULT,
+) -> list[Memory]:
+    """Measures models at levels, in one process that has the allocator's setting; another one where it ended, as one
+    does that takes more memory than there is.
+
+    Args:
+        wanted: without numbers.
+        dataset, data_root: as for ``bench.models.data.graphs.load``; name a dataset that is at hand, not ``"auto"``.
+        device, threads: to measure on and with.
+        recipe: how the networks are built; a subgraph is drawn where it says how large.
+    """
+    root = None if data_root is None else str(data_root)
+    options = {"dataset": dataset, "data_root": root, "device": device, "recipe": asdict(recipe), "threads": threads}
+    with Child() as child:
+        return [child.measure(measure_on, entry, None, **options) for entry in wanted]
+
+
+def measure_on(entry: Memory, *, dataset: str, data_root: str | None, device: str, recipe: Mapping[str, Any]) -> Memory:
+    """Measures one model at one level in this process, on a dataset by its name."""
+    return measure_here(entry, _graph(dataset, data_root, device), Recipe(**recipe))
+
+
+@cache  # for all models and levels that this process is asked for
+def _graph(dataset: str, data_root: str | None, device: str) -> Graph:
+    root = None if data_root is None else Path(data_root)
+    return graphs.load(dataset, root).to(torch.device(device))
+
+
+def measure_here(entry: Memory, graph: Graph, recipe: Recipe = DEFAULT) -> Memory:
+    """Measures one model at one level in this process, on the graph's device."""
+    torch.manual_seed(0)
+    network = MODELS[entry.model](graph.x.shape[1], graph.classes, recipe).to(graph.x.device)
+    part = graph if recipe.sample is None else Walks(graph, recipe.sample).draw()
+
+    def forward() -> Tensor:
+        logits: Tensor = network(part.x, part.edge_index)
+        return logits
+
+    return measure_step(entry, network, forward, lambda: part.loss(forward()), graph.x.device)

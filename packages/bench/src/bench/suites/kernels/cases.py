@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import actcore
-from bench.suites.kernels import plain, rivals
+from bench.suites.kernels import contenders
 from bench.suites.kernels.contenders import ACTCORE, COMPRESS, DECOMPRESS, PLAIN, TORCH, TRAIN, Pass, RoundTrip
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGERS = (torch.int64, torch.int32)
-GROUP = plain.GROUP
+GROUP = contenders.GROUP
 """Elements of a group, where nothing else is said."""
 _TRAINED = (torch.float32, torch.bfloat16)
 _ROWS = 64  # of GroupAffineRows, such as a batch's samples
@@ -89,16 +89,16 @@ def _group_affine(bits: int, group: int = GROUP) -> Case:
     judged = bits in (8, 4, 2, 1)
     nearest: dict[int, tuple[tuple[str, Callable[[], RoundTrip]], ...]] = {
         width: (
-            ("bitsandbytes", partial(rivals.bitsandbytes, width)),
-            ("torchao", partial(rivals.torchao, width)),
+            ("bitsandbytes", partial(contenders.bitsandbytes, width)),
+            ("torchao", partial(contenders.torchao, width)),
         )
         for width in (8, 4)
     }
     return _codec(
         name,
         actcore.GroupAffine(bits),
-        lambda x: plain.compress_groups(x, bits),
-        lambda parts, numel, dtype: plain.decompress_groups(parts, bits, numel),
+        lambda x: contenders.compress_groups(x, bits),
+        lambda parts, numel, dtype: contenders.decompress_groups(parts, bits, numel),
         bits=bits,
         rivals=nearest.get(bits, ()),
         targets=(
@@ -118,8 +118,8 @@ def _float8(name: Literal["e4m3", "e5m2"], dtype: torch.dtype, group: int = GROU
     return _codec(
         f"Float8, {name}",
         actcore.Float8(name),
-        lambda x: plain.compress_float8(x, dtype),
-        lambda parts, numel, dtype: plain.decompress_float8(parts),
+        lambda x: contenders.compress_float8(x, dtype),
+        lambda parts, numel, dtype: contenders.decompress_float8(parts),
         bits=8,
     )
 
@@ -149,8 +149,8 @@ def _narrow(high: int, bits: int) -> Case:
     return _codec(
         f"Narrow(0, {high})",
         actcore.Narrow(0, high),
-        lambda x: (plain.pack(x.to(torch.uint8), bits),),
-        lambda parts, numel, dtype: plain.unpack(parts[0], bits, numel).to(dtype),
+        lambda x: (contenders.pack(x.to(torch.uint8), bits),),
+        lambda parts, numel, dtype: contenders.unpack(parts[0], bits, numel).to(dtype),
         dtypes=INTEGERS,
         bits=bits,
         prepare=lambda x, dtype: (torch.arange(x.numel(), device=x.device) % (high + 1)).to(dtype),
@@ -183,16 +183,16 @@ def cases(groups: Sequence[int] = (GROUP,)) -> list[Case]:
         _codec(
             "BitMask",
             actcore.BitMask(),
-            lambda x: (plain.pack((x == 1).to(torch.uint8), 1),),
-            lambda parts, numel, dtype: plain.unpack(parts[0], 1, numel).to(dtype),
+            lambda x: (contenders.pack((x == 1).to(torch.uint8), 1),),
+            lambda parts, numel, dtype: contenders.unpack(parts[0], 1, numel).to(dtype),
             bits=1,
             prepare=lambda x, dtype: (x > 0).to(dtype),
         ),
         _codec(
             "Positive",
             actcore.Positive(),
-            lambda x: (plain.pack((x > 0).to(torch.uint8), 1),),
-            lambda parts, numel, dtype: plain.unpack(parts[0], 1, numel).to(dtype),
+            lambda x: (contenders.pack((x > 0).to(torch.uint8), 1),),
+            lambda parts, numel, dtype: contenders.unpack(parts[0], 1, numel).to(dtype),
             bits=1,
         ),
         _narrow(8, 4),
@@ -209,7 +209,7 @@ def cases(groups: Sequence[int] = (GROUP,)) -> list[Case]:
             lambda x: actcore.stepwise(x, "gelu", _GELU_BORDERS, _GELU_LEVELS, 3),
             F.gelu,
             bits=3,
-            rivals=(("fewbit", partial(rivals.fewbit_gelu, 3)),),
+            rivals=(("fewbit", partial(contenders.fewbit_gelu, 3)),),
             targets=((TRAIN, "float32", 1.0),),
         ),
         _operator(

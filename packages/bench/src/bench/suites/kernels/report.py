@@ -1,4 +1,4 @@
-"""What is printed of ``python -m bench kernels``: a table for each size, the operators, and the small tensors."""
+"""The tables and the chart of ``python -m bench kernels``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from functools import partial
 
 from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
+from bench.results.charts import BLUE, FAINT, INK, ORANGE, PURPLE, VERMILION, Panel, Series
 from bench.results.record import Record
 from bench.results.report import Report
-from bench.results.tables import Column, bounded, commands, labelled, marked, number, table
-from bench.suites.kernels.chart import draw
+from bench.results.tables import Column, bounded, marked, number, table
 from bench.suites.kernels.contenders import ACTCORE, CLONE, COMPRESS, COPY, DECOMPRESS, PLAIN, TORCH, TRAIN
-from bench.suites.kernels.results import YARDSTICKS, Measurement, Timing
+from bench.suites.kernels.entries import YARDSTICKS, Measurement, Timing
 from bench.units import size_name
+
+_DTYPES = ("float32", "bfloat16")
+
 
 SMALL = 64 * 2**10  # up to here a call's own cost is what counts
 CALL_TARGET = 20.0  # microseconds of a compress and a decompress together, on a CPU
@@ -34,18 +36,6 @@ def tables(record: Record) -> Iterator[Table]:
         yield _operators(trained)
     if small := [entry for entry in stored if entry.nbytes <= SMALL]:
         yield _calls(record.settings["device"], small)
-
-
-def head(record: Record) -> Text:
-    """The header, with the libraries that took part."""
-    libraries = ", ".join(f"{library} {state}" for library, state in record.settings["libraries"].items())
-    took = f"{record.settings['rounds']} rounds, {record.seconds / 60:.1f} minutes"
-    return labelled(
-        TITLE,
-        machine=str(record.machine),
-        beside=libraries or "nothing else",
-        command=f"{commands(record.machine)}; {took}",
-    )
 
 
 def _codecs(nbytes: int, what: str, entries: list[Measurement]) -> Table:
@@ -114,26 +104,48 @@ _DTYPE_AND_SIZE: tuple[Column[Measurement], ...] = (
 )
 
 
-def notes(record: Record) -> Iterator[str]:
-    """What the numbers are."""
-    yield (
-        "Ratios: one's time over that of copy_ (into memory that is there) or clone (into new memory) of the same "
-        "tensor in the same round, median over rounds. Others, and copies beside them, take turns of their own. "
-        "✓ within the target, ✗ not."
-    )
-    yield (
-        "logical_io_gbps: 10^9 bytes a second that must be read and written, each once. logical_io_vs_achievable_%: "
-        "the same as a fraction of copy_'s."
-    )
-    for entry in record.of(Measurement):
-        if entry.failure:
-            yield f"{entry.case}, {entry.dtype}, {size_name(entry.nbytes)} failed: {entry.failure}"
-
-
 def _others(entries: list[Measurement]) -> list[str]:
     """Whoever else takes part, plain PyTorch first."""
     found = [timing.who for entry in entries for timing in entry.timings if timing.what not in (COPY, CLONE)]
     return sorted(set(found) - {ACTCORE}, key=lambda who: (who != PLAIN, found.index(who)))
 
 
-REPORT = Report(TITLE, tables, notes, head=head, draw=draw)
+COLORS = {ACTCORE: BLUE, PLAIN: VERMILION, "bitsandbytes": ORANGE, "torchao": PURPLE, "fewbit": INK, TORCH: FAINT}
+
+
+def panels(record: Record) -> list[Panel]:
+    """Times over a copy's, a panel for each dtype and direction, of the largest tensors."""
+    stored = [entry for entry in record.of(Measurement) if entry.get(ACTCORE, COMPRESS) and entry.dtype in _DTYPES]
+    largest = max((entry.nbytes for entry in stored), default=0)
+    shown = [entry for entry in stored if entry.nbytes == largest]
+    return [
+        _times_of(dtype, what, [entry for entry in shown if entry.dtype == dtype])
+        for dtype in _DTYPES
+        for what in (COMPRESS, DECOMPRESS)
+        if any(entry.dtype == dtype for entry in shown)
+    ]
+
+
+def _times_of(dtype: str, what: str, entries: list[Measurement]) -> Panel:
+    series = []
+    for who in (*_others(entries), ACTCORE):
+        timings = [(place, entry, entry.get(who, what)) for place, entry in enumerate(entries)]
+        found = [(entry.ratio(timing), place) for place, entry, timing in timings if timing is not None]
+        if found:
+            ratios, places = zip(*found, strict=True)
+            series.append(Series(ratios, places, who, COLORS.get(who, INK)))
+    title = f"{what} / {YARDSTICKS[what]}, {dtype}"
+    return Panel(title, "times as long", rows=[entry.case for entry in entries], series=series, log="x", line=1)
+
+
+def _head(record: Record) -> dict[str, str]:
+    libraries = ", ".join(f"{library} {state}" for library, state in record.settings["libraries"].items())
+    return {"beside": libraries or "nothing else"}
+
+
+def _caption(record: Record) -> str:
+    largest = max(entry.nbytes for entry in record.of(Measurement))
+    return f"{size_name(largest)} a tensor, {record.settings['rounds']} rounds in turn, medians."
+
+
+REPORT = Report("Codecs and operators beside a copy", tables, head=_head, panels=panels, caption=_caption)

@@ -1,23 +1,21 @@
-"""One subject in one way: the process ``python -m bench.suites.llm.cell SUBJECT WAY THREADS`` answers requests.
-
-``"once"`` measures peak and errors; ``"seconds"`` times one step, so that ways are timed in turn.
-"""
+"""One subject in one way, in a process of its own: peak and errors once, and single steps, so that ways take turns."""
 
 from __future__ import annotations
 
 import gc
-import sys
 import time
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.errors import BenchError, DoesNotApply, reason
+from bench.errors import BenchError
 from bench.runner.gradients import relative_error
 from bench.runner.process_memory import counters
-from bench.runner.workers import serve
+from bench.suites.llm.entries import Trained
 from bench.suites.llm.subjects import SUBJECTS, Hidden, Step
 
 # Rows of the reference in float64 that are there at once.
@@ -93,24 +91,16 @@ def _reference(model: Hidden) -> tuple[float, list[Tensor]]:
     return total, [hidden.grad, weight.grad]
 
 
-class Served:
-    """A cell that is made when it is first asked, so that it can say why there is none."""
-
-    def __init__(self, subject: str, way: str) -> None:
-        self._of = subject, way
-        self._cell: Cell | None = None
-
-    def answer(self, request: Any) -> dict[str, Any]:
-        """What a request asks for, or why it cannot be had."""
-        try:
-            self._cell = self._cell or Cell(*self._of)
-            return {"value": getattr(self._cell, request)()}
-        except DoesNotApply as error:
-            return {"does_not_apply": str(error)}
-        except Exception as error:  # what one measurement fails with, others are to be made
-            return {"failure": reason(error)}
+@cache  # a process measures one cell, again and again
+def _cell(subject: str, way: str) -> Cell:
+    return Cell(subject, way)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(int(sys.argv[3]))
-    serve(Served(*sys.argv[1:3]).answer, sys.stdin)
+def measure_once(entry: Trained) -> Trained:
+    """Measure peak and errors in this process."""
+    return replace(entry, **_cell(entry.subject, entry.way).once())
+
+
+def measure_step(entry: Trained) -> tuple[Trained, float]:
+    """Time one more step, so that ways are timed in turn."""
+    return entry, _cell(entry.subject, entry.way).seconds()

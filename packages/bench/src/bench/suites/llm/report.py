@@ -1,4 +1,4 @@
-"""What is printed of ``python -m bench llm``."""
+"""The tables and the chart of ``python -m bench llm``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,40 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bench.models.decoders import SHAPES
+from bench.results.charts import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILION, Panel, Series
 from bench.results.record import Record, match_seeds, paired
 from bench.results.report import Report
 from bench.results.statistics import spread
 from bench.results.tables import Column, bounded, interval, marked, mean, mib, number, table
-from bench.suites.llm.chart import draw
-from bench.suites.llm.results import Learned, Trained, fallen
+from bench.suites.llm.entries import Learned, Trained, fallen
 from bench.suites.llm.subjects import LOSS, MODEL, SUBJECTS
 from bench.units import MIB
-from bench.ways.decoders import CHUNKED, label
+from bench.ways.decoders import CHECKPOINTS, CHUNKED, beside, label, planned_beside
 from bench.ways.general import PLAIN
+
+COLOURS = {
+    PLAIN: INK,
+    CHECKPOINTS: VERMILION,
+    CHUNKED: ORANGE,
+    beside("lean"): BLUE,
+    planned_beside(0.0): PURPLE,
+    beside(CHECKPOINTS): GREEN,
+}
+"""Of the ways that are drawn."""
+
+_OF = "-tokens"  # how subjects are called that differ from another in tokens alone
+_BASE = "-32k"
+
+
+def _lines(record: Record, shape: str) -> dict[str, list[Trained]]:
+    """Of a shape, those of each way that were measured with several numbers of tokens."""
+    names = [name for name, one in SUBJECTS.items() if one.shape == shape and name.endswith((_OF, shape + _BASE))]
+    names.sort(key=lambda name: SUBJECTS[name].tokens)
+    lines = {way: [cell for name in names for cell in record.of(Trained, subject=name, way=way)] for way in COLOURS}
+    measured = {way: [cell for cell in cells if cell.beside] for way, cells in lines.items()}
+    return {way: cells for way, cells in measured.items() if len(cells) > 1}
+
 
 # Of the loss of 4,096 rows of 512 features with 32,000 classes in float32: asked for, at most.
 _PEAK, _LOSS_ERROR, _TIME = 90 * MIB, 1e-6, 1.1
@@ -129,34 +153,18 @@ def _fallen(record: Record, way: str) -> Text:
     return Text("") if found is None else marked(f"{100 * found:.0f}", found >= _FALLEN)
 
 
-def notes(record: Record) -> Iterator[str]:
-    """What stands below the tables."""
-    for one in (*record.of(Trained), *record.of(Learned)):
-        if one.reason:
-            yield f"{one.label}: {one.reason}."
-    if record.of(Trained):
-        yield (
-            "peak: the most that the process has resident in a step beyond what it had before, gradients that the step "
-            "makes among it; beside it what is left of that without these. error: a loss's to float64, a model's to "
-            "plain training's. time: of a step over the first way's, in turn, the median of "
-            f"{record.settings['rounds']} rounds. Each way has a process of its own. * not ours."
-        )
-    if record.of(Learned):
-        recipe, data = record.settings["recipe"], record.settings["data"]
-        yield (
-            f"training: a Llama of {recipe['layers']} layers of {recipe['width']} in float32 on {data}, "
-            f"{recipe['steps']} steps of {recipe['rows']} x {recipe['length']}; loss: the mean of the last tenth; "
-            "difference: of the same seed, with its 95 % interval; scatter: its standard deviation over seeds; fallen: "
-            f"of what it can, from {recipe['guess']:.2f}, a guess without knowledge, to the least of plain training."
-        )
+def panels(record: Record) -> list[Panel]:
+    """What a step takes beside gradients against its tokens, a panel for each kind of training."""
+    found = []
+    for shape, kind in SHAPES.items():
+        series = []
+        for way, cells in _lines(record, shape).items():
+            tokens = [SUBJECTS[cell.subject].tokens for cell in cells]
+            series.append(Series(tokens, [(cell.beside or 0) / MIB for cell in cells], way, COLOURS[way], "o-"))
+        if series:
+            found.append(Panel(kind.what, "tokens", "MiB beside gradients", series=series, log="xy"))
+    return found
 
 
-def targets(record: Record) -> Iterator[str]:
-    """What was asked."""
-    if any(SUBJECTS[cell.subject].kind == LOSS for cell in record.of(Trained)):
-        yield "of the first loss in chunks 90 MiB and 1e-6, and of losses in chunks 1.1 of the dense time"
-    if record.of(Learned):
-        yield f"trainings that fall by {100 * _FALLEN:.0f} % of what they can"
-
-
-REPORT = Report("Language models", tables, notes, targets, draw=draw)
+CAPTION = "The peak of a step beside its gradients, by the tokens of a forward."
+REPORT = Report("Language models", tables, panels=panels, caption=lambda record: CAPTION)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bench.errors import MissingLibrary
 from bench.models import decoders as models
 from bench.models.decoders import SHAPES, Sizes
-from bench.models.libraries import needs
+from bench.models.subject import needs
 from bench.ways.decoders import CHUNKED, CUT, FEW, MAIN, WAYS, cut_cross_entropy
 from integrations.losses import linear_cross_entropy
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bench.models.data import sentence_stream as words
 from bench.models.decoders import SHAPES, Sizes, decoder
 from bench.models.subject import Subject, own_loss
-from bench.suites.llm.results import Learned
+from bench.suites.llm.entries import Learned
 from bench.ways import decoders as known
 from bench.ways.general import PLAIN
 

@@ -19,16 +19,15 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from bench.runner import workers
+from bench.runner import child as workers
+from bench.runner.child import Ended, Worker
 from bench.runner.process_memory import ENVIRONMENT, release_cached
-from bench.runner.workers import Ended, Worker
 from bench.suites.search.dimensions import dimensions
-from bench.suites.search.results import Trial
+from bench.suites.search.entries import Trial
 from bench.suites.search.trial import Request, prepare, says_out_of_memory, take
 from bench.units import MIB
 
@@ -57,9 +56,7 @@ class Trials:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for worker in self._workers.values():
             worker.end()
 

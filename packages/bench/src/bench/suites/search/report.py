@@ -1,19 +1,51 @@
-"""What is printed of ``python -m bench search``: measured beside published."""
+"""The tables and the chart of ``python -m bench search``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from rich.table import Table
 
+from bench.results.charts import BLUE, ORANGE, Bar, Panel
+from bench.results.published import published
 from bench.results.record import Record
 from bench.results.report import Report
 from bench.results.tables import dim, number, short, table
-from bench.suites.search.chart import draw
-from bench.suites.search.published import PUBLISHED, Figure, published
-from bench.suites.search.results import Search, Trial, proof, relative_throughput, times_plain
+from bench.suites.search.entries import Search, Trial, proof, relative_throughput, times_plain
 from bench.units import MIB, size_name
-from bench.ways.decoders import label
+from bench.ways.decoders import ALL_WAYS, label
+from bench.ways.general import PLAIN
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The largest number that a system has reached.
+
+    Attributes:
+        system: the system, and how it was set.
+        value: the number.
+        plain: the number at full precision, of the same source.
+        way: the way of ours that does the same; empty where none does.
+    """
+
+    system: str
+    value: int
+    plain: int
+    way: str
+
+    @property
+    def ratio(self) -> float:
+        """Over full precision's."""
+        return self.value / self.plain
+
+    def __str__(self) -> str:
+        return f"{self.system}: {self.plain:,} -> {self.value:,}"
+
+
+def figures(dimension: str) -> list[Figure]:
+    """What was published of a dimension; nothing where the originals made no such search."""
+    return [Figure(**row) for row in published("search")["figures"].get(dimension, ())]
 
 
 def tables(record: Record) -> Iterator[Table]:
@@ -24,7 +56,7 @@ def tables(record: Record) -> Iterator[Table]:
 
 def _table(record: Record, searches: Sequence[Search]) -> Table:
     first = searches[0]
-    beside = {figure for search in searches for figure in published(search.dimension, search.way)}
+    beside = {figure for search in searches for figure in _published(search)}
 
     def times(search: Search) -> str:
         ratio = times_plain(record, search)
@@ -45,14 +77,14 @@ def _table(record: Record, searches: Sequence[Search]) -> Table:
         ("plain\nthere", there),
         ("", lambda search: dim(_reason(search) or "; ".join(map(str, _published(search))))),
     )
-    for figure in PUBLISHED.get(first.dimension, ()):
+    for figure in figures(first.dimension):
         if figure not in beside:
             made.add_row("", "", "", f"{figure.ratio:.2f}", "", "", "", dim(str(figure)))
     return made
 
 
 def _published(search: Search) -> list[Figure]:
-    return list(published(search.dimension, search.way))
+    return [figure for figure in figures(search.dimension) if figure.way == search.way]
 
 
 def _largest(search: Search) -> str:
@@ -75,46 +107,37 @@ def _reason(search: Search) -> str:
     return (search.crash and short(f"crashed: {search.crash}")) or short(search.refusal)
 
 
-def _outside(record: Record) -> str:
-    """What was in use of the GPU beside the allocator."""
-    found = [trial.outside_bytes for search in record.of(Search) for trial in search.trials if trial.outside_bytes]
-    return f"at most {max(found) / MIB:,.0f} MiB, other processes' included" if found else "it was not measured"
-
-
 def notes(record: Record) -> Iterator[str]:
-    """What the columns mean."""
-    counted = (
-        "what torch's allocator has reserved of the GPU, cuDNN's and cuBLAS's workspaces included; not the context and "
-        f"what libraries take by themselves ({_outside(record)})"
-        if record.settings["device"] == "cuda"
-        else "all writable memory of the process that it had not before the model was made, which the kernel refuses "
-        "beyond the limit"
-    )
-    within = max((search.resolution for search in record.of(Search)), default=0.0)
-    exact = f"to {100 * within:g} %" if within else "exactly"
-    yield (
-        f"largest: {exact}, that trains within that memory: weights, gradients, the optimizer's "
-        f"state, activations and what kernels take; {counted}. ≥: no larger one was tried, or the "
-        "search was cut short. "
-        "/s: in the median step at that number, optimizer's step included; beside it, over plain's at plain's largest. "
-        "plain there: what came of a plain trial at the way's largest; failed: out of memory. * not ours. A loss that "
-        "is not finite: the memory is enough, but the network does not train."
-    )
-    yield (
-        "published: over full precision at 16 GiB of a GPU, for the originals' own sizes of the models; measured here: "
-        f"{'the same sizes' if record.settings['device'] == 'cuda' else 'narrower ones'}."
-    )
-    if record.settings["device"] == "cuda":
-        yield (
-            "Matrices are multiplied in TF32. cudnn.benchmark is off. Where an algorithm's workspace does not fit, "
-            "torch tries the next algorithm: near the largest number a step may be slower, and a trial fails of a "
-            "workspace only where none is small enough."
-        )
+    """How many trials were made, and what speaks against a result."""
     trials = [trial for search in record.of(Search) for trial in search.trials]
     yield f"{len(trials)} trials, {sum(trial.fits for trial in trials)} of which had the memory."
-    wrong = [search for search in record.of(Search) if (one := proof(record, search)) is not None and one.fits]
-    for search in wrong:
-        yield f"{search.dimension}: plain finished at {search.largest:,}, the largest of {search.way}, too."
+    if outside := [trial.outside_bytes for trial in trials if trial.outside_bytes]:
+        yield f"In use of the GPU beside torch's allocator: at most {max(outside) / MIB:,.0f} MiB."
+    for search in record.of(Search):
+        if (one := proof(record, search)) is not None and one.fits:
+            yield f"{search.dimension}: plain finished at {search.largest:,}, the largest of {search.way}, too."
 
 
-REPORT = Report("The largest that trains within a given memory", tables, notes, draw=draw)
+def panels(record: Record) -> list[Panel]:
+    """The largest number over the plain one's, a panel for each dimension, a bar for each way."""
+    found = []
+    for dimension in record.values(Search, "dimension"):
+        bars = []
+        for search in record.of(Search, dimension=dimension):
+            ratio = times_plain(record, search)
+            if search.way == PLAIN or ratio is None:
+                continue
+            finite = search.best is None or search.best.finite
+            words = f"{'≥ ' * search.capped}{ratio:.1f}{'' if finite else ', loss not finite'}"
+            mark = next((figure.ratio for figure in _published(search)), None)
+            bars.append(Bar(search.way, ratio, BLUE if ALL_WAYS[search.way].ours else ORANGE, mark=mark, words=words))
+        if bars:
+            first = record.of(Search, dimension=dimension)[0]
+            title = f"{first.title}, within {size_name(first.memory_limit)}"
+            found.append(Panel(title, "largest over plain's", bars=bars, line=1))
+    return found
+
+
+CAPTION = "Blue: ours; orange: torch's; red line: published, on a GPU of 16 GiB."
+TITLE = "The largest that trains within a given memory"
+REPORT = Report(TITLE, tables, notes, panels=panels, caption=lambda record: CAPTION)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from bench.errors import BenchError, DoesNotApply, reason
-from bench.models import sized as language_models
+from bench.models import sized
 from bench.models.subject import Subject
 from bench.runner.process_memory import limit_allocation
 from bench.suites.memory.systems.cell import WARM_UP
 from bench.suites.search.dimensions import dimensions
-from bench.suites.search.results import Trial
+from bench.suites.search.entries import Trial
 from bench.units import size_name
 from bench.ways.decoders import ALL_WAYS
 
@@ -66,7 +66,7 @@ def prepare(way: str, device: str, family: str) -> None:
         family: of the dimension that is searched: decoders have ways of their own.
     """
     with torch.device(device):
-        subject = language_models.tiny() if family == "llama" else _tiny()
+        subject = sized.tiny() if family == "llama" else _tiny()
         try:
             for _ in _steps(subject, way, "sgd", 2):
                 pass

@@ -1,4 +1,4 @@
-"""What is printed of ``python -m bench sensitivity``."""
+"""The tables and the chart of ``python -m bench sensitivity``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from statistics import fmean
 from rich.console import RenderableType
 from rich.table import Table
 
+from bench.results.charts import BLUE, GREEN, GREY, PURPLE, VERMILION, Bar, Panel, Series
 from bench.results.record import Record
 from bench.results.report import Report
 from bench.results.tables import marked, table
-from bench.suites.sensitivity.chart import draw
-from bench.suites.sensitivity.results import Sensitivities
+from bench.suites.sensitivity.entries import Sensitivities
 from bench.units import KIB
 
 CORRELATION, SPLIT_HALF, RATIO = 0.9, 0.98, 0.5  # at least, at least, at most
@@ -41,22 +41,37 @@ def _correlation(model: Sensitivities, value: float, least: float) -> Renderable
     return marked(f"{value:.3f}", value >= least) if model.references else ""
 
 
+def panels(record: Record) -> list[Panel]:
+    """One pass's sensitivities beside the two-seed estimate, and the gradient's error that a plan saves."""
+    points, bars = [], []
+    for model, color in zip(record.measured(Sensitivities), (BLUE, PURPLE, GREEN, VERMILION), strict=False):
+        if model.references:
+            known = [fmean(values) for values in zip(*model.references, strict=True)]
+            pairs = [(x, y) for x, y in zip(known, model.estimates[0], strict=True) if x > 0 and y > 0]
+            # The largest is 1: models are not compared with each other.
+            x = [one / max(known) for one, _ in pairs]
+            y = [one / max(model.estimates[0]) for _, one in pairs]
+            points.append(Series(x, y, f"{model.model}: {model.correlation_of_one:.3f}", color))
+        plain, planned = fmean(model.plain_errors), fmean(model.planned_errors)
+        bars.append(Bar(f"{model.model}, all {record.settings['bits']} bits", plain, GREY, words=f"{plain:.3f}"))
+        bars.append(Bar(f"{model.model}, {record.settings['level']}", planned, color, words=f"{planned:.3f}"))
+    if not bars:
+        return []
+    estimates = "GACT's two-seed estimate, two passes a tensor and pair", "one ordinary backward pass"
+    left = Panel("Sensitivity of each tensor, rank correlation", *estimates, series=points, log="xy")
+    label = "of the whole gradient, relative to full precision"
+    return [left, Panel("The gradient's error, at equal bytes", label, bars=bars)]
+
+
 def notes(record: Record) -> Iterator[str]:
-    """What stands below the table."""
-    models = record.of(Sensitivities)
-    yield from (f"{model.model}: {model.reason or model.what}." for model in models)
-    pairs = max((len(model.references) for model in models), default=0)
-    yield (
-        "correlation: Spearman's, over tensors, of the sensitivities by the backward pass of one step (and the mean of "
-        f"several) with GACT's two-seed estimate, the mean of {pairs} pairs of seeds at a pass a tensor each; "
-        "split half: the same between two halves of the pairs. error: of the whole gradient, relative, with every "
-        f"quantised tensor in {record.settings['bits']} bits, and with the plan."
-    )
+    """What the models are."""
+    yield from (f"{model.model}: {model.what}." for model in record.measured(Sensitivities))
 
 
-def targets(record: Record) -> Iterator[str]:
-    """What was asked."""
-    yield f"correlation {CORRELATION}, split half {SPLIT_HALF}, ratio {RATIO}"
+def _caption(record: Record) -> str:
+    models = record.measured(Sensitivities)
+    pairs = max(len(model.references) for model in models)
+    return f"{pairs} pairs of seeds, {len(models[0].plain_errors)} steps."
 
 
-REPORT = Report("Which tensors matter, and what it buys to know", tables, notes, targets, draw=draw)
+REPORT = Report("Which tensors matter, and what it buys to know", tables, notes, panels=panels, caption=_caption)

@@ -18,7 +18,7 @@ from bench.models.subject import Subject
 from bench.runner.clock import steps_in_turn
 from bench.runner.memory import saved_bytes, standing_peak_bytes, step_bytes
 from bench.runner.process_memory import counters
-from bench.suites.text.results import Cell
+from bench.suites.text.entries import Cell
 from bench.ways import text as ways
 from bench.ways.general import PLAIN, Surroundings
 

@@ -1,22 +1,37 @@
-"""What is printed of ``python -m bench text``."""
+"""The tables and the chart of ``python -m bench text``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import fmean
+from typing import Any
 
 from rich.table import Table
 
+from bench.results.charts import VERMILION, Panel, Series
+from bench.results.published import published
 from bench.results.record import Record
 from bench.results.report import Report
 from bench.results.tables import Column, dim, interval, mean, mib, milliseconds, number, percent, short, table
-from bench.suites.text.chart import draw
-from bench.suites.text.published import FEWBIT, FEWBIT_PAPER, GACT, LENGTH, MNLI, SKETCHES, THROUGHPUTS, Throughput
-from bench.suites.text.results import Cell, Facts, Run, difference, finished, smaller, trained
+from bench.suites.text.entries import Cell, Facts, Run, difference, finished, smaller, trained
 from bench.ways.general import PLAIN
 from bench.ways.text import CONTROL
 
-_LEARNED = 5.0  # points above one answer for all
+LENGTH = 128
+"""Tokens of the sentences of which times were published."""
+
+PUBLISHED = published("text")
+
+
+def _ways(record: Record, model: str, task: str) -> dict[str, float]:
+    """What each way stores, in percent of plain."""
+    found = {}
+    for way in record.values(Run, "way", model=model, task=task):
+        times = smaller(record, model, task, way)
+        if way != PLAIN and times and difference(record, model, task, way, lambda run: run.held_out):
+            found[way] = 100 / times
+    return found
+
 
 _TABLES_MODEL = "roberta"  # that FewBit's figures are of
 
@@ -109,62 +124,12 @@ def _time(heading: str, cells: Sequence[Cell]) -> Table:
     )
 
 
-def notes(record: Record) -> Iterator[str]:
-    """Line by line."""
-    for facts in record.of(Facts):
-        yield f"{facts.task}: {facts.what}."
-    if record.of(Run):
-        yield (
-            "difference: from plain runs of the same seeds, which share initial weights, order of the batches and "
-            "dropout, with Student's 95 % interval; of the first metric, and of the held-out loss. times smaller: what "
-            "plain autograd keeps of a batch over what is kept instead, as the report says. one answer for all: the "
-            "most frequent label of the sentences that were trained on; its loss is that of their frequencies."
-        )
-        yield from _judged(record)
-    if record.of(Cell):
-        yield (
-            "kept: of plain what autograd keeps, otherwise what the report says is kept instead. live: after the "
-            "forward, less before. peak: the most during forward and backward, less before, with gradients that are "
-            "there already; with gradients: the same where the step makes them, which no way makes smaller. time: "
-            "forward and backward, in turn with plain ones. Weights are random in both."
-        )
-    if any(True for _ in published_tables(record)):
-        yield (
-            f"Published: GACT, {GACT}; what it calls L1 for BERT there is 4 bits on average, which is our L2. FewBit, "
-            f"{FEWBIT}, one run a row, its times of whole trainings; MNLI, {FEWBIT_PAPER}. Figures of GACT's accuracy "
-            f"on GLUE were not found. Measured beside them: fine-tuned networks, and steps of {LENGTH} tokens."
-        )
-
-
-def _judged(record: Record) -> Iterator[str]:
-    """Whether plain training learned anything, and whether losses tell the control from it."""
-    for model, task in trained(record):
-        plain, facts = finished(record, model, task, PLAIN), record.find(Facts, task=task)
-        if not plain or facts is None:
-            continue
-        name = next(iter(facts.majority))
-        found = sum(run.metrics[name] for run in plain) / len(plain)
-        above = found - facts.majority[name]
-        yield (
-            f"{task}, {model}: plain training reaches {found:.1f} % {name}, {above:+.1f} points from one answer for all"
-            + ("." if above > _LEARNED else ": too little for accuracies to tell ways apart; the losses may.")
-        )
-        control = difference(record, model, task, CONTROL, lambda run: run.held_out)
-        if control is not None and control.low is not None and control.high is not None:
-            apart = control.low > 0 or control.high < 0
-            interval = f"{control.mean:+.3f} [{control.low:+.3f}, {control.high:+.3f}]"
-            told = "tell" if apart else "do not tell"
-            yield f"{task}, {model}: losses {told} runs whose gradients are zero from plain ones, {interval}" + (
-                "." if apart else ": so they say nothing of the other ways."
-            )
-
-
 def published_tables(record: Record) -> Iterator[Table]:
     """GACT's throughputs where time was measured, FewBit's scores where a sketch was trained or timed."""
     timed = [cell for cell in record.of(Cell) if cell.seconds and cell.length == LENGTH]
     if any(cell.model in ("base", "large") for cell in timed):
         yield _throughputs(record)
-    sketches = {sketch.way for sketch in SKETCHES} - {PLAIN}
+    sketches = {sketch["way"] for sketch in PUBLISHED["sketches"]} - {PLAIN}
     found = [cell.way for cell in timed if cell.way in sketches]
     found += [run.way for run in record.of(Run) if run.way in sketches and run.fine_tuned]
     if found:
@@ -173,13 +138,13 @@ def published_tables(record: Record) -> Iterator[Table]:
 
 
 def _throughputs(record: Record) -> Table:
-    rows = [(one, _cell_beside(record, one) if one.way else None) for one in THROUGHPUTS]
+    rows = [(one, _cell_beside(record, one) if one["way"] else None) for one in PUBLISHED["throughputs"]]
     return table(
         rows,
-        (f"GACT: training, {LENGTH} tokens", lambda row: f"{row[0].model}, {row[0].what}"),
-        ("batch", lambda row: number(row[0].batch, "d")),
-        ("published\nsentences/s", lambda row: f"{row[0].sentences:.2f}"),
-        ("over full\nprecision", lambda row: number(row[0].plain and row[0].sentences / row[0].plain, ".2f")),
+        (f"GACT: training, {LENGTH} tokens", lambda row: f"{row[0]['model']}, {row[0]['what']}"),
+        ("batch", lambda row: number(row[0]["batch"], "d")),
+        ("published\nsentences/s", lambda row: f"{row[0]['sentences']:.2f}"),
+        ("over full\nprecision", lambda row: number(row[0]["plain"] and row[0]["sentences"] / row[0]["plain"], ".2f")),
         ("measured\nway", lambda row: row[1].way if row[1] else ""),
         ("batch", lambda row: str(row[1].batch) if row[1] else ""),
         ("sentences/s", lambda row: number(row[1].throughput, ".2f") if row[1] else ""),
@@ -192,29 +157,31 @@ def _speed(cell: Cell | None) -> str:
 
 
 def _sketches(record: Record) -> Table:
-    plain = SKETCHES[0].minutes
+    plain = PUBLISHED["sketches"][0]["minutes"]
     return table(
-        SKETCHES,
-        ("FewBit: CoLA by sketch", lambda sketch: sketch.way),
-        ("published\nMatthews, %", lambda sketch: f"{sketch.score:.2f}"),
-        ("measured\nMatthews, %", lambda sketch: _score(record, "cola", sketch.way, "matthews")),
-        ("published\ntime over plain's", lambda sketch: f"{sketch.minutes / plain:.2f}"),
-        ("measured\ntime over plain's", lambda sketch: _time_over_plain(record, sketch.way)),
+        PUBLISHED["sketches"],
+        ("FewBit: CoLA by sketch", lambda sketch: sketch["way"]),
+        ("published\nMatthews, %", lambda sketch: f"{sketch['score']:.2f}"),
+        ("measured\nMatthews, %", lambda sketch: _score(record, "cola", sketch["way"], "matthews")),
+        ("published\ntime over plain's", lambda sketch: f"{sketch['minutes'] / plain:.2f}"),
+        ("measured\ntime over plain's", lambda sketch: _time_over_plain(record, sketch["way"])),
     )
 
 
 def _mnli(record: Record) -> Table:
     return table(
-        MNLI.items(),
+        PUBLISHED["mnli"].items(),
         ("FewBit: MNLI", lambda row: row[0]),
         ("published\naccuracy, %", lambda row: f"{row[1]:.1f}"),
         ("measured\naccuracy, %", lambda row: _score(record, "mnli", row[0], "accuracy")),
     )
 
 
-def _cell_beside(record: Record, one: Throughput) -> Cell | None:
+def _cell_beside(record: Record, one: dict[str, Any]) -> Cell | None:
     """At the same batch if it was measured, otherwise at any."""
-    return timed(record, one.model, one.way, LENGTH, one.batch) or timed(record, one.model, one.way, LENGTH)
+    return timed(record, one["model"], one["way"], LENGTH, one["batch"]) or timed(
+        record, one["model"], one["way"], LENGTH
+    )
 
 
 def _score(record: Record, task: str, way: str, metric: str) -> str:
@@ -237,4 +204,38 @@ def timed(record: Record, model: str, way: str, length: int, batch: int | None =
     return next((cell for cell in found if batch in (None, cell.batch)), None)
 
 
-REPORT = Report("BERT on GLUE's tasks, in every way", tables, notes, draw=draw)
+def notes(record: Record) -> Iterator[str]:
+    """The tasks' sentences, whether losses tell the control from plain training, and sources of published numbers."""
+    for facts in record.of(Facts):
+        yield f"{facts.task}: {facts.what}."
+    for model, task in trained(record):
+        control = difference(record, model, task, CONTROL, lambda run: run.held_out)
+        if control is not None and control.low is not None and control.high is not None:
+            told = "tell" if control.low > 0 or control.high < 0 else "do not tell"
+            found = interval(control, 3)
+            yield f"{task}, {model}: losses {told} runs whose gradients are zero from plain ones, {found}."
+    if any(True for _ in published_tables(record)):
+        yield f"published: {'; '.join(PUBLISHED['sources'].values())}. What GACT calls L1 for BERT is our L2."
+
+
+def panels(record: Record) -> list[Panel]:
+    """The held-out loss's difference from plain against stored bytes, a panel for each network and task."""
+    found = []
+    for model, task in trained(record):
+        points = []
+        for way, part in _ways(record, model, task).items():
+            one = difference(record, model, task, way, lambda run: run.held_out)
+            if one is not None:
+                ends = () if one.low is None or one.high is None else ((one.low, one.high),)
+                points.append(Series([part], [one.mean], names=[way], intervals=ends))
+        control = difference(record, model, task, CONTROL, lambda run: run.held_out)
+        if points and control is not None:
+            points.append(Series([0, 100], [control.mean] * 2, CONTROL, VERMILION, "--"))
+        if points:
+            labels = "stored activations, % of plain's", "loss less plain's"
+            found.append(Panel(f"{task}, {model}", *labels, series=points, line=0))
+    return found
+
+
+CAPTION = "Held-out loss less plain's of the same seed, 95 % interval."
+REPORT = Report("BERT on GLUE's tasks, in every way", tables, notes, panels=panels, caption=lambda record: CAPTION)

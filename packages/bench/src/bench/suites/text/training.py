@@ -1,29 +1,86 @@
-"""Part ``accuracy``: a network on a task, trained in one way.
-
-Runs of a seed share initial weights, order of the batches and dropout: torch's generator is seeded anew before each
-step, whatever a way drew in the step before.
-"""
+"""Part ``accuracy``: a network on a task, trained in one way."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy import stats
+from sklearn import metrics
 from torch import Tensor, nn
 
 import integrations
 from bench.models.data.encoding import Encoded, Examples
-from bench.models.data.glue_tasks import Task
+from bench.models.data.glue import TASKS, Task, Texts
 from bench.models.glue_networks import blocks
 from bench.models.subject import Subject
 from bench.runner.memory import saved_bytes
-from bench.suites.text.metrics import METRICS
-from bench.suites.text.results import Run
+from bench.suites.text.entries import Facts, Run
 from bench.ways import text as ways
 from bench.ways.general import PLAIN
+
+Values = NDArray[np.generic]
+
+
+def accuracy(labels: Values, guesses: Values) -> float:
+    """The part that is guessed."""
+    return float(100 * np.mean(labels == guesses))
+
+
+def f1(labels: Values, guesses: Values) -> float:
+    """The harmonic mean of precision and recall of class 1; 0 where nothing of it is guessed."""
+    return float(100 * metrics.f1_score(labels, guesses, zero_division=0))
+
+
+def matthews(labels: Values, guesses: Values) -> float:
+    """The correlation of labels and guesses; 0 where all guesses are alike."""
+    return float(100 * metrics.matthews_corrcoef(labels, guesses))
+
+
+def pearson(labels: Values, guesses: Values) -> float:
+    """The correlation of numbers; 0 where all guesses are alike, which have none."""
+    return 0.0 if _constant(labels, guesses) else float(100 * stats.pearsonr(labels, guesses).statistic)
+
+
+def spearman(labels: Values, guesses: Values) -> float:
+    """The correlation of their ranks; 0 where all guesses are alike."""
+    return 0.0 if _constant(labels, guesses) else float(100 * stats.spearmanr(labels, guesses).statistic)
+
+
+def _constant(*values: Values) -> bool:
+    return any(len(np.unique(one)) < 2 for one in values)
+
+
+METRICS: Mapping[str, Callable[[Values, Values], float]] = MappingProxyType(
+    {"accuracy": accuracy, "f1": f1, "matthews": matthews, "pearson": pearson, "spearman": spearman}
+)
+"""By name."""
+
+
+def task_facts(texts: Texts) -> Facts:
+    """Metrics of the most frequent label, or of the mean of numbers, and the loss of who knows the frequencies."""
+    task = TASKS[texts.task]
+    labels, trained = np.array(texts.held_out.labels), texts.train.labels
+    counts = Counter(trained)
+    same = fmean(trained) if task.classes == 1 else counts.most_common(1)[0][0]
+    guesses = np.full(len(labels), same)
+    majority = {name: METRICS[name](labels, guesses) for name in task.metrics}
+    if task.classes == 1:
+        loss = float(np.mean((labels - same) ** 2))
+    else:
+        # A label that was never trained on would cost without end; one more of each bounds it.
+        total = len(trained) + task.classes
+        loss = -fmean(np.log((counts[label] + 1) / total) for label in texts.held_out.labels)
+    return Facts(texts.task, texts.what, majority, float(loss), texts.ceiling)
+
 
 POINTS = 20  # mean losses of a run, over as many parts of it
 CLIPPED = 1.0  # norm of the gradient, at most

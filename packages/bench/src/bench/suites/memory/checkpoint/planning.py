@@ -1,15 +1,15 @@
-"""Part ``plan``: what is planned for a model, at any size: no step is taken, and nothing of the size is allocated but
-the inputs."""
+"""Plans of an architecture, and the sizes at which it is measured."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from bench.errors import reason
 from bench.models.architectures import Architecture
-from bench.suites.memory.checkpoint.memory import LONG
-from bench.suites.memory.checkpoint.results import Planned
-from bench.suites.memory.checkpoint.step import Setup, build, make_inputs
+from bench.suites.memory.checkpoint.entries import Planned
+from bench.suites.memory.checkpoint.step import LONG, Setup, build, make_inputs
 from bench.ways.checkpoints import CheckpointWay, exchanged
 from integrations import checkpoint
 from integrations.checkpoint import Plan, paper_segments
@@ -103,3 +103,40 @@ def plan_numbers(plan: Plan, blank: Planned) -> Planned:
         paper_cut=paper_segments(plan.graph).cut,
         note=plan.graph.note,
     )
+
+
+SMALL_BATCH, SMALL_SIZE = 4, 96
+_SMALL: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        # With fewer words the gradients, which are in no activation peak, are more than all activations together.
+        "bert": (4, 256),
+        "gpt2": (4, 256),
+        "llama": (4, 256),
+        "swin": (2, 224),  # takes no other size
+        "unet": (1, 188),  # the least that its unpadded convolutions leave something of
+    }
+)
+
+
+def small(architecture: Architecture) -> tuple[int, int]:
+    """Batch and size at which a step takes seconds at most."""
+    return _SMALL.get(architecture.name, (SMALL_BATCH, min(architecture.size, SMALL_SIZE)))
+
+
+def fitting(planner: Planner, batch: int, size: int, limit: int) -> int:
+    """The batch itself, or the largest power of two below whose plain step fits.
+
+    Args:
+        planner: of the model.
+        batch, size: of the inputs.
+        limit: bytes for the activation peak, the parameters and their gradients.
+
+    Raises:
+        Exception: as planning does.
+    """
+    while batch > 1:
+        plan = planner.at(batch, size)
+        if plan.plain_peak + 2 * plan.graph.gradients <= limit:
+            break
+        batch = 1 << (batch - 1).bit_length() - 1
+    return batch

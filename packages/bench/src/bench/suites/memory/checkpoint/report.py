@@ -1,36 +1,186 @@
-"""What is printed of ``python -m bench checkpoint``."""
+"""The tables and the chart of ``python -m bench checkpoint``, beside what was asked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TypeVar
 
 from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
-from bench.models.architectures import ARCHITECTURES
+from bench.models.architectures import ARCHITECTURES, Published
+from bench.results.charts import BLUE, GREY, VERMILION, Bar, Panel, Series
+from bench.results.published import published
 from bench.results.record import Record
 from bench.results.report import Report
-from bench.results.tables import Column, bounded, header, marked, mib, milliseconds, number, table
-from bench.suites.memory.checkpoint.chart import draw
-from bench.suites.memory.checkpoint.results import Peak, Planned, StepTimes, cut
-from bench.suites.memory.checkpoint.sizes import small
-from bench.suites.memory.checkpoint.targets import AGREEMENT, CAPTURE, SEARCH, published_cut, targets, within
-from bench.units import size_name
-from bench.ways.checkpoints import PLAIN
+from bench.results.tables import Column, bounded, marked, mib, milliseconds, number, table
+from bench.suites.memory.checkpoint.entries import Peak, Planned, StepTimes, cut
+from bench.suites.memory.checkpoint.planning import small
+from bench.units import MIB
+from bench.ways.checkpoints import CLOSE, LEAST, LEAST_MASKS, PLAIN
+
+AGREEMENT = 0.05  # by which part of the planned peak the measured one may differ from it
+
+CAPTURE: Mapping[str, float] = MappingProxyType({"resnet50": 5.0, "resnet152": 8.0})  # seconds, at most
+SEARCH: Mapping[str, float] = MappingProxyType(
+    {"resnet50": 0.2, "resnet152": 0.5, "densenet121": 1.0, "densenet201": 3.0, "nasnet": 3.0}
+)
+
+JUDGED = "resnet50"
+OVERHEAD = 0.30  # of JUDGED at the published cut, at most
+HALF_CUT, HALF_TIME = 0.60, 1.35  # of JUDGED at its small size
+
+
+@dataclass(frozen=True)
+class Target:
+    """A number to reach.
+
+    Attributes:
+        what: it is.
+        asked: the number.
+        found: what was found; empty if it was not measured.
+        reached: whether it is reached; ``None`` if it was not measured.
+    """
+
+    what: str
+    asked: str
+    found: str = ""
+    reached: bool | None = None
+
+
+def targets(record: Record) -> Iterator[Target]:
+    """Everything that is asked for."""
+    for model, least in published("checkpoint")["predicted_cuts"].items():
+        target = Target(f"predicted cut, the paper's accounting, {model}", f"{least:.0%}")
+        plan = at_own_size(record, model)
+        if plan is not None and plan.paper_cut is not None:  # the original's numbers are rounded to percents
+            target = replace(target, found=f"{plan.paper_cut:.1%}", reached=round(plan.paper_cut, 2) >= least)
+        yield target
+    for what, limits in (("capture", CAPTURE), ("search", SEARCH)):
+        for model, most in limits.items():
+            target, plan = Target(f"{what}, {model}", f"{most:g} s"), at_own_size(record, model)
+            if plan is not None:
+                seconds = getattr(plan, f"{what}_seconds")
+                target = replace(target, found=f"{seconds:.2f} s", reached=seconds <= most)
+            yield target
+    yield _agreement(record)
+    yield from _judged(record)
+    yield from _published_target(record)
+    yield Target("small random graphs beside every choice", "1.00 to 1.05 times", "actcore's tests: every graph")
+
+
+def left(published: Published) -> float:
+    """The part of the plain peak that its cut leaves: rounded down, to the percent."""
+    return math.floor(100 * (1 - published.cut)) / 100
+
+
+def at_own_size(record: Record, model: str) -> Planned | None:
+    """What was planned for a model at its table's own size."""
+    architecture = ARCHITECTURES[model]
+    plan = record.find(Planned, model=model, batch=architecture.batch, size=architecture.size)
+    return plan if plan is not None and not plan.failure else None
+
+
+def within(peak: Peak) -> bool | None:
+    """Whether the measured peak is the planned one, within ``AGREEMENT``; ``None`` where one is unknown."""
+    return None if peak.agreement is None else abs(peak.agreement - 1) <= AGREEMENT
+
+
+def published_cut(record: Record, peak: Peak) -> bool | None:
+    """Whether the least measured peak saves what was published; ``None`` where nothing was, for that size.
+
+    A batch that is smaller than the table's, because that one does not fit, is judged too.
+    """
+    architecture = ARCHITECTURES.get(peak.model)
+    saved = cut(record, peak)
+    if architecture is None or architecture.published is None or saved is None or peak.way not in (LEAST, LEAST_MASKS):
+        return None
+    if peak.size != architecture.size or (peak.batch, peak.size) == small(architecture):
+        return None
+    return saved >= architecture.published.cut
+
+
+def steps_of_ours(record: Record, model: str, batch: int, size: int) -> list[Peak]:
+    """Measured peaks of a model's plans within rising budgets, the least first."""
+    ways = record.of(Peak, model=model, batch=batch, size=size)
+    found = [peak for peak in ways if peak.way.startswith("ours, ") and peak.peak_bytes is not None]
+    return sorted(found, key=lambda peak: peak.planned_bytes or 0)
+
+
+def quickest(record: Record, model: str, batch: int, size: int, least: float) -> tuple[StepTimes, float] | None:
+    """The plan that takes the least time of those whose measured peak is so much below the plain one, and its cut."""
+    found = []
+    for peak in steps_of_ours(record, model, batch, size):
+        time, reached = record.find(StepTimes, model=model, way=peak.way, batch=batch, size=size), cut(record, peak)
+        if time is not None and not time.failure and reached is not None and reached >= least:
+            found.append((time, reached))
+    return min(found, key=lambda pair: pair[0].times_plain, default=None)
+
+
+def _agreement(record: Record) -> Target:
+    what, asked = "measured peak over planned peak, every model", f"within {AGREEMENT:.0%}"
+    judged = [peak for peak in record.of(Peak) if peak.agreement is not None]
+    if not judged:
+        return Target(what, asked)
+    worst = max(judged, key=lambda peak: abs((peak.agreement or 1) - 1))
+    inside = sum(within(peak) is True for peak in judged)
+    found = f"{inside} of {len(judged)}; worst {worst.agreement:.3f}, {worst.model}, {worst.way}, batch {worst.batch}"
+    return Target(what, asked, found, inside == len(judged))
+
+
+def _judged(record: Record) -> Iterator[Target]:
+    """What is asked of ``JUDGED`` at its small size."""
+    architecture = ARCHITECTURES[JUDGED]
+    batch, size = small(architecture)
+    where = f"{JUDGED}, {batch} x 3 x {size} x {size}"
+    assert architecture.published is not None
+    for what, least, most in (
+        ("step time at the published cut", architecture.published.cut, 1 + OVERHEAD),
+        ("step time at a high cut", HALF_CUT, HALF_TIME),
+    ):
+        found = quickest(record, JUDGED, batch, size, least)
+        what, asked = f"{what}, {where}", f"{most:.2f} times at {least:.0%}"
+        if found is None:
+            yield Target(what, asked)
+        else:
+            time, reached = found
+            yield Target(
+                what, asked, f"{time.times_plain:.2f} times at {reached:.1%}, {time.way}", time.times_plain <= most
+            )
+    yield _monotone(steps_of_ours(record, JUDGED, batch, size), where)
+
+
+def _monotone(peaks: Sequence[Peak], where: str) -> Target:
+    what, asked = f"measured peak in the budget, {where}", "monotone"
+    if len(peaks) < 2:
+        return Target(what, asked)
+    shown = [f"{(peak.peak_bytes or 0) / MIB:.1f}" for peak in peaks]
+    found = f"{' '.join(shown)} MiB"
+    return Target(what, asked, found, shown == sorted(shown, key=float))
+
+
+def _published_target(record: Record) -> Iterator[Target]:
+    what, asked = "measured cut of the least peak, each model", "the published one"
+    judged = [(peak.model, peak.way, published_cut(record, peak)) for peak in record.of(Peak)]
+    reached = list(dict.fromkeys(model for model, _, one in judged if one))
+    missed = list(dict.fromkeys(model for model, _, one in judged if one is False and model not in reached))
+    with_masks = [model for model, way, one in judged if one and way == LEAST_MASKS]
+    if not reached and not missed:
+        yield Target(what, asked)
+        return
+    found = f"{len(reached)} of {len(reached) + len(missed)}" + (f"; not {', '.join(missed)}" if missed else "")
+    if with_masks:
+        found += f"; {', '.join(with_masks)} with ReLUs that keep one bit"
+    yield Target(what, asked, found, not missed)
+
 
 _Row = TypeVar("_Row", Peak, StepTimes)
 
-TITLE = "Optimal checkpointing"
-
+_MOST = 3  # models whose peak is drawn against time
 PARTS = (0.75, 0.5, 0.35)  # of the plain peak, at which modelled times are shown
-
-
-def head(record: Record) -> Text:
-    """The header, with the order of channels."""
-    order = ", channels last" if record.settings["channels_last"] else ""
-    return header(f"{TITLE}{order}", record.machine, record.seconds)
 
 
 def tables(record: Record) -> Iterator[Table]:
@@ -75,9 +225,7 @@ def _peaks(record: Record, peaks: Sequence[Peak]) -> Table:
 
 
 def _published(peak: Peak) -> str:
-    architecture = ARCHITECTURES.get(peak.model)
-    published = None if architecture is None else architecture.published
-    return "" if published is None or peak.way == PLAIN else f"{100 * published.cut:.0f}"
+    return "" if peak.way == PLAIN else number(_published_percent(peak), ".0f")
 
 
 def _memory(record: Record) -> list[Column[Peak]]:
@@ -162,70 +310,50 @@ def _seconds(found: float, most: float | None, plan: Planned) -> RenderableType:
     return bounded(found, ".2f", most=most if own else None)
 
 
-def notes(record: Record) -> Iterator[str]:
-    """A paragraph a table, then what failed."""
-    if plans := record.of(Planned):
-        yield (
-            "planned: what a plan says; no step is taken. inputs: samples, and their height and width or number of "
-            "tokens. plain: the activation peak of the step that keeps everything; least: of the plan with the least. "
-            "added time: of the quickest plan within that part of the plain peak, by the model of operators' times, as "
-            "a part of a plain step's. capture, search: seconds on this machine, for all plans of a model together. "
-            "paper's cut: what Feng and Huang's objective is, optimised, by its own accounting, in which every "
-            "operator's result counts."
-        )
-        yield from sorted({f"{plan.model} was {plan.note}." for plan in plans if plan.note})
-    if record.of(Peak):
-        yield (
-            "measured peak: the most memory during forward and backward, less what was there before and the gradients, "
-            f"in a process of its own that may take {size_name(record.settings['memory_limit'])}. Where a step takes "
-            "long, the one before it, which pays for caches, was of fewer samples. ours: plans of "
-            "integrations.checkpoint, within that part of the planned plain peak. "
-            "each block: torch.utils.checkpoint around each block. torch.compile: with that activation_memory_budget. "
-            f"measured / planned: ✓ within {AGREEMENT:.0%}. cut: of the measured plain peak; ✓ at least what was "
-            "published, by the README of OptimalGradCheckpointing, of a GPU's memory."
-        )
-        yield from _reduced(record)
-    if times := record.of(StepTimes):
-        rounds = max(len(time.seconds) for time in times)
-        yield (
-            "step: forward and backward at a size at which they take seconds. time: the median; over plain's: the "
-            f"median over {rounds} rounds in turn of a step's time over the plain one's of the same round, and its "
-            "range. differ by: the largest difference of any element of a gradient, or of a buffer, from those of a "
-            "plain step with the same random numbers, as a part of the largest element of all."
-        )
-    yield from _failures(record)
-    commits = sorted({entry.commit for entry in record.entries if entry.commit})
-    if len(commits) > 1:
-        yield f"Measured with commits {', '.join(commits)}; the file says which number is of which."
+def panels(record: Record) -> list[Panel]:
+    """Peak against time of models that were timed, and the cut of every model beside the published one."""
+    sizes = list(dict.fromkeys((time.model, time.batch, time.size) for time in record.measured(StepTimes)))
+    close = [size for size in sizes if size[0] in CLOSE] or sizes[:_MOST]
+    found = [_front(record, model, batch, size) for model, batch, size in close]
+    largest: dict[str, Peak] = {}
+    for peak in record.of(Peak, way=LEAST):
+        before = largest.get(peak.model)
+        if cut(record, peak) is not None and (before is None or peak.batch * peak.size >= before.batch * before.size):
+            largest[peak.model] = peak
+    bars = [
+        Bar(_where(peak), 100 * (cut(record, peak) or 0), mark=_published_percent(peak)) for peak in largest.values()
+    ]
+    return found + ([Panel("What the least peak saves", "% of the plain peak", bars=bars)] if bars else [])
 
 
-def _reduced(record: Record) -> Iterator[str]:
-    """The models that were measured at fewer samples than their table has."""
-    batches = {}
-    for peak in record.of(Peak):
-        architecture = ARCHITECTURES.get(peak.model)
-        if architecture is None or peak.size != architecture.size or peak.peak_bytes is None:
+def _front(record: Record, model: str, batch: int, size: int) -> Panel:
+    """The planned front of a model, and every way's measured peak and time."""
+    plain = record.find(Peak, model=model, way=PLAIN, batch=batch, size=size)
+    plan = record.find(Planned, model=model, batch=batch, size=size)
+    series = []
+    if plan is not None and not plan.failure:
+        parts = [100 * peak / plan.plain_bytes for peak in plan.peaks]
+        series.append(Series(parts, [1 + one for one in plan.overheads], "planned", GREY, "-"))
+    for time in record.of(StepTimes, model=model, batch=batch, size=size):
+        peak = record.find(Peak, model=model, way=time.way, batch=batch, size=size)
+        if time.failure or peak is None or not peak.peak_bytes or plain is None or not plain.peak_bytes:
             continue
-        if peak.batch < architecture.batch and (peak.batch, peak.size) != small(architecture):
-            batches[peak.model] = f"{peak.model} at {peak.batch} instead of {architecture.batch}"
-    if batches:
-        yield f"Not the table's own batch, which does not fit: {', '.join(batches.values())}."
+        color = BLUE if time.way.startswith("ours") else VERMILION
+        at, ends = 100 * peak.peak_bytes / plain.peak_bytes, (min(time.ratios), max(time.ratios))
+        series.append(Series([at], [time.times_plain], "", color, names=[time.way], intervals=[ends]))
+    title = f"{model}, {batch} at {size}"
+    return Panel(title, "activation peak, % of the plain step's", "step time over plain's", series=series)
 
 
-def _failures(record: Record) -> Iterator[str]:
-    for plan in record.of(Planned):
-        if plan.failure:
-            yield f"Not planned: {plan.model}, {plan.batch} at {plan.size}: {plan.failure}"
-    for peak in record.of(Peak):
-        if peak.failure:
-            yield f"Not measured: peak of {_said(peak)}: {peak.failure}"
-    for time in record.of(StepTimes):
-        if time.failure:
-            yield f"Not measured: time of {_said(time)}: {time.failure}"
+def _published_percent(peak: Peak) -> float | None:
+    architecture = ARCHITECTURES.get(peak.model)
+    known = None if architecture is None else architecture.published
+    return None if known is None else 100 * known.cut
 
 
-def _said(entry: Peak | StepTimes) -> str:
-    return f"{entry.model}, {entry.way}, {entry.batch} at {entry.size}"
+def _head(record: Record) -> dict[str, str]:
+    return {"order": "channels last"} if record.settings["channels_last"] else {}
 
 
-REPORT = Report(TITLE, tables, notes, head=head, draw=draw)
+CAPTION = "Activation peaks of forward and backward, times of a step; red lines: published, of a GPU."
+REPORT = Report("Optimal checkpointing", tables, head=_head, panels=panels, caption=lambda record: CAPTION)

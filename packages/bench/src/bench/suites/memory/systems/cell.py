@@ -22,7 +22,7 @@ from bench.runner.gradients import relative_error
 from bench.runner.memory import step_peak_bytes
 from bench.runner.process_memory import Counters, counters, release_cached
 from bench.suites.memory.systems.device import captured, figures, profiled, with_workspaces
-from bench.suites.memory.systems.results import Cell, Fresh
+from bench.suites.memory.systems.entries import Cell, Fresh
 from bench.suites.memory.systems.subjects import made
 from bench.ways.general import PLAIN, WAYS, Forward, Surroundings
 from integrations.checkpoint import Plan, plan_of

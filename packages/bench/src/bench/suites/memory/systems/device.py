@@ -17,7 +17,7 @@ from bench.errors import reason
 from bench.runner.clock import steps_in_turn
 from bench.runner.memory import live_bytes
 from bench.runner.process_memory import Counters, allocator_peaks, release_cached
-from bench.suites.memory.systems.results import Figures
+from bench.suites.memory.systems.entries import Figures
 
 _IN_A_ROW = 3  # steps between which nothing waits for the device
 _REPLAYS = 5  # rounds of what a CUDA graph replays

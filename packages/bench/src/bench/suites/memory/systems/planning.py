@@ -16,7 +16,7 @@ from torch import nn
 import integrations
 from actcore import CheckpointPlans, Form, TrainingStep, checkpoint_plans
 from bench.models.subject import Subject
-from bench.suites.memory.systems.results import Compared, Planning
+from bench.suites.memory.systems.entries import Compared, Planning
 from bench.suites.memory.systems.subjects import bert, made
 
 ERROR = 0.1

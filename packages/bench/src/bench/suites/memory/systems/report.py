@@ -1,20 +1,110 @@
-"""What is printed of ``python -m bench systems``."""
+"""The tables and the chart of ``python -m bench systems``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from rich.table import Table
 
+from bench.results.charts import BLUE, GREY, ORANGE, VERMILION, Panel, Series
 from bench.results.record import Record
 from bench.results.report import Report
 from bench.results.tables import Column, dim, mib, milliseconds, number, percent, table
-from bench.suites.memory.systems.chart import draw
-from bench.suites.memory.systems.fronts import CLOSE, FASTER, NOISE, Within, front, relative_time, within_budgets
-from bench.suites.memory.systems.results import Cell, Compared, Figures, Planning, as_fresh
+from bench.suites.memory.systems.entries import Cell, Compared, Figures, Planning, as_fresh
 from bench.units import KIB, MIB
 from bench.ways.decoders import label
-from bench.ways.general import PLAIN, WAYS
+from bench.ways.general import BOUNDS, BUDGETS, PLAIN, WAYS
+
+_MORE = 0.03  # of a budget, by which measured peaks may lie above planned ones
+
+NOISE = 0.5
+"""The gradient's error above which a way is no rival to others: a fifth of such a gradient's square is noise."""
+
+CLOSE = 0.02  # of a peak: a difference that says nothing
+
+
+@dataclass(frozen=True)
+class Within:
+    """What trains within a budget.
+
+    Attributes:
+        budget: as a fraction of plain training's activation peak.
+        bound: of the gradient's error.
+        plan: the cell of the plan for both; ``None`` where there is none, or its measured peak is above the budget.
+        rival: the fastest of all other cells within both, other plans among them; ``None`` where there is none.
+    """
+
+    budget: float
+    bound: float
+    plan: Cell | None
+    rival: Cell | None
+
+    @property
+    def ratio(self) -> float | None:
+        """The plan's time over the rival's; ``None`` where one of them is missing."""
+        if self.plan is None or self.rival is None:
+            return None
+        return relative_time(self.plan) / relative_time(self.rival)
+
+
+def relative_time(cell: Cell) -> float:
+    """A step's time over a plain one's, which a plain one's is not."""
+    return 1.0 if cell.way == PLAIN else cell.ratio or 0.0
+
+
+def within_budgets(record: Record, subject: str) -> Iterator[Within]:
+    """Of a model, for each budget and bound that a plan was asked for, what trains within them.
+
+    A cell is within a budget if its measured peak is, or is above by no more than measured peaks are above planned
+    ones; and within a bound if its measured error is known and no larger.
+    """
+    plain = record.find(Cell, subject=subject, way=PLAIN)
+    if plain is None or not plain.peak_bytes:
+        return
+    cells = record.of(Cell, subject=subject)
+    for bound in BOUNDS:
+        for budget in BUDGETS:
+            asked = [cell for cell in cells if (WAYS[cell.way].budget, WAYS[cell.way].bound) == (budget, bound)]
+            if not asked:
+                continue
+            most = (1 + _MORE) * budget * plain.peak_bytes
+            fitting = [cell for cell in cells if _fits(cell, most, bound)]
+            plan = next((cell for cell in asked if _fits(cell, most, float("inf"))), None)
+            others = [cell for cell in fitting if cell is not plan]
+            yield Within(budget, bound, plan, min(others, key=relative_time, default=None))
+
+
+def _fits(cell: Cell, most: float, bound: float) -> bool:
+    if not cell.peak_bytes or not cell.ratio or cell.error is None:
+        return False
+    return cell.peak_bytes <= most and cell.error <= bound
+
+
+def front(record: Record, subject: str) -> list[Cell]:
+    """The cells of a model that no other beats in both memory and time, by falling peak.
+
+    Peaks are the same that differ by ``CLOSE``. What has plain training's is plain training: another time is noise.
+    """
+    plain = record.find(Cell, subject=subject, way=PLAIN)
+    most = (1 - CLOSE) * plain.peak_bytes if plain is not None and plain.peak_bytes else float("inf")
+    cells = [
+        cell
+        for cell in record.of(Cell)
+        if cell.subject == subject and cell.peak_bytes and cell.ratio and trains(cell)
+        if cell.way == PLAIN or cell.peak_bytes < most
+    ]
+    best: list[Cell] = []
+    for cell in sorted(cells, key=lambda one: (relative_time(one), one.peak_bytes or 0)):
+        if not best or (cell.peak_bytes or 0) < (1 - CLOSE) * (best[-1].peak_bytes or 0):
+            best.append(cell)
+    return best
+
+
+def trains(cell: Cell) -> bool:
+    """Whether a way's gradient is known to be hardly noise."""
+    return cell.error is not None and cell.error <= NOISE
+
 
 _STATES = ("adding", "fresh")
 
@@ -76,43 +166,6 @@ def _place(wins: Sequence[bool]) -> str:
     return "front, fresh" if wins[-1] else "front, adding" if wins[0] else ""
 
 
-def notes(record: Record) -> Iterator[str]:
-    """What the numbers are, and who wins."""
-    yield from notes_of_planning(record)
-    if not record.of(Cell):
-        return
-    yield (
-        "peak: the most during forward and backward, less what is left after it; steps add to gradients that are "
-        "there, fresh ones make them. step time: forward and backward, over plain ones in turn, on a CPU without the "
-        "allocator's setting by which peaks are measured. gradient's error: of "
-        "the whole gradient, with the same dropout; none for Q-layers where there is dropout, which draw their own. "
-        "* not ours. on the "
-        f"front: none takes less of both memory and time, peaks within {CLOSE:.0%} of each other being the same; a "
-        f"way whose error is unknown or above {NOISE:g} is not on it."
-    )
-    for subject in record.values(Cell, "subject"):
-        found = [cell for cell in front(record, subject) if cell.way != PLAIN]
-        if not found:
-            continue
-        least = found[-1]
-        whose = "ours" if WAYS[least.way].ours else "not ours"
-        yield f"{subject}: the least memory has {least.way} ({whose}); front: {', '.join(cell.way for cell in found)}."
-    yield from notes_of_budgets(record)
-    yield from notes_of_figures(record)
-    yield from _reasons(record)
-
-
-def _reasons(record: Record) -> Iterator[str]:
-    """Why cells were not measured, once for all models of which the same is to be said."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for cell in record.of(Cell):
-        why = cell.failure or cell.does_not_apply
-        if cell.outcome:
-            found.setdefault((label(cell.way), cell.outcome, why), []).append(cell.subject)
-    for (name, outcome, reason), subjects in found.items():
-        yield f"{name} ({', '.join(subjects)}) {outcome}: {reason.rstrip('.')}."
-
-
 def budget_tables(record: Record) -> Iterator[Table]:
     """A table for each model that plans were timed of."""
     for subject in record.values(Cell, "subject"):
@@ -140,27 +193,6 @@ def _within(record: Record, subject: str) -> Iterator[tuple[str, Within]]:
         for within in within_budgets(found, subject):
             if within.plan is not None or within.rival is not None:
                 yield state, within
-
-
-def notes_of_budgets(record: Record) -> Iterator[str]:
-    """Where plans are beaten, and where one's error is above what was allowed."""
-    some = False
-    for subject in record.values(Cell, "subject"):
-        for state, within in _within(record, subject):
-            some = True
-            if within.beaten and within.rival is not None:
-                whose = f"{within.rival.way}, {relative_time(within.rival):.2f}"
-                plan = "no plan" if within.plan is None else f"the plan's {relative_time(within.plan):.2f}"
-                yield (f"{subject}, {100 * within.budget:g} %, error {within.bound:g}, {state}: {whose} beats {plan}.")
-            plan_cell = within.plan
-            if plan_cell is not None and (plan_cell.error or 0) > within.bound:
-                yield f"{subject}, {state}: the error of {plan_cell.way} is {plan_cell.error:.3f}, above its bound."
-    if some:
-        yield (
-            "within a budget: of activation peak, as a part of plain's. others': the least time of all others, other "
-            "plans and plain training among them, whose measured peak and error are within both. Beaten: one is faster "
-            f"by more than {FASTER:.0%}."
-        )
 
 
 def peak_table(record: Record) -> Iterator[Table]:
@@ -208,49 +240,6 @@ def tables_of_figures(record: Record, subject: str) -> Iterator[Table]:
     if cells:
         yield _memory(cells)
         yield _times(cells)
-
-
-def notes_of_figures(record: Record) -> Iterator[str]:
-    """What the tables mean, and what is in no column of theirs."""
-    cells = [(cell, cell.figures) for cell in record.of(Cell) if cell.figures is not None]
-    if not cells:
-        return
-    yield (
-        "memory: kept: what the forward leaves allocated on the device; planned: the activation peak by the plan that "
-        "the step follows, plain's beside it; peak: the measured one, of single steps. requested, allocated, active "
-        "and reserved: peaks of all that the process has, weights and gradients included, over three steps in a row: "
-        "what tensors asked for, as the allocator rounds it, with what another stream still reads, and all that the "
-        "allocator has taken of the device. pinned: host memory. cuBLAS: its workspaces, allocated to stay."
-    )
-    yield (
-        "time: medians; step: on CUDA of two in a row, until the device is done. issued: until the host had issued the "
-        "step, CPU: of all threads of the process meanwhile; where the device's queue is full, the host waits in both. "
-        "busy: in which a kernel ran: what step has beyond it, the device has waited for the host. captured: the step "
-        "as a CUDA graph replays it, in which the host does nothing. copies: between host and device; hidden: the part "
-        "of them in which a kernel ran."
-    )
-    if record.settings["device"] != "cuda":
-        yield "Launches, busy, copies, and peaks of the allocator are counted on CUDA alone; this was no GPU."
-    for cell, figures in cells:
-        where = f"{cell.subject}, {cell.way}"
-        if figures.workspace_of:
-            most = figures.workspace_bytes or 0
-            yield f"{where}: the most that an operator had for itself: {mib(most)} MiB, {figures.workspace_of}."
-        if cell.planned_bytes and cell.peak_bytes:
-            more = cell.peak_bytes - cell.planned_bytes
-            yield f"{where}: the measured peak is {mib(more)} MiB above the planned one{_plain(record, cell)}."
-        if figures.not_profiled:
-            yield f"{where} was not profiled: {figures.not_profiled.rstrip('.')}."
-        if figures.not_captured:
-            yield f"{where} was not captured: {figures.not_captured.rstrip('.')}."
-
-
-def _plain(record: Record, cell: Cell) -> str:
-    """How far the plain step is from what the plan has for it."""
-    plain = record.find(Cell, subject=cell.subject, way=PLAIN)
-    if plain is None or not plain.peak_bytes or not cell.planned_plain_bytes:
-        return ""
-    return f", plain's {mib(plain.peak_bytes - cell.planned_plain_bytes)} MiB"
 
 
 def _memory(rows: Sequence[tuple[Cell, Figures]]) -> Table:
@@ -311,20 +300,61 @@ def planning_tables(record: Record) -> Iterator[Table]:
         )
 
 
-def notes_of_planning(record: Record) -> Iterator[str]:
-    """What the columns mean."""
-    yield from (f"{one.subject}: {one.reason}." for one in record.of(Planning) if one.reason)
-    if record.of(Planning):
-        yield (
-            "values: of the forwards that were captured, as they are and for rounding; stores: that these may wait in; "
-            "plans: that no other beats; over its bound: of the least peak, and of the modelled time of the plan "
-            "within 30 % of the plain peak, over what none of its graph and peak can be below."
-        )
-    if record.of(Compared):
-        yield (
-            "searched: steps of which a tenth of the usual search has not tried every choice; worst: the peak over the "
-            "least one in the same time, and the step's time over the least one in the same peak."
-        )
+def panels(record: Record) -> list[Panel]:
+    """Memory against time, a panel for each model and state of its gradients, every way on it."""
+    fresh = as_fresh(record)
+    states = {"": record} if not fresh.entries else {", gradients are there": record, ", fresh": fresh}
+    return [
+        _points(state, subject, words)
+        for subject in record.values(Cell, "subject")
+        for words, state in states.items()
+        if front(state, subject)
+    ]
 
 
-REPORT = Report("Ways to train with less memory", tables, notes, draw=draw)
+def _points(record: Record, subject: str, words: str) -> Panel:
+    plain = record.find(Cell, subject=subject, way=PLAIN)
+    assert plain is not None
+    cells = [cell for cell in record.of(Cell, subject=subject) if cell.peak_bytes and cell.ratio]
+
+    def series(some: Sequence[Cell], color: str, style: str, named: bool = True) -> Series:
+        some = sorted(some, key=lambda cell: cell.peak_bytes or 0)
+        x = [100 * (cell.peak_bytes or 0) / (plain.peak_bytes or 1) for cell in some]
+        names = [cell.way for cell in some] if named else []
+        return Series(x, [relative_time(cell) for cell in some], "", color, style, names)
+
+    found = [series(front(record, subject), GREY, "-", named=False)]
+    for bound, color in zip(BOUNDS, (BLUE, ORANGE), strict=True):
+        plans = [cell for cell in cells if WAYS[cell.way].budget is not None and WAYS[cell.way].bound == bound]
+        found.append(series(plans, color, "-s", named=False))
+    others = [cell for cell in cells if WAYS[cell.way].budget is None]
+    for ours, color in ((True, BLUE), (False, VERMILION)):
+        some = [cell for cell in others if WAYS[cell.way].ours == ours]
+        found.append(series([cell for cell in some if trains(cell)], color, "o"))
+        found.append(replace(series([cell for cell in some if not trains(cell)], color, "o"), hollow=True))
+    return Panel(plain.what + words, "activation peak, % of plain's", "step time over plain's", series=found)
+
+
+CAPTION = (
+    "Activation peak and time of a step, over a plain one's. Blue: ours; red: others; hollow: the gradient's error is "
+    f"above {NOISE:g} or unknown.\nGrey: the front of all; squares: plans by their budgets, orange may round."
+)
+
+
+def notes(record: Record) -> Iterator[str]:
+    """What of a device's figures is in no column."""
+    cells = [(cell, cell.figures) for cell in record.of(Cell) if cell.figures is not None]
+    if cells and record.settings["device"] != "cuda":
+        yield "Launches, busy, copies, and peaks of the allocator are counted on CUDA alone; this was no GPU."
+    for cell, figures in cells:
+        where = f"{cell.subject}, {cell.way}"
+        if figures.workspace_of:
+            most = f"{mib(figures.workspace_bytes)} MiB, {figures.workspace_of}"
+            yield f"{where}: the most that an operator had for itself: {most}."
+        if figures.not_profiled:
+            yield f"{where} was not profiled: {figures.not_profiled.rstrip('.')}."
+        if figures.not_captured:
+            yield f"{where} was not captured: {figures.not_captured.rstrip('.')}."
+
+
+REPORT = Report("Ways to train with less memory", tables, notes, panels=panels, caption=lambda record: CAPTION)

@@ -1,11 +1,14 @@
-"""The models: one of each kind that people train, at sizes of which a step takes a second or so on one core.
+"""The models that are trained in every way, at sizes of which a step takes a second or so on one core.
 
-Kernels and not Python take that time: the transformers have 12 layers of 384 or 512.
+The transformers have 12 layers of 384 or 512, so that kernels and not Python take that time. ``PEAK_SUBJECTS`` are of
+other kinds, whose peaks are measured beside their plans'; convolutions are channels last, because in the other order
+CPU kernels copy what they read. ``GPU_SUBJECTS`` have the precisions that people train in; on the CPU they are small.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
@@ -13,13 +16,202 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.models.graph_layers import GraphLayers
+from bench.models.architectures import ARCHITECTURES
 from bench.models.image_models import modules_called
-from bench.models.libraries import needs
-from bench.models.subject import Subject, channels_last, entropy, own_loss, resnet_blocks
+from bench.models.sized import GraphLayers
+from bench.models.subject import Subject, channels_last, entropy, needs, own_loss, resnet_blocks
 from bench.models.transformers import transformer
-from bench.suites.memory.systems import gpu_subjects
-from bench.suites.memory.systems.peak_subjects import SUBJECTS as PEAKS
+from bench.suites.memory.checkpoint.step import noise
+
+
+@dataclass(frozen=True)
+class GpuSizes:
+    """The models' sizes on a device.
+
+    Attributes:
+        device: type of the device.
+        batch: images in a step.
+        size: their height and width.
+        stages: blocks of the ResNet's four stages.
+        vit, depth: name of the vision transformer in timm, and its blocks.
+        hidden, layers, heads, shared_heads, intermediate, vocabulary: of the Llama; keys and values have
+            ``shared_heads`` heads.
+        length: tokens of a sequence.
+    """
+
+    device: str
+    batch: int
+    size: int
+    stages: tuple[int, ...]
+    vit: str
+    depth: int
+    hidden: int
+    layers: int
+    heads: int
+    shared_heads: int
+    intermediate: int
+    vocabulary: int
+    length: int
+
+
+GPU_SIZES: Mapping[str, GpuSizes] = MappingProxyType(
+    {
+        # The Llama has the layers of Llama 3.2 1B, and the 32,000 tokens of Llama 2, so that the logits of 8 x 2048
+        # tokens are not most of what a step takes: 1.04 billion parameters.
+        "cuda": GpuSizes(
+            "cuda", 64, 224, (3, 4, 6, 3), "vit_base_patch16_224", 12, 2048, 16, 32, 8, 8192, 32_000, 2048
+        ),
+        "cpu": GpuSizes("cpu", 2, 32, (1, 1, 1, 1), "vit_tiny_patch16_224", 2, 64, 2, 4, 2, 256, 128, 64),
+    }
+)
+
+
+def _gpu_resnet50(sizes: GpuSizes, tf32: bool) -> Subject:
+    model = needs("timm").create_model("resnet50", layers=sizes.stages, num_classes=1000)
+    blocks = resnet_blocks(model)
+    name = f"ResNet-{3 * sum(sizes.stages) + 2}"
+    what = f"{name}, {sizes.batch} at {sizes.size} x {sizes.size}, {'TF32' if tf32 else 'AMP'}"
+    inputs = (torch.randn(sizes.batch, 3, sizes.size, sizes.size),)
+    loss = entropy(torch.randint(1000, (sizes.batch,)))
+    if tf32:
+        return Subject(model, inputs, loss, what, blocks, tf32=True)
+    return Subject(model, inputs, loss, what, blocks, around=_mixed(sizes))
+
+
+def _gpu_vit(sizes: GpuSizes) -> Subject:
+    model = needs("timm").create_model(sizes.vit, img_size=sizes.size, depth=sizes.depth, num_classes=1000)
+    loss = entropy(torch.randint(1000, (sizes.batch,)))
+    inputs = (torch.randn(sizes.batch, 3, sizes.size, sizes.size),)
+    what = f"{sizes.vit}, {sizes.depth} blocks, {sizes.batch} at {sizes.size} x {sizes.size}, AMP"
+    return Subject(model, inputs, loss, what, list(model.blocks), around=_mixed(sizes))
+
+
+def _gpu_llama(sizes: GpuSizes, sequences: int) -> Subject:
+    model = transformer(
+        "LlamaForCausalLM",
+        sizes.layers,
+        sizes.hidden,
+        sizes.heads,
+        sizes.vocabulary,
+        inner=sizes.intermediate,
+        num_key_value_heads=sizes.shared_heads,
+        max_position_embeddings=sizes.length,
+        tie_word_embeddings=True,
+        use_cache=False,
+    ).to(torch.bfloat16)
+    tokens = torch.randint(sizes.vocabulary, (sequences, sizes.length))
+    what = f"Llama, {sizes.layers} layers of {sizes.hidden}, {sequences} x {sizes.length} tokens, bf16"
+    return Subject(model, {"input_ids": tokens, "labels": tokens}, own_loss, what, list(model.model.layers))
+
+
+def _mixed(sizes: GpuSizes) -> Callable[[], torch.autocast]:
+    return partial(torch.autocast, sizes.device, dtype=torch.bfloat16)
+
+
+GPU_SUBJECTS: Mapping[str, Callable[[GpuSizes], Subject]] = MappingProxyType(
+    {
+        "resnet50-amp": partial(_gpu_resnet50, tf32=False),
+        "llama-8": partial(_gpu_llama, sequences=8),
+        "vit-amp": _gpu_vit,
+        "llama-1": partial(_gpu_llama, sequences=1),
+        "resnet50-tf32": partial(_gpu_resnet50, tf32=True),
+    }
+)
+"""By the name that the command line knows, what is worth most first."""
+
+GPU_WAYS = (
+    "plain",
+    "L1",
+    "lean",
+    "each block (torch)",
+    "plan, 50 %, exact",
+    "L4bit-swap",
+    "save_on_cpu",
+    "plan, 20 %, error 0.1",
+    "L1.2",
+    "torch.compile",
+    "L1 + torch.compile",
+    "torch.compile, budget 0.5",
+)
+"""That they are trained in by default, names in ``ways.WAYS``, what is worth most first."""
+
+LAST = frozenset({("llama-8", "save_on_cpu")})
+"""Models and ways that wait for all others: torch pins and unpins 40 GiB of host memory in each step of this one."""
+
+
+def _architecture(name: str, batch: int, size: int) -> Subject:
+    """One of ``bench checkpoint``."""
+    architecture = ARCHITECTURES[name]
+    model, inputs = architecture.build(), architecture.inputs(batch, size)
+    images = not isinstance(inputs, dict)
+    what = f"{name}, {batch} at {size} x {size}" if images else f"{name}, {batch} x {size} tokens"
+    subject = Subject(model, inputs, noise, what, architecture.blocks(model))
+    return channels_last(subject) if images else subject
+
+
+def _timm(name: str, batch: int, size: int) -> Subject:
+    model = needs("timm").create_model(name, num_classes=10)
+    loss = entropy(torch.randint(10, (batch,)))
+    what = f"{name}, {batch} at {size} x {size}"
+    return channels_last(Subject(model, (torch.randn(batch, 3, size, size),), loss, what))
+
+
+def _t5() -> Subject:
+    transformers = needs("transformers")
+    sizes = {"d_model": 256, "d_ff": 1024, "d_kv": 64, "num_heads": 4, "num_layers": 4}
+    model = transformers.T5Model(transformers.T5Config(vocab_size=1000, use_cache=False, **sizes))
+    words = torch.randint(1000, (4, 128))
+    return Subject(model, {"input_ids": words, "decoder_input_ids": words}, noise, "T5, 4 + 4 layers of 256, 4 x 128")
+
+
+def _whisper() -> Subject:
+    """The encoder, which hears spectrograms: convolutions over time, then attention."""
+    transformers = needs("transformers")
+    sizes = {"d_model": 256, "encoder_layers": 4, "encoder_ffn_dim": 1024, "encoder_attention_heads": 4}
+    config = transformers.WhisperConfig(max_source_positions=500, **sizes)
+    model = transformers.models.whisper.modeling_whisper.WhisperEncoder(config)
+    return Subject(model, (torch.randn(2, 80, 1000),), noise, "Whisper's encoder, 4 layers of 256, 2 x 1000 frames")
+
+
+def _autoencoder() -> Subject:
+    model = needs("diffusers").AutoencoderKL(
+        block_out_channels=(32, 64, 128),
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+    )
+    return channels_last(Subject(model, (torch.randn(2, 3, 64, 64),), noise, "AutoencoderKL, 2 at 64 x 64"))
+
+
+def _gcn() -> Subject:
+    geometric = needs("torch_geometric.nn")
+    model = GraphLayers(geometric.GCN(128, 256, 3, 7, dropout=0.5, norm="batch_norm"))
+    x, graph, y = torch.randn(10_000, 128), torch.randint(10_000, (2, 50_000)), torch.randint(7, (10_000,))
+    return Subject(model, (x, graph), entropy(y), "GCN, 3 layers of 256, 10,000 nodes, 50,000 edges")
+
+
+PEAK_SUBJECTS: Mapping[str, Callable[[], Subject]] = MappingProxyType(
+    {
+        "vgg11": partial(_architecture, "vgg11", 4, 96),
+        "densenet121": partial(_architecture, "densenet121", 4, 96),
+        "inception": partial(_architecture, "inception_v3", 4, 128),
+        "darts": partial(_architecture, "darts", 4, 32),
+        "swin": partial(_architecture, "swin", 2, 224),
+        "unet-paper": partial(_architecture, "unet", 1, 188),
+        "gpt2": partial(_architecture, "gpt2", 2, 128),
+        "efficientnet": partial(_timm, "efficientnet_b0", 4, 128),
+        "mobilenet": partial(_timm, "mobilenetv3_large_100", 8, 128),
+        "convnext": partial(_timm, "convnext_atto", 4, 128),
+        "mixer": partial(_timm, "mixer_s16_224", 4, 224),
+        "t5": _t5,
+        "whisper": _whisper,
+        "autoencoder": _autoencoder,
+        "gcn": _gcn,
+    }
+)
+"""By the name that the command line knows."""
+
+BESIDE = ("resnet50", "vit", "bert", "llama", "unet", "gat", "sage")
+"""Of the models that are timed, those whose peaks are measured beside these."""
 
 
 def _resnet50() -> Subject:
@@ -136,7 +328,7 @@ QUICK: Mapping[str, Callable[[], Subject]] = MappingProxyType(
 )
 """Those of a short run, whose steps take a few milliseconds."""
 
-NAMES = tuple(dict.fromkeys([*SUBJECTS, *QUICK, *PEAKS, *gpu_subjects.SUBJECTS]))
+NAMES = tuple(dict.fromkeys([*SUBJECTS, *QUICK, *PEAK_SUBJECTS, *GPU_SUBJECTS]))
 """Of all models."""
 
 
@@ -148,9 +340,9 @@ def made(name: str, seed: int, device: torch.device) -> Subject:
     """
     torch.manual_seed(seed)
     with device:
-        if name in gpu_subjects.SUBJECTS:
-            subject = gpu_subjects.SUBJECTS[name](gpu_subjects.SIZES["cuda" if device.type == "cuda" else "cpu"])
+        if name in GPU_SUBJECTS:
+            subject = GPU_SUBJECTS[name](GPU_SIZES["cuda" if device.type == "cuda" else "cpu"])
         else:
-            subject = {**SUBJECTS, **QUICK, **PEAKS}[name]()
+            subject = {**SUBJECTS, **QUICK, **PEAK_SUBJECTS}[name]()
     subject.model.train()
     return subject
