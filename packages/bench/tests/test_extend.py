@@ -89,6 +89,8 @@ def test_a_rule(own_rules):
         ("mylib::other", Rule(input="LINEAR"), "rule must have a Need for its input"),
         (3, Rule(), "operator must be a string"),
         ("mylib::other", Need.LINEAR, "rule must be a Rule"),
+        ("mylib::other", Rule(input=Need.SATURATING), "rule must not have Need.SATURATING for its input"),
+        ("mylib::other", Rule(other=Need.INSIDE), "rule must not have Need.INSIDE for its other"),
     ],
 )
 def test_bad_rules(operator, rule, message, own_rules):

@@ -183,10 +183,13 @@ def test_what_cannot_be_met_by_what_is_measured_takes_the_least_memory(fallback,
     monkeypatch.setattr(ErrorModel, "weigh", no_rounding)
     larger = normal(2 * len(x), x.shape[1])
     if fallback == "error":
-        with pytest.raises(ValueError, match=r"inputs 512x64 keeps to memory=0\.25, .*Pass fallback='least' to go on"):
+        with pytest.raises(
+            ValueError,
+            match=r"inputs 512x64 keeps to memory=0\.25: .*error=0\.1 must be at least .*Pass fallback='least' to go on",
+        ):
             model(larger)
         return
-    with pytest.warns(UserWarning, match=r"keeps to memory=0\.25, .*: the least activation peak, .* is taken"):
+    with pytest.warns(UserWarning, match=r"keeps to memory=0\.25: the least activation peak, .* is taken"):
         gradients(model, normal(2 * len(x), x.shape[1]))
     plan = integrations.compression(model)._plan_manager.plan
     assert plan.graph.inputs.shapes == ((2 * len(x), x.shape[1]),)
@@ -196,5 +199,6 @@ def test_what_cannot_be_met_by_what_is_measured_takes_the_least_memory(fallback,
 def test_what_does_not_fit_is_said_in_the_bounds_that_were_asked_for():
     model, (x,) = deep()
     followed = integrations.plan(model, (x,), time=1.2, error=0)
-    with pytest.warns(UserWarning, match=r"keeps to time=1\.2, error=0: the least"):
-        Plans(followed, "replan", "least")._exceed_bounds(followed)
+    asked = Bounds(time=1.2, fallback="least")
+    with pytest.warns(UserWarning, match=r"keeps to time=1\.2: the least"):
+        Plans(followed, "replan", asked)._exceed_bounds(followed, followed.graph.inputs)

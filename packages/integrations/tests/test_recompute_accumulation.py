@@ -83,11 +83,14 @@ def test_a_plan_for_another_graph_does_not_share_what_was_found_for_its_own():
     assert other.accumulating.graph.inputs.shapes == ((8, 64),)
 
 
-def test_a_budget_that_one_state_cannot_keep_raises_in_the_first_such_step():
+def test_a_budget_that_one_state_cannot_keep_raises_once_a_step_has_accumulated():
+    """A first step that finds gradients may still clear them before backward."""
     model = deep()
     plan = checkpoint.plan(model, X, loss=loss, holds_outputs=False)
     checkpoint.apply(model, plan.within(plan.peak))
     counted(model, X)
+    with pytest.warns(UserWarning, match=r"where gradients are there already keeps to budget=\d+: .* is taken"):
+        counted(model, X)
     with pytest.raises(ValueError, match=r"where gradients are there already keeps to budget=\d+: .*zero_grad"):
         model(X)
     model.zero_grad()
@@ -99,11 +102,33 @@ def test_a_budget_that_one_state_cannot_keep_is_told_of_once_where_it_may_fall_b
     plan = integrations.plan(model, (X,), memory="least")
     compress_model(model, plan=plan.within(plan.peak), fallback="least")
     model(X).sum().backward()
-    with pytest.warns(UserWarning, match=r"where gradients are there already keeps to memory=\d+, .* is taken"):
+    with pytest.warns(UserWarning, match=r"where gradients are there already keeps to memory=\d+: .* is taken"):
         model(X).sum().backward()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(X).sum().backward()
+
+
+def test_steps_that_clear_gradients_late_keep_a_budget_that_accumulation_cannot():
+    """As in Lightning. Until this is seen twice, steps take more, and a warning says so."""
+    model = deep()
+    found = integrations.plan(model, (X,), memory="least")
+    budget = found.clearing.peak
+    assert found.within(budget).clearing.is_bounded
+    assert not found.within(budget).accumulating.is_bounded
+    compress_model(model, memory=budget)
+
+    def step():
+        out = model(X).sum()
+        model.zero_grad()
+        out.backward()
+
+    step()
+    with pytest.warns(UserWarning, match="where gradients are there already keeps to"):
+        step()
+    for _ in range(3):
+        step()
+    assert checkpoint.plan_of(model).peak <= budget
 
 
 def test_a_fraction_out_of_reach_names_the_bytes_of_accumulation():

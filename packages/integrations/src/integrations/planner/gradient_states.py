@@ -33,11 +33,12 @@ class GradientHistory:
     Attributes:
         cleared: how many steps in a row have cleared gradients between forward and backward, 2 at most.
         late: whether gradients were cleared between forward and backward when they were last cleared.
+        accumulates: whether a backward has found gradients that its forward had found.
     """
 
     def __init__(self) -> None:
         self.cleared = 0
-        self.late = False
+        self.late = self.accumulates = False
         # Whether the next forward is the first one of a copy or of a resumed run, in which gradients are gone that the
         # run before had.
         self._resumes = False
@@ -70,7 +71,7 @@ class GradientHistory:
     def note_backward(self, finds_gradients: bool) -> None:
         """Note what the backward of a step finds whose forward was planned with gradients."""
         if finds_gradients:
-            self.cleared = 0
+            self.cleared, self.accumulates = 0, True
         else:
             self.cleared, self.late = min(self.cleared + 1, _ENOUGH), True
 

@@ -46,7 +46,7 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
     name = "budget" if plan.candidates is None else "memory"
     title = name if plan.candidates is None else f"memory with error={plan.error:g}"
     # Bytes hold for steps that accumulate gradients, too; a fraction is of each kind of step's own peak.
-    beside = least if relative or plan.graph.accumulates else plan.accumulating.front[0].peak
+    beside = least if relative or plan.graph.accumulates or plan.graph.clears else plan.accumulating.front[0].peak
     if beside > least:
         found = f"{found}, or {beside} bytes ({format_bytes(beside)}) if steps accumulate gradients"
     number = share if relative else max(least, beside)

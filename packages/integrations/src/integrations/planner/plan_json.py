@@ -10,6 +10,7 @@ from integrations._utils.checked_json import complete, loaded, of_format, of_typ
 from integrations.capture.graphs.graph import Graph
 from integrations.planner.accumulation import accumulating_plan, note_accumulating
 from integrations.planner.bounds import ONLY_RECOMPUTE, Bounds
+from integrations.planner.budget import LEAST
 from integrations.planner.choice import Choice
 from integrations.planner.chunked import ChunkedLoss
 from integrations.planner.problem import training_step
@@ -55,6 +56,7 @@ def _content(plan: Solution) -> dict[str, Any]:
         **_found_content(plan),
         "level": None if plan.level is None else asdict(plan.level),
         "loss": plan.bounds.loss,
+        **({"fallback": LEAST} if plan.bounds.falls_back else {}),
         "chunked": None if plan.chunked is None else asdict(plan.chunked),
         "graph": plan.graph.content(),
         "candidates": None if plan.candidates is None else plan.candidates.content(),
@@ -91,6 +93,7 @@ def _of_content(kind: type[Found], given: Any, beside: bool = False) -> Found:
     rounded = content.pop("rounded", None)
     rounded = None if rounded is None else Graph.from_content(rounded)
     asked, chunked = content.pop("loss", None), content.pop("chunked", None)  # earlier files lack them
+    fallback = content.pop("fallback", "error")
     with complete(_WRITER):
         if beside and also:
             raise ValueError("a plan of also must have none of its own")
@@ -105,7 +108,7 @@ def _of_content(kind: type[Found], given: Any, beside: bool = False) -> Found:
             also=tuple(_of_content(kind, one, beside=True) for one in of_type(list, also, "also")),
             **_found(kind, content, level is not None, _most_values(graph, rounded)),
         )
-        plan = replace(plan, bounds=replace(plan.bounds, loss=asked))
+        plan = replace(plan, bounds=replace(plan.bounds, loss=asked, fallback=fallback))
         _require_whole(plan)
         if other is not None:
             note_accumulating(plan, _accumulating(plan, dict(other)))
@@ -126,7 +129,7 @@ def _accumulating(plan: Found, content: dict[str, Any]) -> Found:
     """The plan for gradients that exist already, with the same values."""
     rounded = None if plan.rounded is None else plan.rounded.accumulating
     found = _found(type(plan), content, plan.compressed, _most_values(plan.graph, rounded))
-    found["bounds"] = replace(found["bounds"], loss=plan.bounds.loss)
+    found["bounds"] = replace(found["bounds"], loss=plan.bounds.loss, fallback=plan.bounds.fallback)
     other = replace(plan, graph=plan.graph.accumulating, rounded=rounded, also=(), **found)
     _require_whole(other)
     return other

@@ -18,8 +18,8 @@ from integrations.capture.graphs.schedule import Schedule
 from integrations.capture.graphs.sharding import distributed, whole_parameters
 from integrations.capture.graphs.signature import Signature
 from integrations.capture.loss import OF_LOSS
-from integrations.planner.bounds import ONLY_RECOMPUTE, Bounds, Fallback
-from integrations.planner.budget import LEAST
+from integrations.planner.bounds import Bounds
+from integrations.planner.budget import LEAST, allowed_bytes
 from integrations.planner.errors import BudgetError
 from integrations.planner.gradient_states import GradientState, has_gradients
 from integrations.planner.infeasible import why_infeasible
@@ -37,6 +37,7 @@ _MOST_CAPTURES = 2
 """How many captures may turn out wrong before the last one for the same inputs, which uses real tensors. A model that
 differs again may have changed."""
 
+_MOST_REFUSED = 64
 _MOST_PLANS = 8
 """At most so many plans are made for a model whose inputs keep changing."""
 
@@ -77,7 +78,8 @@ class Plans:
     Args:
         plan: the first plan. Others are made for its budget and objective, and with measured times if it has them.
         shapes: whether inputs of other shapes are planned for, or refused.
-        fallback: what happens if no plan keeps to the bounds for other inputs, or for another state of the gradients.
+        asked: the bounds that the user has asked for, by which other inputs and other states of the gradients are
+            refused, or not; ``None``: the plan's.
 
     Attributes:
         last: the plan that was followed last.
@@ -86,8 +88,9 @@ class Plans:
         left: where that forward differed from the planned one, in words; empty if it did not.
     """
 
-    def __init__(self, plan: Plan, shapes: Shapes, fallback: Fallback | None = None) -> None:
-        self._fallback = plan.bounds.fallback if fallback is None else fallback
+    def __init__(self, plan: Plan, shapes: Shapes, asked: Bounds | None = None) -> None:
+        self._asked = plan.bounds if asked is None else asked
+        self._refused: dict[tuple[Signature, GradientState], str] = {}  # inputs without a plan, and why
         self.last = self.followed = self._first = plan
         self.inputs = plan.graph.inputs
         self.left = ""
@@ -129,6 +132,7 @@ class Plans:
         users: Users,
         state: GradientState,
         any_path: bool = False,
+        certain: bool = True,
     ) -> Followed | None:
         """What a forward with these inputs follows. ``None`` if no plan can be made for it, and it runs plainly.
 
@@ -137,12 +141,15 @@ class Plans:
             users: the model's forwards, of which a capture wants none beside it.
             state: what the forward is planned for.
             any_path: whether the plan's error has to be within the bound on every path of the forward.
+            certain: whether the state is known. A first step that finds gradients may still clear them.
 
         Raises:
             ValueError: the inputs have other shapes than planned for, and these are refused.
             BudgetError: no plan keeps to the bounds for these inputs or this state, and there is no fallback.
         """
         inputs = Signature.of(args, kwargs)
+        if (why := self._refused.get((inputs, state))) is not None:
+            raise BudgetError(why)
         self._attempts.start()
         if self._varies is None:  # a tape has compiled parts run as eager code, so nothing tells whether they differ
             self._varies = has_compiled_parts(all_modules(model)[1:])
@@ -168,10 +175,11 @@ class Plans:
                         plan = self._plans[inputs] = made
                         mismatch.due = False
             plan = self._corrected(plan or self.last)
-            self.last = plan = self._for_any_path(plan) if self._varies or any_path else plan
-            self.followed = followed = plan if state == "fresh" else getattr(plan, state)
+            plan = self._for_any_path(plan) if self._varies or any_path else plan
+            followed = plan if state == "fresh" else getattr(plan, state)
             if plan.is_bounded and not followed.is_bounded:
-                self._exceed_bounds(followed, state)
+                self._exceed_bounds(followed, inputs, state, raises=certain)
+            self.last, self.followed = plan, followed
             self.inputs, self.left = inputs, ""
             fits = plan.graph.inputs == inputs
             return Followed(plan, followed.schedule if fits else followed.schedule_of_any_sizes, inputs, followed)
@@ -198,32 +206,43 @@ class Plans:
         """
         with self._lock.held:
             less = within_less(followed.plan, followed.of_state)
-            self._fallback = "least"  # nobody asked for that little
             for inputs, plan in self._plans.items():
                 with suppress(BudgetError):
                     self._plans[inputs] = plan.within(less.memory, plan.time)
             self._plans[less.graph.inputs] = less
             self._first = self._plans[self._first.graph.inputs]
 
-    def _exceed_bounds(self, least: Plan, state: GradientState = "fresh") -> None:
-        """Let a forward follow a plan that takes more than was asked for, if that was allowed. Warn of it once for each
-        inputs and state.
+    def _exceed_bounds(
+        self, least: Plan, inputs: Signature, state: GradientState = "fresh", why: str = "", raises: bool = True
+    ) -> None:
+        """Let a forward follow a plan that takes more than was planned for, if that was allowed. Warn of it once for
+        each inputs and state.
 
         Args:
             least: the plan of the least memory for the inputs and the state.
+            inputs: of the forward.
             state: of the gradients.
+            why: why there is no better plan, if that is known.
+            raises: whether to raise if it was not allowed.
 
         Raises:
             BudgetError: it was not allowed.
         """
-        asked = self._first.bounds
-        recomputes = asked.stores == ONLY_RECOMPUTE  # for such plans, memory is called budget, and nothing falls back
-        bounds = f"budget={asked.memory!r}" if recomputes and asked.time is None else str(asked)
-        about = f"no plan of {least.model} for inputs {least.graph.inputs}{_WHERE[state]} keeps to {bounds}"
-        if self._fallback != LEAST:
-            anyway = "" if recomputes else ". Pass fallback='least' to go on with more memory"
-            raise BudgetError(f"{about}: {why_infeasible(least, asked)}{_REMEDY[state]}{anyway}")
-        if (key := (least.graph.inputs, state)) not in self._excess:
+        name = "budget" if least.candidates is None else "memory"
+        asked = [] if self._asked.memory is None else [f"{name}={self._asked.memory!r}"]
+        asked += [] if self._asked.time is None else [f"time={self._asked.time:g}"]
+        about = f"no plan of {least.model} for inputs {inputs}{_WHERE[state]} keeps to {' and '.join(asked)}"
+        # A model that has run out of memory is planned for less than was asked for, which nobody has to keep to.
+        allowed = allowed_bytes(self._asked.memory, least.uncompressed_peak)
+        lowered = self._first.memory != self._asked.memory and (allowed is None or least.peak <= allowed)
+        if raises and self._asked.fallback != LEAST and not lowered:
+            why = why or why_infeasible(least, self._asked)
+            anyway = "" if least.candidates is None else ". Pass fallback='least' to go on with more memory"
+            if len(self._refused) >= _MOST_REFUSED:
+                self._refused.clear()
+            error = self._refused[inputs, state] = f"{about}: {why}{_REMEDY[state]}{anyway}"
+            raise BudgetError(error)
+        if (key := (inputs, state)) not in self._excess:
             self._excess.add(key)
             warn(f"{about}: the least activation peak, {format_bytes(least.peak)}, is taken")
 
@@ -274,8 +293,8 @@ class Plans:
         if plan.is_bounded:
             try:
                 found = found.within(plan.memory, plan.time)
-            except BudgetError:
-                self._exceed_bounds(found)
+            except BudgetError:  # which values are stored in what bits follows from the paths
+                self._exceed_bounds(found, plan.graph.inputs, raises=False)
         self._plans[plan.graph.inputs] = found
         return found
 
@@ -315,7 +334,7 @@ class Plans:
         try:
             return made.within(self._first.memory, self._first.time)
         except BudgetError:
-            self._exceed_bounds(made)
+            self._exceed_bounds(made, Signature.of(args, kwargs))
             return made
 
     @property
@@ -349,7 +368,8 @@ _WHERE = {
 }
 _REMEDY = {
     "fresh": "",
-    "accumulating": ". If the step does not accumulate, call optimizer.zero_grad() before the forward",
+    "accumulating": ". If steps do not accumulate, call optimizer.zero_grad(), with set_to_none=True, before the "
+    "forward",
     "clearing": ". Call optimizer.zero_grad() before the forward, which takes less",
 }
 

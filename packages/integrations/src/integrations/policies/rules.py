@@ -20,6 +20,7 @@ __all__ = ["CHECKPOINT", "RULES", "Need", "Rule", "add_rule", "operator_name"]
 CHECKPOINT = "checkpoint"
 """In the place of an operator: what ``torch.utils.checkpoint``, or a plan, recomputes something from."""
 
+_REGISTERED = (Need.SATURATING, Need.INSIDE)
 _TORCHS = ("torch", "aten", "prims", "prim", "builtins")
 _rules = {name: one.rule for one in OPERATORS if one.rule is not None for name in one.names}
 RULES = MappingProxyType(_rules)
@@ -42,7 +43,8 @@ def add_rule(operator: str, rule: Rule) -> None:
 
     Raises:
         TypeError: an argument, or a part of the rule, has the wrong type.
-        ValueError: the operator has another rule, is one of torch's, or has no such name.
+        ValueError: the operator has another rule, is one of torch's, or has no such name; or the rule has a need that
+            takes a range of the derivative, ``SATURATING`` or ``INSIDE``.
     """
     if not isinstance(operator, str):
         raise TypeError(f"operator must be a string, such as 'mylib::scaled_linear', got {operator!r}")
@@ -51,6 +53,12 @@ def add_rule(operator: str, rule: Rule) -> None:
     for role in ("input", "other", "result", "internal", "recomputed"):
         if not isinstance(rule.need(role), Need):
             raise TypeError(f"rule must have a Need for its {role}, such as Need.LINEAR, got {rule.need(role)!r}")
+        if rule.need(role) in _REGISTERED:
+            raise ValueError(
+                f"rule must not have {rule.need(role)} for its {role}: this takes a range of the operator's derivative, "
+                "which only operators of torch have in the registry; take Need.LINEAR or Need.PRODUCT if unbiased bits "
+                "suffice, Need.SIGN for a sign, or Need.EXACT"
+            )
     library, _, name = operator.partition("::")
     if not library.isidentifier() or not name.isidentifier() or library in _TORCHS:
         raise ValueError(
@@ -67,10 +75,13 @@ def add_rule(operator: str, rule: Rule) -> None:
 
 def _warn_of_misspelled(operator: str, library: str) -> None:
     """Warn of a name that is nearly that of a registered operator."""
-    known = {name.partition(".")[0] for name in get_registered_operators() if name.startswith(f"{library}::")}
-    alike = [] if operator in known else get_close_matches(operator, known, n=1, cutoff=0.8)
+    names = (name.partition(".")[0].partition("::") for name in get_registered_operators())
+    known = {name for place, _, name in names if place == library}
+    given = operator.partition("::")[2]
+    alike = [] if given in known else get_close_matches(given, known, n=1, cutoff=0.8)
     if alike:
-        warn(f"no operator {operator!r} is registered, so its rule stores nothing yet; did you mean {alike[0]!r}?")
+        meant = f"{library}::{alike[0]}"
+        warn(f"no operator {operator!r} is registered, so its rule stores nothing yet; did you mean {meant!r}?")
 
 
 @lru_cache(maxsize=4096)

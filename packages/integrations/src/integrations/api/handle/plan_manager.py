@@ -32,6 +32,7 @@ from integrations.capture.graphs.sharding import get_class
 from integrations.capture.graphs.signature import Signature
 from integrations.planner.bounds import FULL, ONLY_RECOMPUTE, Bounds
 from integrations.planner.budget import Budget
+from integrations.planner.errors import BudgetError
 from integrations.planner.gradient_states import GradientHistory
 from integrations.planner.loss_choice import with_better_loss
 from integrations.planner.plan import Plan
@@ -243,7 +244,14 @@ class PlanManager:
         if double is not None and self.may_become_exact:
             plans, trial = self._without_rounding(model, plans, level, None if compiled else double, args, kwargs)
         state = self.gradients.before_forward(model)
-        followed = plans.plan_for(model, args, kwargs, self.users, state, any_path)
+        certain = state != "accumulating" or self.gradients.accumulates
+        try:
+            followed = plans.plan_for(model, args, kwargs, self.users, state, any_path, certain)
+        except BudgetError:
+            if trial is None or self.plans is None:
+                raise
+            plans, trial = self.plans, None  # the trial is left to a step that fits
+            followed = plans.plan_for(model, args, kwargs, self.users, state, any_path, certain)
         if followed is None:
             return None
         self.first_steps.tell_of_excess()
@@ -285,8 +293,9 @@ class PlanManager:
         if self.differentiated:
             with self._lock.held:
                 if plans is self.plans:
-                    falls_back = isinstance(self.asked, Bounds) and self.asked.falls_back
-                    self.plans = Fronts(unrounded(plans.first, falls_back), level, shapes=self.shapes)
+                    asked = self._bounds if not isinstance(self.asked, Plan) else self.asked.bounds
+                    plan = unrounded(plans.first, asked.falls_back)
+                    self.plans = Fronts(plan, level, shapes=self.shapes, asked=asked)
                 return self.plans or plans, None
         kinds = Signature.of(args, kwargs).kinds
         if double is None or double.is_tried(kinds) or not any(kind.endswith(" True") for kind in kinds):
@@ -358,7 +367,7 @@ class PlanManager:
         falls_back = bounds.falls_back
         self.measuring = None if errors is None else Remeasuring(errors, falls_back=falls_back)
         self.together = together
-        return Fronts(plan, level, errors, bits, fallback=bounds.fallback)
+        return Fronts(plan, level, errors, bits, asked=bounds)
 
     @property
     def _bounds(self) -> Bounds:

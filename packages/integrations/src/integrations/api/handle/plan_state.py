@@ -98,8 +98,8 @@ def plans_of_state(
         if state.get("measuring") is not None:
             found.measuring.load(state["measuring"])
     if plan is not None and (found.plans is None or found.measuring is not None):
-        fallback = asked.fallback if isinstance(asked, Bounds) else None
+        bounds = asked if isinstance(asked, Bounds) else None
         version = of_type(int, state.get("version", 0), "version")
         errors = None if found.measuring is None else found.measuring.errors
-        found.plans = Fronts(plan, level, errors, shapes=shapes, fallback=fallback, version=version)
+        found.plans = Fronts(plan, level, errors, shapes=shapes, asked=bounds, version=version)
     return found

@@ -10,7 +10,7 @@ from torch import nn
 from integrations.api.error_control.error_model import ErrorModel
 from integrations.api.error_control.plan_within_bounds import chosen, weighed_again
 from integrations.capture.graphs.signature import Signature
-from integrations.planner.bounds import Fallback
+from integrations.planner.bounds import Bounds
 from integrations.planner.candidates import usual
 from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan
@@ -30,7 +30,8 @@ class Fronts(Plans):
         errors: predicts the errors of plans; ``None`` if they round nothing, or as a level says.
         bits: the bits that an adaptive level gives its tensors.
         shapes: whether inputs of other shapes are planned for, or refused.
-        fallback: as for ``Plans``; and what happens if a measured error leaves no plan within the bounds.
+        asked: as for ``Plans``; its fallback also tells what happens if a measured error leaves no plan within the
+            bounds.
         version: of the predictions by which the first plan was made; ``None``: the present one.
     """
 
@@ -41,10 +42,10 @@ class Fronts(Plans):
         errors: ErrorModel | None = None,
         bits: BitPlan | None = None,
         shapes: Shapes = "replan",
-        fallback: Fallback | None = None,
+        asked: Bounds | None = None,
         version: int | None = None,
     ) -> None:
-        super().__init__(plan, shapes, fallback)
+        super().__init__(plan, shapes, asked)
         self._level, self._errors, self._bits = level, errors, bits
         # By inputs, by which predictions the plan was made.
         if version is None:
@@ -63,9 +64,9 @@ class Fronts(Plans):
         self._versions[Signature.of(args, kwargs)] = self._errors.version
         try:
             return chosen(made, made.bounds, self._errors)
-        except BudgetError:
+        except BudgetError as error:
             least = made.within(error=0.0)
-            self._exceed_bounds(least)
+            self._exceed_bounds(least, Signature.of(args, kwargs), why=str(error))
             return least
 
     def _planned(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
@@ -95,13 +96,14 @@ class Fronts(Plans):
         if errors is None or not plan.error or self._versions.get(inputs) == errors.version:
             return plan
         try:
-            found = chosen(weighed_again(plan, errors), replace(plan.bounds, fallback=self._fallback), errors)
+            found = chosen(weighed_again(plan, errors), replace(plan.bounds, fallback=self._asked.fallback), errors)
         except BudgetError as error:
             raise BudgetError(
                 f"the gradient's error of {plan.model} was {errors.last} and has to be at most error={plan.error:g}, "
                 f"which needs more memory than was asked for: {error}. Pass fallback='least' to go on with more memory"
             ) from None
         self._versions[inputs] = errors.version
+        self._refused.clear()
         found = plan if found.choice == plan.choice else found
         self._plans[inputs] = found
         return found

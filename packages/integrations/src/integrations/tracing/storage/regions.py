@@ -199,13 +199,13 @@ class Region:
         if lent is None and lends and self.waiting <= 0:  # no other view is to come
             if self.last.region is not None:
                 self.last.becomes(None)  # frees it before another tensor is made
-            return stored.codec.decompress(stored)
+            return restored(stored)
         if lent is None or lent[0] is not stored or lent[1] != used_on(lent[2]) or lent[2]._version != lent[3]:
             if not lends:
-                return stored.codec.decompress(stored)
+                return restored(stored)
             lent = self.lent = None
             self.last.becomes(None)  # frees it before another tensor is made
-            elements = stored.codec.decompress(stored)
+            elements = restored(stored)
             lent = (stored, used_on(elements), elements, elements._version)
         if lends:
             self.lent = lent if self.waiting > 0 else None
@@ -270,6 +270,34 @@ class Beside:
     def unpack(self) -> Tensor:
         view = self.view
         return view.get_view(view.region.elements(view.sign, lends=False))
+
+
+def restored(stored: Compressed) -> Tensor:
+    """Restore a stored form. What a user's own codec returns is laid out in memory as the tensor was, since views are
+    taken of that memory.
+
+    Raises:
+        TypeError: such a codec returned no tensor, or one of another shape or dtype.
+    """
+    found = stored.codec.decompress(stored)
+    if is_ours(stored.codec):
+        return found
+    shape, strides = stored.layout
+    if not isinstance(found, Tensor) or tuple(found.shape) != shape or found.dtype != stored.dtype:
+        got = f"{tuple(found.shape)} in {found.dtype}" if isinstance(found, Tensor) else repr(found)
+        raise TypeError(
+            f"{type(inner(stored.codec)).__name__}.decompress must return what was compressed, a tensor of shape "
+            f"{shape} in {stored.dtype}, got {got}"
+        )
+    reach = 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+    if found.stride() == strides or reach != found.numel():  # the second has gaps, of which no views are taken
+        return found
+    return torch.empty_strided(shape, strides, dtype=found.dtype, device=found.device).copy_(found)
+
+
+def is_ours(codec: Codec) -> bool:
+    """Whether a codec is one of these packages, and not a user's own."""
+    return type(inner(codec)).__module__.partition(".")[0] in ("actcore", "integrations")
 
 
 def used_on(tensor: Tensor) -> Any:

@@ -21,7 +21,7 @@ from integrations.tracing.storage.extent import Extent
 from integrations.tracing.storage.forms import SLOPE, Form, Held, Packed, SlopeForm, make_form, window_indices
 from integrations.tracing.storage.projection import projection
 from integrations.tracing.storage.records import RECOMPUTED, Record
-from integrations.tracing.storage.regions import Stream
+from integrations.tracing.storage.regions import Stream, is_ours
 from integrations.tracing.storage.storage import Storages
 from integrations.tracing.storage.storage_policy import StoragePolicy
 
@@ -71,7 +71,8 @@ class Storing:
             return self.storages.store(tensor, extent, codec, record, seed=seed, stream=stream, whole=whole), codec
         # An unsupported dtype, a mask with a third value, an index out of range.
         except (TypeError, ValueError) as refusal:
-            if isinstance(refusal, ValueError) and decision.codec is not None and not decision.indices:
+            fixed = decision.codec is not None and not decision.indices and is_ours(decision.codec)
+            if isinstance(refusal, ValueError) and fixed:
                 raise
             record.why = f"kept exactly: {refusal}"
             return self.storages.keep(tensor, extent, record), None
