@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from .forks import Fork
 from .libraries import library_or_skip
 
 FOLDER = Path(__file__).parents[3] / "docs" / "tutorials"
@@ -28,19 +29,22 @@ def run(name, folder, *options):
     """What a tutorial prints, in a quick run."""
     for library in LIBRARIES[name]:
         library_or_skip(library)
-    launch = []
-    if name == "ddp_torchrun":
-        if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
-            pytest.skip("this torch has no gloo")
-        launch = TWO_PROCESSES
+    script = FOLDER / f"{name}.py"
+    if name != "ddp_torchrun":
+        process = Fork(script, "--quick", *options, cwd=folder)
+        printed, errors = process.communicate(timeout=600)  # so long only if it hangs
+        assert process.returncode == 0, errors
+        return printed
+    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+        pytest.skip("this torch has no gloo")
     done = subprocess.run(
-        [sys.executable, *launch, str(FOLDER / f"{name}.py"), "--quick", *options],
+        [sys.executable, *TWO_PROCESSES, str(script), "--quick", *options],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=600,  # so long only if it hangs
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

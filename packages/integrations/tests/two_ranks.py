@@ -12,16 +12,10 @@ import torch.distributed as dist
 
 def run_two_ranks(child: str, meet: Path) -> list:
     """Runs a script of this folder as ranks 0 and 1, which meet at a file that is not there yet; the JSON of each."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name(child)), str(meet)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    from .forks import Fork  # here, because the scripts import this file by itself
+
+    script = Path(__file__).with_name(child)
+    processes = [Fork(script, str(meet), WORLD_SIZE="2", RANK=str(rank)) for rank in range(2)]
     found = []
     try:
         for process in processes:
@@ -31,7 +25,6 @@ def run_two_ranks(child: str, meet: Path) -> list:
     finally:
         for process in processes:  # one waits for the other, which may have failed
             process.kill()
-            process.communicate()  # closes its pipes, which would warn in some later test
     return found
 
 
