@@ -148,11 +148,12 @@ for name, texts in LONG.items():
 
 @shared_session(tags=["reliability"])
 def peers(session: nox.Session) -> None:
-    """Take a step of all of PyG's layers and timm's families; with `-- LIBRARY`, or a folder, run its own tests plainly
-    and compressed, by `peers_run.py`'s options."""
+    """Take a step of all of PyG's layers and timm's families, and capture sixty models of four libraries; with
+    `-- LIBRARY`, or a folder, run its own tests plainly and compressed, by `peers_run.py`'s options."""
     also(session, "models")
     if not session.posargs:
-        files = sorted(map(str, ROOT.glob("packages/integrations/tests/test_peers*.py")))
+        tests = ROOT / "packages/integrations/tests"
+        files = sorted(map(str, (*tests.glob("test_peers*.py"), tests / "test_capture_models.py")))
         run_python(session, "-m", "pytest", *files, ACTCORE_LONG="1", OMP_NUM_THREADS="1")
         return
     name, *options = session.posargs
