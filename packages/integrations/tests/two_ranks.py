@@ -1,8 +1,8 @@
 """Two processes that meet in one group, what each prints last, and how each ends."""
 
+import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -30,15 +30,13 @@ def run_two_ranks(child: str, meet: Path) -> list:
 
 def run_torchrun(child: str, folder: Path, *options: str) -> None:
     """Has torchrun start a script of this folder as ranks 0 and 1, which write what they find into ``folder``."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
-    done = subprocess.run(
-        [*torchrun, str(Path(__file__).with_name(child)), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    from .forks import Fork
+
+    torchrun = importlib.util.find_spec("torch.distributed.run").origin
+    arguments = ["--standalone", "--nproc-per-node=2", *options, str(Path(__file__).with_name(child)), str(folder)]
+    process = Fork(Path(torchrun), *arguments, CUDA_VISIBLE_DEVICES="")
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
 
 
 def leave(found: object = None) -> NoReturn:
