@@ -37,15 +37,15 @@ fuzz = settings(
     suppress_health_check=list(HealthCheck),
 )
 
-ROOM = 8 << 30
+ROOM = (8 if "ACTCORE_FUZZ_EXAMPLES" in os.environ else 1) << 30
 
 
 @pytest.fixture(autouse=True)
 def little_room():
-    """In a long run, to make very many elements raises, and takes not all memory that there is. AddressSanitizer has a
-    limit of its own."""
+    """To make very many elements raises, and takes not all memory that there is, nor seconds to fill and read them.
+    AddressSanitizer has a limit of its own."""
     pages = Path("/proc/self/statm")
-    if "ACTCORE_FUZZ_EXAMPLES" not in os.environ or "libasan" in os.environ.get("LD_PRELOAD", "") or not pages.exists():
+    if "libasan" in os.environ.get("LD_PRELOAD", "") or not pages.exists():
         yield
         return
     before = resource.getrlimit(resource.RLIMIT_AS)

@@ -175,9 +175,9 @@ TIMM = {
     "swin_tiny_patch4_window7_224": (32, {"img_size": 32, "depths": (1, 1, 1, 1)}),
     "swinv2_tiny_window8_256": (32, {"img_size": 64, "depths": (1, 1, 1, 1)}),
     "coat_tiny": (32, {"img_size": 32, "serial_depths": (1, 1, 1, 1), "parallel_depth": 1}),
-    "levit_128s": (224, {}),
+    "levit_128s": (224, {"depth": (1, 1, 1)}),
     "xcit_nano_12_p16_224": (32, {"img_size": 32, "depth": 2}),
-    "maxvit_rmlp_pico_rw_256": (64, {"img_size": 64}),
+    "maxvit_rmlp_pico_rw_256": (64, {"img_size": 64, "depths": (1, 1, 1, 1)}),
     "mixer_s32_224": (64, {"img_size": 64}),
     "pvt_v2_b0": (32, {}),
 }

@@ -1,17 +1,26 @@
-"""Trains compressed models before and after ``torch._dynamo`` is imported, which takes a process of its own.
+"""Trains compressed models before and after ``torch._dynamo`` is imported, which takes processes of their own.
 
 With ``early`` as its first argument it imports ``torch._dynamo`` first. The others name ways to begin with
-``torch.compile``. Prints one JSON object: whether ``torch._dynamo`` was there before the first of them, and the loss
-and gradients of each step, by way.
+``torch.compile``. Each way runs in a fork of this process, which has imported torch and run nothing. Prints one JSON
+object: which of ``HEAVY`` were imported with ``integrations``; by way, whether ``torch._dynamo`` was there before it;
+and the loss and gradients of each of its steps.
 """
 
 import json
+import os
 import sys
 
 import torch
 from torch import nn
 
-import integrations
+BEFORE = set(sys.modules)
+
+import actcore  # noqa: E402, F401 - what these import is asked
+import integrations  # noqa: E402
+import integrations.fewbit  # noqa: E402
+
+HEAVY = ["torch._dynamo", "sympy", "torch.distributed.tensor", "torch.utils.flop_counter"]
+IMPORTED = [name for name in HEAVY if name in sys.modules.keys() - BEFORE]
 
 X = torch.randn(48, 64, generator=torch.Generator().manual_seed(1))
 
@@ -78,13 +87,24 @@ def planned():
 
 WAYS = {way.__name__: way for way in (inside, between, backward, planned)}
 
+
+def forked(way):
+    """What a way finds in a fork of this process: whether ``torch._dynamo`` was there before it, and its steps."""
+    reading, writing = os.pipe()
+    if not os.fork():
+        there = "torch._dynamo" in sys.modules
+        with os.fdopen(writing, "w") as answer:
+            json.dump({"there": there, "steps": WAYS[way]()}, answer)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        found = answer.read()
+    os.wait()
+    return json.loads(found)
+
+
 if __name__ == "__main__":
     when, *names = sys.argv[1:]
     if when == "early":
         import torch._dynamo
-    there = "torch._dynamo" in sys.modules
-    found = {}
-    for name in names:
-        found[name] = WAYS[name]()
-        torch.compiler.reset()
-    print(json.dumps({"there": there, "steps": found}))
+    print(json.dumps({"imported": IMPORTED, **{name: forked(name) for name in names}}))

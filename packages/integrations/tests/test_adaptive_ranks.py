@@ -1,11 +1,11 @@
 """Two processes train one model: their plan is the same, and ranks that run other tensors say so."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from .forks import Fork
 
 CHILD = Path(__file__).with_name("adaptive_child.py")
 
@@ -19,11 +19,14 @@ def ranks(tmp_path_factory):
     """What each of two ranks found, by case."""
     folder = tmp_path_factory.mktemp("ranks")
     outputs = [folder / f"rank{rank}.pt" for rank in range(2)]
-    children = [
-        subprocess.Popen([sys.executable, "-W", "ignore", CHILD, str(rank), folder / "store", output])
-        for rank, output in enumerate(outputs)
-    ]
-    assert [child.wait(timeout=300) for child in children] == [0, 0]
+    children = [Fork(CHILD, str(rank), str(folder / "store"), str(output)) for rank, output in enumerate(outputs)]
+    try:
+        for child in children:
+            _, errors = child.communicate(timeout=300)
+            assert child.returncode == 0, errors
+    finally:
+        for child in children:
+            child.kill()
     return [torch.load(output, weights_only=True) for output in outputs]
 
 

@@ -1,7 +1,11 @@
-"""The bound on the error holds in each layer and while nets learn: their gradients beside those of plain twins."""
+"""The bound on the error holds in each layer and while nets learn: their gradients beside those of plain twins.
+
+With ``ACTCORE_LONG=1`` (``nox -s long_runs``) each net trains within each budget, otherwise within one of both.
+"""
 
 import copy
 import warnings
+from itertools import cycle
 
 import pytest
 import torch
@@ -10,6 +14,8 @@ from torch import nn
 
 from integrations import compress_model, compression
 from integrations.api.error_control.gradient_errors import OF_TENSOR, large_parameters
+
+from .long_form import LONG
 
 ERROR = 0.1
 
@@ -82,8 +88,11 @@ NETS = {
 }
 
 
-@pytest.mark.parametrize("memory", ["least", 0.6])
-@pytest.mark.parametrize("name", NETS)
+BUDGETS = ("least", 0.6)
+CASES = [(name, memory) for name in NETS for memory in BUDGETS]
+
+
+@pytest.mark.parametrize(("name", "memory"), CASES if LONG else list(zip(NETS, cycle(BUDGETS), strict=False)))
 @pytest.mark.filterwarnings("ignore:the gradient's error of")
 def test_each_tenth_step_keeps_to_the_bound(name, memory):
     """Of the whole gradient; single steps may have a fifth more, since each has noise and data of its own. Of each

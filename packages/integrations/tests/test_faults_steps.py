@@ -23,7 +23,7 @@ from .faults import AtCall, AtFunction, AtOperator, Trial, counting_alone, place
 from .long_form import LONG
 
 HERE = Path(__file__).parent
-QUICK = 6  # places of each way in the quick form
+QUICK = 3  # places of each way in the quick form
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*offload"),
     # An interrupt in a destructor is Python's to swallow, and one in a callback of the garbage collector.

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import integrations
 from integrations.planner.sensitivity import graph, surroundings
 from integrations.tracing.history import find_node, has_history
 
+from .forks import Fork
 from .history_child import CASES
 from .nets import Net, normal
 
@@ -22,11 +22,10 @@ WAYS = ("L1", "L1.1", "block", "L2, adapted")
 
 def told(*args):
     """What a child prints, all or until it hangs or ends: where the GIL is held, only another process can wait."""
-    command = [sys.executable, "-W", "ignore", CHILD, *args]
     try:
-        printed = subprocess.run(command, stdout=subprocess.PIPE, timeout=120, check=False).stdout
+        printed, _ = Fork(CHILD, *args).communicate(timeout=120)
     except subprocess.TimeoutExpired as stopped:
-        printed = stopped.stdout or b""
+        printed = stopped.stdout
     return [json.loads(line) for line in printed.splitlines()]
 
 

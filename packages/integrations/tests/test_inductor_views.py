@@ -3,9 +3,12 @@
 A region that stored a view by the strides of the trace read memory beyond the tensor, and gave NaN.
 """
 
+from itertools import cycle
+
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config as inductor
 
 import integrations
 from integrations.qmodules.device_rows import view_as_rows
@@ -13,7 +16,7 @@ from integrations.qmodules.device_rows import view_as_rows
 from .long_form import LONG
 from .nets import EIGHT_BITS, normal, relative_error, rows
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+pytestmark = pytest.mark.usefixtures("fresh_compiler", "scalar_code")
 
 WIDTH, LENGTH = 64, 16
 VIEWS = {
@@ -81,14 +84,22 @@ class Viewed(nn.Module):
         return torch.cat([product.flatten() for product in products])
 
 
-NORM = [("norm", view) for view in VIEWS]
-SOME = [(producer, view) for producer in PRODUCERS for view in ("select", "permute")]
 FEW = [("norm", "select"), ("activation", "step"), ("linear", "overlapping")]
-REST = [[(producer, view) for view in VIEWS] for producer in PRODUCERS if producer != "norm"]
-"""With ``ACTCORE_LONG=1``, each producer's result is tested in each view. Each compilation takes half a minute."""
+SOME = [(producer, view) for producer in PRODUCERS for view in ("select", "permute")]
+EACH = list(zip(cycle(PRODUCERS), VIEWS, strict=False))
+ALL = [[(producer, view) for view in VIEWS] for producer in PRODUCERS]
+"""``EACH`` has every producer and every view. With ``ACTCORE_LONG=1``, each producer's result is tested in each view.
+Each compilation takes half a minute."""
 
 long = pytest.mark.skipif(not LONG, reason="one of the long forms: set ACTCORE_LONG=1")
-parts = pytest.mark.parametrize("pairs", [NORM, SOME, *(REST if LONG else ())], ids=lambda pairs: pairs[-1][0])
+parts = pytest.mark.parametrize("pairs", ALL if LONG else [EACH], ids=lambda pairs: pairs[0][0] if LONG else "each")
+
+
+@pytest.fixture
+def scalar_code():
+    """The long form has vectors. Kernels without them compile in half the time, and have the same strides."""
+    with inductor.patch({"cpp.simdlen": None if LONG else 1}):
+        yield
 
 
 def grads_of(function, model, x):
@@ -139,8 +150,9 @@ def test_lean_is_as_exact_as_in_eager_code():
 @pytest.mark.parametrize("error", [pytest.param(0, marks=long), 0.1])
 def test_a_plan(error):
     """If nothing is rounded, the only difference is that inductor adds up in another order."""
+    pairs, memory = (SOME, 0.85) if LONG else (EACH[: len(PRODUCERS)], 0.95)
     stores = {"stores": ("exact", "bits")} if error else {}
-    model, function, exact = compiled_and_exact(SOME, memory=0.85, error=error, **stores)
+    model, function, exact = compiled_and_exact(pairs, memory=memory, error=error, **stores)
     assert relative_error(whole(exact), whole(grads_of(function, model, X))) <= (error or 1e-5)
     assert (len({row.codec for row in rows(model) if "GroupAffine" in row.codec}) > 0) == bool(error)
 

@@ -1,6 +1,6 @@
 """A model of each of timm's families: one step without rounding, bit for bit, and one in 8 bits.
 
-Of the families, which are timm's modules, a run takes every eighth; with ACTCORE_LONG=1 (``nox -s peers``) all. The
+Of the families, which are timm's modules, a run takes every sixteenth; with ACTCORE_LONG=1 (``nox -s peers``) all. The
 sweep of bench has a table of models, with tables of what they store; here timm says what there is, and new ones come by
 themselves.
 """
@@ -14,7 +14,7 @@ from .long_form import LONG
 from .nets import EIGHT_BITS, assert_same, normal
 from .peers.one_step import compare, error
 
-SHARES = 8
+SHARES = 16
 MOST = 30e6  # parameters; what has more is made with two blocks, if it takes that
 SIDE = 64  # pixels, but for models that take no image so small
 SIZES = (

@@ -1,5 +1,8 @@
 """Plans that recompute nothing: after the first forward, the sites of saved tensors know the plan's values, and no
 tape follows the operators. Results are those that a tape leads to, and a forward that is another is right, too.
+
+With ``ACTCORE_LONG=1`` (``nox -s long_runs``) each forward that differs is tried with an exact plan and with one that
+rounds, otherwise with one of both.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import cycle
 
 import pytest
 import torch
@@ -22,6 +26,7 @@ from integrations.fewbit import RandomizedLinear
 from integrations.runtime import plan_executor, replay
 from integrations.runtime.repeating.tape import Tape
 
+from .long_form import LONG
 from .replay_nets import NETS, WIDTH, InPlace, Net, Overwriting
 
 STORING = ("exact", "bits", "slopes")
@@ -115,12 +120,15 @@ def test_who_needs_a_tape_in_each_forward(made: Callable[[], nn.Module], each: i
         assert len(tapes) == count + each
 
 
-@pytest.mark.filterwarnings("ignore:.*not the one that was")
-@pytest.mark.parametrize("error", [0.0, 0.2])
 # What these two write in some steps, torch itself refuses in backward.
-@pytest.mark.parametrize(
-    "kind", sorted({*NETS} - {InPlace, Overwriting}, key=str), ids=lambda kind: kind.__name__.lower()
-)
+KINDS = sorted({*NETS} - {InPlace, Overwriting}, key=str)
+ERRORS = (0.0, 0.2)
+PAIRS = [(kind, error) for kind in KINDS for error in ERRORS] if LONG else zip(KINDS, cycle(ERRORS), strict=False)
+DIFFERING = [pytest.param(kind, error, id=f"{kind.__name__.lower()}-{error}") for kind, error in PAIRS]
+
+
+@pytest.mark.filterwarnings("ignore:.*not the one that was")
+@pytest.mark.parametrize(("kind", "error"), DIFFERING)
 def test_a_forward_that_differs(kind: type[Net], error: float) -> None:
     """Right, whatever differs: exact where nothing may be rounded, else no other function's gradient."""
     torch.manual_seed(1)

@@ -1,14 +1,13 @@
 """Every tutorial of docs/tutorials runs as it stands, and keeps fewer bytes with compression than without."""
 
-import os
+import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from .forks import Fork
 from .libraries import library_or_skip
 
 FOLDER = Path(__file__).parents[3] / "docs" / "tutorials"
@@ -21,29 +20,22 @@ LIBRARIES = {
     "lora": ["transformers", "peft"],
     "resnet_cifar10": ["timm"],
 }
-TWO_PROCESSES = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 def run(name, folder, *options):
     """What a tutorial prints, in a quick run."""
     for library in LIBRARIES[name]:
         library_or_skip(library)
-    launch = []
+    command = [FOLDER / f"{name}.py", "--quick", *options]
     if name == "ddp_torchrun":
         if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
             pytest.skip("this torch has no gloo")
-        launch = TWO_PROCESSES
-    done = subprocess.run(
-        [sys.executable, *launch, str(FOLDER / f"{name}.py"), "--quick", *options],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=600,  # so long only if it hangs
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+        torchrun = importlib.util.find_spec("torch.distributed.run").origin
+        command = [Path(torchrun), "--standalone", "--nproc-per-node=2", *map(str, command)]
+    process = Fork(*command, cwd=folder)
+    printed, errors = process.communicate(timeout=600)  # so long only if it hangs
+    assert process.returncode == 0, errors
+    return printed
 
 
 def kept(printed):

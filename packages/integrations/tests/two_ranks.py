@@ -1,8 +1,8 @@
 """Two processes that meet in one group, what each prints last, and how each ends."""
 
+import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -12,16 +12,10 @@ import torch.distributed as dist
 
 def run_two_ranks(child: str, meet: Path) -> list:
     """Runs a script of this folder as ranks 0 and 1, which meet at a file that is not there yet; the JSON of each."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name(child)), str(meet)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    from .forks import Fork  # here, because the scripts import this file by itself
+
+    script = Path(__file__).with_name(child)
+    processes = [Fork(script, str(meet), WORLD_SIZE="2", RANK=str(rank)) for rank in range(2)]
     found = []
     try:
         for process in processes:
@@ -31,21 +25,18 @@ def run_two_ranks(child: str, meet: Path) -> list:
     finally:
         for process in processes:  # one waits for the other, which may have failed
             process.kill()
-            process.communicate()  # closes its pipes, which would warn in some later test
     return found
 
 
 def run_torchrun(child: str, folder: Path, *options: str) -> None:
     """Has torchrun start a script of this folder as ranks 0 and 1, which write what they find into ``folder``."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
-    done = subprocess.run(
-        [*torchrun, str(Path(__file__).with_name(child)), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    from .forks import Fork
+
+    torchrun = importlib.util.find_spec("torch.distributed.run").origin
+    arguments = ["--standalone", "--nproc-per-node=2", *options, str(Path(__file__).with_name(child)), str(folder)]
+    process = Fork(Path(torchrun), *arguments, CUDA_VISIBLE_DEVICES="")
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
 
 
 def leave(found: object = None) -> NoReturn:

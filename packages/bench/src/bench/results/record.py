@@ -7,17 +7,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from bench.errors import BenchError
 from bench.results.entry import Entry
 from bench.results.machine import Machine
+from bench.results.statistics import Difference, paired_difference
 from integrations._utils.checked_json import loaded
 from integrations._utils.whole_files import write_text
-
-if TYPE_CHECKING:
-    from bench.results.statistics import Difference
-
 
 Found = TypeVar("Found", bound=Entry)
 
@@ -85,8 +82,6 @@ def paired(entries: Iterable[Found], references: Iterable[Found], value: Callabl
         references: the same, most often of plain training.
         value: of an entry.
     """
-    from bench.results.statistics import paired_difference  # scipy, which a machine that is lent need not have
-
     pairs = match_seeds(entries, references)
     if not pairs:
         return None

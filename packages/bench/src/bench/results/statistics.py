@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-from scipy import stats
 
 CONFIDENCE = 0.95
 
@@ -55,6 +54,9 @@ def paired_difference(values: Sequence[float], references: Sequence[float]) -> D
     mean = float(differences.mean())
     if len(differences) == 1:
         return Difference(mean, None, None)
+    # A second to import, which each process of a cell would spend, and a machine that is lent need not have it.
+    from scipy import stats
+
     error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1)) * error
     return Difference(mean, mean - half, mean + half)

@@ -32,7 +32,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric import get_home_dir
-from torch_geometric.datasets import Flickr, Reddit, Yelp
 from torch_geometric.utils import index_to_mask, remove_self_loops, to_undirected
 
 from bench.errors import BenchError, MissingLibrary, reason
@@ -163,7 +162,7 @@ def _download(folder: Path, name: str) -> None:
 ARXIV = "ogbn-arxiv"
 NAMES = ("flickr", "reddit", "yelp", ARXIV)
 
-_LOADERS = {"flickr": Flickr, "reddit": Reddit, "yelp": Yelp}
+_LOADERS = {"flickr": "Flickr", "reddit": "Reddit", "yelp": "Yelp"}  # classes of torch_geometric.datasets
 
 
 def load(dataset: str, data_root: Path | None) -> Graph:
@@ -181,7 +180,7 @@ def load(dataset: str, data_root: Path | None) -> Graph:
         MissingLibrary: ogbn-arxiv is not at hand, and ``ogb`` is not installed.
         DownloadRefused: the graph is not at hand and could not be downloaded.
     """
-    name = "ogbn_arxiv" if dataset == ARXIV else _LOADERS[dataset].__name__
+    name = "ogbn_arxiv" if dataset == ARXIV else _LOADERS[dataset]
     root = named_root(data_root)
     folder = root / name if root is not None and (root / name).is_dir() else Path(get_home_dir()) / name
     at_hand = folder.exists()
@@ -211,7 +210,8 @@ def load(dataset: str, data_root: Path | None) -> Graph:
 
 
 def _pyg(dataset: str, folder: Path) -> Graph:
-    loader = _LOADERS[dataset]
+    # Imported here: all of torch-geometric's datasets take seconds, which each process of a cell would spend.
+    loader = getattr(importlib.import_module("torch_geometric.datasets"), _LOADERS[dataset])
     with _harmless_pickles():
         data = loader(str(folder))[0]
     edges, _ = remove_self_loops(data.edge_index)

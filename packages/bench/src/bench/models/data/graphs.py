@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from sklearn.datasets import load_digits
-from sklearn.neighbors import kneighbors_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.io import read_planetoid_data
@@ -137,6 +135,10 @@ def digits() -> Graph:
 
     Links are symmetric; the split, of Planetoid's sizes, is always the same.
     """
+    # Imported here: scikit-learn takes seconds, which each process of a cell would spend whatever graph it is for.
+    from sklearn.datasets import load_digits
+    from sklearn.neighbors import kneighbors_graph
+
     images = load_digits()
     links = kneighbors_graph(images.data, _NEIGHBOURS)
     edge_index, _ = from_scipy_sparse_matrix(links.maximum(links.T))

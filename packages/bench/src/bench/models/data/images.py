@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from bench.errors import BenchError
@@ -97,6 +96,8 @@ def cifar10(file: Path) -> Images:
 
 def digits() -> Images:
     """scikit-learn's 1,797 digits of 8 x 8 pixels, always split in the same way."""
+    from sklearn.datasets import load_digits  # which takes seconds to import
+
     found = load_digits()
     order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(0)).numpy()
     x, y = found.images[order][:, None], found.target[order]
