@@ -183,10 +183,8 @@ def test_what_cannot_be_met_by_what_is_measured_takes_the_least_memory(fallback,
     monkeypatch.setattr(ErrorModel, "weigh", no_rounding)
     larger = normal(2 * len(x), x.shape[1])
     if fallback == "error":
-        with pytest.raises(
-            ValueError,
-            match=r"inputs 512x64 keeps to memory=0\.25: .*error=0\.1 must be at least .*Pass fallback='least' to go on",
-        ):
+        found = r"inputs 512x64 keeps to memory=0\.25: .*error=0\.1 must be at least .*Pass fallback='least' to go on"
+        with pytest.raises(ValueError, match=found):
             model(larger)
         return
     with pytest.warns(UserWarning, match=r"keeps to memory=0\.25: the least activation peak, .* is taken"):
