@@ -27,7 +27,7 @@ class Walk:
     """What runs of ``integrations`` in a flow.
 
     Args:
-        begin: the name of the function at which the chain of calls begins.
+        begin: the qualified name of the function at which the chain of calls begins.
         end: the name of the function at which it ends.
 
     Attributes:
@@ -68,7 +68,7 @@ class Walk:
         while frame is not None:
             code = frame.f_code
             found.append(f"{Path(code.co_filename).name}: {code.co_qualname}")
-            if code.co_name == self._begin:
+            if code.co_qualname == self._begin:
                 size = len(found)
             frame = frame.f_back
         return found[:size][::-1]
@@ -84,9 +84,13 @@ def main() -> None:
     x = torch.randn(512, 64)
     integrations.compress_model(net(), memory="least")(x)  # measures rates, which happens once in a process
     flows = {
-        "a saved tensor at L1": (integrations.compress_model(net(), "L1", min_bytes=0), "_pack_other", "compress"),
-        "a plan": (integrations.compress_model(net(), memory="least"), "following", "checkpoint_plans"),
-        "a Q-layer": (qmodules.QModule(net()), "forward", "compress"),
+        "a saved tensor at L1": (
+            integrations.compress_model(net(), "L1", min_bytes=0),
+            "PackedForward._pack_fully",
+            "compress",
+        ),
+        "a plan": (integrations.compress_model(net(), memory="least"), "PlanManager.following", "checkpoint_plans"),
+        "a Q-layer": (qmodules.QModule(net()), "LinearFunction.forward", "compress"),
     }
     for name, (model, begin, end) in flows.items():
         walk = Walk(begin, end)

@@ -25,7 +25,7 @@ from integrations.planner.free_memory import resolved
 from integrations.planner.loss_choice import with_better_loss
 from integrations.planner.plan import Plan
 from integrations.planner.plan_recomputation import plannable
-from integrations.planner.plan_with_stores import planned
+from integrations.planner.plan_with_stores import planned, rating_for
 from integrations.planner.planning_failures import planning
 from integrations.policies.levels import LEVELS
 
@@ -109,11 +109,12 @@ def plan(
     level = LEVELS["L0"]
     how: dict[str, Any] = {"real": real, "loss": of_output, "holds_outputs": holds_outputs}
     errors = ErrorModel(model, bounds.error) if bounds.error else None
+    how |= {"rating": rating_for(bounds), **ErrorModel.weighing(model, errors)}
 
     def front(number: int) -> Plan:
         given, named = calls[number]
         with planning(model, given, named, of_output):
-            return planned(model, level, given, named, bounds, **how, **ErrorModel.weighing(model, errors))
+            return planned(model, level, given, named, bounds, **how)
 
     with computing_loss(model, None):
         fronts = [front(number) for number in range(len(calls))]

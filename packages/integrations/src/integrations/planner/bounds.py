@@ -55,8 +55,8 @@ class Bounds:
         error: the error of the whole gradient, relative to its norm; 0 rounds nothing. ``None``: a level says how
             everything is rounded.
         stores: the ways of ``WAYS`` that are allowed, and names of single stores, such as ``"8 bits"``.
-        fallback: what happens in front of a model's first forward if no plan keeps to the bounds: ``"error"``, or
-            ``"least"``, which takes the plan of the least memory and warns.
+        fallback: what happens in front of a forward if no plan keeps to the bounds: ``"error"``, or ``"least"``, which
+            takes the plan of the least memory and warns.
         loss: ``"full"`` if the loss has to be computed from whole logits. Otherwise a plan within ``memory`` may choose
             the loss in chunks.
 

@@ -49,8 +49,9 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
     beside = least if relative or plan.graph.accumulates or plan.graph.clears else plan.accumulating.front[0].peak
     if beside > least:
         found = f"{found}, or {beside} bytes ({format_bytes(beside)}) if steps accumulate gradients"
-    number = share if relative else max(least, beside)
-    ways = [f"pass {name}={LEAST!r}" if number is None else f"pass {name}={number!r}, or {name}={LEAST!r}"]
+    number = share if relative else least
+    more = f", or {name}={beside!r} to accumulate gradients" if beside > least else ""
+    ways = [f"pass {name}={LEAST!r}" if number is None else f"pass {name}={number!r}{more}, or {name}={LEAST!r}"]
     ways += [f"allow {one}" for one in _allowing(plan)]
     ways += [] if relative else [_SMALLER]
     return f"{title} must be {found}, got {budget!r}; {_gradients_outweigh(plan, asked)}{', or '.join(ways)}"
@@ -141,7 +142,7 @@ def _occupied(plan: Solution) -> str:
     others = max(0, least.peak - sum(nbytes for nbytes, _ in found.values))
     return (
         f". At that peak, in {'backward' if found.backward else 'the forward'}, memory holds {values}, and "
-        f"{format_bytes(others)} of others, such as gradients of activations"
+        f"{format_bytes(others)} of others, such as gradients"
     )
 
 

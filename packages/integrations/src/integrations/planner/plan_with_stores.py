@@ -32,6 +32,11 @@ from integrations.policies.levels import Level
 _EXACT = Bounds()
 
 
+def rating_for(bounds: Bounds) -> Rating:
+    """Return the rates for a plan: those of this machine, or constant ones where values are only kept or recomputed."""
+    return constant if bounds.stores == ONLY_RECOMPUTE else calibrated
+
+
 def planned(
     model: nn.Module,
     level: Level,
@@ -43,7 +48,7 @@ def planned(
     loss: Loss | None = None,
     holds_outputs: bool | None = None,
     weigh: Weigh = usual,
-    rating: Rating | None = None,
+    rating: Rating = constant,
     bits: BitPlan | None = None,
     estimates: Weigh | None = None,
 ) -> Plan:
@@ -61,15 +66,12 @@ def planned(
         bounds: the bounds; those on memory and time are left to ``Plan.within``.
         real, loss, holds_outputs: as in ``capture``.
         weigh: gives candidates the weights of their values.
-        rating: the rates of operators and stores; ``None``: as they are measured on this machine, or constant ones
-            where values are only kept or recomputed.
+        rating: the rates of operators and stores.
         bits: the bits that an adaptive level gives its tensors, once it has measured them.
         estimates: gives candidates their weights where rounding is allowed. With it, an exact plan has a function that
             estimates what rounding would allow, under ``WITH_ROUNDING``. The function holds the captures.
     """
     started = perf_counter()
-    if rating is None:
-        rating = constant if bounds.stores == ONLY_RECOMPUTE else calibrated
     costs = with_workspaces_of_cudnn(by(rating))
     known = find_reachable_state(model, args, kwargs)
 

@@ -56,8 +56,8 @@ def add_rule(operator: str, rule: Rule) -> None:
         if rule.need(role) in _REGISTERED:
             raise ValueError(
                 f"rule must not have {rule.need(role)} for its {role}: this takes a range of the operator's "
-                "derivative, which only operators of torch have in the registry; take Need.LINEAR or Need.PRODUCT if unbiased bits "
-                "suffice, Need.SIGN for a sign, or Need.EXACT"
+                "derivative, which only operators of torch have in the registry; take Need.LINEAR or Need.PRODUCT if "
+                "unbiased bits suffice, Need.SIGN for a sign, or Need.EXACT"
             )
     library, _, name = operator.partition("::")
     if not library.isidentifier() or not name.isidentifier() or library in _TORCHS:

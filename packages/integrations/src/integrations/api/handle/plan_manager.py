@@ -37,7 +37,7 @@ from integrations.planner.gradient_states import GradientHistory
 from integrations.planner.loss_choice import with_better_loss
 from integrations.planner.plan import Plan
 from integrations.planner.plan_before_forward import Attempts
-from integrations.planner.plan_with_stores import planned
+from integrations.planner.plan_with_stores import planned, rating_for
 from integrations.planner.plan_without_rounding import unrounded
 from integrations.planner.planning_failures import planning
 from integrations.planner.plans import Plans, Shapes
@@ -329,8 +329,8 @@ class PlanManager:
             bounds = replace(bounds, loss=FULL)
         errors = ErrorModel(model, bounds.error) if bounds.error else None
 
-        weighing = ErrorModel.weighing(model, errors)
-        front = partial(planned, model, level, args, kwargs, bounds, bits=bits, **weighing)
+        how = {"rating": rating_for(bounds), **ErrorModel.weighing(model, errors)}
+        front = partial(planned, model, level, args, kwargs, bounds, bits=bits, **how)
 
         def better() -> Plan:
             with planning(model, args, kwargs):

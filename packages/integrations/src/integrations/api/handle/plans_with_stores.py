@@ -14,7 +14,7 @@ from integrations.planner.bounds import Bounds
 from integrations.planner.candidates import usual
 from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan
-from integrations.planner.plan_with_stores import planned
+from integrations.planner.plan_with_stores import planned, rating_for
 from integrations.planner.plan_without_rounding import marked
 from integrations.planner.plans import Plans, Shapes
 from integrations.planner.sensitivity.bit_plan import BitPlan
@@ -81,6 +81,7 @@ class Fronts(Plans):
             real=real,
             loss=first.loss,
             holds_outputs=first.graph.holds_outputs,
+            rating=rating_for(bounds),
             weigh=usual if self._errors is None else self._errors.weigh,
             bits=self._bits,
         )

@@ -43,8 +43,8 @@ class UnmeasuredStep(Unmeasured):
 @dataclass(frozen=True)
 class OneStep:
     """A forward and its backward, which can be taken any number of times, each time with the same random numbers. They
-    run on aliases of the parameters, with gradients and hooks of their own, and on copies of buffers and inputs. What
-    else the forward changes is put back.
+    run on aliases of the parameters, with gradients and hooks of their own, on copies of buffers, and on copies of
+    inputs that the forward may write to. What else the forward changes is put back.
 
     Attributes:
         model: in training mode.
@@ -90,8 +90,9 @@ class OneStep:
             Exception: what the model raises.
         """
         self.require_elements()
-        model, inputs = self.model, set(map(id, tensors_in((self.args, self.kwargs))))
-        written = set(map(id, model.buffers())) | (inputs if self.changes_inputs else set())
+        model, buffers = self.model, set(map(id, self.model.buffers()))
+        inputs = set(map(id, tensors_in((self.args, self.kwargs)))) - buffers
+        written = buffers | (inputs if self.changes_inputs else set())
 
         def stand_in(tensor: Tensor) -> Tensor:
             kept = not self.changes_inputs and id(tensor) in inputs
