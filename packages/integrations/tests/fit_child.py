@@ -84,7 +84,8 @@ def main():
         lora = bool(adapters)
         size = (WIDE_LAYERS, WIDE_VOCABULARY) if lora else (LAYERS, VOCABULARY)
         batch, tokens = (1, int(adapters[1])) if lora else (BATCH, TOKENS)
-        trained(1, 64, way, 1, 8, optimizer, lora)  # what is made once
+        # What is made once: code that is loaded, and buffers for products of these sizes, 12 MB on some processors.
+        trained(1, size[1], way, batch, tokens, optimizer, lora)
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         measured = trained(*size, way, batch, tokens, optimizer, lora, field("VmRSS"))

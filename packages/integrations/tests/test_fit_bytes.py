@@ -128,6 +128,7 @@ def test_layers_that_differ_are_captured_whole():
     assert fit.longest is None
 
 
+@pytest.mark.undisturbed
 def test_the_whole_process():
     """The bytes said are within 5 % of what the kernel has given the process at its peak."""
     library_or_skip("transformers")
