@@ -178,6 +178,21 @@ def test_auto_keeps_to_what_is_free(monkeypatch, tmp_path):
     assert checkpoint.plan(model, args, budget="auto").peak <= allowed
 
 
+def test_a_resumed_run_keeps_to_what_was_free():
+    """Inputs that do not fit are refused by the bytes of the run before."""
+    (model, (x,)), (other, _) = deep(), deep()
+    for one in (model, other):
+        integrations.compress_model(one, memory="auto")
+    gradients(model, x)
+    handle = integrations.compression(other)
+    handle.load_state_dict(integrations.compression(model).state_dict())
+    assert handle.memory == "auto"
+    manager = handle._plan_manager
+    budget = manager.plan.memory
+    with pytest.raises(ValueError, match=f"keeps to memory={budget!r}: "):
+        manager.plans._exceed_bounds(manager.plan, manager.plan.graph.inputs)
+
+
 def test_auto_that_is_too_little_says_what_was_counted(monkeypatch, tmp_path):
     model, args = deep()
     machine(monkeypatch, tmp_path, available=MIB)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, get_args
 
 from torch import nn
@@ -23,6 +24,7 @@ from integrations.api.handle.plans_with_stores import Fronts
 from integrations.api.handle.remeasuring import Remeasuring
 from integrations.capture.graphs.sharding import distributed, get_class
 from integrations.planner.bounds import Bounds
+from integrations.planner.budget import AUTO
 from integrations.planner.gradient_states import GradientHistory
 from integrations.planner.plan import Plan
 from integrations.planner.plan_json import OfOldLevel
@@ -99,6 +101,8 @@ def plans_of_state(
             found.measuring.load(state["measuring"])
     if plan is not None and (found.plans is None or found.measuring is not None):
         bounds = asked if isinstance(asked, Bounds) else None
+        if bounds is not None and bounds.memory == AUTO:  # what was free when the run planned
+            bounds = replace(bounds, memory=plan.memory)
         version = of_type(int, state.get("version", 0), "version")
         errors = None if found.measuring is None else found.measuring.errors
         found.plans = Fronts(plan, level, errors, shapes=shapes, asked=bounds, version=version)
