@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from bench.cli.suites import report_of
+from bench.cli.suites import find_report
 from bench.results.machine import Machine
 from bench.results.tables import WIDTH
 
@@ -16,7 +16,7 @@ MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abc
 def printed(record, width=WIDTH):
     """The text of a record: header, tables and notes."""
     written = io.StringIO()
-    Console(file=written, width=width, color_system=None).print(report_of(record).render(record))
+    Console(file=written, width=width, color_system=None).print(find_report(record).render(record))
     return written.getvalue()
 
 
@@ -27,9 +27,9 @@ def words(record, width=WIDTH):
 
 def panels(record):
     """The panels of a record's chart."""
-    return report_of(record).panels(record)
+    return find_report(record).panels(record)
 
 
 def draw(record, file):
     """A record's chart in a file."""
-    report_of(record).save_chart(record, file)
+    find_report(record).save_chart(record, file)

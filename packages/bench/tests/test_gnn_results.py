@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli import suites
-from bench.cli.suites import report_of
+from bench.cli.suites import find_report
 from bench.errors import BenchError
 from bench.results.record import save
 from bench.results.tables import console
@@ -69,7 +69,7 @@ def test_the_table_names_data_machine_versions_and_commit(results):
 
 def test_the_table_loses_nothing_in_a_narrow_terminal(results, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    console().print(report_of(results).render(results))
+    console().print(find_report(results).render(results))
     text = capsys.readouterr().out
     assert "+0.50 [-5.85, +6.85] ?" in text
     assert "…" not in text

@@ -116,7 +116,7 @@ def test_what_does_not_apply_is_no_failure(small, monkeypatch):
 
 
 def test_what_fails_is_said(small, monkeypatch):
-    monkeypatch.setattr(cells, "batch_of", lambda *given: 1 / 0)
+    monkeypatch.setattr(cells, "make_batch", lambda *given: 1 / 0)
     assert "ZeroDivisionError" in measured("L1").failure
     monkeypatch.setattr(cells, "counters", lambda device: "needs Linux")
     assert measured("L1").failure == "needs Linux"

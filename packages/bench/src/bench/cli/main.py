@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from rich.errors import NotRenderableError
 
 from bench.cli import markdown
-from bench.cli.suites import BENCHES, load, report_of
+from bench.cli.suites import BENCHES, find_report, load
 from bench.errors import BenchError
 from bench.results.tables import console
 from bench.runner.command import Bench, Options, require_writable
@@ -41,11 +41,11 @@ def run_show(options: Namespace) -> None:
     require_writable(None, options.chart)
     record = load(options.results)
     try:
-        console().print(report_of(record).render(record))
+        console().print(find_report(record).render(record))
     except _CONTRADICTIONS as error:
         raise BenchError(f"{options.results} holds entries that contradict each other ({error!r})") from error
     if options.chart is not None:
-        report_of(record).save_chart(record, options.chart)
+        find_report(record).save_chart(record, options.chart)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -62,16 +62,16 @@ def load(path: Path) -> Record:
     Raises:
         BenchError: the file cannot be read, or holds something else.
     """
-    return files.load(path, _kind_of)
+    return files.load(path, _find_kind)
 
 
-def report_of(record: Record) -> Report:
+def find_report(record: Record) -> Report:
     """What is printed and drawn of a record."""
     _, report = RECORDS[record.kind]
     return report
 
 
-def _kind_of(name: str) -> Kind:
+def _find_kind(name: str) -> Kind:
     if name not in RECORDS:
         raise ValueError(f"there is no bench {name!r}; there are {', '.join(RECORDS)}")
     kind, _ = RECORDS[name]

@@ -73,7 +73,7 @@ def backward(model: nn.Module, x: Tensor, y: Tensor) -> None:
     loss(model, x, y).backward()
 
 
-def batch_of(x: Tensor, y: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def draw_batch(x: Tensor, y: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """A batch that is always the same: the places of its images, images and classes."""
     places = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:size]
     return places, x[places], y[places]

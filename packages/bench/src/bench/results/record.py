@@ -183,28 +183,28 @@ def save(record: Record, path: Path) -> None:
         raise BenchError(f"results cannot be written to {path} ({error.strerror}); name another file") from error
 
 
-def load(path: Path, kind_of: Callable[[str], Kind]) -> Record:
+def load(path: Path, find_kind: Callable[[str], Kind]) -> Record:
     """Reads what ``save`` wrote.
 
     Args:
         path: of the file.
-        kind_of: gives the kind of a name.
+        find_kind: gives the kind of a name.
 
     Raises:
         BenchError: the file cannot be read, or holds something else.
     """
     try:
-        return _record(loaded(path.read_text(), "save"), kind_of)
+        return _record(loaded(path.read_text(), "save"), find_kind)
     except OSError as error:
         raise BenchError(f"results cannot be read from {path} ({error.strerror})") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BenchError(f"{path} holds no results of `python -m bench ... --json` ({error})") from error
 
 
-def _record(content: dict[str, Any], kind_of: Callable[[str], Kind]) -> Record:
+def _record(content: dict[str, Any], find_kind: Callable[[str], Kind]) -> Record:
     if content.pop("format") != FORMAT:
         raise ValueError("another format")
-    kind = kind_of(content["kind"])
+    kind = find_kind(content["kind"])
     kind.require_settings(content["settings"])
     machine = Machine(**content.pop("machine"))
     entries = [kind.entry_of(entry) for entry in content.pop("entries")]

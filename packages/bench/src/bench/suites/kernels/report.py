@@ -119,14 +119,14 @@ def panels(record: Record) -> list[Panel]:
     largest = max((entry.nbytes for entry in stored), default=0)
     shown = [entry for entry in stored if entry.nbytes == largest]
     return [
-        _times_of(dtype, what, [entry for entry in shown if entry.dtype == dtype])
+        _draw_times(dtype, what, [entry for entry in shown if entry.dtype == dtype])
         for dtype in _DTYPES
         for what in (COMPRESS, DECOMPRESS)
         if any(entry.dtype == dtype for entry in shown)
     ]
 
 
-def _times_of(dtype: str, what: str, entries: list[Measurement]) -> Panel:
+def _draw_times(dtype: str, what: str, entries: list[Measurement]) -> Panel:
     series = []
     for who in (*_others(entries), ACTCORE):
         timings = [(place, entry, entry.get(who, what)) for place, entry in enumerate(entries)]

@@ -202,10 +202,10 @@ def measure(cell: Found, settings: Settings, function: Callable[..., Found]) -> 
 
 def measure_here(cell: Cell, *, settings: Mapping[str, Any], counted: Counted) -> Cell:
     """Measures what ``counted`` says in this process, and adds it to the cell."""
-    return measure_made(cell, Settings.of(settings), counted, build, batch_of)
+    return measure_made(cell, Settings.of(settings), counted, build, make_batch)
 
 
-def measure_made(cell: Found, settings: Settings, counted: Counted, build: Build, batch_of: BatchOf) -> Found:
+def measure_made(cell: Found, settings: Settings, counted: Counted, build: Build, make_batch: BatchOf) -> Found:
     """Measures what ``counted`` says in this process, and adds it to the cell.
 
     Args:
@@ -213,7 +213,7 @@ def measure_made(cell: Found, settings: Settings, counted: Counted, build: Build
         settings: common to all cells.
         counted: which of the counters this process can read.
         build: makes the untouched model.
-        batch_of: gives it a batch of so many samples, the same at each call.
+        make_batch: gives it a batch of so many samples, the same at each call.
 
     Raises:
         DoesNotApply: the way is none for this model.
@@ -227,8 +227,8 @@ def measure_made(cell: Found, settings: Settings, counted: Counted, build: Build
     except ValueError as error:
         raise DoesNotApply(str(error)) from error
     for _ in range(WARM_UP):
-        batch_of(model, cell, settings, cell.batch if way.recomputed else min(FEW, cell.batch)).loss().backward()
-    case = batch_of(model, cell, settings, cell.batch)
+        make_batch(model, cell, settings, cell.batch if way.recomputed else min(FEW, cell.batch)).loss().backward()
+    case = make_batch(model, cell, settings, cell.batch)
     if counted != "peak":
         cell = _with_live(cell, case, count)
     if counted != "live":
@@ -243,7 +243,7 @@ def build(cell: Cell, settings: Settings) -> nn.Module:
     return model.to(memory_format=torch.channels_last) if cell.channels_last else model
 
 
-def batch_of(model: nn.Module, cell: Cell, settings: Settings, batch: int) -> Case:
+def make_batch(model: nn.Module, cell: Cell, settings: Settings, batch: int) -> Case:
     """A model with random images and classes, the same at each call."""
     torch.manual_seed(settings.seed)
     x, y = torch.randn(batch, 3, cell.size, cell.size), torch.randint(CLASSES, (batch,))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bench.models.data.image_folder import ImageFolder
 from bench.models.data.images import Images
 from bench.models.image_models import MODELS
-from bench.models.resnet20 import backward, batch_of, loss, resnet20
+from bench.models.resnet20 import backward, draw_batch, loss, resnet20
 from bench.runner.clock import in_turn
 from bench.suites.vision.entries import FULL, StepTimes, VisionCurve
 from bench.ways.conversions import WAYS
@@ -166,7 +166,7 @@ def measure_times(order: str, levels: Sequence[str], images: Images, rounds: int
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         plain = resnet20(images.x.shape[1]).to(memory_format=FORMATS[order])
-    _, x, y = batch_of(images.x, images.y, TIMED_BATCH)
+    _, x, y = draw_batch(images.x, images.y, TIMED_BATCH)
     x = x.to(memory_format=FORMATS[order])
     models = [plain, *(qmodules.QModule(copy.deepcopy(plain), level) for level in levels)]
     actions = [partial(backward, model, x, y) for model in models]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import actcore
 from bench.models.data.images import Images
-from bench.models.resnet20 import backward, batch_of, loss, resnet20
+from bench.models.resnet20 import backward, draw_batch, loss, resnet20
 from bench.suites.vision.entries import Ablated, GradientVariance, LayerVariance, Variance, noise_metrics
 from integrations import qmodules
 from integrations.qmodules.device_rows import DeviceRows, view_as_rows
@@ -338,7 +338,7 @@ def measure(model: nn.Module, level: str, images: Images, repeats: int) -> Varia
         images: the batch is of these, the same for all levels.
         repeats: of the measurement.
     """
-    _, x, y = batch_of(images.x, images.y, BATCH)
+    _, x, y = draw_batch(images.x, images.y, BATCH)
     converted = qmodules.QModule(copy.deepcopy(model), level)
     return Variance(level, **_measured(converted, x, y, repeats))
 
@@ -350,7 +350,7 @@ def ablation() -> list[str]:
 
 def ablate(model: nn.Module, step: str, images: Images, repeats: int) -> Ablated:
     """The variance at one of the steps."""
-    places, x, y = batch_of(images.x, images.y, BATCH)
+    places, x, y = draw_batch(images.x, images.y, BATCH)
     if step != WITH_GRADIENTS:
         converted = qmodules.QModule(copy.deepcopy(model), ablation_levels(BITS)[step])
         return Ablated(step, **_measured(converted, x, y, repeats))
