@@ -17,8 +17,17 @@ constexpr int kPhiloxRounds = 10;
 // Elements that share one Philox block: each takes one of its 16 bytes, in element order, little-endian.
 constexpr int kNoiseBlock = 16;
 
-// Names a sequence. Where `seed_at` and `stream_at` are not null they point to the numbers in the memory of the device
-// that computes, so that a captured CUDA graph draws anew at each replay.
+// SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014), after its increment: neighbours part entirely. As in
+// actcore/noise.py.
+ACTCORE_FN uint64_t mixed(uint64_t value) {
+  value += 0x9E3779B97F4A7C15u;
+  value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
+  value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
+  return value ^ (value >> 31);
+}
+
+// Names a sequence. Where `seed_at` or `stream_at` is not null it points to the number in the memory of the device that
+// computes, so that a captured CUDA graph draws anew at each replay.
 struct NoiseKey {
   uint64_t seed;
   uint64_t stream;
@@ -28,8 +37,8 @@ struct NoiseKey {
 
 // The same key with its numbers in it; called where the pointers can be read.
 ACTCORE_FN NoiseKey read_key(const NoiseKey& key) {
-  if (key.seed_at == nullptr) return key;
-  return {static_cast<uint64_t>(*key.seed_at), static_cast<uint64_t>(*key.stream_at), nullptr, nullptr};
+  return {key.seed_at == nullptr ? key.seed : static_cast<uint64_t>(*key.seed_at),
+          key.stream_at == nullptr ? key.stream : static_cast<uint64_t>(*key.stream_at), nullptr, nullptr};
 }
 
 struct PhiloxBlock {

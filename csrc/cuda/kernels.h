@@ -32,6 +32,9 @@ cudaError_t group_affine_rows_compress(const GroupAffineCompress& args, const Ro
 cudaError_t group_affine_rows_decompress(const GroupAffineDecompress& args, const RowWidths& widths, int32_t* misfit,
                                          cudaStream_t stream);
 
+// One number to `to`: the key or, where the stream is captured, another in every replay.
+cudaError_t write_stream(int64_t* to, uint64_t key, cudaStream_t stream);
+
 // `excess`, `mismatch` and `misfit` are device flags, zeroed by the caller, set to 1 where an element does not fit.
 cudaError_t pack_bits(const uint8_t* codes, int64_t numel, int bits, uint8_t* packed, int32_t* excess,
                       cudaStream_t stream);

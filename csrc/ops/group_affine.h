@@ -16,10 +16,10 @@ struct GroupAffineCompressCall {
   int64_t groups;
 };
 
-// Key is int64_t or Tensor.
-template <class Key>
+// Seed and Stream are int64_t or Tensor.
+template <class Seed, class Stream>
 GroupAffineCompressCall group_affine_compress_call(const Tensor& input, int64_t bits, int64_t group_size,
-                                                   bool stochastic, const Key& seed, const Key& stream,
+                                                   bool stochastic, const Seed& seed, const Stream& stream,
                                                    const char* op = "group_affine_compress") {
   require_bits(op, bits);
   require_group_size(op, group_size);

@@ -1,4 +1,4 @@
-// The key of the noise as an operator gets it: two integers, or two tensors of one integer each.
+// The key of the noise as an operator gets it: two integers, either of which may be a tensor of one integer.
 #pragma once
 
 #include <optional>
@@ -20,6 +20,10 @@ inline const int64_t* key_part(const char* op, const char* name, const Tensor& i
 
 inline NoiseKey noise_key(const char* op, const Tensor& input, const Tensor& seed, const Tensor& stream) {
   return {0, 0, key_part(op, "seed", input, seed), key_part(op, "stream", input, stream)};
+}
+
+inline NoiseKey noise_key(const char* op, const Tensor& input, int64_t seed, const Tensor& stream) {
+  return {static_cast<uint64_t>(seed), 0, nullptr, key_part(op, "stream", input, stream)};
 }
 
 // What is added to a seed, where an operator was given it: one integer in the input's memory.

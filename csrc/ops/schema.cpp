@@ -4,7 +4,9 @@
 
 //
 // A length or a shape that follows from a tensor's is a SymInt: of an int each value would compile a graph of its own.
-// The overloads named `tensor` take the key of the noise as int64 tensors of one element on the input's device.
+// The overloads named `tensor` take the key of the noise as int64 tensors of one element on the input's device; those
+// named `graph` are for the graphs of compiled code, which run below autograd: unlike the others they have no kernel in
+// Python that refuses gradients, and of the key of the noise the stream is such a tensor.
 STABLE_TORCH_LIBRARY(actcore, m) {
   // codes: uint8 (ceil(bits * numel / 8)); bounds: (groups, 2) in input's dtype.
   m.def(
@@ -13,6 +15,9 @@ STABLE_TORCH_LIBRARY(actcore, m) {
   m.def(
       "group_affine_compress.tensor(Tensor input, int bits, int group_size, bool stochastic, Tensor seed,"
       " Tensor stream) -> (Tensor codes, Tensor bounds)");
+  m.def(
+      "group_affine_compress.graph(Tensor input, int bits, int group_size, bool stochastic, int seed, Tensor stream)"
+      " -> (Tensor codes, Tensor bounds)");
   // The same of the elements as `clamp` from least to most leaves them.
   m.def(
       "group_affine_clamped_compress(Tensor input, int bits, int group_size, bool stochastic, int seed, int stream,"
@@ -37,6 +42,7 @@ STABLE_TORCH_LIBRARY(actcore, m) {
   m.def("has_wide_group(Tensor input, int group_size) -> Tensor");
   // (numel) in the dtype of bounds.
   m.def("group_affine_decompress(Tensor codes, Tensor bounds, SymInt numel, int bits, int group_size) -> Tensor");
+  m.def("group_affine_decompress.graph(Tensor codes, Tensor bounds, SymInt numel, int bits, int group_size) -> Tensor");
 
   // A width of 1 to 8 for each row; `bits`: uint8, int32 or int64 (rows), where a row is numel / rows elements. Groups
   // end with their row, and each row's codes begin on a byte. codes: uint8 (nbytes), zeros behind the last row;
@@ -73,10 +79,13 @@ STABLE_TORCH_LIBRARY(actcore, m) {
   // One bit an element, 1 for `high`; misfit: int32 (1), not 0 where an element was neither low nor high. Every byte of a
   // bool tensor but 0 is true.
   m.def("bit_mask_compress(Tensor input, float low, float high) -> (Tensor mask, Tensor misfit)");
+  m.def("bit_mask_compress.graph(Tensor input, float low, float high) -> (Tensor mask, Tensor misfit)");
   m.def("bit_mask_decompress(Tensor mask, SymInt numel, ScalarType dtype, float low, float high) -> Tensor");
+  m.def("bit_mask_decompress.graph(Tensor mask, SymInt numel, ScalarType dtype, float low, float high) -> Tensor");
 
   // One bit an element, 1 where it is positive or NaN.
   m.def("positive_mask(Tensor input) -> Tensor");
+  m.def("positive_mask.graph(Tensor input) -> Tensor");
 
   // y = relu(x) in input's shape, and one bit an element: 1 where the gradient passes.
   m.def("relu_mask(Tensor input) -> (Tensor output, Tensor mask)");
@@ -116,4 +125,12 @@ STABLE_TORCH_LIBRARY(actcore, m) {
   m.def(
       "window_index_unpack(Tensor packed, SymInt[] input_shape, int[] kernel, int[] stride, int[] padding,"
       " int[] dilation, bool ceil_mode) -> Tensor");
+
+  // From now on, compiled regions that run in this thread draw their streams from `key`, 0 outside of all forwards, and
+  // are noted. Returns the notes since the last call: for each region, in the order of their runs, its number, how many
+  // sizes follow, and those. listener: 0, or the address of a C function that is called with the number of each region.
+  m.def("begin_regions(int key, int listener) -> int[]");
+  // Notes that a region runs, and returns its stream. Compiled code calls region_stream, whose schema is in
+  // actcore/ops.py: it has a tag.
+  m.def("enter_region(int region, int[] sizes) -> int");
 }

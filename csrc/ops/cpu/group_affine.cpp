@@ -19,9 +19,9 @@ std::tuple<Tensor, Tensor> compressed(GroupAffineCompressCall call) {
   return {call.codes, call.bounds};
 }
 
-template <class Key>
+template <class Seed, class Stream = Seed>
 std::tuple<Tensor, Tensor> group_affine_compress(const Tensor& input, int64_t bits, int64_t group_size, bool stochastic,
-                                                 const Key& seed, const Key& stream) {
+                                                 const Seed& seed, const Stream& stream) {
   return compressed(group_affine_compress_call(input, bits, group_size, stochastic, seed, stream));
 }
 
@@ -128,9 +128,11 @@ STABLE_TORCH_LIBRARY_IMPL(actcore, CPU, m) {
   using namespace actcore::ops;
   m.impl("group_affine_compress", TORCH_BOX(&group_affine_compress<int64_t>));
   m.impl("group_affine_compress.tensor", TORCH_BOX(&group_affine_compress<Tensor>));
+  m.impl("group_affine_compress.graph", TORCH_BOX((&group_affine_compress<int64_t, Tensor>)));
   m.impl("group_affine_clamped_compress", TORCH_BOX(&group_affine_clamped_compress));
   m.impl("group_affine_standardized_compress", TORCH_BOX(&group_affine_standardized_compress));
   m.impl("group_affine_standardized_decompress", TORCH_BOX(&group_affine_standardized_decompress));
   m.impl("has_wide_group", TORCH_BOX(&has_wide_group));
   m.impl("group_affine_decompress", TORCH_BOX(&group_affine_decompress));
+  m.impl("group_affine_decompress.graph", TORCH_BOX(&group_affine_decompress));
 }

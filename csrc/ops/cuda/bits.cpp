@@ -52,6 +52,9 @@ STABLE_TORCH_LIBRARY_IMPL(actcore, CUDA, m) {
   m.impl("pack_bits", TORCH_BOX(&pack_bits));
   m.impl("unpack_bits", TORCH_BOX(&unpack_bits));
   m.impl("bit_mask_compress", TORCH_BOX(&bit_mask_compress));
+  m.impl("bit_mask_compress.graph", TORCH_BOX(&bit_mask_compress));
   m.impl("bit_mask_decompress", TORCH_BOX(&bit_mask_decompress));
+  m.impl("bit_mask_decompress.graph", TORCH_BOX(&bit_mask_decompress));
   m.impl("positive_mask", TORCH_BOX(&positive_mask));
+  m.impl("positive_mask.graph", TORCH_BOX(&positive_mask));
 }

@@ -7,9 +7,9 @@
 namespace actcore::ops {
 namespace {
 
-template <class Key>
+template <class Seed, class Stream = Seed>
 std::tuple<Tensor, Tensor> group_affine_compress(const Tensor& input, int64_t bits, int64_t group_size, bool stochastic,
-                                                 const Key& seed, const Key& stream) {
+                                                 const Seed& seed, const Stream& stream) {
   const auto call = group_affine_compress_call(input, bits, group_size, stochastic, seed, stream);
   launch_on(input, [&](cudaStream_t s) { return cuda::group_affine_compress(call.args, s); });
   return {call.codes, call.bounds};
@@ -69,8 +69,10 @@ STABLE_TORCH_LIBRARY_IMPL(actcore, CUDA, m) {
   using namespace actcore::ops;
   m.impl("group_affine_compress", TORCH_BOX(&group_affine_compress<int64_t>));
   m.impl("group_affine_compress.tensor", TORCH_BOX(&group_affine_compress<Tensor>));
+  m.impl("group_affine_compress.graph", TORCH_BOX((&group_affine_compress<int64_t, Tensor>)));
   m.impl("group_affine_clamped_compress", TORCH_BOX(&group_affine_clamped_compress));
   m.impl("group_affine_standardized_compress", TORCH_BOX(&group_affine_standardized_compress));
   m.impl("group_affine_standardized_decompress", TORCH_BOX(&group_affine_standardized_decompress));
   m.impl("group_affine_decompress", TORCH_BOX(&group_affine_decompress));
+  m.impl("group_affine_decompress.graph", TORCH_BOX(&group_affine_decompress));
 }

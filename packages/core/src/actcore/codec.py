@@ -252,7 +252,7 @@ def noise_key(tensor: Tensor, seed: Key, stream: Key) -> tuple[int, int] | tuple
         return seed - _INT64 if seed >= _HALF else seed, stream - _INT64 if stream >= _HALF else stream
     if not isinstance(seed, Tensor) and not isinstance(stream, Tensor):
         return as_int64("seed", seed), as_int64("stream", stream)
-    return _as_tensor("seed", seed, tensor.device), _as_tensor("stream", stream, tensor.device)
+    return key_tensor("seed", seed, tensor.device), key_tensor("stream", stream, tensor.device)
 
 
 def _fits(value: int) -> bool:
@@ -264,7 +264,8 @@ def _signed(value: int) -> int:
     return value - _INT64 if value >= _HALF else value
 
 
-def _as_tensor(name: str, value: Key, device: torch.device) -> Tensor:
+def key_tensor(name: str, value: Key, device: torch.device) -> Tensor:
+    """A seed or stream as an int64 tensor of one element on ``device``."""
     if not isinstance(value, Tensor):
         return torch.full((1,), as_int64(name, value), dtype=torch.int64, device=device)
     if value.dtype != torch.int64:

@@ -50,6 +50,7 @@ def overload(operator: Any, key: tuple[Key, Key]) -> Any:
 
 @torch.library.register_fake("actcore::group_affine_compress")
 @torch.library.register_fake("actcore::group_affine_compress.tensor")
+@torch.library.register_fake("actcore::group_affine_compress.graph")
 def _(input: Tensor, bits: int, group_size: int, stochastic: bool, seed: Key, stream: Key) -> tuple[Tensor, Tensor]:
     codes = input.new_empty(packed_bytes(input.numel(), bits), dtype=torch.uint8)
     return codes, input.new_empty((group_count(input.numel(), group_size), 2))
@@ -88,6 +89,7 @@ def _(input: Tensor, group_size: int) -> Tensor:
 
 
 @torch.library.register_fake("actcore::group_affine_decompress")
+@torch.library.register_fake("actcore::group_affine_decompress.graph")
 def _(codes: Tensor, bounds: Tensor, numel: int, bits: int, group_size: int) -> Tensor:
     return bounds.new_empty(numel)
 
@@ -144,19 +146,34 @@ def _(packed: Tensor, bits: int, numel: int) -> Tensor:
 
 
 @torch.library.register_fake("actcore::bit_mask_compress")
+@torch.library.register_fake("actcore::bit_mask_compress.graph")
 def _(input: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
     mask = input.new_empty(packed_bytes(input.numel(), 1), dtype=torch.uint8)
     return mask, input.new_empty(1, dtype=torch.int32)
 
 
 @torch.library.register_fake("actcore::bit_mask_decompress")
+@torch.library.register_fake("actcore::bit_mask_decompress.graph")
 def _(mask: Tensor, numel: int, dtype: torch.dtype, low: float, high: float) -> Tensor:
     return mask.new_empty(numel, dtype=dtype)
 
 
 @torch.library.register_fake("actcore::positive_mask")
+@torch.library.register_fake("actcore::positive_mask.graph")
 def _(input: Tensor) -> Tensor:
     return input.new_empty(packed_bytes(input.numel(), 1), dtype=torch.uint8)
+
+
+_TAGGED = torch.library.Library("actcore", "FRAGMENT")
+_TAGGED.define(
+    "region_stream(Tensor like, int region, SymInt[] sizes) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,)
+)  # the tag: two calls are never one
+
+
+@torch.library.register_fake("actcore::region_stream")
+def _(like: Tensor, region: int, sizes: list[int]) -> Tensor:
+    """The stream of a compiled region's noise: ``Int64[Tensor, "1"]`` on the device of ``like``, which is not read."""
+    return like.new_empty(1, dtype=torch.int64)
 
 
 CPU_OPERATORS = ("has_wide_group",)
@@ -185,6 +202,15 @@ OPERATORS = (
     "positive_mask",
 )
 
+GRAPH_OPERATORS = (
+    "group_affine_compress.graph",
+    "group_affine_decompress.graph",
+    "bit_mask_compress.graph",
+    "bit_mask_decompress.graph",
+    "positive_mask.graph",
+)
+"""Those for graphs that run below autograd. Refusing gradients takes a kernel in Python, which would run in every step."""
+
 
 def _refuse_gradient(name: str) -> None:
     def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
@@ -197,8 +223,8 @@ def _refuse_gradient(name: str) -> None:
 
 
 def _call_each_sample(name: str) -> None:
-    operator = getattr(torch.ops.actcore, name.partition(".")[0])
-    call = operator.tensor if name.endswith(".tensor") else operator.default
+    operator, _, kind = name.partition(".")
+    call = getattr(getattr(torch.ops.actcore, operator), kind or "default")
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
         samples = [
@@ -219,4 +245,5 @@ def _call_each_sample(name: str) -> None:
 
 for _name in OPERATORS:
     _refuse_gradient(_name)
+for _name in (*OPERATORS, *GRAPH_OPERATORS):
     _call_each_sample(_name)

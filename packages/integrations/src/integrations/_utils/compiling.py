@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, TypeVar
-from weakref import finalize
+from weakref import WeakSet, finalize
 
 import torch
 from torch import nn
@@ -96,6 +96,17 @@ def may_break_graph() -> bool:
         return False
 
 
+def is_own_frame(output: Any) -> bool:
+    """Whether the graph that dynamo has traced is all that a frame of ``own_frame`` calls, with no break in it.
+
+    Args:
+        output: dynamo's state for the graph.
+    """
+    reason = getattr(output, "compile_subgraph_reason", None)
+    root = getattr(output, "root_tx", None)
+    return getattr(reason, "graph_break", True) is False and getattr(root, "f_code", None) in _own_codes
+
+
 def own_frame() -> Callable[..., Any]:
     """A new function that calls what it is given, for dynamo to compile, since dynamo skips the frames of torch's own
     modules.
@@ -105,9 +116,13 @@ def own_frame() -> Callable[..., Any]:
     with the function.
     """
     function = FunctionType(_call.__code__.replace(), _call.__globals__, _call.__name__)
+    _own_codes.add(function.__code__)
     if reset_code is not None:
         finalize(function, reset_code, function.__code__).atexit = False
     return function
+
+
+_own_codes: WeakSet[CodeType] = WeakSet()
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

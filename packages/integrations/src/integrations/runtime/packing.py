@@ -17,6 +17,7 @@ from integrations._utils.storages import StorageSet
 from integrations._utils.torch_internals import DisableTorchFunction, top_saved_tensors_default_hooks
 from integrations.policies.levels import Level
 from integrations.policies.rules import CHECKPOINT
+from integrations.runtime.compiled.runs import RegionRuns
 from integrations.runtime.compound import record_of_compound
 from integrations.runtime.custom_saves import Announced, PendingSave, add_record, settle
 from integrations.runtime.formulas.table import Formulas, notes_all
@@ -55,7 +56,8 @@ class PackedForward:
         look: is shown each tensor that has a storage, whoever keeps it, before it is stored.
 
     Attributes:
-        paths, specs, level, step, rank: as given.
+        paths, specs, level, step, rank, redraw: as given.
+        regions: the compiled regions that run in this forward.
         model_name: the name of the model's class.
         way: how a tensor is stored that no plan has.
         plan_decisions: what a plan says of the tensors that are saved; ``None`` where all are stored as the level says.
@@ -88,13 +90,14 @@ class PackedForward:
         self.owners = Owners(model)
         self.records: list[Record] = []
         self.specs, self.level = specs, level
-        self._observer, self._redraw, self._look = observer, redraw, look
+        self._observer, self.redraw, self._look = observer, redraw, look
         self.hook: Callable[[Tensor], Packed] | None = None
         self.step, self.rank = step, rank
         self.storages = Storages()
         self._casts = StorageSet()  # autocast's casts of weights that backward recomputes by the plan
         self.way = StoragePolicy(specs.policy, level)
         self.announced = Announced(self)
+        self.regions = RegionRuns(self)
         anew = level.recompute and notes_all(step)
         self._sites = Sites(self, anew or observer is not None or redraw is not None or look is not None)
         self.plan_decisions: PlanDecisions | None = None
@@ -302,7 +305,7 @@ class PackedForward:
 
     def stream(self, identity: str, saved: SavedTensor) -> int:
         """The number of the stream for a tensor's noise in this forward, where no CUDA graph is captured."""
-        stream: int = stream_of(identity, self.step, self.rank, self._redraw(saved) if self._redraw else 0)
+        stream: int = stream_of(identity, self.step, self.rank, self.redraw(saved) if self.redraw else 0)
         return stream
 
     def _tell(self, saved: SavedTensor, tensor: Tensor, codec: Codec | None, packed: Packed) -> None:

@@ -93,6 +93,7 @@ class Session(PackedForward):
                 self.tracker.note = self._formulas = None
                 self.owners.release()
                 self._contexts.__exit__(kind, error, trace)
+            self.regions.settle()
             complete = error is None
         finally:
             if self._observer is not None and not complete:

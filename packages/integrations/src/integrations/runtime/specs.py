@@ -92,6 +92,8 @@ class Specs:
         others: how many forwards were other than the plan's.
         noted: the results that the last forward has noted for its formulas.
         hooks: the level of the last forward, with its saved-tensor hooks; ``None`` before there was one.
+        region_records: by what was noted of the compiled regions in a forward: the records of what they save.
+        listens: whether the next forward notes in which modules compiled regions run.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -102,6 +104,8 @@ class Specs:
         self.others = 0
         self.noted: Sequence[Noted] = ()
         self.hooks: tuple[Level, tuple[GraphModule, GraphModule]] | None = None
+        self.region_records: dict[tuple[int, ...], list[Record]] = {}
+        self.listens = True
         self._specs: dict[tuple[Place, int], SavedTensorSpec] = {}
 
     @property

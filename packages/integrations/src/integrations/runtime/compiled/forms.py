@@ -78,13 +78,13 @@ class CompiledForm:
         parts: list[Tensor] = []
         # A bool tensor fits: there is nothing to check, and a graph could not wait for a check.
         if isinstance(self.codec, BitMask):
-            parts.append(torch.ops.actcore.bit_mask_compress(Layout.of(tensor).flatten(tensor), 0, 1)[0])
+            parts.append(torch.ops.actcore.bit_mask_compress.graph(_flat(tensor), 0, 1)[0])
         elif self.codec is not None:
             source = tensor if self.bounds is None else tensor.clamp(*self.bounds)
             stored = self.codec.compress(source, seed=seed, stream=0 if stream is None else stream)
             parts += stored.payload
         if self.sign:
-            parts += Positive().compress(tensor).payload
+            parts.append(torch.ops.actcore.positive_mask.graph(_flat(tensor)))
         return (len(parts), *parts, *tensor.shape, *tensor.stride())
 
     def unpack(self, packed: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -114,32 +114,19 @@ class CompiledForm:
         return layout.restore(_elements(parts, numel, dtype, 0, 0)) if positive is None else positive
 
 
+def _flat(tensor: Tensor) -> Tensor:
+    """The stored elements, in the order of memory."""
+    return Layout.of(tensor).flatten(tensor)
+
+
 def _elements(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_size: int) -> Tensor:
     """Flat elements, decoded from a codec's codes or, with 0 bits, from a mask."""
-    if isinstance(numel, torch.SymInt):  # actcore's operators take an int, and would fix the size
-        flat: Tensor = elements(parts, numel, dtype, bits, group_size)
-        return flat
-    return _of_number(parts, numel, dtype, bits, group_size)
-
-
-def _of_number(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_size: int) -> Tensor:
     flat: Tensor
     if bits == 0:
-        flat = torch.ops.actcore.bit_mask_decompress(parts[0], numel, dtype, 0, 1)
+        flat = torch.ops.actcore.bit_mask_decompress.graph(parts[0], numel, dtype, 0, 1)
     else:
-        flat = torch.ops.actcore.group_affine_decompress(*parts, numel, bits, group_size)
+        flat = torch.ops.actcore.group_affine_decompress.graph(*parts, numel, bits, group_size)
     return flat
-
-
-@torch.library.custom_op("integrations::elements", mutates_args=())
-def elements(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_size: int) -> Tensor:
-    """``_elements`` as an operator, for a number of elements that varies without being compiled anew."""
-    return _of_number(parts, numel, dtype, bits, group_size)
-
-
-@elements.register_fake
-def _(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_size: int) -> Tensor:
-    return parts[0].new_empty(numel, dtype=dtype)
 
 
 def make_form(way: StoragePolicy, saved: SavedTensor, uses: Iterable[Use], made_by: str) -> CompiledForm:

@@ -3,7 +3,7 @@ run.
 
 AOTAutograd traces a pair of ``GraphModule`` hooks into a region's two graphs, once for each tensor that goes from one
 to the other. ``regions`` plans what they do there. Python runs only while a region is traced; what differs from step to
-step, a row of the report and a stream of noise, comes from an operator that asks the session in every run.
+step, the streams of noise, comes from an operator in C++ (``runs``).
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ from integrations._utils.torch_internals import (
     tracing_context,
 )
 from integrations.policies.levels import Level
-from integrations.runtime.compiled.regions import RegionEntry, entries, read_entry
-from integrations.runtime.compiled.runs import record_in_region
+from integrations.runtime.compiled.order import STREAM
+from integrations.runtime.compiled.regions import draw_once, entries, read_entry
+from integrations.runtime.compiled.runs import begin
 
 if TYPE_CHECKING:
     from integrations.runtime.session import Session
-
-_COUNTERS = 1 << 48  # keys of actcore's counters, far above those that actcore gives out itself
-
 
 _here = threading.local()  # .session: the session that was entered last in the thread
 
@@ -57,6 +55,7 @@ def make_hooks(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
     try:
         _here.session = session
         native.enter(session.packing)
+        begin(session.regions)
         yield _held_by(session, level)
     finally:
         if _here.session is session:
@@ -66,6 +65,7 @@ def make_hooks(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
             packing = None if outer is None else outer.packing
             _here.session = outer  # first: once the call is over, an interrupt may come
             native.enter(packing)
+            begin(None if outer is None else outer.regions)
 
 
 def session_here() -> Session | None:
@@ -145,15 +145,15 @@ def _pack(tensor: Tensor, level: Level) -> Any:
     if get_proxy_mode() is None:
         session = session_here()
         return Kept.of(tensor) if session is None or _is_traced(tensor) else session.pack(tensor)
-    entry = read_entry(level)
+    entry = read_entry(level, session_here())
     if entry is None:
         return (tensor,)
-    if not entry.told:
-        return (entry.key, *entry.form.pack(tensor, level.seed, None))
-    stream = torch.ops.integrations.met_in_region(tensor, entry.key)
-    packed = entry.form.pack(tensor, level.seed, stream)
-    # torch wants new tensors before one that is passed on.
-    return (entry.key, *packed) if entry.form.rounds else (entry.key, stream, *packed)
+    if not entry.draws:
+        return (entry.number, *entry.form.pack(tensor, 0, None))
+    stream = STREAM(tensor, entry.region.number, [])
+    packed = entry.form.pack(tensor, entry.seed, stream)
+    # torch wants new tensors before one that is passed on. The stream is among them so that the operator stays.
+    return (entry.number, *packed) if entry.form.rounds else (entry.number, stream, *packed)
 
 
 def _unpack(packed: Any) -> Tensor:
@@ -161,46 +161,15 @@ def _unpack(packed: Any) -> Tensor:
         return native.unpack(packed)
     if len(packed) == 1:
         return packed[0]  # type: ignore[no-any-return]
-    key, *rest = packed
-    entry = entries[key]
-    if entry.told and not entry.form.rounds:
-        del rest[0]  # the stream, which is there so that the operator is not dropped from the graph
+    number, *rest = packed
+    entry = entries[number]
+    if get_proxy_mode() is not None:
+        draw_once(entry)
+    if entry.draws and not entry.form.rounds:
+        del rest[0]
     return entry.form.unpack(rest, entry.saved.dtype, entry.saved.device)
 
 
 def _is_traced(tensor: Tensor) -> bool:
     """Whether torch saves the tensor while it traces a region, as it does before version 2.15."""
     return type(tensor) is not Tensor and tracing_context() is not None
-
-
-@torch.library.custom_op(
-    "integrations::met_in_region", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
-)  # the tag keeps two calls from being merged into one
-def met_in_region(like: Tensor, key: int) -> Tensor:
-    """Tells the running session that a compiled region saves ``like``. Returns the stream for its noise,
-    ``Int64[Tensor, "1"]``.
-
-    A replayed CUDA graph runs no Python. There the stream comes from a counter on the device, and no session is told.
-    """
-    session = session_here()
-    entry = entries.get(key)
-    captured = like.is_cuda and torch.cuda.is_current_stream_capturing()
-    if session is None or entry is None or captured:
-        return _counted(entry, key, like)
-    if like.is_cuda and not entry.counted:  # makes the counter before a capture needs it
-        _counted(entry, key, like)
-    stream = record_in_region(session, entry, like)
-    signed = stream - (1 << 64) if stream >= 1 << 63 else stream
-    return torch.full((1,), signed, dtype=torch.int64, device=like.device)
-
-
-def _counted(entry: RegionEntry | None, key: int, like: Tensor) -> Tensor:
-    if entry is not None:
-        entry.counted = True
-    stream: Tensor = torch.ops.actcore.next_stream(like, _COUNTERS + key)
-    return stream
-
-
-@met_in_region.register_fake
-def _(like: Tensor, key: int) -> Tensor:
-    return like.new_empty(1, dtype=torch.int64)

@@ -7,7 +7,13 @@ graph.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch import Tensor
 from torch.fx import Graph, Node
+
+STREAM = torch.ops.actcore.region_stream.default
 
 _KNOWN = "integrations_known"  # a key of a node's meta, which torch copies when it renames a node
 
@@ -72,3 +78,42 @@ def _surroundings(nodes: list[Node]) -> tuple[set[Node], set[Node]]:
     return {source for node in nodes for source in node.all_input_nodes} - own, {
         user for node in nodes for user in node.users
     } - own
+
+
+def find_symbols(graph: Graph) -> tuple[Any, ...]:
+    """The symbols of sizes that a graph is given, in the order of its inputs."""
+    return tuple(node.meta["val"].node.expr for node in _find_sizes(graph))
+
+
+def draw_one_stream(graph: Graph, symbols: tuple[Any, ...]) -> None:
+    """Has a region's forward graph draw its stream once, before all else, and note the values of these symbols.
+
+    Each tensor's hooks have brought an operator for it, since they are traced by themselves.
+    """
+    first, *others = graph.find_nodes(op="call_function", target=STREAM) or (None,)
+    if first is None:
+        return
+    like, number, _ = first.args
+    inputs = graph.find_nodes(op="placeholder")
+    device = like.meta["val"].device
+    given = next((node for node in inputs if _is_on(node, device)), None)
+    if given is None:
+        return
+    sizes = {node.meta["val"].node.expr: node for node in _find_sizes(graph)}
+    first.args = (given, number, [sizes[symbol] for symbol in symbols])
+    first.meta[_KNOWN] = True
+    first.meta.pop("eager_input_vals", None)  # of the argument that it had
+    inputs[-1].append(first)
+    for other in others:
+        other.replace_all_uses_with(first)
+        graph.erase_node(other)
+
+
+def _find_sizes(graph: Graph) -> list[Node]:
+    values = ((node, node.meta.get("val")) for node in graph.find_nodes(op="placeholder"))
+    return [node for node, value in values if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol]
+
+
+def _is_on(node: Node, device: torch.device) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.layout is torch.strided and value.device == device

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, finalize
 
 import torch
@@ -19,6 +20,8 @@ from torch.fx import Graph, Node
 from torch.nn import Parameter
 
 from actcore import Raw, SavedTensor
+from actcore.noise import identity_of
+from integrations._utils.compiling import is_own_frame
 from integrations._utils.torch_internals import (
     HookPair,
     instruction_translator,
@@ -32,10 +35,16 @@ from integrations.policies.aten_rules import BackwardUses, find_copies
 from integrations.policies.levels import Level
 from integrations.policies.stores import NODE_KEY, WAITING
 from integrations.runtime.compiled.forms import CompiledForm, make_form
-from integrations.runtime.compiled.order import Order
+from integrations.runtime.compiled.order import Order, draw_one_stream, find_symbols
 from integrations.tracing.storage.storage_policy import StoragePolicy, compiled, kept, storage_policy
 
+if TYPE_CHECKING:
+    from integrations.runtime.packing import PackedForward
+
 ROLE = "compiled"
+
+DESCRIBED = SavedTensor(torch.Size(()), torch.float32, (), torch.device("cpu"), "", ROLE, "", 0)
+"""What stands for every tensor that a compiled region saves."""
 
 
 @dataclass(eq=False)
@@ -43,76 +52,102 @@ class RegionEntry:
     """One tensor that a region saves.
 
     Attributes:
-        key: its number in this process.
+        number: its number in this process.
+        region: the region.
         saved: its description. Sizes that vary are those of the first run; the module's path starts where the region
             does.
         form: how it is stored.
-        outside: whether it is an input or an output of the region, which eager code may save, too.
-        storage_bytes: bytes of its storage; 0 where an earlier entry counts them.
-        given: whether it is an input of the region that somebody else may keep alive, and so is kept.
-        varies: whether its sizes vary.
-        told: whether the session is told of it in every run. It is told of inputs, of tensors that vary in size or take
-            noise, and of the region's first tensor.
-        silent: on a region's first entry, the entries of which the session is not told.
-        counted: whether the device has a counter for its stream.
+        shape, strides, nbytes: of the tensor, and the bytes of its storage, which are 0 where another entry or the code
+            around the region counts them. Sizes that vary are expressions in the region's symbols.
+        owner: who keeps it alive anyway, in words; empty if only the region does.
+        seed: of its noise; the stream is the region's.
+        draws: whether it calls the operator that draws the region's stream.
     """
 
-    key: int
+    number: int
+    region: Region
     saved: SavedTensor
     form: CompiledForm
-    given: bool = False
-    outside: bool = False
-    varies: bool = False
-    storage_bytes: int = 0
-    told: bool = False
-    silent: list[RegionEntry] = field(default_factory=list)
-    counted: bool = False
+    shape: tuple[Any, ...]
+    strides: tuple[Any, ...]
+    nbytes: Any
+    owner: str = ""
+    seed: int = 0
+    draws: bool = False
+
+    def sizes(self, values: Sequence[int]) -> tuple[torch.Size, tuple[int, ...], int]:
+        """The shape, strides and bytes for these values of the region's symbols."""
+        symbols = dict(zip(self.region.symbols, values, strict=False))
+
+        def number(size: Any) -> int:
+            return size if isinstance(size, int) else int(size.xreplace(symbols))
+
+        return torch.Size(map(number, self.shape)), tuple(map(number, self.strides)), number(self.nbytes)
 
 
 @dataclass(eq=False)
-class _Region:
-    """What a region saves, by the nodes of its forward graph."""
+class Region:
+    """What a region saves.
 
+    Attributes:
+        number: its number in this process.
+        order: where its graphs store and restore.
+        root: the module in which it was compiled.
+        symbols: those of its sizes that vary, and whose values its operator notes.
+        entries: by the nodes of its forward graph.
+        met: the entries whose hooks are traced, in their order.
+    """
+
+    number: int
     order: Order
-    entries: dict[str, RegionEntry]
-    storages: dict[str, tuple[int, int]]  # by node: the number of its storage, and its bytes
-    first: RegionEntry | None = None
-    counted: set[int] = field(default_factory=set)
+    root: str
+    symbols: tuple[Any, ...] = ()
+    entries: dict[str, RegionEntry] = field(default_factory=dict)
+    met: list[RegionEntry] = field(default_factory=list)
 
     def meet(self, name: str) -> RegionEntry | None:
         """The entry of a node whose hooks are being traced; ``None`` for a parameter or buffer."""
         entry = self.entries.get(name)
-        if entry is None:
-            return None
-        storage, nbytes = self.storages[name]
-        entry.storage_bytes = 0 if storage in self.counted else nbytes
-        self.counted.add(storage)
-        entry.told = entry.given or entry.varies or entry.form.rounds or self.first is None
-        if self.first is None:
-            self.first = entry
-        elif not entry.told:
-            self.first.silent.append(entry)
+        if entry is not None and entry not in self.met:
+            entry.draws = entry.form.rounds or not self.met
+            self.met.append(entry)
         return entry
 
 
 entries: dict[int, RegionEntry] = {}
-"""The entries of all regions in this process, by key."""
+"""The entries of all regions in this process, by number."""
 
-_keys = itertools.count()
-_regions: WeakKeyDictionary[Graph, _Region] = WeakKeyDictionary()  # by forward graph
+regions: dict[int, Region] = {}
+"""The regions in this process, by number."""
+
+_numbers = itertools.count()
+_planned_regions: WeakKeyDictionary[Graph, Region] = WeakKeyDictionary()  # by forward graph
 
 
-def read_entry(level: Level) -> RegionEntry | None:
-    """The entry of the tensor whose hooks are being traced; ``None`` where torch does not say which that is."""
+def read_entry(level: Level, session: PackedForward | None) -> RegionEntry | None:
+    """The entry of the tensor whose hooks are being traced; ``None`` where torch does not say which that is.
+
+    Args:
+        level: how tensors are stored that no plan has.
+        session: the forward in which the region is compiled.
+    """
     context = _context()
     if context is None:
         warn("a compiled region keeps all that it saves: this version of torch does not tell which operators use it")
         return None
     forward, backward, node = context["_fw_graph"], context["_bw_graph"], context["_node"]
-    if forward not in _regions:  # before the hooks of the first tensor change the graphs
-        _regions[forward] = _plan(forward, backward, level)
-    _regions[forward].order.settle(forward, backward)
-    return _regions[forward].meet(node.name)
+    if forward not in _planned_regions:  # before the hooks of the first tensor change the graphs
+        _planned_regions[forward] = _plan(forward, backward, level, session)
+    region = _planned_regions[forward]
+    region.order.settle(forward, backward)
+    return region.meet(node.name)
+
+
+def draw_once(entry: RegionEntry) -> None:
+    """Has the region of a tensor, whose forward hooks are in the graph, draw its stream once."""
+    context = _context()
+    if context is not None:
+        draw_one_stream(context["_fw_graph"], entry.region.symbols)
 
 
 def _context() -> dict[str, Any] | None:
@@ -124,7 +159,7 @@ def _context() -> dict[str, Any] | None:
     return context if context is not None and {"_fw_graph", "_bw_graph", "_node"} <= context.keys() else None
 
 
-def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
+def _plan(forward: Graph, backward: Graph, level: Level, session: PackedForward | None) -> Region:
     """The forms of all tensors that go from one graph to the other.
 
     A region keeps its inputs exactly: parameters, and the tensors of the caller. An input that the model computed with
@@ -135,9 +170,13 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
     inputs, ways = _inputs(forward), _planned(forward, level)
     dropped = recompute_attention(backward, partial(_rounds, {node.name: node for node in forward.nodes}, ways, level))
     uses = BackwardUses(forward, backward)
-    region = _Region(Order(forward, backward), {}, {})
+    root = "" if session is None else session.owner_of_forward()[1]
+    region = Region(next(_numbers), Order(forward, backward), root, find_symbols(forward))
+    regions[region.number] = region
+    whole, counted = _is_whole(), set[int]()
     outputs = list(forward.output_node().args[0])  # type: ignore[arg-type]  # the saved tensors follow
     exact: dict[int, CompiledForm] = {}  # by storage
+    storages: dict[int, int] = {}  # by entry
     parameters = {node for node in forward.find_nodes(op="placeholder") if _is_weight(inputs.get(node))}
     weights = find_copies(parameters, forward)
     for node in forward.nodes:
@@ -159,18 +198,39 @@ def _plan(forward: Graph, backward: Graph, level: Level) -> _Region:
             form = CompiledForm(None, RECOMPUTED_ATTENTION)
         else:
             form = make_form(way, saved, found, get_operator(node))
-        outside = node.op == "placeholder" or outputs.count(node) > 1
-        varies = not all(isinstance(size, int) for size in value.shape)
-        entry = RegionEntry(next(_keys), saved, form, given, outside, varies)
-        region.entries[node.name] = entries[entry.key] = entry
-        region.storages[node.name] = storage._cdata, hint(storage.nbytes())
+        nbytes = 0 if storage._cdata in counted else _size(storage.nbytes())
+        counted.add(storage._cdata)
+        owner = ""
+        if example is not None and session is not None:
+            nbytes, owner = _count_outside(session, example, given)
+        elif outputs.count(node) > 1 and not whole:
+            nbytes = 0  # counted where the code around the region saves it
+        sizes = tuple(map(_size, value.shape)), tuple(map(_size, value.stride()))
+        entry = RegionEntry(next(_numbers), region, saved, form, *sizes, nbytes, owner)
+        occurrence = sum(one.saved == saved for one in region.entries.values())
+        entry.seed = _signed(level.seed, saved, occurrence)
+        region.entries[node.name] = entries[entry.number] = entry
+        storages[entry.number] = storage._cdata
         if form.exact:
             exact.setdefault(storage._cdata, CompiledForm(Raw(), "its storage is kept exactly for another operator"))
-    for name, entry in region.entries.items():
+    for entry in region.entries.values():
         if not entry.form.exact:
-            entry.form = exact.get(region.storages[name][0], entry.form)
-    _forget_with_code(tuple(entry.key for entry in region.entries.values()))
+            entry.form = exact.get(storages[entry.number], entry.form)
+    _forget_with_code(region)
     return region
+
+
+def _count_outside(session: PackedForward, example: Tensor, given: bool) -> tuple[int, str]:
+    """The bytes of the storage of a region's input that nothing before has counted, and who keeps it alive anyway."""
+    storage = example.untyped_storage()
+    owner = session.owners.holder(storage, session.tracker.foreign) if given else ""
+    return 0 if owner else session.storages.original_bytes(storage), owner
+
+
+def _signed(seed: int, saved: SavedTensor, occurrence: int) -> int:
+    """The seed for one of a region's tensors, as an int64."""
+    found = identity_of(f"{seed}\0{saved.module}\0{saved.operator}\0{occurrence}")
+    return found - (1 << 64) if found >> 63 else found
 
 
 def _is_weight(example: Tensor | None) -> bool:
@@ -208,22 +268,29 @@ def _rounds(nodes: dict[str, Node], ways: dict[int, StoragePolicy], level: Level
     return large and found.bits is not None and found.attention_bits is not None
 
 
-def _forget_with_code(keys: tuple[int, ...]) -> None:
-    """Has dynamo drop the entries with the code that it is compiling, as it drops the globals of the code; or, if no
-    code comes of it, with what it knows of the region. Where torch offers neither, the entries stay.
+def _forget_with_code(region: Region) -> None:
+    """Has dynamo drop the region with the code that it is compiling, as it drops the globals of the code; or, if no
+    code comes of it, with what it knows of the region. Where torch offers neither, the region stays.
 
     Until then the hooks stay, too: dynamo runs the code wherever hooks of the same ids are on top.
     """
     cleanups = getattr(_tracing(), "cleanups", None)
     if isinstance(cleanups, list):
-        cleanup = partial(_forget, keys, top_saved_tensors_default_hooks(True))
+        numbers = tuple(entry.number for entry in region.entries.values())
+        cleanup = partial(_forget, region.number, numbers, top_saved_tensors_default_hooks(True))
         cleanups.append(cleanup)
-        finalize(cleanup, _forget, keys)  # not every version runs the code's finalizers if compiling fails
+        finalize(cleanup, _forget, region.number, numbers)  # some versions keep the finalizers of code that failed
 
 
-def _forget(keys: tuple[int, ...], hooks: HookPair | None = None) -> None:
-    for key in keys:
-        entries.pop(key, None)
+def _forget(region: int, numbers: tuple[int, ...], hooks: HookPair | None = None) -> None:
+    regions.pop(region, None)
+    for number in numbers:
+        entries.pop(number, None)
+
+
+def _is_whole() -> bool:
+    """Whether the region that is compiled is the whole forward of a model, as far as torch tells."""
+    return is_own_frame(_tracing())
 
 
 def _tracing() -> Any:
@@ -248,6 +315,11 @@ def _inputs(forward: Graph) -> dict[Node, Tensor]:
         if isinstance(example, Tensor):
             found[node] = example
     return found
+
+
+def _size(size: Any) -> Any:
+    """A size as a number, or as an expression in symbols."""
+    return size if isinstance(size, int) else size.node.expr
 
 
 def _described(value: Tensor, operator: str, module: str) -> SavedTensor:

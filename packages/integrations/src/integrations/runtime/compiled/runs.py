@@ -1,57 +1,120 @@
-"""What a run of a compiled region tells the session around it: a row of the report for each tensor, and its owner."""
+"""Which compiled regions run in a forward, and what the report says of them.
+
+No Python runs in a region: it calls one operator in C++, which draws the region's stream of noise and notes the region's
+number. The session reads the notes when its forward ends, and makes the records once for each sequence of regions.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from actcore import Layout
+from actcore.noise import step_key
 from integrations._utils.torch_internals import DisableTorchFunction
-from integrations.runtime.compiled.regions import RegionEntry
-from integrations.tracing.storage.extent import Extent
-from integrations.tracing.storage.records import Record
+from integrations.runtime.compiled.regions import DESCRIBED, RegionEntry, regions
+from integrations.tracing.storage.records import Record, kept_by
 
 if TYPE_CHECKING:
     from integrations.runtime.packing import PackedForward
 
+_BEGIN = torch.ops.actcore.begin_regions.default
 
-def record_in_region(session: PackedForward, entry: RegionEntry, like: Tensor) -> int:
-    """Records a tensor that a compiled region saves now, and with a region's first tensor also the silent ones. Returns
-    the stream for the tensor's noise; it is asked for in every run, so that each forward has noise of its own."""
+_here = threading.local()  # .runs: of the session that was entered last in the thread
+
+
+class RegionRuns:
+    """The compiled regions that run in one forward.
+
+    Args:
+        session: the forward.
+    """
+
+    def __init__(self, session: PackedForward) -> None:
+        self._session = session
+        self._notes: list[int] = []
+        self._places: list[tuple[PackedForward, str]] = []  # by run: the forward whose model it is, and the module
+        self._begun = 0
+
+    def listen(self) -> None:
+        """Notes where the region that begins now is called."""
+        self._places.append(self._session.owner_of_forward())
+
+    def _begin(self) -> list[int]:
+        """Has regions noted for this forward. Returns what was noted before."""
+        session = self._session
+        again = 0 if session.redraw is None else session.redraw(DESCRIBED)
+        # Begun once more, behind a forward inside this one, it goes on with other streams.
+        key = step_key(step_key(session.step, session.rank, again), self._begun)
+        self._begun += 1
+        listener = _LISTENER if session.specs.listens or session.outer is not None else 0
+        return _BEGIN(key - (1 << 64) if key >> 63 else key, listener)
+
+    def settle(self) -> None:
+        """Adds the records of what the regions have saved to those of the forward, which is over."""
+        session, notes = self._session, tuple(self._notes)
+        if not notes:
+            return
+        known = session.specs.region_records.get(notes)
+        if known is not None and not self._places:
+            session.records.extend(known)
+            return
+        found = list(self._make_records(notes))
+        for owner, record in found:
+            owner.records.append(record)
+        if session.outer is None:
+            # Code that several modules share is compiled in the first of them: the others are known from the next
+            # forward on, which listens.
+            session.specs.listens = not self._places
+            if self._places:
+                session.specs.region_records[notes] = [record for _, record in found]
+
+    def _make_records(self, notes: Sequence[int]) -> Iterator[tuple[PackedForward, Record]]:
+        place = run = 0
+        while place < len(notes):
+            number, count = notes[place : place + 2]
+            sizes = notes[place + 2 : place + 2 + count]
+            place += 2 + count
+            region = regions.get(number)
+            if region is not None:
+                owner, root = self._places[run] if run < len(self._places) else (self._session, region.root)
+                for entry in region.met:
+                    yield owner, _make_record(owner, root, entry, sizes)
+            run += 1
+
+
+def begin(runs: RegionRuns | None) -> None:
+    """Has the regions that run in this thread noted for a forward, or for none."""
+    before: RegionRuns | None = getattr(_here, "runs", None)
     with DisableTorchFunction():
-        session, root = session.owner_of_forward()
-        for other in entry.silent:
-            _record(session, other, root, other.saved.shape, other.saved.strides, other.storage_bytes)
-        storage = like.untyped_storage()
-        if entry.outside:
-            nbytes = session.storages.original_bytes(storage)
-        else:  # its memory may have belonged to another tensor before
-            nbytes = storage.nbytes() if entry.storage_bytes else 0
-        record = _record(session, entry, root, like.shape, tuple(like.stride()), nbytes)
-        if entry.given:
-            owner = session.owners.holder(storage, session.tracker.foreign)
-            if owner:
-                record.owner, record.why = owner, f"{owner}: alive anyway"
-                record.original_bytes = record.stored_bytes = 0
-            else:
-                session.storages.keep(like, Extent.of(like), record, overlapping=True)
-        saved = record.saved
-        identity = f"{saved.module}\0{saved.operator}\0{saved.role}\0{saved.occurrence}"
-        return session.stream(identity, saved)
+        notes = _BEGIN(0, 0) if runs is None else runs._begin()
+    if before is not None:
+        before._notes += notes
+    _here.runs = runs
 
 
-def _record(
-    session: PackedForward, entry: RegionEntry, root: str, shape: torch.Size, strides: tuple[int, ...], nbytes: int
-) -> Record:
+@ctypes.CFUNCTYPE(None, ctypes.c_int64)
+def _listen(region: int) -> None:
+    runs: RegionRuns | None = getattr(_here, "runs", None)
+    if runs is not None:
+        runs.listen()
+
+
+_LISTENER = ctypes.cast(_listen, ctypes.c_void_p).value or 0
+
+
+def _make_record(session: PackedForward, root: str, entry: RegionEntry, values: Sequence[int]) -> Record:
     template = entry.saved
     module = ".".join(part for part in (root, template.module) if part)
     occurrence = session.occurrence((module, template.operator, template.role))
+    shape, strides, nbytes = entry.sizes(values)
     saved = replace(template, shape=shape, strides=strides, module=module, occurrence=occurrence)
-    numel = Layout(tuple(shape), strides).stored_numel
-    stored = nbytes if entry.form.exact else entry.form.nbytes(numel, saved.dtype)
-    record = Record(saved, entry.form.name, entry.form.why, "", nbytes, stored)
-    session.records.append(record)
-    return record
+    if entry.owner:
+        return kept_by(entry.owner, saved)
+    stored = nbytes if entry.form.exact else entry.form.nbytes(Layout(tuple(shape), strides).stored_numel, saved.dtype)
+    return Record(saved, entry.form.name, entry.form.why, "", nbytes, stored)
