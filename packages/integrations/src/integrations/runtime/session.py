@@ -33,6 +33,10 @@ class Session(PackedForward):
 
     left = False
 
+    def add_inputs(self, tensors: Iterable[Tensor]) -> None:
+        """Declares what the caller gave to the model."""
+        self.owners.add_inputs(tensors)
+
     def begin_as(self, specs: Specs, step: int, observer: Observer | None) -> None:
         """Continues as another forward of the same level, before anything was saved."""
         self.specs, self.step, self._observer = specs, step, observer

@@ -93,6 +93,7 @@ class Specs:
         noted: the results that the last forward has noted for its formulas.
         hooks: the level of the last forward, with its saved-tensor hooks; ``None`` before there was one.
         region_records: by what was noted of the compiled regions in a forward: the records of what they save.
+        only_regions: whether compiled regions alone have saved tensors in the last forward.
         listens: whether the next forward notes in which modules compiled regions run.
     """
 
@@ -106,6 +107,7 @@ class Specs:
         self.hooks: tuple[Level, tuple[GraphModule, GraphModule]] | None = None
         self.region_records: dict[tuple[int, ...], list[Record]] = {}
         self.listens = True
+        self.only_regions = True
         self._specs: dict[tuple[Place, int], SavedTensorSpec] = {}
 
     @property

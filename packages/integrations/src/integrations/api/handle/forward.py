@@ -147,7 +147,7 @@ def _prepared(
 
 
 def _open(session: RunningSession, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    session.__enter__().owners.add_inputs(tensors_in((args, kwargs)))
+    session.__enter__().add_inputs(tensors_in((args, kwargs)))
 
 
 def _close(

@@ -152,17 +152,22 @@ class ForwardRunner(HandleState):
                 return None  # the forward runs plainly, and the one before has warned of it
         if not self._trials and not earlier:
             self._look_before_step()
-        return self.session(measured=True, following=following, step=earlier[0].step if earlier else None)
+        return self.session(measured=True, following=following, step=earlier[0].step if earlier else None, compiled=compiled)
 
     @abstractmethod
     def _look_before_step(self) -> None:
         """Have the monitor look at the gradient's error if it is due in front of a training step."""
 
     def session(
-        self, measured: bool = False, following: PlanExecutor | None = None, step: int | None = None
+        self,
+        measured: bool = False,
+        following: PlanExecutor | None = None,
+        step: int | None = None,
+        compiled: bool = False,
     ) -> RunningSession:
         """The session for a forward, or for a whole step. With ``measured``, backward comes after it, and an adaptive
-        level may measure it. With ``following`` it follows a plan. ``step`` is its number if it has one already."""
+        level may measure it. With ``following`` it follows a plan. ``step`` is its number if it has one already, and ``compiled`` whether torch
+        compiles it."""
         await_no_longer(self)
         meet(self)
         if step is None:
@@ -173,7 +178,7 @@ class ForwardRunner(HandleState):
         if probe is not None:  # the probe looks at what this forward stores
             following = None
         look = self._monitor.look(step) if self._monitor is not None and not self._trials else None
-        return RunningSession(self, step, plan, probe, look, following)
+        return RunningSession(self, step, plan, probe, look, following, compiled)
 
     # ---- adaptive levels ----
 

@@ -23,7 +23,8 @@ from integrations.planner.sensitivity.bit_plan import BitPlan
 from integrations.planner.sensitivity.finite import Look
 from integrations.planner.sensitivity.probe import Probe
 from integrations.policies.policy import Policy, fixed_bits
-from integrations.runtime.compiled.hooks import may_be_replayed
+from integrations.runtime.compiled.hooks import may_be_replayed, session_here
+from integrations.runtime.region_session import RegionSession
 from integrations.runtime.repeating.thread_state import require_no_plan
 from integrations.runtime.session import Session
 from integrations.runtime.specs import Specs
@@ -97,26 +98,29 @@ class RunningSession:
         probe: Probe | None,
         look: Look | None,
         following: PlanExecutor | None = None,
+        compiled: bool = False,
     ) -> None:
         self._handle, self._probe, self._following = handle, probe, following
         self._open = self._raised = self._shared = False
-        kind = Session if handle._timed is None else TimedSession
         way = None if following is None else following.way(handle.stores_at)
-        self._session = kind(
-            handle.model,
-            handle._paths,
-            specs_under(handle, plan, way, None if following is None else following.schedule),
-            handle.stores_at if way is None else way.level,
-            step,
-            current_rank(),
-            observer=probe,
-            redraw=handle._redraw,
-            look=None if look is None else look.at,
-        )
-        last = self._session.storages.last
-        last.double = handle._double
-        if following is not None and following.trial is not None:
-            handle._double.try_forward(following.trial, last)
+        specs = specs_under(handle, plan, way, None if following is None else following.schedule)
+        level = handle.stores_at if way is None else way.level
+
+        def make() -> Session:
+            kind = Session if handle._timed is None else TimedSession
+            look_at = None if look is None else look.at
+            known = handle.model, handle._paths, specs, level, step, current_rank()
+            session = kind(*known, observer=probe, redraw=handle._redraw, look=look_at)
+            session.storages.last.double = handle._double
+            return session
+
+        trial = None if following is None else following.trial
+        if compiled and specs.only_regions and handle._timed is None and trial is None and session_here() is None:
+            self._session: Session = RegionSession(specs, level, step, current_rank(), make, probe, handle._redraw)
+            return
+        self._session = make()
+        if trial is not None:
+            handle._double.try_forward(trial, self._session.storages.last)
         if handle._timed is not None and isinstance(self._session, TimedSession):
             handle._timed.append(self._session)
 
@@ -187,7 +191,7 @@ class RunningSession:
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call a forward under the session."""
         with self as entered:
-            entered.owners.add_inputs(tensors_in((args, kwargs)))
+            entered.add_inputs(tensors_in((args, kwargs)))
             result = forward(*args, **kwargs)
         if self._following is not None and not self.repeats:
             self._following.state = None  # it holds gradients, which may be cleared before backward
@@ -228,7 +232,7 @@ class RunningSession:
         elif error[0] is None:
             if self._probe is not None:
                 judge_measurement(self._handle, self._probe, self._session.records)
-            if not self.repeats:
+            if not self.repeats and not self._session.regions.known:
                 warn_if_ineffective(self._handle, self._session)
 
     def abandon(self) -> None:

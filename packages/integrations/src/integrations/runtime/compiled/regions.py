@@ -173,7 +173,7 @@ def _plan(forward: Graph, backward: Graph, level: Level, session: PackedForward 
     root = "" if session is None else session.owner_of_forward()[1]
     region = Region(next(_numbers), Order(forward, backward), root, find_symbols(forward))
     regions[region.number] = region
-    whole, counted = _is_whole(), set[int]()
+    whole, counted = is_own_frame(_tracing()), set[int]()
     outputs = list(forward.output_node().args[0])  # type: ignore[arg-type]  # the saved tensors follow
     exact: dict[int, CompiledForm] = {}  # by storage
     storages: dict[int, int] = {}  # by entry
@@ -286,11 +286,6 @@ def _forget(region: int, numbers: tuple[int, ...], hooks: HookPair | None = None
     regions.pop(region, None)
     for number in numbers:
         entries.pop(number, None)
-
-
-def _is_whole() -> bool:
-    """Whether the region that is compiled is the whole forward of a model, as far as torch tells."""
-    return is_own_frame(_tracing())
 
 
 def _tracing() -> Any:

@@ -33,7 +33,12 @@ class RegionRuns:
 
     Args:
         session: the forward.
+
+    Attributes:
+        known: whether the records of these regions are those of a forward before.
     """
+
+    known = False
 
     def __init__(self, session: PackedForward) -> None:
         self._session = session
@@ -57,12 +62,12 @@ class RegionRuns:
 
     def settle(self) -> None:
         """Adds the records of what the regions have saved to those of the forward, which is over."""
-        session, notes = self._session, tuple(self._notes)
-        if not notes:
-            return
-        known = session.specs.region_records.get(notes)
-        if known is not None and not self._places:
-            session.records.extend(known)
+        session, specs, notes = self._session, self._session.specs, tuple(self._notes)
+        specs.only_regions = not session.records
+        known = specs.region_records.get(notes)
+        if not notes or (known is not None and not self._places):
+            session.records.extend(known or ())
+            self.known = bool(notes)
             return
         found = list(self._make_records(notes))
         for owner, record in found:
@@ -70,9 +75,9 @@ class RegionRuns:
         if session.outer is None:
             # Code that several modules share is compiled in the first of them: the others are known from the next
             # forward on, which listens.
-            session.specs.listens = not self._places
+            specs.listens = not self._places
             if self._places:
-                session.specs.region_records[notes] = [record for _, record in found]
+                specs.region_records[notes] = [record for _, record in found]
 
     def _make_records(self, notes: Sequence[int]) -> Iterator[tuple[PackedForward, Record]]:
         place = run = 0

@@ -1,0 +1,98 @@
+"""``RegionSession``: a forward in which compiled regions alone save tensors, as in the forward before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor
+
+from actcore import SavedTensor
+from integrations.policies.levels import Level
+from integrations.runtime.compiled.hooks import make_hooks
+from integrations.runtime.compiled.runs import RegionRuns
+from integrations.runtime.session import Session
+from integrations.runtime.specs import Specs
+from integrations.tracing.hook_stack import OnStack
+from integrations.tracing.storage.forms import Packed
+from integrations.tracing.storage.records import Record
+from integrations.tracing.storage.watch import Observer
+
+
+class RegionSession(Session):
+    """A session that does nothing for each operator, since the compiled regions do it all.
+
+    It sets the level's hooks, which dynamo's guards compare, and has the regions noted. A full session sets a mode
+    besides, under which dynamo compiles other code. Where eager code saves a tensor after all, this one enters a full
+    one for the rest of the forward; and where a region is compiled, it asks one for what the region has to know.
+
+    Args:
+        specs, level, step, rank, observer, redraw: as for ``Session``.
+        make: makes the full session.
+    """
+
+    packing = None  # type: ignore[assignment]
+    outer = None
+
+    def __init__(
+        self,
+        specs: Specs,
+        level: Level,
+        step: int,
+        rank: int,
+        make: Callable[[], Session],
+        observer: Observer | None,
+        redraw: Callable[[SavedTensor], int] | None,
+    ) -> None:
+        self.specs, self.level, self.step, self.rank, self.redraw = specs, level, step, rank, redraw
+        self.records: list[Record] = []
+        self.regions = RegionRuns(self)
+        self._make, self._observer, self._inputs = make, observer, list[Tensor]()
+        self._entered = False
+
+    def __getattr__(self, name: str) -> Any:
+        """What only a full session has."""
+        if name == "full":
+            self.full = self._make()
+            self.full.owners.add_inputs(self._inputs)
+            return self.full
+        return getattr(self.full, name)
+
+    def add_inputs(self, tensors: Iterable[Tensor]) -> None:
+        """Declares what the caller gave to the model."""
+        self._inputs.extend(tensors)
+
+    def pack(self, tensor: Tensor) -> Packed:
+        """The pack hook for what eager code saves."""
+        if not self._entered:
+            self._contexts.enter_context(self.full)
+            self._entered = True
+        return self.full.pack(tensor)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as contexts:
+            self.hook, unpack = contexts.enter_context(make_hooks(self, self.level))
+            on_stack = OnStack(self.hook, unpack, "the compressed forward")
+            contexts.callback(on_stack.take_off)
+            contexts.enter_context(on_stack)
+            self._contexts = contexts.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._contexts.__exit__(kind, error, trace)
+        finally:
+            self.left, self.hook = True, None
+            self._inputs.clear()
+        if error is None:
+            if self._entered:
+                self.records.extend(self.full.records)
+            elif self._observer is not None:
+                self._observer.forward_is_over()
+            self.regions.settle()
+        elif self._observer is not None and not self._entered:
+            self._observer.cancel()
