@@ -126,10 +126,6 @@ STABLE_TORCH_LIBRARY(actcore, m) {
       "window_index_unpack(Tensor packed, SymInt[] input_shape, int[] kernel, int[] stride, int[] padding,"
       " int[] dilation, bool ceil_mode) -> Tensor");
 
-  // From now on, compiled regions that run in this thread draw their streams from `key`, 0 outside of all forwards, and
-  // are noted. Returns the notes since the last call: for each region, in the order of their runs, its number, how many
-  // sizes follow, and those. listener: 0, or the address of a C function that is called with the number of each region.
-  m.def("begin_regions(int key, int listener) -> int[]");
   // Notes that a region runs, and returns its stream. Compiled code calls region_stream, whose schema is in
   // actcore/ops.py: it has a tag.
   m.def("enter_region(int region, int[] sizes) -> int");

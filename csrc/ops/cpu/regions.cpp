@@ -1,6 +1,6 @@
 // Regions of compiled code: where their noise comes from, and which of them ran. No Python runs for them.
+#include <algorithm>
 #include <atomic>
-#include <utility>
 
 #include "codec/philox.h"
 #include "ops/outputs.h"
@@ -20,11 +20,6 @@ struct Forward {
 
 thread_local Forward forward;
 std::atomic<uint64_t> regions_outside = 0;  // in any thread
-
-Ints begin_regions(int64_t key, int64_t listener) {
-  Forward next = {static_cast<uint64_t>(key), reinterpret_cast<Listener>(listener)};
-  return std::exchange(forward, std::move(next)).notes;
-}
 
 int64_t enter_region(int64_t region, const Ints& sizes) {
   if (forward.key == 0) return static_cast<int64_t>(mixed(regions_outside++));
@@ -46,8 +41,22 @@ Tensor region_stream(const Tensor& like, int64_t region, const Ints& sizes) {
 
 STABLE_TORCH_LIBRARY_IMPL(actcore, CompositeExplicitAutograd, m) {
   using namespace actcore::ops;
-  m.impl("begin_regions", TORCH_BOX(&begin_regions));
   m.impl("enter_region", TORCH_BOX(&enter_region));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(actcore, CPU, m) { m.impl("region_stream", TORCH_BOX(&actcore::ops::region_stream)); }
+
+// From now on, compiled regions that run in this thread draw their streams from `key`, 0 outside of all forwards, and are
+// noted; `listener`, if it is not null, is called with the number of each. Writes the notes since the last call to
+// `notes` and returns how many there are: for each region, in the order of their runs, its number, how many sizes follow,
+// and those. Where there are more than `room`, nothing is done. No operator, so that no dispatch mode of a user sees it.
+extern "C" __attribute__((visibility("default"))) int64_t actcore_begin_regions(
+    uint64_t key, actcore::ops::Listener listener, int64_t* notes, int64_t room) {
+  auto& forward = actcore::ops::forward;
+  const auto count = static_cast<int64_t>(forward.notes.size());
+  if (count > room) return count;
+  std::copy(forward.notes.begin(), forward.notes.end(), notes);
+  forward.notes.clear();
+  forward.key = key, forward.listener = listener, forward.regions = 0;
+  return count;
+}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 _HERE = Path(__file__).parent
-_CPU = _HERE / "_ops.so"
+CPU_LIBRARY = _HERE / "_ops.so"
 _CUDA = _HERE / "_ops_cuda.so"
 _NUMBERS = {
     torch.uint8: 0,
@@ -30,7 +30,7 @@ _NUMBERS = {
 
 def _load() -> str:
     """Registers ``torch.ops.actcore`` and returns why the CUDA operators are absent, or an empty string."""
-    torch.ops.load_library(_CPU)
+    torch.ops.load_library(CPU_LIBRARY)
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is a CPU build"
     if not _CUDA.exists():
@@ -59,7 +59,7 @@ def cpu_kernels() -> dict[str, Callable[..., Any]]:
     looks on. None before torch 2.14, which has no way to take its objects apart."""
     import actcore._native as _native
 
-    return dict(_native.kernels(str(_CPU), _NUMBERS))
+    return dict(_native.kernels(str(CPU_LIBRARY), _NUMBERS))
 
 
 def missing_on(device: torch.device) -> str:

@@ -1,4 +1,5 @@
-"""``actcore::next_stream``: a counter of streams that advances inside compiled regions and replayed CUDA graphs.
+"""Streams of noise inside compiled regions and replayed CUDA graphs: ``actcore::next_stream``, a counter that advances
+there; and ``begin_regions``, for regions whose streams follow from the forward that they are in.
 
 There, everything that Python computes is a constant of the first run. An operator that keeps its count to itself is
 not: it runs every time, and on a GPU its count lies on the device, where a replay advances it, too.
@@ -6,15 +7,19 @@ not: it runs every time, and on a GPU its count lies on the device, where a repl
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from actcore._library import CPU_LIBRARY
 from actcore.compiling import constant_when_traced
 from actcore.noise import current_rank, stream_of
 
@@ -113,3 +118,33 @@ def next_stream(like: Tensor, key: int) -> Tensor:
 @next_stream.register_fake
 def _(like: Tensor, key: int) -> Tensor:
     return like.new_empty(1, dtype=torch.int64)
+
+
+def _find_begin_regions() -> Callable[[int, int, Any, int], int]:
+    function = ctypes.PyDLL(str(CPU_LIBRARY)).actcore_begin_regions
+    function.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    function.restype = ctypes.c_int64
+    return function
+
+
+_begin_regions = _find_begin_regions()
+_room = threading.local()  # .notes: for notes
+
+
+def begin_regions(key: int, listener: int = 0) -> list[int]:
+    """Has the compiled regions that run from now on in this thread draw their noise from ``key``, and noted.
+
+    Args:
+        key: an unsigned number of 64 bits; 0 outside of all forwards.
+        listener: the address of a C function that is called with the number of each region; 0 for none.
+
+    Returns:
+        The notes since the last call: for each region, in the order of their runs, its number, how many sizes follow,
+        and those.
+    """
+    notes = getattr(_room, "notes", None)
+    if notes is None:
+        notes = _room.notes = (ctypes.c_int64 * 64)()
+    while (count := _begin_regions(key, listener, notes, len(notes))) > len(notes):
+        notes = _room.notes = (ctypes.c_int64 * count)()
+    return notes[:count]

@@ -217,6 +217,10 @@ attr_source = later("torch._dynamo.source.AttrSource", _COMPILED)
 functorch_config = later("torch._functorch.config", _COMPILED)
 HOOKS_FILTERING = "saved_tensors_hooks_filtering_mode"  # a setting in it
 noted(f"torch._functorch.config.{HOOKS_FILTERING}", _COMPILED, spared=True)
+# What inductor divides a joint graph with; before torch 2.11 it asks its own partitioner alone.
+inductor_config = later("torch._inductor.config", _COMPILED, None)
+custom_partitioner_fn = later("torch._inductor.custom_graph_pass.CustomPartitionerFn", _COMPILED, None)
+min_cut_partition = later("torch._functorch.partitioners.min_cut_rematerialization_partition", _COMPILED)
 saved_tensor_hook_context = later(
     "torch._functorch._aot_autograd.graph_compile._get_saved_tensor_hook_context", _COMPILED
 )

@@ -232,7 +232,7 @@ class RunningSession:
         elif error[0] is None:
             if self._probe is not None:
                 judge_measurement(self._handle, self._probe, self._session.records)
-            if not self.repeats and not self._session.regions.known:
+            if not self.repeats and (self._handle.strict or not self._session.regions.known):
                 warn_if_ineffective(self._handle, self._session)
 
     def abandon(self) -> None:

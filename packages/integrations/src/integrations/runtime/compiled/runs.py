@@ -11,19 +11,16 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import torch
+from weakref import ref
 
 from actcore import Layout
+from actcore.device_streams import begin_regions
 from actcore.noise import step_key
-from integrations._utils.torch_internals import DisableTorchFunction
 from integrations.runtime.compiled.regions import DESCRIBED, RegionEntry, regions
 from integrations.tracing.storage.records import Record, kept_by
 
 if TYPE_CHECKING:
     from integrations.runtime.packing import PackedForward
-
-_BEGIN = torch.ops.actcore.begin_regions.default
 
 _here = threading.local()  # .runs: of the session that was entered last in the thread
 
@@ -41,10 +38,16 @@ class RegionRuns:
     known = False
 
     def __init__(self, session: PackedForward) -> None:
-        self._session = session
+        self._found = ref(session)  # which has these
         self._notes: list[int] = []
         self._places: list[tuple[PackedForward, str]] = []  # by run: the forward whose model it is, and the module
         self._begun = 0
+
+    @property
+    def _session(self) -> PackedForward:
+        session = self._found()
+        assert session is not None
+        return session
 
     def listen(self) -> None:
         """Notes where the region that begins now is called."""
@@ -58,7 +61,7 @@ class RegionRuns:
         key = step_key(step_key(session.step, session.rank, again), self._begun)
         self._begun += 1
         listener = _LISTENER if session.specs.listens or session.outer is not None else 0
-        return _BEGIN(key - (1 << 64) if key >> 63 else key, listener)
+        return begin_regions(key, listener)
 
     def settle(self) -> None:
         """Adds the records of what the regions have saved to those of the forward, which is over."""
@@ -96,8 +99,7 @@ class RegionRuns:
 def begin(runs: RegionRuns | None) -> None:
     """Has the regions that run in this thread noted for a forward, or for none."""
     before: RegionRuns | None = getattr(_here, "runs", None)
-    with DisableTorchFunction():
-        notes = _BEGIN(0, 0) if runs is None else runs._begin()
+    notes = begin_regions(0) if runs is None else runs._begin()
     if before is not None:
         before._notes += notes
     _here.runs = runs

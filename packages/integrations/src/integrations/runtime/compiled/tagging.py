@@ -25,6 +25,7 @@ from integrations.capture.dispatch.memory import iter_tensors
 from integrations.capture.dispatch.operators import get_traits
 from integrations.planner.plan import Plan
 from integrations.policies.stores import NODE_KEY, Store
+from integrations.runtime.compiled.partition import expect
 from integrations.runtime.compiled.matching import Operator, Shape, is_same_path, match
 
 _RECOMPUTE = CheckpointPolicy.MUST_RECOMPUTE
@@ -76,7 +77,7 @@ class Tagging(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._hooks.__exit__(*error)
-        if error[0] is None and self._traced:
+        if error[0] is None and self._traced and not expect(self._plan):
             self._tag()
 
     def __torch_dispatch__(

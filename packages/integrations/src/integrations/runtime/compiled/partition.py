@@ -1,0 +1,173 @@
+"""``Partitioner``: divides a joint graph into forward and backward within a budget in bytes.
+
+Inductor asks it where it would ask torch's own partitioner. The plan that a model has for eager code gives the budget and
+the state of the gradients; what is kept and what is recomputed is searched anew, on the graph that is compiled. Torch then
+cuts the graph in two where the marks on its nodes say.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from actcore import checkpoint_plans
+from integrations._utils.torch_internals import custom_partitioner_fn, inductor_config, min_cut_partition
+from integrations.capture.costs.calibrating import calibrated
+from integrations.capture.graphs.graph import Graph
+from integrations.capture.graphs.schedule import Schedule
+from integrations.planner.budget import allowed_bytes
+from integrations.planner.plan import Plan
+from integrations.planner.problem import training_step
+from integrations.runtime.compiled.joint_step import JointStep
+
+_REGION = "ac_graph_id"  # torch compares it where checkpoints follow each other
+
+_SETTING = "custom_partitioner_fn"
+
+_here = threading.local()  # .plan: of the graph that is traced in this thread
+
+
+@dataclass(frozen=True)
+class JointPlan:
+    """What is kept and recomputed of a joint graph.
+
+    Attributes:
+        graph: the graph's training step.
+        schedule: what becomes of each of its values.
+        peak: bytes of the activation peak, as simulated.
+        seconds: modelled seconds of recomputing.
+    """
+
+    graph: Graph
+    schedule: Schedule
+    peak: int
+    seconds: float
+
+
+@cache
+def _make_partitioner() -> Any:
+    """What inductor asks, whose class imports inductor."""
+    base = custom_partitioner_fn()
+    if base is None:
+        return None
+
+    class Partitioner(base):  # type: ignore[misc,valid-type]
+        """Divides the joint graph of a model that has a plan."""
+
+        def __call__(self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any) -> Any:
+            return partition(gm, joint_inputs, options)
+
+        def uuid(self) -> None:
+            """``None``: by the time that inductor looks its code up, the graph has been divided."""
+            return None
+
+    return Partitioner()
+
+
+def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, Any]) -> Any:
+    """The forward and the backward graph of a joint graph.
+
+    Args:
+        gm: the joint graph.
+        joint_inputs: its inputs.
+        options: those of torch's partitioner.
+    """
+    plan = forget_expected()
+    if plan is not None:
+        step = JointStep(gm, options["num_fwd_outputs"], calibrated)
+        _mark(gm, step, plan_joint(step.graph, plan).schedule)
+    return min_cut_partition()(gm, joint_inputs, **options)
+
+
+def expect(plan: Plan) -> bool:
+    """Has the joint graph that is being traced in this thread divided by a plan. Returns whether it will be: only
+    inductor asks a partitioner, and not this one if the user has set another."""
+    if "torch._inductor.compile_fx" not in sys.modules or plan.choice.stores or plan.compressed:
+        return False
+    config, ours = inductor_config(), _make_partitioner()
+    if ours is None or getattr(config, _SETTING, ours) not in (None, ours):
+        return False
+    setattr(config, _SETTING, ours)
+    _here.plan = plan
+    return True
+
+
+def forget_expected() -> Plan | None:
+    """The plan that was expected to divide a graph in this thread, which is expected no longer."""
+    plan: Plan | None = getattr(_here, "plan", None)
+    if plan is not None:
+        _here.plan = None
+        config = inductor_config()
+        if getattr(config, _SETTING, None) is _make_partitioner():
+            setattr(config, _SETTING, None)
+    return plan
+
+
+def plan_joint(graph: Graph, plan: Plan) -> JointPlan:
+    """The fastest plan for a joint graph in the bytes of another plan's budget, or of its peak if it has none; the least
+    peak if none fits.
+
+    Args:
+        graph: the joint graph's step, without gradients before it.
+        plan: the plan of the eager step.
+    """
+    if plan.graph.accumulates:
+        graph = replace(graph, gradients=0, accumulates=True)
+    elif plan.graph.clears:
+        graph = graph.clearing
+    most = allowed_bytes(plan.memory, plan.uncompressed_peak)
+    most = plan.peak if most is None else most
+    front = checkpoint_plans(training_step(graph)).front
+    flat = [one for one in front if one.held is None]  # torch repeats nothing twice
+    fitting = [one for one in flat if one.peak - graph.gradients <= most]
+    best = min(fitting, key=lambda one: (one.seconds, one.peak)) if fitting else min(flat, key=lambda one: one.peak)
+    kept = [value for value, is_kept in enumerate(best.kept) if is_kept]
+    return JointPlan(graph, Schedule.of(graph, kept), best.peak - graph.gradients, best.seconds)
+
+
+def _mark(joint: GraphModule, step: JointStep, schedule: Schedule) -> None:
+    """Writes to the nodes of a joint graph what torch's partitioner is to keep and to recompute."""
+    graph = schedule.graph
+    read_again = {
+        value
+        for op, planned in zip(graph.ops, schedule.ops, strict=True)
+        if planned.segment >= 0
+        for value in op.reads
+    }
+    for node in joint.graph.nodes:
+        node.meta.pop("recompute", None)
+        node.meta.pop(_REGION, None)
+    for node in step.fused:
+        _write(node, CheckpointPolicy.MUST_RECOMPUTE)
+    remade = {op.makes[0] for op in graph.ops if not schedule.recomputed.isdisjoint(op.makes)}
+    for value, nodes in enumerate(step.nodes):
+        # An operator with several results is repeated for all of them.
+        recomputed = graph.ops[graph.values[value].producer].makes[0] in remade
+        if not recomputed and graph.values[value].saved < 0 and value not in read_again:
+            continue
+        kept, views = _split(nodes)
+        for node in kept:
+            _write(node, CheckpointPolicy.MUST_RECOMPUTE if recomputed else CheckpointPolicy.MUST_SAVE)
+        for node in views:
+            _write(node, CheckpointPolicy.MUST_RECOMPUTE)
+
+
+def _split(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+    """The nodes of a value that stand for its elements: the operator, and the node that takes it out of several results;
+    and the views of these."""
+    maker, *others = nodes
+    parts = [node for node in others if node.target is operator.getitem and node.args[0] is maker]
+    return [maker, *parts], [node for node in others if node not in parts]
+
+
+def _write(node: Node, policy: CheckpointPolicy) -> None:
+    node.meta["recompute"] = policy
+    node.meta[_REGION] = 0
