@@ -152,7 +152,9 @@ class ForwardRunner(HandleState):
                 return None  # the forward runs plainly, and the one before has warned of it
         if not self._trials and not earlier:
             self._look_before_step()
-        return self.session(measured=True, following=following, step=earlier[0].step if earlier else None, compiled=compiled)
+        return self.session(
+            measured=True, following=following, step=earlier[0].step if earlier else None, compiled=compiled
+        )
 
     @abstractmethod
     def _look_before_step(self) -> None:

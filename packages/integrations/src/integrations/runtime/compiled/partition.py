@@ -137,10 +137,7 @@ def _mark(joint: GraphModule, step: JointStep, schedule: Schedule) -> None:
     """Writes to the nodes of a joint graph what torch's partitioner is to keep and to recompute."""
     graph = schedule.graph
     read_again = {
-        value
-        for op, planned in zip(graph.ops, schedule.ops, strict=True)
-        if planned.segment >= 0
-        for value in op.reads
+        value for op, planned in zip(graph.ops, schedule.ops, strict=True) if planned.segment >= 0 for value in op.reads
     }
     for node in joint.graph.nodes:
         node.meta.pop("recompute", None)
