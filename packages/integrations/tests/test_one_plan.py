@@ -229,7 +229,6 @@ def test_a_plan_explains_itself(tmp_path):
     assert "$" not in html.split("<script>")[0]
     assert "src=" not in html  # it needs nothing else
     assert not re.search(r'href=(?!"#)', html)
-    assert "added time, % of a plain step, as modelled" in html  # the chart of plot
 
 
 def test_a_forward_that_nothing_need_be_done_for_runs_by_itself():

@@ -59,6 +59,7 @@ def test_names_and_reasons_are_text(tmp_path):
 
 
 def test_the_bar_of_what_is_recomputed_says_so(tmp_path):
+    pytest.importorskip("matplotlib")
     again = Row("a", "op", "input", (8,), torch.uint8, RECOMPUTED, 8, 0, "why", "")
     page = written(Report("a plan", [again, row("b", before=16)]), tmp_path)
     assert "8 B, recomputed</text>" in page
@@ -66,6 +67,7 @@ def test_the_bar_of_what_is_recomputed_says_so(tmp_path):
 
 
 def test_its_chart_is_that_of_plot(report, tmp_path):
+    pytest.importorskip("matplotlib")
     page, again = written(report, tmp_path), written(report, tmp_path)
     assert page == again
     assert page.count("<svg") == 1
@@ -77,11 +79,13 @@ def test_its_chart_is_that_of_plot(report, tmp_path):
 
 
 def test_a_module_named_like_a_formula_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
     page = written(Report("L1", [row(r"$\undefined$"), row("b")]), tmp_path)
     assert r"$\undefined$</text>" in page
 
 
 def test_what_went_to_the_host_is_in_the_chart(tmp_path):
+    pytest.importorskip("matplotlib")
     moved = Row("a", "op", "input", (8,), torch.uint8, "codec", 8, 2, "why", "", host=True)
     assert "of that, on the device" in written(Report("L3", [moved, row("b", 4, 1)]), tmp_path)
     assert "of that, on the device" not in written(Report("L3", [row("b", 4, 1)]), tmp_path)
