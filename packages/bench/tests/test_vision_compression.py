@@ -19,8 +19,8 @@ from bench.runner.memory import standing_peak_bytes
 from bench.suites.vision import cell as cells
 from bench.suites.vision import command as compressing
 from bench.suites.vision.cell import Settings, peak_operator
+from bench.suites.vision.compression_tables import KEPT, PUBLISHED
 from bench.suites.vision.entries import Cell
-from bench.suites.vision.report import KEPT, PUBLISHED
 from bench.ways.conversions import PLAIN, WAYS
 
 from .rendering import MACHINE, words

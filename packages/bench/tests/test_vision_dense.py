@@ -15,8 +15,8 @@ from bench.runner.child import here
 from bench.suites.vision import cell
 from bench.suites.vision import command as dense
 from bench.suites.vision.cell import Settings
+from bench.suites.vision.compression_tables import PUBLISHED
 from bench.suites.vision.entries import DenseCell
-from bench.suites.vision.report import PUBLISHED
 from bench.ways.conversions import PLAIN
 
 from .rendering import MACHINE, words

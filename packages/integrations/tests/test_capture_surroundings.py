@@ -3,8 +3,10 @@
 import contextvars
 import functools
 import threading
+import types
 import weakref
 from collections import deque
+from typing import ClassVar
 
 import pytest
 import torch
@@ -202,3 +204,64 @@ def test_tensors_with_a_size_and_no_memory(inner, real):
     """Zeros that torch does not write out, and what DLPack makes of fake tensors: both were read at address 0."""
     model = Net(lambda self, x: inner(x @ self.w) @ self.w, w=torch.eye(8)).train()
     assert checkpoint.plan(model, normal(4, 8), real=real).graph.ops
+
+
+STATIC, OF_CLASS, OF_PROPERTY, OF_INNER = {}, {}, {}, {}
+STATE = types.ModuleType("state")  # as a Python module of the user's
+
+
+def with_keyword(x, *, cache={}):  # noqa: B006  # as code that caches in a default
+    cache[len(x)] = x
+
+
+class WithTable(nn.Linear):
+    of_base: ClassVar = {}
+
+
+class Roundabout(WithTable):
+    """Fills caches that only other code than its forward names."""
+
+    def __init__(self):
+        super().__init__(8, 8)
+        self.ordered = {"first": 1, "second": 2}
+
+    @staticmethod
+    def note_static(x):
+        STATIC[len(x)] = x
+
+    @classmethod
+    def note_class(cls, x):
+        OF_CLASS[len(x)] = x
+
+    @property
+    def noted(self):
+        OF_PROPERTY[0] = self.weight + 1
+        return None
+
+    def forward(self, x):
+        y = super().forward(x)
+        self.note_static(y)
+        self.note_class(y)
+        self.noted  # noqa: B018
+        (lambda: OF_INNER.setdefault(len(x), y))()
+        with_keyword(y)
+        STATE.last = y
+        self.of_base[len(x)] = y
+        self.ordered["first"] = self.ordered.pop("first")
+        return y
+
+
+def test_caches_that_a_forward_reaches_through_other_code():
+    noted = []
+    hook = nn.modules.module.register_module_forward_hook(lambda module, args, output: noted.append(output))
+    model, x = Roundabout().train(), normal(4, 8)
+    try:
+        checkpoint.plan(model, x)
+    finally:
+        hook.remove()
+    assert (STATIC, OF_CLASS, OF_PROPERTY, OF_INNER) == ({}, {}, {}, {})
+    assert with_keyword.__kwdefaults__ == {"cache": {}}
+    assert not hasattr(STATE, "last")
+    assert WithTable.of_base == {}
+    assert list(model.ordered) == ["first", "second"]
+    assert noted == []

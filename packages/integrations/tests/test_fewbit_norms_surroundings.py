@@ -9,9 +9,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from integrations.fewbit.convert import convert, restore_model, summary
-from integrations.fewbit.memory import estimate_memory_usage, teniter
 from integrations.fewbit.modules import LayerNorm, RMSNorm
 
+from .graph_tensors import saved_bytes, saved_tensors
 from .test_fewbit_norms import PAIRS, WIDTH, every_norm, gradients_of, normal, saves_output, trained
 
 
@@ -51,7 +51,7 @@ def test_the_next_linear_layer_saves_the_same_tensor():
             linear = nn.Linear(WIDTH, WIDTH)
 
             def saved(norm, x=x, linear=linear, views=views):
-                large = [t for t in teniter(linear(views(norm(x))), False, True) if t.numel() == 8 * WIDTH]
+                large = [t for t in saved_tensors(linear(views(norm(x)))) if t.numel() == 8 * WIDTH]
                 return len(large)
 
             assert saved(torchs(WIDTH)) >= 2
@@ -103,10 +103,10 @@ def test_autocast_that_casts_what_comes_next_shares_nothing(torchs, ours):
     with torch.autocast("cpu", torch.bfloat16):
         # x in float32 makes the residual stream float32, and each linear layer saves a copy of its input.
         assert not saves_output(model[1].norms[0](x))
-        assert estimate_memory_usage(model[1:](x), True) == estimate_memory_usage(plain[1:](x), True)
+        assert saved_bytes(model[1:](x)) == saved_bytes(plain[1:](x))
         # A stream in autocast's dtype, which the linear layer in front makes: what comes next takes it as it is.
         assert saves_output(model[1].norms[0](model[0](x)))
-        assert estimate_memory_usage(plain(x), True) - estimate_memory_usage(model(x), True) >= 4 * 32 * WIDTH * 2
+        assert saved_bytes(plain(x)) - saved_bytes(model(x)) >= 4 * 32 * WIDTH * 2
         assert torch.equal(model(x), plain(x))
 
 
@@ -165,7 +165,7 @@ def test_compiled():
         expected = step(model, x)
         compiled = torch.compile(model, backend="aot_eager_decomp_partition", fullgraph=True)
         assert_near(step(compiled, x), expected)
-        saved.append(estimate_memory_usage(compiled(x), True))
+        saved.append(saved_bytes(compiled(x)))
     # Four norms: a tensor less for each, and beside its output two channels and one number a row.
     assert saved[0] - saved[1] >= 4 * 32 * (WIDTH - 4) * 4
 
@@ -212,7 +212,7 @@ def test_convert_exchanges_norms_and_restore_brings_them_back():
     model, x = blocks(), normal(32, WIDTH)
     model[1].norms[1], model[2].norms[0] = nn.RMSNorm(WIDTH), LlamaRMSNorm(WIDTH)
     modules, expected = dict(model.named_modules()), step(model, x)
-    parameters, before = list(model.parameters()), estimate_memory_usage(model(x), True)
+    parameters, before = list(model.parameters()), saved_bytes(model(x))
     convert(model, functions=(), calls=False)
     assert dict(model.named_modules()) == modules  # not without being asked to
     restore_model(model)
@@ -227,7 +227,7 @@ def test_convert_exchanges_norms_and_restore_brings_them_back():
     found = step(model, x)
     assert torch.equal(found[0], expected[0])
     assert_near(found, expected)
-    assert before - estimate_memory_usage(model(x), True) >= 4 * 32 * WIDTH * 4
+    assert before - saved_bytes(model(x)) >= 4 * 32 * WIDTH * 4
     twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
     assert_near(step(twin, x), expected)
     model.double()

@@ -1,4 +1,4 @@
-"""FewBit's store and its ``approx`` module: their names and files, and what went wrong with them."""
+"""FewBit's store: its names and files, and what went wrong with them."""
 
 import ast
 import math
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from integrations.fewbit import StepTable, approx, table
+from integrations import fewbit
+from integrations.fewbit import StepTable, table
 from integrations.fewbit.store import StepwiseStore, store
 
 numpy = pytest.importorskip("numpy")
@@ -97,64 +97,7 @@ def test_a_damaged_file_adds_nothing(arrays, text, tmp_path):
 
 def test_numpy_is_imported_by_nobody_but_a_file():
     """No requirement of the package brings it."""
-    for path in Path(approx.__file__).parent.rglob("*.py"):
+    for path in Path(fewbit.__file__).parent.rglob("*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             assert not any("numpy" in alias.name for alias in getattr(node, "names", ())), path
             assert "numpy" not in (getattr(node, "module", None) or ""), path
-
-
-def gelu_slope(x):
-    x = torch.as_tensor(x)
-    return torch.special.ndtr(x) + x * torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
-
-
-def test_approx_fits_and_estimates():
-    """FewBit's estimate_error passed scipy's simpson three positional arguments, which SciPy refuses since 1.14."""
-    found, status = approx.approximate(gelu_slope, F.gelu, 8, domain=(-10, 10))
-    assert status == {"status": "converged", "noiters": 0, "bs_diff": 0.0, "ls_diff": 0.0}
-    assert found.card == 8
-    assert approx.is_sorted(found.borders, 1e-3)
-    total, parts = approx.estimate_error(gelu_slope, found, 1e-3)
-    assert (len(parts), total) == (8, sum(parts))
-    # The optimum is 0.0118983; Simpson's rule with steps of a thousandth is exact to 1e-12.
-    assert total == pytest.approx(0.0118983, rel=1e-4)
-    inner = found.borders[1:-1]
-    assert inner.tolist() == pytest.approx([-2.398, -0.711, -0.326, 0.0, 0.326, 0.711, 2.398], abs=1e-3)
-
-
-@pytest.mark.parametrize("cardinality", [1, 2, 3, 5, 12, 256])
-def test_approx_always_converges(cardinality):
-    """FewBit's failed for selu, and found no start for 256 levels, whose borders are less than 1e-3 apart."""
-
-    def selu_slope(x):
-        return torch.where(x > 0, 1.0, 1.6732632423543772 * torch.exp(x)) * 1.0507009873554805
-
-    found, status = approx.approximate(selu_slope, F.selu, cardinality)
-    assert (found.card, status["status"]) == (cardinality, "converged")
-    assert approx.is_sorted(found.borders)
-
-
-def test_approx_takes_numpys_functions():
-    found, _ = approx.approximate(lambda x: numpy.cos(x), numpy.sin, 4, domain=(0, 3), parity=True)
-    x = numpy.linspace(0, 3, 7)
-    assert isinstance(found(x), numpy.ndarray)
-    assert found(torch.from_numpy(x)).tolist() == found(x).tolist()
-    assert numpy.abs(found(x) - numpy.cos(x)).max() < 0.5
-    assert str(found).startswith("[0] [  +0.000, ")
-    assert repr(found).startswith("<StepWiseFunction nosteps=4 borders=[0, ")
-    assert found.steps.cumsum(0).tolist() == pytest.approx(found.levels.tolist())
-
-
-def test_approx_refuses():
-    with pytest.raises(ValueError, match="domain must begin at 0 with parity"):
-        approx.approximate(gelu_slope, None, 4, parity=True)
-    with pytest.raises(ValueError, match="cardinality must be from 1 to 256, got 0"):
-        approx.approximate(gelu_slope, None, 0)
-    with pytest.raises(TypeError, match=r"cardinality must be an int, got 4.0"):
-        approx.approximate(gelu_slope, None, 4.0)
-    with pytest.raises(ValueError, match="borders must be one more than levels"):
-        approx.stepwise([0.0, 1.0], [0.0, 1.0])
-    with pytest.raises(ValueError, match="borders must be two at least and ascend"):
-        approx.stepwise([1.0, 0.0], [0.0])
-    with pytest.raises(ValueError, match="dx must be above 0, got 0"):
-        approx.estimate_error(gelu_slope, approx.stepwise([0.0, 1.0], [0.0]), 0)

@@ -25,7 +25,7 @@ MODULES = (
     *("actcore", "actcore.stored"),
     *("integrations", "integrations.checkpoint", "integrations.losses", "integrations.report", "integrations.rules"),
     *("integrations.saved", "integrations.qmodules", "integrations.fewbit", "integrations.fewbit.functional"),
-    *("integrations.fewbit.approx", "integrations.fewbit.store", "integrations.fewbit.util"),
+    *("integrations.fewbit.store", "integrations.fewbit.util"),
     "integrations.fewbit.variance",
 )
 # Modules that import a library, by the library.

@@ -211,6 +211,11 @@ def test_a_chart(made, tmp_path):
     pytest.importorskip("matplotlib")
     made.plot(tmp_path / "front.png")
     assert (tmp_path / "front.png").stat().st_size > 10_000
+    made.page(tmp_path / "plan.html")
+    page = (tmp_path / "plan.html").read_text(encoding="utf-8")
+    chart = page[page.index("<svg") : page.index("</svg>")]
+    for words in ("activation peak, ", "added time, % of a plain step, as modelled", "this plan"):
+        assert words in chart
 
 
 @pytest.mark.parametrize("name", NETS)

@@ -16,6 +16,7 @@ from integrations.policies.policy import FixedBits
 from integrations.report.words import format_bytes
 from integrations.tracing.storage.records import RECOMPUTED
 
+from .graph_tensors import saved_tensors
 from .nets import Net, mlp, normal
 
 X = normal(48, 64)
@@ -296,3 +297,15 @@ def test_a_sketch_has_the_name_of_what_saves_it(matmul):
     model(X).sum().backward()
     [row] = [row for row in integrations.compression(model).report().rows if row.module == "1" and not row.owner]
     assert (row.operator, row.role, row.codec) == ("linear_randomized", "input", "sketch of 32 rows")
+
+
+@pytest.mark.parametrize("level", ["L1", "L1.1", "L1.2"])
+def test_the_stored_bytes_are_those_that_the_graph_holds(level):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.LayerNorm(256), nn.Dropout(), nn.Linear(256, 4))
+    x = torch.randn(64, 256)
+    integrations.compress_model(model, level)
+    exactly = {tensor.untyped_storage()._cdata for tensor in (x, *model.parameters())}
+    saved = [tensor for tensor in saved_tensors(model(x)) if tensor.untyped_storage()._cdata not in exactly]
+    stored = integrations.compression(model).report().stored_bytes
+    assert sum(tensor.untyped_storage().nbytes() for tensor in saved) == stored

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 import integrations
 from integrations import Report, Row
+from integrations.report.words import format_bytes
 from integrations.tracing.storage.records import RECOMPUTED
 
 from .nets import mlp, normal
@@ -37,7 +39,8 @@ def written(report, tmp_path):
 def test_it_fetches_nothing_and_may_not(report, tmp_path):
     page = written(report, tmp_path)
     assert "default-src 'none'" in page
-    assert not re.findall(r"https?:|//\w|<link|<img|<iframe|@import|url\(|\bsrc=|\bhref=|fetch\(", page)
+    fetched = r"https?:|//\w|<link|<img|<iframe|@import|\bsrc=|fetch\("
+    assert not re.findall(fetched + r'|url\((?!#)|\bhref=(?!"#)', page)  # "#" is a place in the page itself
 
 
 def test_it_says_all_that_the_report_does(report, tmp_path):
@@ -56,10 +59,44 @@ def test_names_and_reasons_are_text(tmp_path):
 
 
 def test_the_bar_of_what_is_recomputed_says_so(tmp_path):
+    pytest.importorskip("matplotlib")
     again = Row("a", "op", "input", (8,), torch.uint8, RECOMPUTED, 8, 0, "why", "")
     page = written(Report("a plan", [again, row("b", before=16)]), tmp_path)
-    assert "8 B, recomputed</em>" in page
-    assert "16 B, 8.0×</em>" in page
+    assert "8 B, recomputed</text>" in page
+    assert "16 B, 8.0×</text>" in page
+
+
+def test_its_chart_is_that_of_plot(report, tmp_path):
+    pytest.importorskip("matplotlib")
+    page, again = written(report, tmp_path), written(report, tmp_path)
+    assert page == again
+    assert page.count("<svg") == 1
+    for text in (f"{format_bytes(report.original_bytes)} as autograd keeps it", "forward  →", "Over one step"):
+        assert text in page, text
+    chart = page[page.index("<svg") : page.index("</svg>")]
+    assert "var(--before)" in chart
+    assert not re.findall(r"#[0-9a-f]{6}\b", chart)  # each color follows the page's style
+
+
+def test_a_module_named_like_a_formula_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    page = written(Report("L1", [row(r"$\undefined$"), row("b")]), tmp_path)
+    assert r"$\undefined$</text>" in page
+
+
+def test_what_went_to_the_host_is_in_the_chart(tmp_path):
+    pytest.importorskip("matplotlib")
+    moved = Row("a", "op", "input", (8,), torch.uint8, "codec", 8, 2, "why", "", host=True)
+    assert "of that, on the device" in written(Report("L3", [moved, row("b", 4, 1)]), tmp_path)
+    assert "of that, on the device" not in written(Report("L3", [row("b", 4, 1)]), tmp_path)
+
+
+def test_without_matplotlib_the_page_says_what_its_chart_needs(report, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    page = written(report, tmp_path)
+    assert "<svg" not in page
+    assert "pip install actcore-integrations[plot]" in page
+    assert page.count("<tr ") >= sum(not row.owner for row in report.rows)
 
 
 def test_a_report_of_nothing_has_a_page(tmp_path):

@@ -1,5 +1,6 @@
 """The chart of a report: memory over one step, and by module; and the order in which a step lets tensors go."""
 
+import itertools
 import sys
 import weakref
 
@@ -10,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import integrations
 from integrations import Report, Row
-from integrations.report.curve import make_curve
+from integrations.report.timeline import make_bands
 from integrations.report.tree import MODEL, cut, make_tree
 from integrations.report.words import format_bytes
 
@@ -70,13 +71,16 @@ def test_what_went_to_the_host_is_counted_apart():
     assert [(moment.device_bytes, moment.host_bytes) for moment in moments] == [(0, 0), (0, 2), (1, 2), (0, 2), (0, 0)]
 
 
-def test_the_curve_of_a_model_peaks_at_the_report_s_sums():
+def test_the_timeline_of_a_model_peaks_at_the_report_s_sums():
     report = make_report(mlp(), normal(48, 64))
-    curve = make_curve(report.rows, 8)
-    assert max(curve.original) == curve.original[curve.turn] == report.original_bytes
-    assert max(curve.stored) == curve.stored[curve.turn] == report.stored_bytes
-    assert (curve.bands[0].start, curve.bands[-1].end) == (0, curve.turn)
-    assert all(one.end == other.start for one, other in zip(curve.bands, curve.bands[1:], strict=False))
+    saved = [row for row in report.rows if not row.owner]
+    moments = report.timeline()
+    turn = moments[len(saved)]
+    assert turn.original_bytes == max(moment.original_bytes for moment in moments) == report.original_bytes
+    assert turn.device_bytes == max(moment.device_bytes for moment in moments) == report.stored_bytes
+    bands = make_bands(saved, 8)
+    assert (bands[0].start, bands[-1].end) == (0, len(saved))
+    assert all(one.end == other.start for one, other in itertools.pairwise(bands))
 
 
 def blocks(count):

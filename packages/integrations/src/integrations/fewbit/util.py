@@ -1,4 +1,4 @@
-"""What FewBit has in ``fewbit.util``: rebuilding a model layer by layer, in place, and the bytes that a graph keeps."""
+"""What FewBit has in ``fewbit.util``: rebuilding a model layer by layer, in place."""
 
 from __future__ import annotations
 
@@ -12,23 +12,8 @@ from torch import nn
 
 from integrations._utils.layer_replacement import take_over
 from integrations._utils.module_tree import exchange, find_module_paths
-from integrations.fewbit.memory import (
-    HookedMemoryUsage,
-    estimate_memory_usage,
-    memory_usage_hooks,
-    teniter,
-    traverse,
-)
 
-__all__ = [
-    "HookedMemoryUsage",
-    "convert_linear",
-    "estimate_memory_usage",
-    "map_module",
-    "memory_usage_hooks",
-    "teniter",
-    "traverse",
-]
+__all__ = ["convert_linear", "map_module"]
 
 
 def map_module(root: nn.Module, func: Callable[..., nn.Module], patt: str | re.Pattern[str] | None = None) -> nn.Module:

@@ -146,8 +146,8 @@ class Plan(Solution):
         plot_front(self, path)
 
     def page(self, path: str | PathLike[str]) -> None:
-        """Writes the plan as one page of HTML, with its front and what happens to each module's values. It needs no
-        other file and no network.
+        """Writes the plan as one page of HTML, with the chart of ``plot`` and what happens to each module's values. It
+        needs no other file and no network. Without matplotlib, the page says in place of the chart that it needs it.
 
         Args:
             path: the file to write, such as ``"plan.html"``.

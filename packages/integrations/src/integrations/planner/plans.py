@@ -22,14 +22,19 @@ from integrations.planner.bounds import Bounds
 from integrations.planner.budget import LEAST, allowed_bytes
 from integrations.planner.errors import BudgetError
 from integrations.planner.gradient_states import GradientState, has_gradients
-from integrations.planner.infeasible import why_infeasible
 from integrations.planner.loss_choice import with_better_loss
 from integrations.planner.plan import Plan
 from integrations.planner.plan_before_forward import Attempts
 from integrations.planner.plan_for_less import within_less
+from integrations.planner.plan_messages import (
+    bounds_exceeded_error,
+    bounds_exceeded_warning,
+    forward_differs,
+    loss_missing,
+    shapes_refused,
+)
 from integrations.planner.plan_recomputation import plan_of_graph
 from integrations.planner.search import solved_for_any_path
-from integrations.report.words import format_bytes
 
 Shapes = Literal["replan", "refuse"]
 
@@ -158,11 +163,7 @@ class Plans:
         with users.alone() if asks else nullcontext(), self._lock.held:
             plan, mismatch = self._plan_of(inputs), self._mismatches.get(inputs, _Mismatches())
             if plan is None and self._shapes == "refuse":
-                raise ValueError(
-                    f"inputs must be of the shapes and under the autocast that the plan was made for, "
-                    f"{self._first.graph.inputs}, or smaller, got {inputs}; plan for these, or apply the plan with "
-                    "shapes='replan'"
-                )
+                raise ValueError(shapes_refused(self._first.graph.inputs, inputs))
             if asks and self._asks_for_capture(inputs):
                 real = mismatch.captures == _MOST_CAPTURES
                 # Sharded parameters have no real tensors to capture with, and other ranks do not take part in a
@@ -228,34 +229,24 @@ class Plans:
         Raises:
             BudgetError: it was not allowed.
         """
-        name = "budget" if least.candidates is None else "memory"
-        asked = [] if self._asked.memory is None else [f"{name}={self._asked.memory!r}"]
-        asked += [] if self._asked.time is None else [f"time={self._asked.time:g}"]
-        about = f"no plan of {least.model} for inputs {inputs}{_WHERE[state]} keeps to {' and '.join(asked)}"
         # A model that has run out of memory is planned for less than was asked for, which nobody has to keep to.
         allowed = allowed_bytes(self._asked.memory, least.uncompressed_peak)
         lowered = self._first.memory != self._asked.memory and (allowed is None or least.peak <= allowed)
         if raises and self._asked.fallback != LEAST and not lowered:
-            why = why or why_infeasible(least, self._asked)
-            anyway = "" if least.candidates is None else ". Pass fallback='least' to go on with more memory"
             if len(self._refused) >= _MOST_REFUSED:
                 self._refused.clear()
-            error = self._refused[inputs, state] = f"{about}: {why}{_REMEDY[state]}{anyway}"
+            error = self._refused[inputs, state] = bounds_exceeded_error(least, inputs, state, self._asked, why)
             raise BudgetError(error)
         if (key := (inputs, state)) not in self._excess:
             self._excess.add(key)
-            warn(f"{about}: the least activation peak, {format_bytes(least.peak)}, is taken")
+            warn(bounds_exceeded_warning(least, inputs, state, self._asked))
 
     def _tell_of_loss(self, made: Plan) -> None:
         """Warns once of a plan that starts from another loss than the first one, whose function was not saved with
         it."""
         if self._first.graph.differentiated == OF_LOSS and self._first.loss is None and not self._told_of_loss:
             self._told_of_loss = True
-            warn(
-                f"the plan of {made.model} was made with a loss, which is not saved with a plan: for inputs "
-                f"{made.graph.inputs}, backward is taken to start from {made.graph.differentiated}; apply a plan that "
-                "is made in this process, integrations.checkpoint.plan(model, inputs, loss=...)"
-            )
+            warn(loss_missing(made))
 
     def note_mismatch(self, followed: Followed, where: str, repeats: bool = False, told: bool = True) -> None:
         """Notes a forward that its plan is not for. That tells nothing of the plan if the plan was made for other
@@ -274,11 +265,7 @@ class Plans:
             self._varies = bool(self._varies or varies)
             again = self._note(plan, inputs)
         if told and (again is not None or varies):
-            first = _REPEATS if repeats else _what_follows(plan)
-            after = f". The {'second run' if repeats else 'next forward with such inputs'} is planned for again"
-            after = after if again else _without_captures(plan) if again is False else ""
-            text = f"{first}{after}{_from_now_on(plan) if varies else ''}"
-            warn(f"{plan.model}'s forward is not the one that was captured. {text}. The difference: {where}")
+            warn(forward_differs(plan, where, repeats, again, varies))
 
     def _may_exceed(self, plan: Plan, inputs: Signature) -> bool:
         """Return whether a forward that differs from the plan's may have an error above the bound. Return ``False`` for
@@ -359,49 +346,3 @@ class Plans:
 def _fits_any_path(plan: Plan) -> bool:
     """Return whether each value is stored precisely enough for any reader, in both states of the gradients."""
     return plan.compressed or not plan.error or (plan.choice.fits_any_path and plan.accumulating.choice.fits_any_path)
-
-
-_WHERE = {
-    "fresh": "",
-    "accumulating": " where gradients are there already",
-    "clearing": " where gradients are cleared between forward and backward",
-}
-_REMEDY = {
-    "fresh": "",
-    "accumulating": ". If steps do not accumulate, call optimizer.zero_grad(), with set_to_none=True, before the "
-    "forward",
-    "clearing": ". Call optimizer.zero_grad() before the forward, which takes less",
-}
-
-_REPEATS = (
-    "It runs a second time from its start, since it has stored tensors in few bits for the planned path: its Python "
-    "code and the hooks of its submodules run twice in this step"
-)
-
-
-def _from_now_on(plan: Plan) -> str:
-    """Return a sentence on the error of the forwards after one that took another path."""
-    least = "rounds to fewer than 8 bits" if plan.bounds.rounds_unforeseen else "rounds"
-    return (
-        f". From now on no step {least}, which keeps the error within error={plan.error:g} on every path. If the "
-        "forward takes the new path from now on, call integrations.restore_model(model) and compress it again"
-    )
-
-
-def _without_captures(plan: Plan) -> str:
-    """Return what it means that no other capture is made for these inputs, and what to do."""
-    budget = "was planned" if plan.memory is None else f"memory={plan.memory!r}"
-    return (
-        f". No other capture is made for these inputs: from now on, steps that take another path than the last "
-        f"captured one may take more than {budget}. Pass what chooses the path as an argument of the forward, such as "
-        "a number: then each path has a plan of its own"
-    )
-
-
-def _what_follows(plan: Plan) -> str:
-    """What becomes of the rest of a forward that is not its plan's, in words."""
-    if plan.compressed:
-        return "Its rest is stored as the level says and not recomputed, so less memory is saved"
-    if plan.followed.rounded and plan.bounds.rounds_unforeseen:
-        return "Its rest is stored in 8 bits and not recomputed, so less memory is saved"
-    return "Its rest is kept, so gradients are right and less memory is saved"

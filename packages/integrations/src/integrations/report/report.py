@@ -105,7 +105,8 @@ class Report(Content):
         plot_report(self, path)
 
     def html(self, path: str | PathLike[str]) -> None:
-        """Writes a page that needs nothing but a browser: sums, the same two charts, every tensor in a tree.
+        """Writes a page that needs nothing but a browser: sums, the chart of ``plot``, every tensor in a tree. Without
+        matplotlib, the page says in place of the chart that it needs it.
 
         Args:
             path: the file to write, in UTF-8.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from integrations.report.row import Row
+from integrations.report.tree import cut, make_tree
 from integrations.report.words import LOSS
 
 
@@ -64,3 +65,32 @@ def make_timeline(rows: Sequence[Row], gradient_bytes: int = 0) -> tuple[Moment,
     if gradient:
         add(LOSS, -gradient, -gradient, 0)
     return tuple(moments)
+
+
+@dataclass(frozen=True)
+class Band:
+    """Moments ``start`` to ``end`` of forward, in which tensors of one module were saved."""
+
+    name: str
+    start: int
+    end: int
+
+
+def make_bands(rows: Sequence[Row], most: int) -> tuple[Band, ...]:
+    """Cut the forward of ``make_timeline(rows)`` into bands by module.
+
+    Args:
+        rows: the forward's, without those that something else keeps alive.
+        most: the most modules.
+    """
+    names: dict[int, str] = {}
+    for part in cut(make_tree(rows), most):
+        names |= {id(row): part.path or part.name for row in part.all_rows()}
+    found: list[Band] = []
+    for place, row in enumerate(rows):
+        name = names.get(id(row), "")
+        if found and found[-1].name == name:
+            found[-1] = Band(name, found[-1].start, place + 1)
+        else:
+            found.append(Band(name, place, place + 1))
+    return tuple(found)

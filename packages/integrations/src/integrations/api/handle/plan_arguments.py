@@ -12,7 +12,7 @@ from torch import nn
 
 from integrations.capture.graphs.fingerprint import fingerprint
 from integrations.capture.graphs.sharding import get_class
-from integrations.planner.bounds import FULL, Bounds
+from integrations.planner.bounds import FULL, ONLY_RECOMPUTE, Bounds
 from integrations.planner.budget import python_number, require_budget
 from integrations.planner.plan import Plan
 from integrations.policies.levels import LEVELS, Level, resolve_level
@@ -125,10 +125,19 @@ def _named(level: Level) -> tuple[str, dict[str, Any]]:
     return name, changed(LEVELS[name])
 
 
+def asked_bounds(asked: Asked) -> Bounds:
+    """Return the bounds of a plan, or those that were asked for. A budget beside a level only bounds recomputation."""
+    if isinstance(asked, Plan):
+        return asked.bounds
+    if isinstance(asked, Bounds):
+        return asked
+    return Bounds(None if asked == OPTIMAL else asked, error=None, stores=ONLY_RECOMPUTE)
+
+
 def planning_for(asked: Asked) -> str:
     """The arguments that ask for a plan, in words."""
     if isinstance(asked, Bounds | Plan):
-        return f"plan({asked.bounds if isinstance(asked, Plan) else asked})"
+        return f"plan({asked_bounds(asked)})"
     return f"checkpoint={asked!r}"
 
 

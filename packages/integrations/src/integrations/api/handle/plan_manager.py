@@ -17,20 +17,21 @@ from integrations.api.error_control.rank_0_plan import Answer, of_rank_0, with_b
 from integrations.api.handle.first_steps import FirstSteps
 from integrations.api.handle.module_conversion import Conversions
 from integrations.api.handle.plan_arguments import (
-    OPTIMAL,
     Asked,
+    asked_bounds,
     planning_for,
     require_asked,
     require_at,
     require_same_model,
     require_this_torch,
 )
+from integrations.api.handle.plan_in_words import NO_PLAN, describe_plan
 from integrations.api.handle.plans_with_stores import Fronts
 from integrations.api.handle.remeasuring import EARLY, Remeasuring
 from integrations.capture.graphs.fingerprint import fingerprint
 from integrations.capture.graphs.sharding import get_class
 from integrations.capture.graphs.signature import Signature
-from integrations.planner.bounds import FULL, ONLY_RECOMPUTE, Bounds
+from integrations.planner.bounds import FULL, Bounds
 from integrations.planner.budget import Budget
 from integrations.planner.errors import BudgetError
 from integrations.planner.gradient_states import GradientHistory
@@ -44,7 +45,6 @@ from integrations.planner.plans import Plans, Shapes
 from integrations.planner.sensitivity.bit_plan import BitPlan
 from integrations.planner.sensitivity.ranks import ranks_can_meet, ranks_in_sync
 from integrations.policies.levels import Level
-from integrations.report.words import format_bytes
 from integrations.runtime.compiled.forward import Compiled
 from integrations.runtime.plan_executor import PlanExecutor
 from integrations.tracing.storage.double_backward import DoubleBackward, Kinds
@@ -136,7 +136,7 @@ class PlanManager:
     @property
     def error(self) -> float | None:
         """The bound on the gradient's error that was asked for; ``None`` if a level says how everything is stored."""
-        return (self.asked.bounds if isinstance(self.asked, Plan) else self._bounds).error
+        return self._bounds.error
 
     @property
     def measured(self) -> tuple[float, int | None] | None:
@@ -190,7 +190,7 @@ class PlanManager:
         """Whether plans may round although the level does not."""
         if self.codec is not None and not isinstance(inner(self.codec), Raw):
             return True
-        return bool(self._bounds.error) if not isinstance(self.asked, Plan) else self.asked.error > 0
+        return bool(self._bounds.error)
 
     def following(
         self,
@@ -293,9 +293,8 @@ class PlanManager:
         if self.differentiated:
             with self._lock.held:
                 if plans is self.plans:
-                    asked = self._bounds if not isinstance(self.asked, Plan) else self.asked.bounds
-                    plan = unrounded(plans.first, asked.falls_back)
-                    self.plans = Fronts(plan, level, shapes=self.shapes, asked=asked)
+                    plan = unrounded(plans.first, self._bounds.falls_back)
+                    self.plans = Fronts(plan, level, shapes=self.shapes, asked=self._bounds)
                 return self.plans or plans, None
         kinds = Signature.of(args, kwargs).kinds
         if double is None or double.is_tried(kinds) or not any(kind.endswith(" True") for kind in kinds):
@@ -371,11 +370,8 @@ class PlanManager:
 
     @property
     def _bounds(self) -> Bounds:
-        """The bounds. What was asked for beside a level is turned into bounds, too."""
-        if isinstance(self.asked, Bounds):
-            return self.asked
-        assert not isinstance(self.asked, Plan)
-        return Bounds(None if self.asked == OPTIMAL else self.asked, error=None, stores=ONLY_RECOMPUTE)
+        """The bounds that were asked for."""
+        return asked_bounds(self.asked)
 
     def note_returned(self) -> None:
         """Notes that the forward has returned for which this thread last called ``following``."""
@@ -392,27 +388,7 @@ class PlanManager:
 
     def in_words(self) -> str:
         """The plan that was followed last, as a report describes it."""
-        plans, plan = self.plans, self.plan
-        if plans is None or plan is None:
-            return "No plan yet of what backward recomputes"
-        count = len(plan.segments)
-        peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
-        again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
-        stored = self._error_in_words(plan) if self.codec is None else f", what is kept stored by {self.codec}"
-        exactly = ", nothing rounded for create_graph=True" if plan.graph.double_backward else ""
-        chunks = ", the loss in chunks" if plan.chunked is not None else ""
-        return f"By a plan{plans.condition}: {peak}{stored}{exactly}{chunks}; backward recomputes {again}"
-
-    def _error_in_words(self, plan: Plan) -> str:
-        """A plan's error beside its bound, in words; empty for one that must not round."""
-        if plan.compressed or not plan.error:
-            return ""
-        if not plan.choice.rounds:
-            return f", nothing rounded (error={plan.error:g} would allow it)"
-        found = "not measured yet" if self.measuring is None else str(self.measuring)
-        if plan.measured is not None and (self.measuring is None or self.measuring.last is None):
-            found = f"measured {plan.measured:.2g}"
-        return f", gradient's error {found} (at most {plan.error:g})"
+        return NO_PLAN if self.plans is None else describe_plan(self.plans, self.measuring, self.codec)
 
     @property
     def _errors(self) -> ErrorModel | None:

@@ -40,14 +40,11 @@ from integrations.fewbit.functional.smooth import (
     tanhshrink,
 )
 from integrations.fewbit.functional.stepwise import stepwise
-from integrations.fewbit.gradients import GradientStorage, catch_gradients
 from integrations.policies.codebooks.options import Options
 
 __all__ = [
-    "GradientStorage",
     "Options",
     "activation",
-    "catch_gradients",
     "celu",
     "elu",
     "geglu",

@@ -1,0 +1,41 @@
+"""The plan that a model follows, as its report describes it."""
+
+from __future__ import annotations
+
+from actcore import Codec
+from integrations.api.handle.remeasuring import Remeasuring
+from integrations.planner.plan import Plan
+from integrations.planner.plans import Plans
+from integrations.report.words import format_bytes
+
+NO_PLAN = "No plan yet of what backward recomputes"
+
+
+def describe_plan(plans: Plans, measuring: Remeasuring | None, codec: Codec | None) -> str:
+    """Return a sentence on the plan that was followed last: its peak, what it stores, and what backward recomputes.
+
+    Args:
+        plans: the model's plans.
+        measuring: measures the plans' errors; ``None`` if nothing does.
+        codec: the codec for what a plan keeps and has no store for; ``None``: as the level says.
+    """
+    plan = plans.followed
+    count = len(plan.segments)
+    peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
+    again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
+    stored = _describe_error(plan, measuring) if codec is None else f", what is kept stored by {codec}"
+    exactly = ", nothing rounded for create_graph=True" if plan.graph.double_backward else ""
+    chunks = ", the loss in chunks" if plan.chunked is not None else ""
+    return f"By a plan{plans.condition}: {peak}{stored}{exactly}{chunks}; backward recomputes {again}"
+
+
+def _describe_error(plan: Plan, measuring: Remeasuring | None) -> str:
+    """Return a plan's error beside its bound; empty for one that must not round."""
+    if plan.compressed or not plan.error:
+        return ""
+    if not plan.choice.rounds:
+        return f", nothing rounded (error={plan.error:g} would allow it)"
+    found = "not measured yet" if measuring is None else str(measuring)
+    if plan.measured is not None and (measuring is None or measuring.last is None):
+        found = f"measured {plan.measured:.2g}"
+    return f", gradient's error {found} (at most {plan.error:g})"
