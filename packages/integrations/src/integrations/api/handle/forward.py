@@ -36,6 +36,7 @@ from integrations.api.handle.running_session import RunningSession
 from integrations.planner.errors import PlanningError, for_user
 from integrations.planner.plan import Plan
 from integrations.runtime.compiled.forward import Compiled
+from integrations.runtime.compiled.partition import take_failure
 from integrations.tracing.tensors import tensors_in
 
 
@@ -122,7 +123,10 @@ def _run_compiled(
         without_dynamo(_close)(forward, session, args, kwargs, result)
     except BaseException as error:
         without_dynamo(_give_up)(forward, session, error)
-        raise
+        failure = take_failure()
+        if failure is None:
+            raise
+        raise failure from None
     return result
 
 

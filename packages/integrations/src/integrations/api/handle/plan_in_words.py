@@ -7,6 +7,7 @@ from integrations.api.handle.remeasuring import Remeasuring
 from integrations.planner.plan import Plan
 from integrations.planner.plans import Plans
 from integrations.report.words import format_bytes
+from integrations.runtime.compiled.partition import JOINT, JointPlan
 
 NO_PLAN = "No plan yet of what backward recomputes"
 
@@ -20,6 +21,9 @@ def describe_plan(plans: Plans, measuring: Remeasuring | None, codec: Codec | No
         codec: the codec for what a plan keeps and has no store for; ``None``: as the level says.
     """
     plan = plans.followed
+    joint: JointPlan | None = plan.others.get(JOINT)
+    if joint is not None:
+        return _describe_joint(joint, plans)
     count = len(plan.segments)
     peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
     again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
@@ -27,6 +31,16 @@ def describe_plan(plans: Plans, measuring: Remeasuring | None, codec: Codec | No
     exactly = ", nothing rounded for create_graph=True" if plan.graph.double_backward else ""
     chunks = ", the loss in chunks" if plan.chunked is not None else ""
     return f"By a plan{plans.condition}: {peak}{stored}{exactly}{chunks}; backward recomputes {again}"
+
+
+def _describe_joint(joint: JointPlan, plans: Plans) -> str:
+    """Return the sentence for a compiled graph, which is planned by itself."""
+    count = len(joint.schedule.recomputed)
+    again = f"{count} value{'' if count == 1 else 's'} of the compiled forward" if count else "nothing"
+    peak = (
+        f"activation peak {format_bytes(joint.peak)} of {format_bytes(plans.followed.uncompressed_peak)} in eager code"
+    )
+    return f"By a plan for the compiled graph{plans.condition}: {peak}; backward recomputes {again}"
 
 
 def _describe_error(plan: Plan, measuring: Remeasuring | None) -> str:

@@ -44,6 +44,7 @@ class Compiled:
         self._model = ModelRef(model)
         self.asked = plan
         self.plan = plan = plan.flat  # torch.compile repeats nothing twice, as a nested plan does
+        object.__setattr__(plan, "others", self.asked.others)  # where reports look for what the compiler has made of it
         self._contexts = functools.partial(_contexts, plan)
         # The hash tells torch's cache on disk which plan the code was compiled for.
         self._contexts.cache_hash = _get_hash(plan)  # type: ignore[attr-defined]

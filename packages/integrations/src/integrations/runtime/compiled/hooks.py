@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode

@@ -361,8 +361,32 @@ def _can_fuse(node: Node) -> bool:
 
 
 _SIMPLE = frozenset(
-    "sum mean amax amin var var_mean expand clone _to_copy where full scalar_tensor slice cat constant_pad_nd iota "
-    "convert_element_type prod any all argmax argmin copy full_like".split()
+    [
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "var",
+        "var_mean",
+        "expand",
+        "clone",
+        "_to_copy",
+        "where",
+        "full",
+        "scalar_tensor",
+        "slice",
+        "cat",
+        "constant_pad_nd",
+        "iota",
+        "convert_element_type",
+        "prod",
+        "any",
+        "all",
+        "argmax",
+        "argmin",
+        "copy",
+        "full_like",
+    ]
 )
 
 

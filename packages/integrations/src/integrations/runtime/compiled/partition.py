@@ -24,11 +24,16 @@ from integrations.capture.costs.calibrating import calibrated
 from integrations.capture.graphs.graph import Graph
 from integrations.capture.graphs.schedule import Schedule
 from integrations.planner.budget import allowed_bytes
+from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan
 from integrations.planner.problem import training_step
+from integrations.report.words import format_bytes
 from integrations.runtime.compiled.joint_step import JointStep
 
 _REGION = "ac_graph_id"  # torch compares it where checkpoints follow each other
+
+JOINT = "joint"
+"""The key in ``Plan.others`` of the plan that a compiled graph follows."""
 
 _SETTING = "custom_partitioner_fn"
 
@@ -40,13 +45,11 @@ class JointPlan:
     """What is kept and recomputed of a joint graph.
 
     Attributes:
-        graph: the graph's training step.
         schedule: what becomes of each of its values.
         peak: bytes of the activation peak, as simulated.
         seconds: modelled seconds of recomputing.
     """
 
-    graph: Graph
     schedule: Schedule
     peak: int
     seconds: float
@@ -83,14 +86,27 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
     plan = forget_expected()
     if plan is not None:
         step = JointStep(gm, options["num_fwd_outputs"], calibrated)
-        _mark(gm, step, plan_joint(step.graph, plan).schedule)
+        try:
+            found = plan_joint(step.graph, plan)
+        except BudgetError as error:
+            _here.failure = error
+            raise
+        plan.others[JOINT] = found
+        _mark(gm, step, found.schedule)
     return min_cut_partition()(gm, joint_inputs, **options)
 
 
+def take_failure() -> BudgetError | None:
+    """The error for which a graph was not divided in this thread, which torch has wrapped in one of its own."""
+    failure: BudgetError | None = getattr(_here, "failure", None)
+    _here.failure = None
+    return failure
+
+
 def expect(plan: Plan) -> bool:
-    """Has the joint graph that is being traced in this thread divided by a plan. Returns whether it will be: only
-    inductor asks a partitioner, and not this one if the user has set another."""
-    if "torch._inductor.compile_fx" not in sys.modules or plan.choice.stores or plan.compressed:
+    """Has the joint graph that is being traced in this thread divided by a plan, of which nothing is rounded. Returns
+    whether it will be: only inductor asks a partitioner, and not this one if the user has set another."""
+    if "torch._inductor.compile_fx" not in sys.modules or plan.compressed:
         return False
     config, ours = inductor_config(), _make_partitioner()
     if ours is None or getattr(config, _SETTING, ours) not in (None, ours):
@@ -112,25 +128,37 @@ def forget_expected() -> Plan | None:
 
 
 def plan_joint(graph: Graph, plan: Plan) -> JointPlan:
-    """The fastest plan for a joint graph in the bytes of another plan's budget, or of its peak if it has none; the least
-    peak if none fits.
+    """The fastest plan for a joint graph in the bytes of another plan's budget, or of its peak if it has none.
 
     Args:
         graph: the joint graph's step, without gradients before it.
         plan: the plan of the eager step.
+
+    Raises:
+        BudgetError: no plan fits, and the other plan's budget may not be exceeded.
     """
     if plan.graph.accumulates:
         graph = replace(graph, gradients=0, accumulates=True)
     elif plan.graph.clears:
         graph = graph.clearing
-    most = allowed_bytes(plan.memory, plan.uncompressed_peak)
-    most = plan.peak if most is None else most
+    asked = allowed_bytes(plan.memory, plan.uncompressed_peak)
+    most = max(plan.peak, asked or 0)
     front = checkpoint_plans(training_step(graph)).front
     flat = [one for one in front if one.held is None]  # torch repeats nothing twice
+    best = min(flat, key=lambda one: one.peak)
     fitting = [one for one in flat if one.peak - graph.gradients <= most]
-    best = min(fitting, key=lambda one: (one.seconds, one.peak)) if fitting else min(flat, key=lambda one: one.peak)
+    if fitting:
+        best = min(fitting, key=lambda one: (one.seconds, one.peak))
+    elif asked is not None and not plan.bounds.falls_back:
+        least = best.peak - graph.gradients
+        raise BudgetError(
+            f"{plan.model}'s compiled forward and backward take at least {least} bytes ({format_bytes(least)}), and "
+            f"memory={plan.memory!r} allows {most}: torch.compile takes operators apart, and others than the eager "
+            f"step's are alive at once. Pass memory={least}, or fallback='least', or have the model follow its plan in "
+            "eager code with torch.compiler.disable(model)"
+        )
     kept = [value for value, is_kept in enumerate(best.kept) if is_kept]
-    return JointPlan(graph, Schedule.of(graph, kept), best.peak - graph.gradients, best.seconds)
+    return JointPlan(Schedule.of(graph, kept), best.peak - graph.gradients, best.seconds)
 
 
 def _mark(joint: GraphModule, step: JointStep, schedule: Schedule) -> None:

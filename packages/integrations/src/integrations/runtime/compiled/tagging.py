@@ -25,8 +25,8 @@ from integrations.capture.dispatch.memory import iter_tensors
 from integrations.capture.dispatch.operators import get_traits
 from integrations.planner.plan import Plan
 from integrations.policies.stores import NODE_KEY, Store
-from integrations.runtime.compiled.partition import expect
 from integrations.runtime.compiled.matching import Operator, Shape, is_same_path, match
+from integrations.runtime.compiled.partition import expect
 
 _RECOMPUTE = CheckpointPolicy.MUST_RECOMPUTE
 
@@ -77,7 +77,7 @@ class Tagging(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._hooks.__exit__(*error)
-        if error[0] is None and self._traced and not expect(self._plan):
+        if error[0] is None and self._traced and (self._plan.choice.stores or not expect(self._plan)):
             self._tag()
 
     def __torch_dispatch__(
@@ -123,6 +123,8 @@ class Tagging(TorchDispatchMode):
             found = match(planned, traced)
         share = _share(found, traced)
         if share < _ENOUGH:
+            if expect(self._plan):
+                return
             warn(
                 f"the plan of {self._plan.model} is not followed under torch.compile, which decides what is kept: of "
                 f"the results of the compiled forward, {share:.0%} are in the plan; plan again if inputs, mode or "
