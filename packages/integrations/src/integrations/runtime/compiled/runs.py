@@ -11,8 +11,8 @@ from torch import Tensor
 from actcore import Layout
 from integrations._utils.torch_internals import DisableTorchFunction
 from integrations.runtime.compiled.regions import RegionEntry
-from integrations.tracing.storage.extent import Extent
 from integrations.tracing.storage.records import Record
+from integrations.tracing.tensors import Extent
 
 if TYPE_CHECKING:
     from integrations.runtime.packing import PackedForward
