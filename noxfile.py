@@ -112,6 +112,7 @@ LONG = {
         "integrations/tests/test_long_runs*.py",
         "integrations/tests/test_threads.py",
         "integrations/tests/test_errors_in_training.py",
+        "integrations/tests/test_first_steps_peaks.py",
         "integrations/tests/test_plan_placed.py",
         "integrations/tests/test_pickled_at_any_moment.py",
     ),
