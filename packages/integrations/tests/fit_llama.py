@@ -6,7 +6,7 @@ from torch.profiler import ProfilerActivity, profile
 from .libraries import library_or_skip
 
 LAYERS, VOCABULARY, BATCH, TOKENS = 2, 256, 2, 64
-DEEP = 6  # layers, which are enough to capture fewer
+DEEP = 5  # layers, which are enough to capture fewer
 
 
 def config_of(layers=LAYERS, **fields):

@@ -12,8 +12,7 @@ from torch import nn
 
 import integrations
 from actcore import GroupAffine
-from integrations.planner.sensitivity.allocation import plan_of
-from integrations.planner.sensitivity.bit_plan import BitPlan
+from integrations.planner.sensitivity.bit_plan import BitPlan, plan_of
 from integrations.planner.sensitivity.identity import Identity
 from integrations.planner.sensitivity.measurement import Measurement, Sensitivity, compute_mean
 

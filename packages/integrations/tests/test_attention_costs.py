@@ -152,7 +152,7 @@ def test_a_formula_that_raises_prevents_no_plan(where, monkeypatch):
     x = normal(4, 64, 64)
     name, found = {
         "torch's formulas": ("_find_flop_formula", lambda function: broken),
-        "ours": ("attention_flops", broken),
+        "ours": ("_attention_flops", broken),
         "scratch": ("count_scratch", broken),
     }[where]
     monkeypatch.setattr(modelled, name, found)

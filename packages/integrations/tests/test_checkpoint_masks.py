@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 import integrations
 from integrations.tracing.masks import is_masked, may_be_masked
-from integrations.tracing.storage.choice import MASKED
+from integrations.tracing.storage.store import MASKED
 
 from .nets import Net, assert_same, normal, plain_and_compressed, rows
 

@@ -14,7 +14,7 @@ from integrations.api.handle import recorded_step
 from integrations.checkpoint import Plan
 from integrations.planner import plan_with_stores
 from integrations.planner.accumulation import WITH_ROUNDING
-from integrations.planner.at_peak import largest_at_peak
+from integrations.planner.infeasible import largest_at_peak
 
 from .libraries import library_or_skip
 from .nets import assert_same, gradients, normal

@@ -6,7 +6,7 @@ import torch
 
 from actcore.reference.philox import philox as slow_philox
 from integrations.fewbit.sketches import lift, operators, project, runs, sample_features, sample_tokens
-from integrations.fewbit.sketches.philox import philox, subsets, uniforms
+from integrations.fewbit.sketches.keys import philox, subsets, uniforms
 
 from .nets import normal
 

@@ -1,6 +1,11 @@
-"""Every step keeps to the memory budget, from the first one on: planning, rounding and measuring included."""
+"""Every step keeps to the memory budget, from the first one on: planning, rounding and measuring included.
+
+With ``ACTCORE_LONG=1`` (``nox -s long_runs``) each net trains within each budget and each bound on the error, otherwise
+within two of the four pairs.
+"""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -13,6 +18,7 @@ from integrations.capture.costs import calibrating
 from integrations.capture.costs.rates import constant
 from integrations.policies.stores import BESIDE, WAITING
 
+from .long_form import LONG
 from .nets import normal, profiled_bytes
 from .test_errors_in_training import Attention, Gated, mlp
 
@@ -95,6 +101,9 @@ NETS = {
     "gates": Gated,
     "recurrent": Recurrent,
 }
+EIGHT_PARTS = ("attention", "recurrent")
+"""Nets that go over eight parts of each row: a quarter of the others' rows are twice as many."""
+
 STEPS = 4  # step 0 is planned for, and measured in step 1
 
 
@@ -104,17 +113,20 @@ def _rates():
     integrations.plan(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), normal(4, 8), memory=1.0)
 
 
-@pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("error", [0, 0.1])
-@pytest.mark.parametrize("memory", ["least", 0.7])
+def cases():
+    """Each net with each error and each budget; without the long form with all pairs of two of the three."""
+    every = product(enumerate(NETS), enumerate([0, 0.1]), enumerate(["least", 0.7]))
+    return [(name, error, memory) for (i, name), (j, error), (k, memory) in every if LONG or (i + j + k) % 2 == 0]
+
+
+@pytest.mark.parametrize(("name", "error", "memory"), cases())
 @pytest.mark.filterwarnings("ignore:memory with")
 @pytest.mark.filterwarnings("ignore:the gradient's error of")
 def test_each_step_keeps_to_the_budget(name, error, memory):
     """Of steps that clear gradients, and then of steps that add to them. The budget is for what a step takes beyond
     what it leaves. Steps aside copy the input. Their sketches take at most a hundredth of the peak, or 256 numbers for
     each parameter and step, some 60 KiB for these nets with what is there while they are made and compared."""
-    torch.manual_seed(0)
-    require_budget_kept(NETS[name](), memory, error)
+    require_budget_kept(name, memory, error)
 
 
 @pytest.mark.parametrize("traffic", [0.25, 1.0, 4.0])
@@ -129,8 +141,7 @@ def test_each_step_keeps_to_the_budget_on_machines_of_other_rates(name, traffic,
         return replace(found, product=found.product / traffic, cached=found.cached * traffic, far=found.far * traffic)
 
     monkeypatch.setattr(calibrating, "_measured", rates)
-    torch.manual_seed(0)
-    require_budget_kept(NETS[name](), "least", 0.1)
+    require_budget_kept(name, "least", 0.1)
 
 
 @pytest.fixture
@@ -145,15 +156,13 @@ def constant_rates(monkeypatch):
 def test_each_step_keeps_to_the_budget_with_values_on_the_host(name, error, lane, constant_rates):
     """The device holds values that are on their way only where the step has room for them: with two on their way out
     and two on their way back, an H200 took 1.4 times the least peak. Copies are made at once here."""
-    torch.manual_seed(0)
-    require_budget_kept(NETS[name](), "least", error)
+    require_budget_kept(name, "least", error)
     assert lane.sent
 
 
 @pytest.mark.parametrize("name", [*NETS, *ON_THE_HOST])
 def test_each_step_keeps_to_the_budget_where_nothing_is_recomputed(name, lane, constant_rates):
-    torch.manual_seed(0)
-    require_budget_kept({**NETS, **ON_THE_HOST}[name](), "least", 0, stores=("exact", "host"))
+    require_budget_kept(name, "least", 0, stores=("exact", "host"))
     assert lane.sent
 
 
@@ -168,9 +177,11 @@ def test_copies_run_beside_the_computation_where_there_is_room(lane, constant_ra
     assert copies[max(copies)] == WAITING
 
 
-def require_budget_kept(model, memory, error, **options):
+def require_budget_kept(name, memory, error, **options):
     """Take four steps that clear gradients, and four that add to them, and compare their peaks with the budget."""
-    x, y = normal(2048, 64), torch.arange(2048) % 10
+    torch.manual_seed(0)
+    model, rows = {**NETS, **ON_THE_HOST}[name](), 512 if name in EIGHT_PARTS else 2048
+    x, y = normal(rows, 64), torch.arange(rows) % 10
     compress_model(model, memory=memory, error=error, fallback="error" if memory == "least" else "least", **options)
     handle, aside = compression(model), (x.nbytes + (60 << 10) if error else 0)
 

@@ -26,22 +26,22 @@ ENDS = {"bos_token_id": 1, "eos_token_id": 2}
 def test_the_cheapest_that_fits_is_the_answer():
     options = {"tokens": 128, "batch": 2, "optimizer": "sgd", "reserve": 0, "grow": False}
     every = ("plain", "chunked", "lean", "checkpoint")
-    roomy = integrations.fit(config_of(), memory="1GiB", ways=every, **options)
+    roomy = integrations.fit(config_of(1), memory="1GiB", ways=every, **options)
     assert roomy.fits
     assert roomy.code == ""
     assert roomy.answer is roomy.way("plain")
     assert "It fits as it is." in str(roomy)
     plain, chunked, lean = (roomy.way(name).peak for name in every[:3])
     assert plain > chunked > lean
-    narrow = integrations.fit(config_of(), memory=plain - 1, ways=every[:2], **options)
+    narrow = integrations.fit(config_of(1), memory=plain - 1, ways=every[:2], **options)
     assert not narrow.fits
     assert narrow.answer.name == "chunked"
     assert narrow.code in str(narrow)
-    narrower = integrations.fit(config_of(), memory=chunked - 1, ways=every[1:3], **options)
+    narrower = integrations.fit(config_of(1), memory=chunked - 1, ways=every[1:3], **options)
     assert narrower.answer.name == "lean"
     assert narrower.way("lean").error is None
     least = min(way.peak for way in roomy.ways)
-    none = integrations.fit(config_of(), memory=least - 1, ways=every[2:], **options)
+    none = integrations.fit(config_of(1), memory=least - 1, ways=every[2:], **options)
     assert none.answer is None
     assert none.code == ""
     assert "Nothing that was tried fits" in str(none)
@@ -95,23 +95,23 @@ def test_the_line_of_code_does_what_was_said(memory):
 @pytest.mark.parametrize(("way", "axis"), [("chunked", "batch"), ("plain", "tokens")])
 def test_the_largest_inputs(way, axis):
     options = {"memory": 6 * MIB, "optimizer": "sgd", "ways": [way], "reserve": 0}
-    fit = integrations.fit(config_of(), batch=2, tokens=64, **options)
+    fit = integrations.fit(config_of(1), batch=2, tokens=64, **options)
     most = fit.largest_batch if axis == "batch" else fit.longest
     assert most > 2
     assert fit.grown == way
     # Chunks are whole rows, so a size that fits is not the last one to the row.
     for size, fits in (most, True), (most + max(1, most // 64), False):
         sizes = {"batch": 2, "tokens": 64, axis: size}
-        assert (integrations.fit(config_of(), **sizes, **options, grow=False).answer is not None) is fits
+        assert (integrations.fit(config_of(1), **sizes, **options, grow=False).answer is not None) is fits
 
 
 def test_sequences_for_which_a_model_has_no_positions():
     transformers = library_or_skip("transformers")
-    config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=VOCABULARY, n_positions=128, **ENDS)
+    config = transformers.GPT2Config(n_layer=1, n_embd=64, n_head=4, vocab_size=VOCABULARY, n_positions=128, **ENDS)
     fit = integrations.fit(config, memory="64MiB", tokens=64, ways=["plain"])
     assert fit.longest == 128
     assert "Longer sequences would fit, but the model has no positions for them." in str(fit)
-    assert "positions" not in str(integrations.fit(config_of(), memory="6MiB", tokens=64, ways=["plain"]))
+    assert "positions" not in str(integrations.fit(config_of(1), memory="6MiB", tokens=64, ways=["plain"]))
 
 
 def test_larger_inputs_of_an_exact_plan_are_judged_by_an_exact_way():
@@ -123,7 +123,7 @@ def test_larger_inputs_of_an_exact_plan_are_judged_by_an_exact_way():
 
 
 def test_a_way_that_was_not_searched_has_no_error():
-    missing = integrations.fit(llama(), sample(), memory="64GiB")
+    missing = integrations.fit(llama(), sample(), memory="64GiB", grow=False)
     assert [line.split("│")[5].strip() for line in str(missing).splitlines() if line.startswith("│ plan")] == [""]
 
 
@@ -154,7 +154,7 @@ def test_a_compressed_model_is_judged_as_it_is_without_that():
 
 
 def test_command(capsys, tmp_path):
-    config_of().save_pretrained(tmp_path)
+    config_of(1).save_pretrained(tmp_path)
     path = tmp_path / "fit.json"
     arguments = ("--tokens", "64", "--dtype", "bfloat16", "--optimizer", "sgd", "--ways", "plain", "chunked")
     given = ("fit", "--hf", str(tmp_path / "config.json"), "--memory", "1GiB", "--json", str(path), *arguments)

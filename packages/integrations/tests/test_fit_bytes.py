@@ -51,7 +51,7 @@ def test_a_mixture_of_experts(way, dtype):
     """Of whose products torch's tensors without elements know those in bfloat16 alone."""
     transformers, dtype = library_or_skip("transformers"), getattr(torch, dtype)
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
-    config = transformers.MixtralConfig(**{**config_of().to_dict(), "model_type": "mixtral", **experts})
+    config = transformers.MixtralConfig(**{**config_of(1).to_dict(), "model_type": "mixtral", **experts})
     model = transformers.MixtralForCausalLM(config).to(dtype).train()
     fit = integrations.fit(model, sample(), memory="1GiB", optimizer="sgd", ways=[way], grow=False)
     if way == "chunked":

@@ -52,12 +52,12 @@ def test_states_are_those_of_torch(name):
 def test_adapters_alone_are_trained():
     library_or_skip("peft")
     options = {"memory": "1GiB", "tokens": 32, "ways": ["plain"], "grow": False}
-    whole = integrations.fit(config_of(), **options)
+    whole = integrations.fit(config_of(1), **options)
     for lora in (4, "r=4", {"r": 4, "targets": "all-linear"}):
-        fit = integrations.fit(config_of(), lora=lora, **options)
+        fit = integrations.fit(config_of(1), lora=lora, **options)
         assert fit.standing.parameters == whole.standing.parameters + fit.standing.trained
         assert fit.states == 2 * fit.gradients == 8 * fit.standing.trained
-    some = integrations.fit(config_of(), lora="r=4,targets=q_proj+v_proj", **options)
+    some = integrations.fit(config_of(1), lora="r=4,targets=q_proj+v_proj", **options)
     assert 0 < some.standing.trained < fit.standing.trained
 
 
@@ -66,18 +66,19 @@ def test_adapters_as_text():
     library_or_skip("peft")
     options = {"memory": "1GiB", "tokens": 32, "ways": ["plain"], "grow": False}
     one, by_name, two = (
-        integrations.fit(config_of(), lora=lora, **options).standing.trained
+        integrations.fit(config_of(1), lora=lora, **options).standing.trained
         for lora in ("r=4 targets=q_proj", {"r": 4, "targets": "q_proj"}, "r=4,targets=q_proj+o_proj")
     )
     assert 0 < one == by_name < two
     for more in ("lora_dropout=0.05", "use_rslora=False"):
-        assert integrations.fit(config_of(), lora=f"r=4 targets=q_proj {more}", **options).standing.trained == one
+        assert integrations.fit(config_of(1), lora=f"r=4 targets=q_proj {more}", **options).standing.trained == one
 
 
 def test_dtypes():
     options = {"memory": "1GiB", "tokens": 64, "batch": 2, "ways": ["plain"], "grow": False}
     wide, narrow, mixed = (
-        integrations.fit(config_of(), dtype=dtype, **options) for dtype in ("float32", torch.bfloat16, "bfloat16-mixed")
+        integrations.fit(config_of(1), dtype=dtype, **options)
+        for dtype in ("float32", torch.bfloat16, "bfloat16-mixed")
     )
     assert narrow.gradients * 2 == wide.gradients == mixed.gradients
     assert narrow.best.activations < mixed.best.activations < wide.best.activations
@@ -86,13 +87,13 @@ def test_dtypes():
 def test_a_level_under_autocast():
     """What autocast makes of parameters is kept alive by autocast, and no level stores it."""
     options = {"memory": "1GiB", "batch": 2, "tokens": 256, "optimizer": "sgd", "dtype": "bfloat16-mixed"}
-    fit = integrations.fit(config_of(), ways=["plain", "lean"], grow=False, **options)
+    fit = integrations.fit(config_of(1), ways=["plain", "lean"], grow=False, **options)
     assert 0 < fit.way("lean").activations < fit.way("plain").activations
 
 
 def test_ranks_share():
     one, eight = (
-        integrations.fit(config_of(), memory="1GiB", ways=["plain"], ranks=ranks, grow=False) for ranks in (1, 8)
+        integrations.fit(config_of(1), memory="1GiB", ways=["plain"], ranks=ranks, grow=False) for ranks in (1, 8)
     )
     assert eight.states * 8 == one.states
     assert eight.gradients * 8 == one.gradients
@@ -111,7 +112,7 @@ def test_ranks_hold_gradients_whole_until_their_unit_is_over():
 
 def test_gradients_that_are_there_already():
     fresh, added = (
-        integrations.fit(config_of(), memory="1GiB", tokens=128, ways=["plain"], accumulate=accumulate, grow=False)
+        integrations.fit(config_of(1), memory="1GiB", tokens=128, ways=["plain"], accumulate=accumulate, grow=False)
         for accumulate in (False, True)
     )
     assert added.best.gradients == added.gradients > fresh.best.gradients

@@ -10,11 +10,11 @@ from torch import nn
 import integrations
 from integrations.api.error_control.gradient_errors import (
     GradientErrors,
+    Sketches,
     TensorError,
     large_parameters,
     measured_errors,
 )
-from integrations.api.error_control.sketch import Sketches
 from integrations.planner.bounds import Bounds
 from integrations.planner.plan_with_stores import planned
 from integrations.planner.sensitivity.one_step import OneStep, Unmeasured

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import integrations
 from integrations.planner.sensitivity import graph, surroundings
-from integrations.tracing.history import find_node, has_history
+from integrations.tracing.tensors import find_node, has_history
 
 from .forks import Fork
 from .history_child import CASES

@@ -199,7 +199,7 @@ def test_a_report_names_what_was_changed_of_a_level():
 
 
 def test_a_device_without_operators_is_left_alone(monkeypatch):
-    monkeypatch.setattr(integrations.tracing.storage.choice, "missing_on", lambda device: "no operators here")
+    monkeypatch.setattr(integrations.tracing.storage.store, "missing_on", lambda device: "no operators here")
     model = compress_model(mlp())
     expected = gradients(mlp(), X)
     assert_same(expected, gradients(model, X))

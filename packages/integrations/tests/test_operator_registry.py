@@ -17,13 +17,13 @@ from integrations.policies.operators.memory import INDEXING, POOLING
 from integrations.policies.operators.pointwise import ACTIVATIONS
 from integrations.policies.operators.products import PRODUCTS
 from integrations.policies.operators.reductions import NORMS
-from integrations.policies.rules import RULES
+from integrations.policies.rules import RULES, operator_name
 from integrations.runtime.formulas.operators import needs_exact
 
 DOCS = Path(__file__).parents[3] / "docs"
 ROLES = ("input", "other", "result", "internal", "recomputed")
 # Where torch has the functions whose names a call can have.
-HOMES = (torch, torch.Tensor, F, torch.ops.aten, torch.sparse, torch._C._sparse, torch._VF, torch.utils.checkpoint)
+HOMES = (F, torch, torch.Tensor, torch.ops.aten, torch.sparse, torch._C._sparse, torch._VF, torch.utils.checkpoint)
 
 
 def with_rule(need):
@@ -55,10 +55,14 @@ def is_aten(name):
 
 def is_function(name):
     library, _, own = name.rpartition("::")
-    if library:
-        return hasattr(fewbit.functional, own)
+    return hasattr(fewbit.functional, own) if library else find_function(name) is not None
+
+
+def find_function(name):
+    """The function of torch that a call of this name runs; ``None`` if there is none."""
     spellings = (name, f"__{name}__", f"_{name}", f"{name}_")
-    return any(hasattr(home, spelling) for home in HOMES for spelling in spellings)
+    found = (getattr(home, spelling, None) for home in HOMES for spelling in spellings)
+    return next((function for function in found if function is not None), None)
 
 
 def test_each_name_is_in_one_entry():
@@ -69,6 +73,11 @@ def test_each_name_is_in_one_entry():
 
 def test_each_name_exists():
     assert lacking(OPERATORS) == []
+
+
+def test_functions_of_torch_special_are_found_by_the_names_of_their_calls():
+    assert operator_name(torch.special.ndtr) == "special_ndtr"
+    assert find_function("special_ndtr")(torch.zeros(())) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -121,7 +130,7 @@ def test_what_saturates_has_a_range():
 def test_the_slope_is_constant_beyond_the_range():
     for entry in with_rule(Need.SATURATING):
         low, high = entry.saturation
-        function = getattr(F, entry.names[0], getattr(torch, entry.names[0], None))
+        function = find_function(entry.names[0])
         ends = torch.tensor([low - 0.01, high + 0.01], dtype=torch.float64, requires_grad=True)
         far = torch.tensor([low - 10, high + 10], dtype=torch.float64, requires_grad=True)
         slopes = [torch.autograd.grad(function(x).sum(), x)[0] for x in (ends, far)]

@@ -15,7 +15,7 @@ from actcore import device_streams
 from integrations._utils.autocast import autocast_as_on
 from integrations.cli import main
 from integrations.policies.rules import RULES
-from integrations.tracing.storage import choice
+from integrations.tracing.storage import store
 
 from .libraries import library_or_skip
 from .nets import Net, normal
@@ -171,7 +171,7 @@ def test_what_asks_for_the_gpu_itself_says_so():
 @WITHOUT_GPU
 def test_a_forecast_is_of_a_machine_that_has_the_operators(monkeypatch):
     before = found(integrations.forecast(SAME["conv2d"], IMAGES, device="cuda"))
-    monkeypatch.setattr(choice, "missing_on", lambda device: "none here" if device.type == "cuda" else "")
+    monkeypatch.setattr(store, "missing_on", lambda device: "none here" if device.type == "cuda" else "")
     assert found(integrations.forecast(SAME["conv2d"], IMAGES, device="cuda")) == before
 
 

@@ -11,10 +11,10 @@ import integrations
 from actcore import GroupAffine, SavedTensor, compress, decompress
 from integrations.planner.sensitivity.shared_storage import MeasuredCopy
 from integrations.policies.norms import CHANNELS, FEW, Normalizer, RowByRow, Standardized
-from integrations.tracing.storage.extent import Extent
 from integrations.tracing.storage.records import Record
 from integrations.tracing.storage.regions import View
 from integrations.tracing.storage.storage import Storages
+from integrations.tracing.tensors import Extent
 
 from .nets import EIGHT_BITS, Net, assert_same, gradients, normal, plain_and_compressed, relative_error, rows
 from .qnets import q_layer, step

@@ -13,9 +13,8 @@ from integrations._utils.running_module import ModulePaths
 from integrations.capture.capture import capture
 from integrations.capture.costs.codecs import restore_seconds, store_seconds
 from integrations.capture.costs.rates import constant
-from integrations.planner.candidates import SLOPE_WIDTHS, storage_candidates, usual
+from integrations.planner.candidates import SLOPE_WIDTHS, make_part, storage_candidates, usual
 from integrations.planner.savers import Saver, Seen
-from integrations.planner.stored_part import make_part
 from integrations.policies.arguments import Arguments
 from integrations.policies.levels import LEVELS, Level
 from integrations.policies.policy import make_policy
@@ -24,10 +23,10 @@ from integrations.policies.stores import Store
 from integrations.runtime.session import Session
 from integrations.runtime.specs import Specs
 from integrations.tracing.call import Call
-from integrations.tracing.storage.extent import Extent
 from integrations.tracing.storage.forms import SlopeForm
 from integrations.tracing.storage.storage_policy import storage_policy
 from integrations.tracing.storage.store import StoredLater
+from integrations.tracing.tensors import Extent
 
 from .nets import Net, normal
 

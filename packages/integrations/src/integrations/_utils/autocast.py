@@ -1,5 +1,5 @@
 """Which autocast is on, and casts as it makes them, outside of our Functions, so that what a Function saves is what it
-computes with."""
+computes with. ``fresh_casts``: a block in which autocast casts the weights anew."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from typing import Any, TypeVarTuple
 import torch
 from torch import Tensor
 
-from integrations._utils.torch_internals import constant_when_traced, dispatch_has_kernel_for_dispatch_key
+from integrations._utils.torch_internals import (
+    constant_when_traced,
+    dispatch_has_kernel_for_dispatch_key,
+    is_any_autocast_enabled,
+)
 
 Tensors = TypeVarTuple("Tensors")
 """Tensors, with ``None`` for missing ones."""
@@ -96,3 +100,17 @@ def dtype_of_product(tensor: Tensor) -> torch.dtype:
     """The dtype in which a linear layer computes with a tensor."""
     narrow = autocast_on(tensor.device)
     return tensor.dtype if narrow is None or tensor.dtype == torch.float64 else narrow
+
+
+@contextmanager
+def fresh_casts() -> Iterator[None]:
+    """A block in which autocast's cache starts empty. A forward that finds casts of an earlier one runs other operators
+    than one that makes them."""
+    kept = is_any_autocast_enabled() and torch.is_autocast_cache_enabled()
+    if kept:
+        torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        if kept:
+            torch.clear_autocast_cache()

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
+from integrations._utils.autocast import fresh_casts
 from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.running_module import NOTHING_TRAINS, ModulePaths, trains
 from integrations._utils.torch_internals import FakeTensor, FakeTensorMode, tree_leaves
 from integrations.capture.costs.modelled import Costs, modelled
 from integrations.capture.costs.workspaces import measured
-from integrations.capture.dispatch.casts import fresh_casts
 from integrations.capture.dispatch.fakes import Fakes, quiet
 from integrations.capture.dispatch.indices import keeps_elements
 from integrations.capture.dispatch.memory import is_plain

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from integrations.tracing.history import MOST_NODES
-from integrations.tracing.tensors import tensors_in
+from integrations.tracing.tensors import MOST_NODES, tensors_in
 
 Loss = Callable[[Any], Any]
 """A function from what the model returns to what is differentiated: one of its tensors, several, or a loss of them."""

@@ -17,6 +17,7 @@ from integrations._utils.torch_internals import OpOverload, TorchDispatchMode, g
 from integrations.capture.backward import BackwardRecorder
 from integrations.capture.dispatch import indices
 from integrations.capture.dispatch.decisions import amplified, decides, may_be_rounded, reads_elements
+from integrations.capture.dispatch.fakes import as_on_device
 from integrations.capture.dispatch.memory import (
     Memory,
     allocated_for,
@@ -29,7 +30,6 @@ from integrations.capture.dispatch.memory import (
 )
 from integrations.capture.dispatch.operators import Traits, get_traits, is_drawable, lazy_views
 from integrations.capture.errors import Escaped, NotCaptured
-from integrations.capture.fake_strides import as_on_device
 from integrations.capture.recording import PASSING, RecordedOp, RecordedValue, Recording
 from integrations.capture.saved_tensors import Saved, SavedTensors
 from integrations.capture.unseen_writes import Contents

@@ -2,26 +2,36 @@
 
 A ``TorchFunctionMode`` that is on while the forward runs, and again while a checkpoint computes part of it again.
 Dynamo traces it with the forward. It changes the calls of the model's own modules, and of no other: the stack tells
-whose a call is.
+whose a call is: Python's, or dynamo's where that is tracing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint as torch_checkpoint
 
 from integrations._utils.in_model import ModelRef
-from integrations._utils.torch_internals import constant_when_traced, top_saved_tensors_default_hooks
+from integrations._utils.torch_internals import (
+    MODULE_CALL,
+    attr_source,
+    constant_when_traced,
+    guard_builder,
+    install_guard,
+    instruction_translator,
+    top_saved_tensors_default_hooks,
+)
 from integrations.fewbit import functional
-from integrations.fewbit.callers import around_checkpoint, callers, callers_when_traced, reentrant_checkpoints
 from integrations.fewbit.conversion import Calls, find_calls
 from integrations.fewbit.functional.conditions import keeps_few_bits
 from integrations.fewbit.registry import CALLS
-from integrations.tracing.checkpoint_frames import find_checkpoint
+from integrations.tracing.checkpoints import find_checkpoint
 
 
 class FewBitCalls(TorchFunctionMode):
@@ -95,7 +105,7 @@ class FewBitCalls(TorchFunctionMode):
         if torch.compiler.is_compiling():
             taken: bool = _takes_when_traced(self.calls.key, kind)
             return taken
-        return self.calls.take(kind, callers(self), self.in_eval)
+        return self.calls.take(kind, _callers(self), self.in_eval)
 
     def _follow_checkpoints(self, activation: bool) -> None:
         """Has a checkpoint that this forward has entered compute its segment again under this mode: it would not save
@@ -106,7 +116,7 @@ class FewBitCalls(TorchFunctionMode):
             if checkpoint is not None and not self._follows(checkpoint.recompute_fn):
                 checkpoint.recompute_fn = self._again(checkpoint.recompute_fn)
         if activation and not torch.is_grad_enabled():
-            for context in reentrant_checkpoints(self):
+            for context in _reentrant_checkpoints(self):
                 if not self._follows(context.run_function):
                     context.run_function = self._again(context.run_function)
 
@@ -116,7 +126,7 @@ class FewBitCalls(TorchFunctionMode):
     def _again(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         # The model may be in another mode by then.
         in_eval = self.calls.in_eval() if self.in_eval is None else self.in_eval
-        base = around_checkpoint(self) or self.base
+        base = _around_checkpoint(self) or self.base
         mode = FewBitCalls(self.calls, base, in_eval)
 
         def recompute(*args: Any, **kwargs: Any) -> Any:
@@ -131,4 +141,88 @@ class FewBitCalls(TorchFunctionMode):
 def _takes_when_traced(key: str, kind: str) -> bool:
     """Dynamo calls this while it traces, as what it is: a constant of the compiled code."""
     calls = find_calls(key)
-    return calls is not None and calls.take(kind, list(callers_when_traced()) or [calls.model])
+    return calls is not None and calls.take(kind, list(_callers_when_traced()) or [calls.model])
+
+
+def _callers(mode: FewBitCalls) -> Iterator[nn.Module]:
+    """The modules whose forward the caller is inside of, from the innermost to the one for whose forward ``mode`` is
+    on; none behind one that has a mode of its own."""
+    for frame in _frames(sys._getframe(1)):
+        if frame.f_code is MODULE_CALL:
+            yield frame.f_locals["self"]
+        elif _runs(mode, frame):
+            if frame.f_locals["self"] is mode:
+                yield mode.base
+            return
+
+
+def _around_checkpoint(mode: FewBitCalls) -> nn.Module | None:
+    """The module that called the innermost ``torch.utils.checkpoint`` that the caller is inside of."""
+    inside = False
+    for frame in _frames(sys._getframe(1)):
+        if frame.f_globals.get("__name__") == torch_checkpoint.__name__:
+            inside = True
+        elif inside and frame.f_code is MODULE_CALL:
+            module: nn.Module = frame.f_locals["self"]
+            return module
+        elif _runs(mode, frame):
+            return None
+    return None
+
+
+def _reentrant_checkpoints(mode: FewBitCalls) -> Iterator[Any]:
+    """The contexts of the checkpoints with ``use_reentrant=True`` that the caller is inside of, innermost first."""
+    forward = torch_checkpoint.CheckpointFunction.forward.__code__
+    for frame in _frames(sys._getframe(1)):
+        if frame.f_code is forward:
+            yield frame.f_locals["ctx"]
+        elif _runs(mode, frame):
+            return
+
+
+def _runs(mode: FewBitCalls, frame: FrameType) -> bool:
+    """Whether the frame is one that turns on this mode, or another of its kind."""
+    return frame.f_code is type(mode).run.__code__
+
+
+def _callers_when_traced() -> Iterator[nn.Module]:
+    """The modules one of whose methods dynamo is tracing, innermost first; none where it cannot tell.
+
+    The code that is compiled is for the mode, training or ``eval()``, that those are in which are looked at.
+    """
+    try:
+        tracing: Any = instruction_translator().current_tx().output.current_tx
+        while tracing is not None:
+            module = _get_self(tracing)
+            if module is not None:
+                yield module
+            tracing = getattr(tracing, "parent", None)
+    except (ImportError, AttributeError):  # none of this is public
+        return
+
+
+def _get_self(tracing: Any) -> nn.Module | None:
+    """The module that is the first argument of the function which dynamo is tracing."""
+    code: CodeType = tracing.f_code
+    if not code.co_argcount:
+        return None
+    variable = tracing.symbolic_locals.get(code.co_varnames[0])
+    if hasattr(variable, "is_realized"):
+        if not variable.is_realized():
+            return None
+        variable = variable.realize()
+    key = getattr(variable, "module_key", None)
+    value = getattr(variable, "value", None) if key is None else tracing.output.get_submodule(key)
+    if not isinstance(value, nn.Module):
+        return None
+    if variable.source is not None:
+        # As if the forward read it: dynamo compiles anew when it changes.
+        training = attr_source()(variable.source, "training")
+        install_guard()(training.make_guard(guard_builder().CONSTANT_MATCH))
+    return value
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,9 +1,11 @@
-"""``convert``, ``restore_model`` and ``summary``: a whole model's activations in few bits, in place, and back."""
+"""``convert``, ``restore_model`` and ``summary``: a whole model's activations in few bits, in place, and back. What
+``convert`` is given is checked here, too."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -13,21 +15,23 @@ from integrations._utils.compiling import compiled_module
 from integrations._utils.layer_replacement import give_back, remember, remembered, take_over
 from integrations._utils.module_tree import exchange
 from integrations.fewbit import functional, modules
-from integrations.fewbit.arguments import chosen_functions, linear_options, require_found, skip_entries
 from integrations.fewbit.conversion import (
+    SAVED_ANYWAY,
     Calls,
     FewBitConversion,
+    Skip,
     Summary,
+    fits,
     is_root,
     not_chosen,
     places,
 )
 from integrations.fewbit.forward import FewBitForward
 from integrations.fewbit.functional.linear import new_double_backward
-from integrations.fewbit.linear_kinds import is_linear, why_kept, with_sketch
+from integrations.fewbit.layer_kinds import is_linear, is_norm, sharing_kind, why_kept, with_sketch
 from integrations.fewbit.modules.approximated import Approximated
-from integrations.fewbit.norm_kinds import is_norm, sharing_kind
 from integrations.fewbit.registry import CALLS, Recognised, likeness, recognised
+from integrations.policies.codebooks.catalogue import FUNCTIONS
 from integrations.policies.codebooks.options import DEFAULT_BITS
 from integrations.policies.codebooks.tables import table
 from integrations.runtime.first_forward import listen_no_longer, listen_once
@@ -96,14 +100,14 @@ def convert(
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
     bits = DEFAULT_BITS if bits is None else bits
-    chosen, skipped = chosen_functions(functions), skip_entries(skip)
+    chosen, skipped = _chosen_functions(functions), _skip_entries(skip)
     settings: dict[str, Any] = {"bits": bits, "rounding": rounding, "weight": weight}
     modules.GELU(**settings)  # which refuses what is wrong, and so does the table
     table("gelu", bits, weight=weight)
     options = {name: _accepted(getattr(functional, name), settings) for name in {*map(_plain, CALLS.values())}}
     where = places(inner, skipped)
-    require_found(skipped, where)
-    plan = _Plan(chosen, settings, linear_options(linear), norms, calls)
+    _require_found(skipped, where)
+    plan = _Plan(chosen, settings, _linear_options(linear), norms, calls)
     for module, (path, is_skipped) in where.items():
         plan.consider(path, module, is_skipped)
     if inner is not model and inner in plan.layers:
@@ -281,3 +285,46 @@ def _require_unconverted(model: nn.Module) -> None:
 def is_converted(model: nn.Module) -> bool:
     """Whether ``convert`` converted this very model."""
     return FewBitConversion.find(compiled_module(model)) is not None
+
+
+def _chosen_functions(functions: str | Iterable[str] | None) -> frozenset[str]:
+    """The names that ``functions`` chooses: with ``gelu`` its approximation by tanh, which torch has as an option."""
+    if functions is None:
+        return frozenset(FUNCTIONS).difference(SAVED_ANYWAY)
+    names = [functions] if isinstance(functions, str) else list(functions)
+    if names == ["all"]:
+        return frozenset(FUNCTIONS)
+    for name in names:
+        if name not in FUNCTIONS:
+            raise ValueError(f"functions must be 'all' or names of {', '.join(FUNCTIONS)}; got {name!r}")
+    return frozenset([*names, "gelu_tanh"] if "gelu" in names else names)
+
+
+def _skip_entries(skip: Any) -> Skip:
+    """The entries of ``skip``, which may be one alone."""
+    entries = tuple(skip) if isinstance(skip, Iterable) and not isinstance(skip, (str, type)) else (skip,)
+    for entry in entries:
+        if not isinstance(entry, str) and not (isinstance(entry, type) and issubclass(entry, nn.Module)):
+            raise TypeError(f"skip must hold paths of modules or classes of modules, got {entry!r}")
+    return entries
+
+
+def _require_found(skip: Skip, where: Mapping[nn.Module, tuple[str, bool]]) -> None:
+    """Raises unless each entry fits a module of the model."""
+    for entry in skip:
+        if not any(fits(path, module, (entry,)) for module, (path, _) in where.items()):
+            raise ValueError(f"skip must name modules of the model, got {entry!r}, which fits none")
+
+
+def _linear_options(linear: Any) -> Mapping[str, Any] | None:
+    """The keyword arguments of ``RandomizedLinear``; ``None`` where linear layers stay."""
+    if linear is None or isinstance(linear, Mapping):
+        return linear
+    if isinstance(linear, Real) and not isinstance(linear, bool):
+        if not 0 < float(linear) <= 1:
+            raise ValueError(f"linear must be above 0 and at most 1, the share of rows that is kept, got {linear}")
+        return {"proj_dim_ratio": float(linear)}
+    raise TypeError(
+        f"linear must be the share of rows that a sketch keeps, such as 0.1, or RandomizedLinear's keyword arguments, "
+        f"got {linear!r}"
+    )

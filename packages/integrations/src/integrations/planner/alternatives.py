@@ -1,4 +1,5 @@
-"""The plans beside a plan, from the same captures: within other bounds, and for other states of the gradients.
+"""The plans beside a plan, from the same captures: within other bounds, for other states of the gradients, for less
+memory where it ran out, without rounding, and with larger chunks of the loss.
 
 What further searches find is kept with the plan, in ``Plan.others``, which all plans made of it share.
 """
@@ -11,6 +12,7 @@ from typing import Any
 
 from actcore import simulate
 from integrations._utils.progress import progress
+from integrations._utils.warn import warn
 from integrations.capture.graphs.graph import Graph
 from integrations.planner.accumulation import accumulating_plan, note_accumulating
 from integrations.planner.bounds import Bounds
@@ -24,13 +26,14 @@ from integrations.planner.budget import (
     require_ratio,
 )
 from integrations.planner.choice import Choice
-from integrations.planner.chunk_rows import with_larger_chunks
+from integrations.planner.chunked import chunk_op
 from integrations.planner.errors import BudgetError
 from integrations.planner.infeasible import out_of_memory, out_of_time
 from integrations.planner.problem import chosen_entries, training_step
 from integrations.planner.search import Captures, most_exact, solved
 from integrations.planner.solution import Found, Solution
 from integrations.planner.storage_candidates import StorageCandidates
+from integrations.report.words import format_bytes
 
 _ACCUMULATING, _CLEARING = "accumulating", "clearing"
 _LITTLE = 0.01
@@ -131,8 +134,8 @@ def _within(plan: Found, memory: Budget | None, time: float | None, error: float
         of_error = of_error.in_chunks(replace(of_error.chunked, rows=of_error.chunked.least_rows))
     found = _chosen(of_error, asked, allowed)
     if allowed is None or time is None or of_error.error == 0 or found.choice.variance == 0:
-        return with_larger_chunks(found, allowed)
-    return with_larger_chunks(of_error.choosing(_most_exact(of_error, allowed, time), asked), allowed)
+        return _with_larger_chunks(found, allowed)
+    return _with_larger_chunks(of_error.choosing(_most_exact(of_error, allowed, time), asked), allowed)
 
 
 def _chosen(plan: Found, asked: Bounds, allowed: int | None) -> Found:
@@ -196,3 +199,121 @@ def _count_bytes(plan: Solution, memory: Budget | None) -> int | None:
     if memory == AUTO:
         raise ValueError(f"{name} must be in bytes or a fraction for a plan that is made, got {memory!r}")
     return allowed_bytes(memory, plan.uncompressed_peak, name)
+
+
+def _with_larger_chunks(plan: Found, allowed: int | None) -> Found:
+    """Return a plan whose loss is computed in the fewest chunks that its peak and the memory leave room for.
+
+    Each chunk is added to a gradient as large as the head's weight, so that fewer chunks take less time. The plan stays
+    as it is if it has no such loss, is for a level, nests its checkpoints, or has too little room.
+
+    Args:
+        plan: a plan whose loss is in chunks of the captured size.
+        allowed: bytes that the activation peak may have; ``None`` for no more than it has.
+    """
+    chunked, graph = plan.chunked, plan.followed
+    number = chunk_op(graph)
+    if chunked is None or number is None or not chunked.least_rows:
+        return plan
+    if plan.compressed or plan.choice.held is not None:
+        return plan
+    count = graph.ops[number].shapes[0][0]
+    limit, least = max(plan.peak, allowed or 0), min(count, chunked.least_rows)
+    most = min(count, max(chunked.most_rows, least))
+    candidates = plan.candidates_for(plan.choice)
+    entries = chosen_entries(plan.choice, candidates)
+
+    def peak_of(chunks: int) -> int:
+        larger = _with_rows(graph, number, -(-count // chunks), least)
+        return int(simulate(training_step(larger, candidates), *entries).peak - graph.gradients)
+
+    few, many = -(-count // most), -(-count // least)  # the most chunks are those of the captured step
+    while few < many:
+        middle = (few + many) // 2
+        few, many = (few, middle) if peak_of(middle) <= limit else (middle + 1, many)
+    rows = -(-count // many)
+    if rows <= least:
+        return plan
+    choice = replace(plan.choice, peak=max(plan.peak, peak_of(many)))
+    return plan.choosing(choice, plan.bounds).in_chunks(replace(chunked, rows=rows))
+
+
+def _with_rows(graph: Graph, number: int, rows: int, before: int) -> Graph:
+    """Return a graph whose loss has chunks of so many rows, which take memory in proportion."""
+    op = graph.ops[number]
+    larger = replace(op, scratch=-(-op.scratch * rows // before))
+    return replace(graph, ops=(*graph.ops[:number], larger, *graph.ops[number + 1 :]))
+
+
+_SHARE = 0.9
+
+
+def _less_memory(followed: Solution) -> Budget | None:
+    """Return the budget that is a tenth less than a plan takes: a fraction if its budget is one, otherwise bytes;
+    ``None`` if it has no budget that can be lowered."""
+    if followed.memory in (None, LEAST):
+        return None
+    share = _SHARE * followed.peak
+    return int(share) if read_fraction(followed.memory) is None else share / followed.uncompressed_peak
+
+
+def less_in_words(followed: Solution) -> str:
+    """Return what to pass as ``memory`` for a tenth less than a plan takes; empty if that cannot be lowered."""
+    less = _less_memory(followed)
+    if less is None:
+        return ""
+    return f"memory={less:.3g}" if isinstance(less, float) else f"memory={format_bytes(int(less))!r}"
+
+
+def within_less(plan: Found, followed: Solution) -> Found:
+    """Return the plan of the same captures for a tenth less memory.
+
+    Args:
+        plan: the plan for the forward's inputs.
+        followed: what the forward followed: ``plan``, or the plan beside it for the state of its gradients.
+
+    Raises:
+        BudgetError: there is no such plan.
+    """
+    memory = _less_memory(followed)
+    if memory is None:
+        raise BudgetError("the plan has no budget that can be lowered")
+    found = plan.within(memory, plan.time)
+    graph = followed.graph
+    other = found.accumulating if graph.accumulates else found.clearing if graph.clears else found
+    if other.peak >= followed.peak:
+        raise BudgetError(f"no plan takes less than {format_bytes(followed.peak)}")
+    if found.choice.rounds and found.measured is None:
+        found = replace(found, unmeasured="the plan was made when memory had run out")
+    return found
+
+
+def unrounded(plan: Found, falls_back: bool = False) -> Found:
+    """Return the plan for the same memory and time that rounds nothing, from the same captures.
+
+    Args:
+        plan: a plan that may round.
+        falls_back: whether to return the plan of the least memory if there is none, with a warning.
+
+    Raises:
+        BudgetError: there is none. The message names the lowest possible bound.
+    """
+    try:
+        found = plan.within(plan.memory, plan.time, 0.0)
+    except ValueError as error:
+        told = (
+            f"the step of this {plan.model} differentiates its gradients (create_graph=True), so its plan must not "
+            f"round: {error}"
+        )
+        if not falls_back:
+            raise BudgetError(told) from None
+        warn(f"{told}. The plan of the least memory is followed, as fallback='{LEAST}' asks for")
+        found = plan.within(LEAST, None, 0.0)
+    also: tuple[Any, ...] = found.also
+    return marked(found).with_also(marked(other) for other in also)
+
+
+def marked(plan: Found) -> Found:
+    """Return the plan with the mark that it rounds nothing because of double backward."""
+    graph = replace(plan.graph, double_backward=True)
+    return replace(plan, graph=graph, rounded=None, rounded_candidates=None)

@@ -13,8 +13,14 @@ from torch import Tensor, nn
 
 from integrations.planner.budget import AUTO, Budget, read_fraction, resolve_bytes
 from integrations.planner.errors import PlanningError
-from integrations.planner.live_optimizers import bytes_of_tensors, find_optimizers, find_states, kept_like
-from integrations.planner.optimizers import OPTIMIZERS, nbytes
+from integrations.planner.optimizers import (
+    OPTIMIZERS,
+    bytes_of_tensors,
+    find_optimizers,
+    find_states,
+    kept_like,
+    nbytes,
+)
 from integrations.report.words import format_bytes
 from integrations.tracing.tensors import get_gradient, tensors_in
 

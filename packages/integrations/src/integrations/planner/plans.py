@@ -18,6 +18,7 @@ from integrations.capture.graphs.schedule import Schedule
 from integrations.capture.graphs.sharding import distributed, whole_parameters
 from integrations.capture.graphs.signature import Signature
 from integrations.capture.loss import OF_LOSS
+from integrations.planner.alternatives import within_less
 from integrations.planner.bounds import Bounds
 from integrations.planner.budget import LEAST, allowed_bytes
 from integrations.planner.errors import BudgetError
@@ -25,7 +26,6 @@ from integrations.planner.gradient_states import GradientState, has_gradients
 from integrations.planner.loss_choice import with_better_loss
 from integrations.planner.plan import Plan
 from integrations.planner.plan_before_forward import Attempts
-from integrations.planner.plan_for_less import within_less
 from integrations.planner.plan_messages import (
     bounds_exceeded_error,
     bounds_exceeded_warning,

@@ -20,8 +20,8 @@ from integrations.policies.rules import RULES, Need
 from integrations.policies.slopes import find_activation, has_slope
 from integrations.tracing import attention
 from integrations.tracing.call import Call
-from integrations.tracing.storage.choice import packable
 from integrations.tracing.storage.forms import window_indices
+from integrations.tracing.storage.store import packable
 from integrations.tracing.tensors import get_storage
 from integrations.tracing.tracker import CallTracker
 

@@ -183,6 +183,11 @@ class Solution(ABC):
     def accumulating(self) -> Self:
         """The plan for steps that find gradients and add theirs to them."""
 
+    @property
+    @abstractmethod
+    def clearing(self) -> Self:
+        """The plan for steps that find gradients and clear them before backward."""
+
     @abstractmethod
     def within(self, memory: Budget | None = None, time: float | None = None, error: float | None = None) -> Self:
         """The plan that is best within these bounds."""

@@ -1,9 +1,11 @@
-"""``QModule``, ``revert`` and ``summary``: a model's layers exchanged for Q-layers, in place, and back."""
+"""``QModule``, ``revert`` and ``summary``: a model's layers exchanged for Q-layers, in place, and back. Q-layers of
+other libraries are imported once a model has a layer of that library."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -14,9 +16,10 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from integrations._utils.conversion import Conversion, conversion_lines
 from integrations._utils.module_tree import exchange
+from integrations._utils.running_module import public_name
 from integrations._utils.warn import warn
+from integrations.qmodules import layers
 from integrations.qmodules.config import config
-from integrations.qmodules.counterparts import find_q_layer, name_of, why_none
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.levels import QLevel, resolve_level
 from integrations.qmodules.scheme import ModelPrecision
@@ -111,12 +114,12 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
             if _is_layer(module):
                 kept.append((path, reason))
             return module
-        kind = find_q_layer(type(module))
+        kind = _find_q_layer(type(module))
         assert kind is not None  # otherwise there is a reason
         layer = kind.from_module(module, chosen)
         layer.join(path or type(module).__name__, precision)
         layer.__dict__[_QConversion.key] = True  # for revert: a Q-layer that was built by hand stays one
-        converted.append((path, name_of(type(module)), type(layer).__name__))
+        converted.append((path, _name_of(type(module)), type(layer).__name__))
         return layer
 
     try:
@@ -189,7 +192,7 @@ def summary(model: nn.Module) -> Summary:
 
     def look(path: str, module: nn.Module) -> nn.Module:
         if isinstance(module, QLayer) and _was_converted(module):
-            converted[path] = name_of(type(module).counterpart), type(module).__name__
+            converted[path] = _name_of(type(module).counterpart), type(module).__name__
         elif path in made:
             kept[path] = f"{type(module).__name__} took the place of {made[path]} after QModule"
         elif _is_layer(module):
@@ -208,7 +211,7 @@ def is_converted(model: nn.Module) -> bool:
 
 def _opens(module: nn.Module) -> bool:
     """Not so for attention, whose parts are its own to exchange."""
-    return not isinstance(module, QLayer) and find_q_layer(type(module)) is None
+    return not isinstance(module, QLayer) and _find_q_layer(type(module)) is None
 
 
 def _reason(module: nn.Module, level: QLevel) -> str:
@@ -218,9 +221,9 @@ def _reason(module: nn.Module, level: QLevel) -> str:
         return "a Q-layer already, with a level of its own"
     if isinstance(module, LazyModuleMixin) or any(is_lazy(one) for one in module.parameters(recurse=False)):
         return "its parameters have no shapes yet; call the model once before QModule"
-    found = find_q_layer(kind)
+    found = _find_q_layer(kind)
     if found is None:
-        return why_none(kind)
+        return _why_none(kind)
     if "forward" in module.__dict__:
         return "its forward was replaced"
     if not level.norms and not level.off and found.norm:
@@ -250,4 +253,44 @@ def _is_layer(module: nn.Module) -> bool:
     """Whether a module is more than a container of others, and may save something. A container may own parameters."""
     if type(module) in _SAVE_NOTHING:
         return False
-    return not module._modules or any(find_q_layer(base) is not None for base in type(module).__mro__)
+    return not module._modules or any(_find_q_layer(base) is not None for base in type(module).__mro__)
+
+
+_OF_TORCH: Mapping[type[nn.Module], type[QLayer]] = MappingProxyType(
+    {
+        layer.counterpart: layer
+        for name in layers.__all__
+        if issubclass(layer := getattr(layers, name), QLayer) and layer is not QLayer
+    }
+)
+
+_OF_LIBRARIES = MappingProxyType({"torch_geometric": "integrations.qmodules.layers.pyg"})
+"""By top-level package of a library: the module with its Q-layers."""
+
+
+def _find_q_layer(kind: type[nn.Module]) -> type[QLayer] | None:
+    """Return the Q-layer of exactly this class; ``None`` if there is none."""
+    if kind in _OF_TORCH:
+        return _OF_TORCH[kind]
+    module = _OF_LIBRARIES.get(kind.__module__.partition(".")[0])
+    if module is None:
+        return None
+    found: type[QLayer] | None = import_module(module).Q_LAYERS.get(kind)
+    return found
+
+
+def _why_none(kind: type[nn.Module]) -> str:
+    """Return why a class has no Q-layer; empty for one that has."""
+    if _find_q_layer(kind) is not None:
+        return ""
+    base = next((base for base in kind.__mro__[1:] if _find_q_layer(base) is not None), None)
+    if base is not None:
+        name = kind.__name__ if kind.__name__ != base.__name__ else f"{kind.__module__}.{kind.__qualname__}"
+        return f"{name} is a subclass of {public_name(base)}"
+    full = public_name(kind)
+    return f"there is no Q-layer of {kind.__name__ if full.startswith('torch.') else full}"
+
+
+def _name_of(kind: type[nn.Module]) -> str:
+    """Return a layer's name for a summary: without ``torch.nn``, and with the package of any other library."""
+    return kind.__name__ if kind in _OF_TORCH else public_name(kind)

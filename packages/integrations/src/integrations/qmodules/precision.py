@@ -1,4 +1,5 @@
-"""``LayerPrecision``: with how many bits a layer stores its input."""
+"""``LayerPrecision``: with how many bits a layer stores its input. ``Forward``: what the input tells about the error of
+its rounding, before the bits are chosen."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 import actcore
 from integrations.policies.norms import Normalizer
@@ -19,12 +21,59 @@ from integrations.policies.standardizing import CHANNELS
 from integrations.qmodules.batch import Batch
 from integrations.qmodules.device_rows import DeviceRows, view_as_rows
 from integrations.qmodules.gradient_table import GradientTable
-from integrations.qmodules.input_statistics import Forward, find_source, squared_norms
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.per_sample import range_energies, rounding_profile, sample_bits
 from integrations.qmodules.scheme import ModelPrecision, Observation, QBNScheme, QScheme, new_double_backward
 from integrations.qmodules.sharing import packed
-from integrations.tracing.storage.double_backward import DoubleBackward
+from integrations.tracing.double_backward import DoubleBackward
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One forward of a layer, as its backward needs to know it.
+
+    Attributes:
+        energies: ``Float64[Tensor, "rows"]``: what ``range_energies`` found; one row where samples share bits. Those of
+            a batch norm's input are in units of its channels' variance.
+        profile: ``Float64[Tensor, "8"]``: see ``rounding_profile``.
+        size: elements of a row.
+        samples: the size of the batch dimension.
+        positions: places of the input, pixels or tokens: its elements over samples and channels.
+        indices: the samples' places in the data set, where they count.
+        source: the same object for all forwards that were given the same tensor: it is stored once. ``None`` for one
+            that takes no part in the allocation among layers.
+    """
+
+    energies: Tensor
+    profile: Tensor
+    size: int
+    samples: int
+    positions: float
+    indices: Tensor | None = None
+    source: object = None
+
+
+# By the tensor itself; its version, and the source that stands for both.
+_sources: Any = WeakIdKeyDictionary()
+
+
+def find_source(x: Tensor) -> object:
+    """An object that stands for this tensor with the values that it has now."""
+    found = _sources.get(x)
+    if found is None or found[0] != x._version:
+        found = _sources[x] = (x._version, object())
+    return found[1]
+
+
+def squared_norms(gradient: Tensor) -> Tensor:
+    """``Float64[Tensor, "batch"]``: each sample's squared norm, summed in float32."""
+    dims = tuple(range(1, gradient.dim()))
+    if not dims:
+        return gradient.double().square()
+    kept = gradient.dtype if gradient.dtype is torch.float64 else torch.float32
+    norms: Tensor = torch.linalg.vector_norm(gradient, dim=dims, dtype=kept)
+    return norms.double().square()
+
 
 Kind = Literal["linear", "norm", "other"]
 

@@ -19,7 +19,7 @@ from integrations.qmodules.batch import Batch
 from integrations.qmodules.device_rows import code_bytes
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.per_sample import costs_of_totals
-from integrations.tracing.storage.double_backward import DoubleBackward
+from integrations.tracing.double_backward import DoubleBackward
 
 if TYPE_CHECKING:
     from integrations.qmodules.precision import LayerPrecision

@@ -1,19 +1,23 @@
-"""``Report``: where the bytes of one forward's saved tensors went."""
+"""``Report``: where the bytes of one forward's saved tensors went; as JSON, and back."""
 
 from __future__ import annotations
 
+import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from io import StringIO
 from os import PathLike
+from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
+from integrations._utils.checked_json import loaded, of_type, read_fields
 from integrations.report.content import Content
 from integrations.report.page import write_page
 from integrations.report.plot import plot_report
-from integrations.report.serial import fields_in, to_json
+from integrations.report.row import Row
 from integrations.report.table import full_table, module_table, summary
 from integrations.report.timeline import Moment, make_timeline
 
@@ -77,7 +81,7 @@ class Report(Content):
 
     def to_json(self) -> str:
         """All of the report as JSON, for ``Report.from_json`` and for other programs; sums are in it, too."""
-        return to_json(self)
+        return _to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> Report:
@@ -87,7 +91,7 @@ class Report(Content):
             ValueError: the text is no JSON, or not that of a report.
         """
         try:
-            return cls(**fields_in(text))
+            return cls(**_fields_in(text))
         except TypeError as error:
             raise ValueError(f"text must be what to_json returned, and no more or less: {error}") from error
 
@@ -122,3 +126,45 @@ class Report(Content):
         width = max(shutil.get_terminal_size((160, 50)).columns, _NARROWEST)
         Console(file=text, width=width).print(summary(self))
         return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
+
+
+FORMAT = "integrations report"
+VERSION = 1
+# For other programs; they are computed from the rows when read back.
+_SUMS = ("original_bytes", "stored_bytes", "host_bytes", "ratio")
+_HEAD = ("format", "version")
+
+
+def _to_json(report: Content) -> str:
+    """See ``Report.to_json``."""
+    told: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+    told |= {field.name: getattr(report, field.name) for field in fields(report) if field.name != "rows"}
+    told |= {name: getattr(report, name) for name in _SUMS}
+    told["rows"] = [{**asdict(row), "dtype": str(row.dtype).removeprefix("torch.")} for row in report.rows]
+    return json.dumps(told, indent=1)
+
+
+def _fields_in(text: str) -> dict[str, Any]:
+    """The arguments of ``Report``. See ``Report.from_json``."""
+    told = loaded(text, "to_json")
+    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        raise ValueError(f"text must be what to_json returned, got JSON without 'format': {FORMAT!r}")
+    if told.get("version") != VERSION:
+        raise ValueError(f"text must be of version {VERSION}, got {told.get('version')!r:.40}; write the report again")
+    try:
+        rows = [_row(**row) for row in told.pop("rows")]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"text must be what to_json returned, and its rows are not: {error!r}") from error
+    others = {name: entry for name, entry in told.items() if name not in (*_HEAD, *_SUMS)}
+    try:
+        return {**read_fields(Content, others), "rows": rows}
+    except TypeError as error:
+        raise ValueError(f"text must be what to_json returned, and no more or less: {error}") from error
+
+
+def _row(*, shape: list[int], dtype: str, **others: Any) -> Row:
+    # Looked up where torch has it, and not asked for: torch imports what it is asked for and does not have yet.
+    found = vars(torch).get(dtype)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"{dtype!r:.40} is no dtype of torch")
+    return Row(shape=of_type(tuple[int, ...], shape, "shape"), dtype=found, **read_fields(Row, others))

@@ -7,8 +7,7 @@ from actcore.double_backward import builds_graph
 from integrations.runtime.formulas.formula import EXACT, Recomputed, get_bits
 from integrations.runtime.repeating.segments import Handle
 from integrations.tracing.data_dependence import HeldInput
-from integrations.tracing.double_backward import is_read
-from integrations.tracing.storage.double_backward import DoubleBackward
+from integrations.tracing.double_backward import DoubleBackward, is_read
 from integrations.tracing.storage.forms import Held, SlopeForm
 from integrations.tracing.storage.regions import Exact, View, inner
 

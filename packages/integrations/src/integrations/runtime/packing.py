@@ -18,18 +18,16 @@ from integrations._utils.torch_internals import DisableTorchFunction, top_saved_
 from integrations.policies.levels import Level
 from integrations.policies.rules import CHECKPOINT
 from integrations.runtime.compiled.runs import RegionRuns
-from integrations.runtime.compound import record_of_compound
 from integrations.runtime.custom_saves import Announced, PendingSave, add_record, settle
 from integrations.runtime.formulas.table import Formulas, notes_all
 from integrations.runtime.plan_decisions import PlanDecisions
 from integrations.runtime.replay import Sites
 from integrations.runtime.replay_cache import Site
-from integrations.runtime.specs import Place, SavedTensorSpec, Specs
+from integrations.runtime.specs import Place, SavedTensorSpec, Specs, record_of_compound
 from integrations.tracing.call import Call
 from integrations.tracing.checkpoints import Boundary, Checkpoints
 from integrations.tracing.data_dependence import DECIDES
 from integrations.tracing.owners import CAST, Owners
-from integrations.tracing.storage.extent import Extent
 from integrations.tracing.storage.forms import Packed
 from integrations.tracing.storage.records import RECOMPUTED, Record
 from integrations.tracing.storage.regions import inner
@@ -37,7 +35,7 @@ from integrations.tracing.storage.storage import Storages
 from integrations.tracing.storage.storage_policy import StoragePolicy
 from integrations.tracing.storage.store import StoredLater, Storing
 from integrations.tracing.storage.watch import Observer
-from integrations.tracing.tensors import get_storage
+from integrations.tracing.tensors import Extent, get_storage
 from integrations.tracing.tracker import CallTracker
 
 

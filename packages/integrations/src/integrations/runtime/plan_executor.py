@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from integrations._utils.autocast import fresh_casts
 from integrations._utils.compiling import has_compiled_parts
 from integrations._utils.running_module import all_modules
 from integrations._utils.torch_internals import get_sequence_nr, in_forward_mode, peek_interpreter_stack
 from integrations._utils.warn import warn
-from integrations.capture.dispatch.casts import fresh_casts
 from integrations.capture.dispatch.versions import unseen
 from integrations.capture.graphs.schedule import Schedule
 from integrations.capture.graphs.sharding import find_units, hooks_unseen
@@ -23,7 +23,7 @@ from integrations.runtime.forward_state import ForwardState
 from integrations.runtime.planned_decisions import Placed, Read, Taped, WithoutStore
 from integrations.runtime.repeating.tape import Tape
 from integrations.runtime.repeating.thread_state import aside, here, require_no_plan
-from integrations.tracing.storage.double_backward import Kinds
+from integrations.tracing.double_backward import Kinds
 from integrations.tracing.storage.storage_policy import StoragePolicy, exactly, in_eight_bits, kept, on_device
 
 if TYPE_CHECKING:

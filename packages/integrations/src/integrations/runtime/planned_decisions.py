@@ -13,9 +13,9 @@ from integrations.capture.dispatch.memory import Geometry, is_plain
 from integrations.capture.graphs.schedule import Schedule
 from integrations.policies.stores import WAITING, HostCopies, Store
 from integrations.runtime.plan_decisions import PlanDecision
+from integrations.runtime.repeating.calls import Exactly, Packed
 from integrations.runtime.repeating.segments import Results
 from integrations.runtime.repeating.tape import UNPLANNED, Tape
-from integrations.runtime.repeating.waiting_forms import Exactly, Packed
 from integrations.tracing.storage.regions import View
 from integrations.tracing.storage.storage_policy import StoragePolicy, storage_policy
 

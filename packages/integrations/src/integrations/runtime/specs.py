@@ -1,19 +1,23 @@
 """What is known of a saved tensor before its elements are looked at, kept from one forward to the next.
 
 In most models a forward saves the same tensors as the one before. So each description is made once, and the policy,
-which depends on nothing else, is asked once.
+which depends on nothing else, is asked once. A tensor that keeps its elements in other tensors, be it sparse, nested or
+a wrapper subclass, has no such description: ``record_of_compound`` keeps it exactly.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from actcore import SavedTensor
 from integrations.policies.policy import Policy, SaveDecision
-from integrations.tracing.storage.extent import Extent
 from integrations.tracing.storage.records import Record, kept_by
+from integrations.tracing.storage.storage import Storages
+from integrations.tracing.tensors import Extent, find_storages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,3 +169,32 @@ class PlannedSpecs:
         if len(self._found) > _PLANS:
             self._found.pop(next(iter(self._found)), None)
         return found[1]
+
+
+def record_of_compound(
+    tensor: Tensor, place: Place, occurrence: int, holder: Callable[[torch.UntypedStorage], str], storages: Storages
+) -> Record:
+    """The record of a tensor that keeps its elements in others: it is kept exactly.
+
+    Args:
+        tensor, place, occurrence: the tensor, its place, and how many tensors were saved there before it.
+        holder: tells what keeps a storage alive besides autograd, in words; empty for nothing.
+        storages: the storages of the forward, of which each counts once.
+    """
+    saved = _described(tensor, place, occurrence)
+    parts = find_storages(tensor)
+    holders = [holder(storage) for storage in parts]
+    if holders and all(holders):
+        return kept_by(holders[0], saved)
+    free = [storage for storage, held in zip(parts, holders, strict=True) if not held]
+    nbytes = sum(storages.original_bytes(storage) for storage in free)
+    why = f"{type(tensor).__name__} of layout {tensor.layout} has no storage of its own: kept exactly"
+    return Record(saved, "kept", why, "", nbytes, nbytes)
+
+
+def _described(tensor: Tensor, place: Place, occurrence: int) -> SavedTensor:
+    module, operator, role = place
+    if tensor.is_nested and tensor.layout is torch.strided:  # such a tensor has neither shape nor strides to ask for
+        shape = torch.Size((tensor.size(0),))
+        return SavedTensor(shape, tensor.dtype, (), tensor.device, operator, role, module, occurrence)
+    return SavedTensor.of(tensor, operator=operator, role=role, module=module, occurrence=occurrence)

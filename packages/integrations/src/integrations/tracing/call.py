@@ -10,8 +10,7 @@ from torch import Tensor
 
 from integrations.policies.arguments import ASSUMED, Arguments, variant
 from integrations.policies.rules import operator_name
-from integrations.tracing.history import has_history
-from integrations.tracing.tensors import get_storage, tensors_in
+from integrations.tracing.tensors import get_storage, has_history, tensors_in
 
 
 class Call:

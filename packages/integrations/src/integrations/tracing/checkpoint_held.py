@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from integrations._utils.storages import StorageSet
-from integrations.tracing.history import find_node
-from integrations.tracing.tensors import find_storages, tensors_in
+from integrations.tracing.tensors import find_node, find_storages, tensors_in
 
 # Most of what a call holds is of these types, which hold no tensors; a module's tensors are its owner's.
 _EMPTY = frozenset(

@@ -3,7 +3,8 @@
 Autograd saves the positional ones in a function of checkpoint's own, which no ``TorchFunctionMode`` sees; the Python
 stack tells of it. The others, keyword arguments, tensors in containers and those in the segment's closure, are not
 saved: they live because the function lives that recomputes the segment. They stay as they are, and the report says so.
-A checkpoint's hook leads to its object, by whichever name or wrapper ``checkpoint`` was called.
+A checkpoint's pack hook leads to its object (``find_checkpoint``), by whichever name or wrapper ``checkpoint`` was
+called.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from actcore.replay import bind_checkpoints
 from integrations._utils.storages import StorageSet
 from integrations._utils.torch_internals import (
     DYNAMO,
+    CheckpointFrame,
     DisableTorchFunction,
     current_graph_task_id,
     len_torch_dispatch_stack,
     top_saved_tensors_default_hooks,
 )
 from integrations.tracing.call import Call
-from integrations.tracing.checkpoint_frames import find_checkpoint
 from integrations.tracing.checkpoint_held import given_to, held_tensors
 from integrations.tracing.data_dependence import DECIDES, Deciding, HeldInput, Scripts
 from integrations.tracing.masks import may_be_masked
@@ -219,3 +220,12 @@ bind_checkpoints(
 
 def _role(tensor: Tensor) -> str:
     return "input" if tensor.requires_grad and not may_be_masked(tensor) else "other"
+
+
+def find_checkpoint(hook: Any) -> Any:
+    """The checkpoint whose pack hook this is; ``None`` for other hooks, such as that of a segment's second run."""
+    code, cells = getattr(hook, "__code__", None), getattr(hook, "__closure__", None) or ()
+    if code is None or "frame" not in code.co_freevars or hook.__module__ != torch_checkpoint.__name__:
+        return None
+    found = cells[code.co_freevars.index("frame")].cell_contents
+    return found if isinstance(found, CheckpointFrame) else None

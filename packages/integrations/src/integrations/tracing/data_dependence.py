@@ -28,9 +28,8 @@ from integrations._utils.torch_internals import ScriptMethod
 from integrations.policies.discontinuous_ops import JUMPING, OF_SHAPES, may_jump_unseen
 from integrations.tracing.call import Call
 from integrations.tracing.checkpoint_held import held_by
-from integrations.tracing.history import has_history
 from integrations.tracing.storage.forms import Packed
-from integrations.tracing.tensors import get_storage
+from integrations.tracing.tensors import get_storage, has_history
 
 DECIDES = "its segment decides something by its activations, such as a router of experts, or may: kept exactly"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from actcore import Layout
 from actcore.ops import below_autograd
 from integrations.policies.operators import OPERATORS, Effect
-from integrations.tracing.history import find_node
+from integrations.tracing.tensors import find_node
 
 _EFFECTS = {node: entry.effect for entry in OPERATORS if entry.effect is not None for node in entry.nodes.split()}
 # With an operand that has no gradient, these may add a mask, put it beside the rest, or take it where it is further

@@ -12,8 +12,7 @@ from actcore.replay import hold
 from integrations._utils.running_module import all_modules
 from integrations._utils.storages import StorageSet
 from integrations.tracing.call import Call
-from integrations.tracing.history import find_node, has_history
-from integrations.tracing.tensors import find_storages, get_storage
+from integrations.tracing.tensors import find_node, find_storages, get_storage, has_history
 
 PARAMETER, BUFFER, INPUT = "parameter", "buffer", "input of the model"
 BEFORE = "made before the forward"

@@ -21,9 +21,9 @@ from bench.models.resnet20 import backward, draw_batch, loss, resnet20
 from bench.suites.vision.entries import Ablated, GradientVariance, LayerVariance, Variance, noise_metrics
 from integrations import qmodules
 from integrations.qmodules.device_rows import DeviceRows, view_as_rows
-from integrations.qmodules.input_statistics import squared_norms
 from integrations.qmodules.levels import ONE_GROUP
 from integrations.qmodules.per_sample import group_means, range_energies
+from integrations.qmodules.precision import squared_norms
 
 
 def ablation_levels(bits: float = 2) -> dict[str, qmodules.QLevel]:

@@ -14,8 +14,7 @@ from integrations._utils.checked_json import of_type
 from integrations._utils.locking import OwnLock
 from integrations.api.handle.closures import NothingCompressed
 from integrations.capture.graphs.sharding import distributed
-from integrations.planner.sensitivity.allocation import plan_of
-from integrations.planner.sensitivity.bit_plan import BitPlan
+from integrations.planner.sensitivity.bit_plan import BitPlan, plan_of
 from integrations.planner.sensitivity.measurement import Measurement, compute_mean
 from integrations.planner.sensitivity.probe import Probe
 from integrations.planner.sensitivity.ranks import agreed

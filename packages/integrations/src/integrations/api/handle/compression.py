@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from integrations._utils.running_module import NOTHING_TRAINS, trains
-from integrations.api.handle.closures import require_closure, require_compressed
+from integrations.api.handle import first_steps
+from integrations.api.handle.closures import NothingCompressed, require_closure, require_compressed
+from integrations.api.handle.first_steps import find_device
 from integrations.api.handle.forward_runner import ForwardRunner
 from integrations.api.handle.gradient_error import GradientError, measure_error
-from integrations.api.handle.handles import key_for
+from integrations.api.handle.handle_state import HandleState, key_for
 from integrations.api.handle.module_conversion import Conversions
 from integrations.api.handle.monitor import Monitor
+from integrations.api.handle.plan_manager import PlanManager
 from integrations.api.handle.saved_state import collect_state, take_over
-from integrations.api.handle.step_peaks import step_peaks
-from integrations.api.handle.timing import measure_times
 from integrations.planner.sensitivity.bit_plan import BitPlan
+from integrations.planner.sensitivity.trial_run import trial
 from integrations.policies.levels import Level
 from integrations.report import Report, Row
+from integrations.report.peak import estimated_peaks, gradient_bytes_by_module
+from integrations.report.words import ESTIMATED, PLANNED
+from integrations.runtime.timed import TimedSession
 
 
 class Compression(ForwardRunner):
@@ -186,7 +191,7 @@ class Compression(ForwardRunner):
             ValueError: there is a closure, and the level is off.
             RuntimeError: as for ``adapt``.
         """
-        timed = None if closure is None else measure_times(self, closure)
+        timed = None if closure is None else _measure_times(self, closure)
         records, seconds = (self._records, {}) if timed is None else (timed.records, timed.seconds)
         rows = [Row.of(record, seconds.get(place)) for place, record in enumerate(records)]
         plan = self._adapter.in_words(self.level)
@@ -206,7 +211,7 @@ class Compression(ForwardRunner):
             model,
             exchanged=exchanged,
             note="" if rows or trains(self.model) else NOTHING_TRAINS,
-            **step_peaks(self.model, self._plan_manager, rows),
+            **_step_peaks(self.model, self._plan_manager, rows),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -233,3 +238,60 @@ class Compression(ForwardRunner):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._key = key_for(self)
+
+
+def _measure_times(handle: HandleState, closure: Callable[[], Any]) -> TimedSession:
+    """Runs a closure twice, to warm up and to measure; the session of its last forward. See ``Compression.report``."""
+    require_closure(closure)
+    require_compressed(handle, "report")
+    if handle.off:
+        raise ValueError(f"the level must compress to take time, got {handle.level_name}; try level='L1'")
+    with handle.trial_run(), trial(handle.model) as met:
+        closure()
+        met.draw_again()
+        forwards, handle._timed = handle.step, []
+        try:
+            closure()
+            sessions = handle._timed
+        finally:
+            handle._timed = None
+        if handle.step == forwards or not sessions:
+            raise NothingCompressed(handle.model)
+    return sessions[-1]
+
+
+def _step_peaks(model: nn.Module, manager: PlanManager | None, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the peaks of the last step as fields of a report: those of the plan that its forward followed. If it
+    followed no plan, or left it, they are estimated from the rows.
+
+    Args:
+        model: the model.
+        manager: its part that has a plan; ``None`` without one.
+        rows: the rows of the last forward.
+    """
+    plans = None if manager is None else manager.plans
+    if manager is None or plans is None or plans.left:
+        original, peak = estimated_peaks(rows, gradient_bytes_by_module(model))
+        note = "" if plans is None else ": the forward left its plan"
+        return _fields(original, peak, ESTIMATED if rows else "", note)
+    manager.first_steps.tell_of_excess()
+    followed = plans.followed
+    if plans.inputs != followed.graph.inputs:
+        measured, note = 0, f" for larger inputs ({followed.graph.inputs})"
+    else:
+        measured, note = manager.first_steps.measured(followed), ""
+        if not measured:
+            device = find_device(model)
+            where = "" if first_steps.read_counters(device) is not None else f" on the {device.type.upper()}"
+            note = f"; not measured{where}"
+    return _fields(followed.uncompressed_peak, followed.peak, PLANNED, note, measured)
+
+
+def _fields(original: int, peak: int, source: str, note: str, measured: int = 0) -> dict[str, Any]:
+    return {
+        "original_peak_bytes": original,
+        "peak_bytes": peak,
+        "peak_source": source,
+        "peak_note": note,
+        "measured_peak_bytes": measured,
+    }

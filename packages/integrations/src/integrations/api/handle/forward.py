@@ -29,8 +29,7 @@ from integrations._utils.forward_wrapper import ForwardWrapper
 from integrations._utils.torch_internals import constant_when_traced, get_tracing_state
 from integrations._utils.warn import warn
 from integrations.api.handle.compression import Compression
-from integrations.api.handle.handle_state import HandleState
-from integrations.api.handle.handles import find_handle
+from integrations.api.handle.handle_state import HandleState, find_handle
 from integrations.api.handle.retry_with_less import explain_shortage
 from integrations.api.handle.running_session import RunningSession
 from integrations.planner.errors import PlanningError, for_user

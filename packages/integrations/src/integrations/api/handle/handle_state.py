@@ -1,12 +1,15 @@
-"""``HandleState``: the state of a compressed model that all parts of its handle share."""
+"""``HandleState``: the state of a compressed model that all parts of its handle share. ``key_for`` and ``find_handle``:
+the living handles by key, since compiled code cannot hold a handle, but can hold a key as a constant."""
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from weakref import WeakValueDictionary
 
 from torch import nn
 
@@ -25,7 +28,7 @@ from integrations.runtime.forward_state import ForwardStates
 from integrations.runtime.session import Session
 from integrations.runtime.specs import PlannedSpecs
 from integrations.runtime.timed import TimedSession
-from integrations.tracing.storage.double_backward import DoubleBackward
+from integrations.tracing.double_backward import DoubleBackward
 from integrations.tracing.storage.records import Record
 
 
@@ -189,3 +192,19 @@ def _tell_of_double_backward(reference: weakref.ref[HandleState], rounded: bool)
         warn(message)
     else:
         handle.warn_once("double backward", message)
+
+
+_keys = itertools.count()
+_handles: WeakValueDictionary[str, HandleState] = WeakValueDictionary()
+
+
+def key_for(handle: HandleState) -> str:
+    """A new key for a handle."""
+    key = str(next(_keys))
+    _handles[key] = handle
+    return key
+
+
+def find_handle(key: str) -> HandleState | None:
+    """The handle with that key, if it is alive."""
+    return _handles.get(key)

@@ -18,7 +18,7 @@ from integrations.api.handle.conversion_arguments import (
     read_q_level,
 )
 from integrations.api.handle.kept_modules import kept_modules
-from integrations.fewbit.linear_kinds import is_linear
+from integrations.fewbit.layer_kinds import is_linear
 from integrations.losses.head import ChunkedHead, chunk_logits, find_head
 from integrations.planner.chunked import ChunkedLoss
 from integrations.policies.levels import Level

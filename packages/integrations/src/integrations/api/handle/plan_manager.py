@@ -31,6 +31,7 @@ from integrations.api.handle.remeasuring import EARLY, Remeasuring
 from integrations.capture.graphs.fingerprint import fingerprint
 from integrations.capture.graphs.sharding import get_class
 from integrations.capture.graphs.signature import Signature
+from integrations.planner.alternatives import unrounded
 from integrations.planner.bounds import FULL, Bounds
 from integrations.planner.budget import Budget
 from integrations.planner.errors import BudgetError
@@ -39,7 +40,6 @@ from integrations.planner.loss_choice import with_better_loss
 from integrations.planner.plan import Plan
 from integrations.planner.plan_before_forward import Attempts
 from integrations.planner.plan_with_stores import planned, rating_for
-from integrations.planner.plan_without_rounding import unrounded
 from integrations.planner.planning_failures import planning
 from integrations.planner.plans import Plans, Shapes
 from integrations.planner.sensitivity.bit_plan import BitPlan
@@ -47,7 +47,7 @@ from integrations.planner.sensitivity.ranks import ranks_can_meet, ranks_in_sync
 from integrations.policies.levels import Level
 from integrations.runtime.compiled.forward import Compiled
 from integrations.runtime.plan_executor import PlanExecutor
-from integrations.tracing.storage.double_backward import DoubleBackward, Kinds
+from integrations.tracing.double_backward import DoubleBackward, Kinds
 from integrations.tracing.storage.regions import inner
 from integrations.tracing.storage.storage_policy import through
 

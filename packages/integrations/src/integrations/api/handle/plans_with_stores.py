@@ -10,12 +10,12 @@ from torch import nn
 from integrations.api.error_control.error_model import ErrorModel
 from integrations.api.error_control.plan_within_bounds import chosen, weighed_again
 from integrations.capture.graphs.signature import Signature
+from integrations.planner.alternatives import marked
 from integrations.planner.bounds import Bounds
 from integrations.planner.candidates import usual
 from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan
 from integrations.planner.plan_with_stores import planned, rating_for
-from integrations.planner.plan_without_rounding import marked
 from integrations.planner.plans import Plans, Shapes
 from integrations.planner.sensitivity.bit_plan import BitPlan
 from integrations.policies.levels import Level

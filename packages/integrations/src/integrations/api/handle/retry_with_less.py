@@ -6,8 +6,8 @@ from integrations._utils.out_of_memory import explain, is_out_of_memory
 from integrations._utils.warn import warn
 from integrations.api.handle.handle_state import HandleState
 from integrations.api.handle.running_session import RunningSession
+from integrations.planner.alternatives import less_in_words
 from integrations.planner.plan import Plan
-from integrations.planner.plan_for_less import less_in_words
 from integrations.report.words import format_bytes
 
 

@@ -1,4 +1,5 @@
-"""``RunningSession``: a session of a handle, while it runs."""
+"""``RunningSession``: a session of a handle, while it runs; at an adaptive level, also why its forward cannot be
+measured."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,26 +16,30 @@ from torch import nn
 from actcore import current_rank
 from integrations.api.handle.effectiveness_check import warn_if_ineffective
 from integrations.api.handle.handle_state import HandleState
-from integrations.api.handle.unmeasured import judge_measurement
 from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan as FollowedPlan
-from integrations.planner.sensitivity.adaptive_policy import PlannedBits
-from integrations.planner.sensitivity.bit_plan import BitPlan
+from integrations.planner.sensitivity.bit_plan import BitPlan, PlannedBits
 from integrations.planner.sensitivity.finite import Look
 from integrations.planner.sensitivity.probe import Probe
 from integrations.policies.policy import Policy, fixed_bits
+<<<<<<< HEAD
 from integrations.runtime.compiled.hooks import may_be_replayed, session_here
 from integrations.runtime.region_session import RegionSession
+=======
+from integrations.policies.rules import CHECKPOINT
+from integrations.runtime.compiled import regions as compiled_regions
+from integrations.runtime.compiled.hooks import may_be_replayed
+>>>>>>> main
 from integrations.runtime.repeating.thread_state import require_no_plan
 from integrations.runtime.session import Session
 from integrations.runtime.specs import Specs
 from integrations.runtime.timed import TimedSession
+from integrations.tracing.storage.records import Record
 from integrations.tracing.storage.storage_policy import StoragePolicy
-from integrations.tracing.tensors import tensors_in
+from integrations.tracing.tensors import MOST_NODES, tensors_in
 
 if TYPE_CHECKING:
     from integrations.runtime.plan_executor import PlanExecutor
-
 
 _COPIED = 0.01
 """The part of a plan's peak that copies may take which are made in case memory runs out."""
@@ -231,8 +236,13 @@ class RunningSession:
             self._handle._records = self._before  # back to the records of the last forward that saved something
         elif error[0] is None:
             if self._probe is not None:
+<<<<<<< HEAD
                 judge_measurement(self._handle, self._probe, self._session.records)
             if not self.repeats and (self._handle.strict or not self._session.regions.known):
+=======
+                _judge_measurement(self._handle, self._probe, self._session.records)
+            if not self.repeats:
+>>>>>>> main
                 warn_if_ineffective(self._handle, self._session)
 
     def abandon(self) -> None:
@@ -250,3 +260,44 @@ def within(session: RunningSession) -> Iterator[Session]:
     except BaseException:
         session.abandon()
         raise
+
+
+_TOO_LARGE = (
+    f"the forward makes more than {MOST_NODES} nodes of autograd's graph, and torch cannot free one of which so many "
+    "are looked at, so that all has the level's fixed bits; torch.compile and checkpoints make fewer"
+)
+_ROUNDED = "GroupAffine"  # the beginning of such a codec's name
+
+
+def _judge_measurement(handle: HandleState, probe: Probe, records: Sequence[Record]) -> None:
+    """When a forward that was to be measured is over, notes why no plan can be made of it, and warns of it once.
+
+    Where another thread's forward has begun meanwhile, it is that which is measured, or one that comes after it.
+    """
+    if probe.dropped and not probe.too_large:
+        return
+    handle.obstacle = "" if probe.sees else _TOO_LARGE if probe.too_large else _why_not(records)
+    rounded = any(map(_is_rounded, records))
+    if handle.obstacle and rounded and handle.bit_plan is None and not handle.in_trial:
+        handle.warn_once("plan", f"{handle.name} makes no plan: {handle.obstacle}")
+
+
+def _why_not(records: Sequence[Record]) -> str:
+    places = [_get_place(record) for record in records if _is_rounded(record)]
+    if not places:
+        return "nothing is quantised, so there are no bits to plan"
+    listed = " and ".join(sorted(set(places)))
+    return f"all that is quantised is {listed}, where nothing can be measured, and has the level's fixed bits"
+
+
+def _is_rounded(record: Record) -> bool:
+    """Whether the session has rounded the tensor, rather than a layer that stores for itself."""
+    return record.codec.startswith(_ROUNDED) and record.parts is None
+
+
+def _get_place(record: Record) -> str:
+    if record.saved.role == compiled_regions.ROLE:
+        return "in compiled code"
+    if record.saved.operator == CHECKPOINT:
+        return "an input of a checkpoint"
+    return "where no node of autograd's graph is seen, as under torch.vmap"

@@ -7,6 +7,7 @@ it reads and writes, whichever is longer, and that of Python.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,10 +17,10 @@ import torch
 from torch import Tensor
 
 from integrations._utils.torch_internals import OpOverload
-from integrations.capture.costs.attention import attention_flops, is_attention
-from integrations.capture.costs.chunked import is_chunked_loss, work_of_chunks
+from integrations.capture.costs.chunked import is_chunked_loss, scratch_of_chunks, work_of_chunks
+from integrations.capture.costs.convolutions import convolution_scratch
+from integrations.capture.costs.cuda_scratch import kernel_scratch_bytes
 from integrations.capture.costs.rates import MAPPED, Rates, Rating, constant
-from integrations.capture.costs.scratch import count_scratch
 from integrations.capture.dispatch.memory import count_bytes, count_elements, iter_tensors
 from integrations.policies.operators import OPERATORS, Kernel
 
@@ -177,8 +178,8 @@ def _flops_of_call(
         Exception: the formula does not support these arguments.
     """
     name = _get_name(function)
-    if is_attention(function._schema.name):
-        return attention_flops(function._schema.name, args), False
+    if _is_attention(function._schema.name):
+        return _attention_flops(function._schema.name, args), False
     formula = _find_flop_formula(function)
     if formula is None:
         return 0, False
@@ -200,7 +201,7 @@ def _find_flop_formula(function: OpOverload) -> Callable[..., Any] | None:
 @cache
 def _get_kind(function: OpOverload) -> Kernel:
     name = _get_name(function)
-    if is_attention(function._schema.name):
+    if _is_attention(function._schema.name):
         return Kernel.ATTENTION
     if _find_flop_formula(function) is not None:
         if "convolution" in name:
@@ -219,3 +220,91 @@ def _get_name(function: OpOverload) -> str:
 
 def _is_new(tensor: Tensor, given: Sequence[Tensor]) -> bool:
     return all(tensor is not other for other in given)
+
+
+_BATCHES = "aten::_scaled_dot_product_"
+"""The beginning of the names of operators that take tensors of (batch, heads, tokens, width)."""
+
+_ROWS = {
+    "aten::_flash_attention_forward": (3, 6),
+    "aten::_flash_attention_backward": (6, 9),
+    "aten::_efficient_attention_forward": (4, 7),
+    "aten::_efficient_attention_backward": (6, 9),
+}
+"""Operators that take tensors of shape (batch, tokens, heads, width), or packed sequences of several lengths: (tokens,
+heads, width), or a batch of one. The numbers are the positions of two arguments: the starts of the query sequences
+(``None`` for a batch), and the length of the longest key sequence."""
+
+
+def _is_attention(name: str) -> bool:
+    """Return whether an operator is one of torch's attention operators.
+
+    Args:
+        name: the operator's name with its library, without the overload.
+    """
+    return name.startswith(_BATCHES) or name in _ROWS
+
+
+def _attention_flops(name: str, args: tuple[Any, ...]) -> int:
+    """Return the floating-point operations of a call: a forward has two products of all queries with all keys, its
+    backward five. ``torch.utils.flop_counter`` has no formula for the CPU's operator, and up to torch 2.11 its formulas
+    raise if there are fewer key/value heads than query heads, which CUDA's operators allow.
+
+    As in torch's formulas, a causal mask does not lower the number. Sequences of several lengths count as if each had
+    as many keys as the longest one.
+
+    Args:
+        name: the operator, see ``_is_attention``.
+        args: its arguments by position.
+
+    Raises:
+        Exception: the arguments do not match the operator.
+    """
+    backward = "backward" in name
+    query, key, value = (_sizes(given) for given in args[backward : backward + 3])
+    pairs = math.prod(query[:-1]) * _keys(name, args, key)
+    of_width, of_value = (3, 2) if backward else (1, 1)
+    return 2 * pairs * (of_width * query[-1] + of_value * value[-1])
+
+
+def _keys(name: str, args: tuple[Any, ...], key: tuple[int, ...]) -> int:
+    """Return the number of keys for each query."""
+    if name not in _ROWS:
+        return key[-2]
+    begins, longest = _ROWS[name]
+    return key[-3] if args[begins] is None else int(args[longest])
+
+
+def _sizes(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(int(size) for size in tensor.shape)
+
+
+aten = torch.ops.aten
+_SCATTERS = (aten.scatter_add, aten.scatter_add_, aten.scatter_reduce, aten.scatter_reduce_)
+_ADDED = (aten.index_add, aten.index_add_)
+_FEW_COLUMNS = 16  # rows of fewer are not sorted
+
+
+def count_scratch(function: OpOverload, args: tuple[Any, ...], results: tuple[Any, ...]) -> int:
+    """Bytes that a call takes while it runs, as far as they are modelled; otherwise 0."""
+    if is_chunked_loss(function):
+        return scratch_of_chunks(args)
+    if args and isinstance(args[0], Tensor) and args[0].device.type == "cuda":
+        return kernel_scratch_bytes(function, args, results)
+    packet = function.overloadpacket
+    if packet in (aten.convolution, aten.convolution_backward):
+        return convolution_scratch(packet is aten.convolution_backward, args, results)
+    return _sorted_rows(*args[:4]) if packet in _SCATTERS or packet in _ADDED else 0
+
+
+def _sorted_rows(into: Tensor, dim: int, index: Tensor, rows: Tensor) -> int:
+    """Bytes of adding rows to the rows that an index names, on a CPU: torch sorts the index, as pairs of int64 and with
+    a copy, and notes where each row begins and ends. It does so for rows of 16 elements or more, if all elements of a
+    row have the same index (``aten/src/ATen/native/cpu/ScatterGatherKernel.cpp``)."""
+    if dim % max(1, into.dim()) or not into.is_floating_point() or not isinstance(rows, Tensor) or not index.dim():
+        return 0
+    whole_rows = not any(step for step, size in zip(index.stride()[1:], index.shape[1:], strict=True) if size > 1)
+    count = index.shape[0]
+    if not whole_rows or into.dim() < 2 or rows.numel() < _FEW_COLUMNS * count:
+        return 0
+    return 8 * (4 * count + 2 * into.shape[0])

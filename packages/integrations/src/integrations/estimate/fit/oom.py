@@ -23,7 +23,7 @@ from integrations.losses.head import why_unchunked
 from integrations.planner.budget import Budget
 from integrations.planner.errors import PlanningError
 from integrations.planner.free_memory import measure_room, training_memory
-from integrations.planner.live_optimizers import bytes_of_tensors, find_optimizers, find_states, kept_like
+from integrations.planner.optimizers import bytes_of_tensors, find_optimizers, find_states, kept_like
 from integrations.report.words import format_bytes
 from integrations.tracing.tensors import get_gradient
 

@@ -14,15 +14,17 @@ from rich.console import Console
 
 from integrations._utils.autocast import autocast_as_on
 from integrations._utils.whole_files import write_text
+from integrations.api import plan as planning
 from integrations.estimate.forecast import hf, pyg, timm
 from integrations.estimate.forecast.checkpoints import checkpoint
 from integrations.estimate.forecast.dtypes import NAMES, read_precision
-from integrations.estimate.forecast.loss import CROSS_ENTROPY
+from integrations.estimate.forecast.loss import CROSS_ENTROPY, differentiable
 from integrations.estimate.forecast.measured import unmeasured
-from integrations.estimate.forecast.plans import planned_for
 from integrations.estimate.forecast.run import LooksAtElements, forecast
 from integrations.estimate.forecast.scaled import scaled
 from integrations.estimate.forecast.subject import Subject
+from integrations.planner.budget import budget_in
+from integrations.planner.plan import Plan
 from integrations.policies.levels import LEVELS
 from integrations.report import Report
 
@@ -107,7 +109,7 @@ def run(options: argparse.Namespace) -> None:
     surroundings = nullcontext() if narrow is None else autocast_as_on(options.device, narrow)
     if options.memory is not None:
         with surroundings:
-            plan = planned_for(subject, options.memory, options.error, options.loss != "none")
+            plan = _planned_for(subject, options.memory, options.error, options.loss != "none")
         print(f"{subject.name}\n{plan}")
         _write(options, plan.to_json, plan.plot, plan.page)
         return
@@ -233,3 +235,30 @@ def _pairs(texts: list[str], option: str) -> dict[str, Any]:
         except (MemoryError, RecursionError, SyntaxError, ValueError):  # the first two of brackets in brackets
             found[name] = value
     return found
+
+
+_LABELS = "labels"  # with which models of transformers return their loss
+
+
+def _planned_for(subject: Subject, memory: str, error: float | None, loss: bool) -> Plan:
+    """The plan of a training forward within a memory, whose error is estimated by the operators.
+
+    Args:
+        subject: the model and its inputs.
+        memory: as ``compress_model`` takes it; a fraction of the plain step's as text, such as ``"0.3"``.
+        error: the bound on the gradient's error; ``None`` for exact gradients.
+        loss: whether the loop computes a cross-entropy of what the model returns, where that has no loss.
+
+    Raises:
+        ValueError: the memory or the error is out of range, or no plan keeps to them.
+    """
+    starts = differentiable if loss and _LABELS not in subject.kwargs else None
+    return planning.plan(
+        subject.model.train(),
+        subject.args,
+        subject.kwargs,
+        memory=budget_in(memory),
+        error=error,
+        loss=starts,
+        measure=False,
+    )

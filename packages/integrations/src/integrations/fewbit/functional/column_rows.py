@@ -19,7 +19,7 @@ from integrations.fewbit.functional.linear import (
     require_one_source,
 )
 from integrations.fewbit.sketches import drawn_key, sample_features, seeded_key
-from integrations.tracing.storage.double_backward import DoubleBackward
+from integrations.tracing.double_backward import DoubleBackward
 
 
 def linear_crs(

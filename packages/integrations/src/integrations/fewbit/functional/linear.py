@@ -24,8 +24,7 @@ from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.warn import warn
 from integrations.fewbit.functional.conditions import in_transform
 from integrations.fewbit.sketches import Sketching, drawn_key, project, sample_tokens, seeded_key, storage
-from integrations.tracing.double_backward import is_wanted
-from integrations.tracing.storage.double_backward import DoubleBackward
+from integrations.tracing.double_backward import DoubleBackward, is_wanted
 
 
 def linear_randomized(

@@ -12,7 +12,7 @@ from integrations.fewbit.functional.column_rows import require_features, sampled
 from integrations.fewbit.functional.linear import new_double_backward, require_one_source, sketched_linear
 from integrations.fewbit.sketches import Sketching, drawn_key, seeded_key
 from integrations.fewbit.sketches.keys import next_stream
-from integrations.tracing.storage.double_backward import DoubleBackward
+from integrations.tracing.double_backward import DoubleBackward
 
 
 class _Noisy(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from integrations.fewbit.sketches.philox import subsets, uniforms
+from integrations.fewbit.sketches.keys import subsets, uniforms
 
 
 def sample_tokens(matrix: Tensor, key: Tensor, rows: int) -> tuple[Tensor, Tensor]:

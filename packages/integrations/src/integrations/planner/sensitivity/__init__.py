@@ -2,8 +2,7 @@
 
 probe.py        measures that in an ordinary step: no extra pass
 two_seed.py     measures it as GACT does, at a pass a tensor: the reference
-allocation.py   from the measurement to a plan within the budget
-plan.py         the plan: identity -> bits
+bit_plan.py     from the measurement to a plan within the budget: identity -> bits
 adapt.py        handle.adapt(closure)
 gradient_error.py   how wrong the gradient is
 monitor.py      the same every so many steps, and what comes of it

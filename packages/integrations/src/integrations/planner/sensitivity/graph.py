@@ -10,7 +10,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from integrations._utils.torch_internals import get_sequence_nr
-from integrations.tracing.history import MOST_NODES, find_node
+from integrations.tracing.tensors import MOST_NODES, find_node
 
 PARAMETER = -1  # the gradient ends in a parameter
 NOWHERE = -2  # it ends in something else, or in something from before the forward

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from integrations._utils.autocast import fresh_casts
 from integrations._utils.plain_tensor_types import has_elements
 from integrations._utils.torch_internals import TorchDispatchMode
 from integrations.capture.capture import capturing, find_reachable_state, is_only_read
-from integrations.capture.dispatch.casts import fresh_casts
 from integrations.capture.dispatch.operators import lazy_views
 from integrations.capture.graphs.sharding import distributed, get_class, whole_parameters
 from integrations.capture.loss import Loss, differentiated, is_scalar_loss

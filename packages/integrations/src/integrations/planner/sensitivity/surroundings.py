@@ -21,7 +21,7 @@ from torch.autograd.graph import Node
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from integrations._utils.running_module import module_called_in
-from integrations.tracing.history import MOST_NODES, find_node, has_history
+from integrations.tracing.tensors import MOST_NODES, find_node, has_history
 
 _here = threading.local()  # .met: of the trial run in this thread
 

@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from actcore import Layout
+<<<<<<< HEAD
 from actcore.device_streams import begin_regions
 from actcore.noise import step_key
 from integrations.runtime.compiled.regions import DESCRIBED, RegionEntry, regions
 from integrations.tracing.storage.records import Record, kept_by
+=======
+from integrations._utils.torch_internals import DisableTorchFunction
+from integrations.runtime.compiled.regions import RegionEntry
+from integrations.tracing.storage.records import Record
+from integrations.tracing.tensors import Extent
+>>>>>>> main
 
 if TYPE_CHECKING:
     from integrations.runtime.packing import PackedForward

@@ -14,7 +14,7 @@ from torch import Tensor
 from actcore import BitMask, GroupAffine, Kept, Layout, Narrow, Raw
 from integrations._utils.torch_internals import DisableAutocast, DisableTorchFunction
 from integrations.runtime.formulas.operators import Again
-from integrations.tracing.storage.double_backward import DoubleBackward
+from integrations.tracing.double_backward import DoubleBackward
 from integrations.tracing.storage.regions import Beside, Region, View, inner, used_on
 
 EXACT = 64

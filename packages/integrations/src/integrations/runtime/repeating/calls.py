@@ -1,4 +1,5 @@
-"""``RepeatedCall``: an operator's call, noted to be repeated, and what replaces the tensors among its arguments."""
+"""``RepeatedCall``: an operator's call, noted to be repeated, and what replaces the tensors among its arguments, in the
+form in which they wait."""
 
 from __future__ import annotations
 
@@ -9,10 +10,39 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from actcore import Kept
 from integrations._utils.torch_internals import OpOverload, set_grad_enabled
 from integrations.capture.dispatch.memory import Geometry, get_shapes, is_plain, iter_tensors
 from integrations.runtime.repeating.thread_state import drawing, generator_at
-from integrations.runtime.repeating.waiting_forms import Packed
+
+
+class Packed(Protocol):
+    """What replaces a tensor while it waits."""
+
+    def unpack(self) -> Tensor:
+        """The restored tensor."""
+
+
+class Later(Protocol):
+    """How a recomputed tensor is stored from then on until backward reads it."""
+
+    def store(self, tensor: Tensor, stored: dict[str, Any]) -> Packed:
+        """Stores the tensor. ``stored`` belongs to the segment: through it, stored forms of one memory are shared."""
+
+
+class Keeping(Protocol):
+    """How one forward keeps what its repetitions read."""
+
+    def read(self, tensor: Tensor, value: int) -> Packed:
+        """What a repetition holds in the place of a tensor that it reads."""
+
+
+class Exactly:
+    """Keeps tensors as they are."""
+
+    def read(self, tensor: Tensor, value: int) -> Packed:
+        """The tensor itself, with its version."""
+        return Kept.of(tensor)
 
 
 @dataclass(slots=True, eq=False)

@@ -15,10 +15,9 @@ from integrations._utils.out_of_memory import explain
 from integrations._utils.torch_internals import current_graph_task_id, get_current_graph_task_keep_graph
 from integrations.capture.dispatch.memory import Geometry
 from integrations.capture.dispatch.versions import Version
-from integrations.runtime.repeating.calls import RepeatedCall
+from integrations.runtime.repeating.calls import Later, Packed, RepeatedCall
 from integrations.runtime.repeating.thread_state import repeated
-from integrations.runtime.repeating.waiting_forms import Later, Packed
-from integrations.tracing.storage.double_backward import DoubleBackward
+from integrations.tracing.double_backward import DoubleBackward
 from integrations.tracing.storage.regions import View
 
 _USED_UP = (

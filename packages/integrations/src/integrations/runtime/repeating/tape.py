@@ -16,11 +16,19 @@ from integrations._utils.torch_internals import DispatchKey, OpOverload, SetExcl
 from integrations.capture.dispatch.memory import Geometry, Memory, get_key, get_shapes, is_plain
 from integrations.capture.dispatch.operators import Traits, find_device, get_generator, get_traits, lazy_views
 from integrations.capture.graphs.schedule import Planned, Schedule
-from integrations.runtime.repeating.calls import Elsewhere, HeldTensor, Reference, RepeatedCall, Scratch
+from integrations.runtime.repeating.calls import (
+    Elsewhere,
+    Exactly,
+    HeldTensor,
+    Keeping,
+    Later,
+    Reference,
+    RepeatedCall,
+    Scratch,
+)
 from integrations.runtime.repeating.segments import Handle, Results, Segment
 from integrations.runtime.repeating.thread_state import drawing, here
-from integrations.runtime.repeating.waiting_forms import Exactly, Keeping, Later
-from integrations.tracing.storage.double_backward import DoubleBackward
+from integrations.tracing.double_backward import DoubleBackward
 
 UNPLANNED = -1
 """In the place of a value: memory that the plan does not know."""

@@ -16,7 +16,7 @@ from integrations._utils.plain_tensor_types import has_elements
 from integrations.policies.arguments import Arguments, two_valued
 from integrations.policies.operators import OPERATORS
 from integrations.policies.rules import Need
-from integrations.tracing.storage.double_backward import DoubleBackward
+from integrations.tracing.double_backward import DoubleBackward
 from integrations.tracing.storage.regions import Exact, View, codec_name
 
 SLOPE = "backward asks only for the derivative, of which these bits tell the nearest level"

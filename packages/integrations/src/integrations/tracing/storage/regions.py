@@ -21,9 +21,9 @@ from torch import Tensor
 
 from actcore import BitMask, Codec, Compressed, GroupAffine, Kept, Layout, Narrow, Offload, Positive, Raw
 from integrations.policies.norms import Standardized
-from integrations.tracing.storage.double_backward import DoubleBackward
-from integrations.tracing.storage.extent import Extent
+from integrations.tracing.double_backward import DoubleBackward
 from integrations.tracing.storage.records import Record
+from integrations.tracing.tensors import Extent
 
 _EXACT = (Raw, BitMask, Narrow)
 _ROOM = 1 << 16  # up to so many elements of memory, rounded elements are restored with the gaps between them

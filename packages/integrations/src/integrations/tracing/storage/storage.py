@@ -9,9 +9,9 @@ from torch import Tensor
 
 from actcore import Codec, Kept, Raw
 from integrations._utils.storages import StorageMap
-from integrations.tracing.storage.extent import Extent
 from integrations.tracing.storage.records import Record
 from integrations.tracing.storage.regions import Exact, LastRestored, Region, Stream, View, find_lazy_changes, is_sign
+from integrations.tracing.tensors import Extent
 
 # A part of a storage that is this many times smaller is worth a copy, even if something unknown keeps the storage
 # alive.

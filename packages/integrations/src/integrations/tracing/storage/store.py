@@ -1,4 +1,5 @@
-"""How one tensor is stored, once its policy has decided: at once, or when backward has recomputed it."""
+"""How one tensor is stored, once its policy has decided: at once, or when backward has recomputed it. The codec may
+depend on the call's arguments or the tensor itself."""
 
 from __future__ import annotations
 
@@ -8,22 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actcore import Codec, GroupAffine, Layout, Offload, Raw, SavedTensor, compress
+from actcore import BitMask, Codec, GroupAffine, Layout, Offload, Raw, SavedTensor, compress, missing_on
 from integrations._utils.plain_tensor_types import has_elements
 from integrations._utils.torch_internals import tree_map_only
+from integrations.policies.arguments import departures, index_codec
 from integrations.policies.levels import Level
-from integrations.policies.policy import SaveDecision
+from integrations.policies.norms import compute_statistics
+from integrations.policies.policy import SaveDecision, no_rule
+from integrations.policies.rules import CHECKPOINT
 from integrations.policies.slopes import find_activation, find_codebook
 from integrations.policies.stores import BESIDE, HostCopies
 from integrations.tracing.call import Call
-from integrations.tracing.storage.choice import INDICES, codec_for, lazy, packable
-from integrations.tracing.storage.extent import Extent
+from integrations.tracing.masks import is_masked
 from integrations.tracing.storage.forms import SLOPE, Form, Held, Packed, SlopeForm, make_form, window_indices
 from integrations.tracing.storage.projection import projection
 from integrations.tracing.storage.records import RECOMPUTED, Record
 from integrations.tracing.storage.regions import Stream, is_ours
 from integrations.tracing.storage.storage import Storages
 from integrations.tracing.storage.storage_policy import StoragePolicy
+from integrations.tracing.tensors import Extent
 
 _STORAGES = "storages"
 
@@ -62,7 +66,7 @@ class Storing:
                 if isinstance(form, Held):
                     form = replace(form, double=self.storages.last.double)
                 return form, decision.codec
-            codec = self._placed(codec_for(tensor, decision, record, call), tensor)
+            codec = self._placed(_codec_for(tensor, decision, record, call), tensor)
             if isinstance(codec, Raw):
                 return self.storages.keep(tensor, extent, record), None
             seed, whole = self.level.seed, None
@@ -156,3 +160,72 @@ def _outline(tensor: Tensor) -> Tensor:
 def _can_leave(tensor: Tensor) -> bool:
     """Whether ``Offload`` can copy the tensor to the host. A fake tensor may be on a GPU that is not there."""
     return tensor.device.type == "cuda" and has_elements(tensor)
+
+
+INDICES = "indices, whose range the call tells: exact in the bits that it takes"
+MASKED = "an input of a checkpoint with elements as far from the others as a mask's are: kept exactly"
+
+
+def lazy(tensor: Tensor) -> bool:
+    """Whether the elements in memory differ from those that are read, as in a conjugated or negated view."""
+    return bool(tensor.is_neg() or tensor._is_zerotensor())
+
+
+def _missing_for(tensor: Tensor) -> str:
+    """Why there are no operators for a tensor; empty if there are. A fake tensor may be on a GPU of another machine,
+    whose operators are taken to be there."""
+    elsewhere = tensor.is_cuda and not has_elements(tensor) and not torch.cuda.is_available()
+    return "" if elsewhere else missing_on(tensor.device)
+
+
+def packable(tensor: Tensor) -> bool:
+    """Whether operators can read the tensor where it is."""
+    return not lazy(tensor) and not _missing_for(tensor)
+
+
+def _codec_for(tensor: Tensor, decision: SaveDecision, record: Record, call: Call | None) -> Codec:
+    """The decision's codec; for indices the codec that follows from the call's arguments, for a mask of unknown values
+    the one that follows from its data."""
+    if lazy(tensor):
+        record.why = "lazily negated, or zeros without memory: kept exactly"
+        return Raw()
+    if decision.indices and call is not None and not _missing_for(tensor):
+        narrow = index_codec(call.name, call.given)
+        if narrow is not None:
+            record.why = INDICES
+            return narrow
+    if decision.form is not None:
+        record.why = f"{decision.why}, but for these arguments or bits there is no such form: kept exactly"
+        return Raw()
+    if isinstance(decision.codec, Raw):
+        if call is not None and call.operator != call.name and decision.why == no_rule(call.operator):
+            record.why = no_rule(f"{call.name} with {departures(call.name, call.given)}")
+        return decision.codec
+    if missing := _missing_for(tensor):
+        record.why = f"kept exactly: {missing}"
+        return Raw()
+    if decision.codec is not None:
+        looked_at = record.saved.operator == CHECKPOINT and tensor.device.type == "cpu" and has_elements(tensor)
+        if looked_at and isinstance(decision.codec, GroupAffine) and is_masked(tensor, decision.codec.group_size):
+            record.why = MASKED
+            return Raw()
+        if decision.normalised and isinstance(decision.codec, GroupAffine) and call is not None:
+            return _of_norm(tensor, decision.codec, record, call)
+        return decision.codec
+    if tensor.device.type != "cpu":
+        record.why = "a mask of unknown values on a device, where reading them would wait: kept exactly"
+        return Raw()
+    return BitMask((0.0, tensor.max().item() if has_elements(tensor) else 1.0))
+
+
+def _of_norm(tensor: Tensor, codec: GroupAffine, record: Record, call: Call) -> Codec:
+    """The codec for the input of a normalisation, made from ``codec``, which would store it if nothing were
+    normalised."""
+    statistics = compute_statistics(call.name, call.given, tensor.shape)
+    if statistics is None:
+        return codec
+    found = statistics.codec(codec, tensor.shape, tensor.stride())
+    if found is None:
+        record.why = statistics.why
+        return Raw()
+    return found

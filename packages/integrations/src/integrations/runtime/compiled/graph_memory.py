@@ -1,0 +1,169 @@
+"""Which memory a graph of aten operators makes, and until when it is alive once the compiler has fused what it can."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from integrations._utils.torch_internals import OpOverload
+from integrations.capture.dispatch.memory import iter_tensors
+from integrations.policies.aten_nodes import hint
+from integrations.policies.operators import OPERATORS, Kernel
+
+_EXTERN = (Kernel.PRODUCT, Kernel.CONVOLUTION, Kernel.CONVOLUTION_BACKWARD, Kernel.ATTENTION, Kernel.CHUNKED)
+_NOT_FUSED = frozenset(one.name for entry in OPERATORS for one in entry.kernels if one.kernel in _EXTERN)
+# Besides those that torch tags as pointwise.
+_FUSED = frozenset(
+    "sum mean amax amin var var_mean expand clone _to_copy where full scalar_tensor slice cat constant_pad_nd iota "
+    "convert_element_type prod any all argmax argmin copy full_like".split()
+)
+
+
+@dataclass(eq=False)
+class Memory:
+    """A storage that a graph makes or is given.
+
+    Attributes:
+        nbytes: its bytes.
+        maker: the node that makes it.
+        nodes: the nodes whose results lie in it, views included.
+        readers: the operators that read it, in order, views left out.
+    """
+
+    nbytes: int
+    maker: Node
+    nodes: list[Node] = field(default_factory=list)
+    readers: list[Node] = field(default_factory=list)
+
+
+class GraphMemory:
+    """The memory of a graph.
+
+    Args:
+        graph: the graph.
+        counts: whether an input of the graph is memory of its own.
+        part: which of several parts a node belongs to; what one part makes is not fused into another.
+
+    Attributes:
+        order: the graph's nodes.
+        memories: by storage.
+        made: by node: the memory that it makes.
+        lasting: what the graph returns.
+        fused: nodes that the compiler computes in the kernels that read them, so that they have no memory of their own.
+    """
+
+    def __init__(self, graph: Graph, counts: Callable[[Node], bool], part: Callable[[Node], object]) -> None:
+        self.order = list(graph.nodes)
+        self.memories: dict[int, Memory] = {}
+        self.made: dict[Node, list[Memory]] = defaultdict(list)
+        self._find(counts)
+        results = graph.output_node().all_input_nodes
+        self.lasting = {memory for node in results for memory in self.memories_of(node)}
+        self.fused = frozenset(node for node in self.order if self._is_fused(node, part))
+
+    def _find(self, counts: Callable[[Node], bool]) -> None:
+        for node in self.order:
+            if node.op == "output" or (node.op == "placeholder" and not counts(node)):
+                continue
+            for storage, nbytes in _storages(node):
+                memory = self.memories.get(storage)
+                if memory is None and not any(storage in dict(_storages(given)) for given in node.all_input_nodes):
+                    memory = self.memories[storage] = Memory(nbytes, node)
+                    self.made[node].append(memory)
+                if memory is not None and node not in memory.nodes:
+                    memory.nodes.append(node)
+        for node in self.order:
+            if node.op == "call_function" and node in self.made:
+                for memory in dict.fromkeys(one for given in node.all_input_nodes for one in self.memories_of(given)):
+                    memory.readers.append(node)
+
+    def memories_of(self, node: Node) -> list[Memory]:
+        """The memory in which a node's results lie."""
+        found = (self.memories.get(storage) for storage, _ in _storages(node))
+        return [memory for memory in found if memory is not None]
+
+    def _is_fused(self, node: Node, part: Callable[[Node], object]) -> bool:
+        made = self.made.get(node, ())
+        if len(made) != 1 or made[0] in self.lasting or not can_fuse(node):
+            return False
+        readers = [one for one in made[0].readers if part(one) == part(node)]
+        return bool(readers) and all(can_fuse(one) for one in readers)
+
+    def read_by(self, node: Node, through: Callable[[Memory], bool] | None = None) -> list[Memory]:
+        """The memory that an operator reads, with what those read that are fused into it.
+
+        Args:
+            node: the operator.
+            through: whether memory is looked through, to what its maker reads; by default that of ``fused``.
+        """
+        found: dict[Memory, None] = {}
+        waiting, seen = [node], {node}
+        while waiting:
+            for given in waiting.pop().all_input_nodes:
+                for memory in self.memories_of(given):
+                    if not (memory.maker in self.fused if through is None else through(memory)):
+                        found[memory] = None
+                    elif memory.maker not in seen:
+                        seen.add(memory.maker)
+                        waiting.append(memory.maker)
+        return list(found)
+
+    def kernels(self) -> list[Node]:
+        """The operators that make memory, in order."""
+        return [node for node in self.order if node.op == "call_function" and node in self.made.keys() - self.fused]
+
+    def alive(self, kernels: Iterable[Node], memories: Iterable[Memory], lasting: Iterable[Memory]) -> list[int]:
+        """The bytes of these memories that are alive while each kernel runs.
+
+        Args:
+            kernels: in order.
+            memories: those that count. What none of the kernels makes is alive from the start.
+            lasting: those that are alive to the end.
+        """
+        place = {node: event for event, node in enumerate(kernels)}
+        if not place:
+            return []
+        last: dict[Memory, int] = {}
+        for node, event in place.items():
+            for memory in self.read_by(node):
+                last[memory] = event
+        stays, changes = set(lasting), [0] * (len(place) + 1)
+        for memory in memories:
+            born = place.get(memory.maker, 0)
+            changes[born] += memory.nbytes
+            if memory not in stays:
+                changes[last.get(memory, born) + 1] -= memory.nbytes
+        alive, total = [], 0
+        for change in changes[:-1]:
+            total += change
+            alive.append(total)
+        return alive
+
+
+def can_fuse(node: Node) -> bool:
+    """Whether the compiler can compute a node in a kernel with others: it is no product, convolution or the like."""
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims"):
+        return False
+    name = target._schema.name.partition("::")[2]
+    if name in _NOT_FUSED or torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    return isinstance(node.meta.get("val"), Tensor) and (torch.Tag.pointwise in target.tags or name in _FUSED)
+
+
+def results_of(node: Node) -> tuple[Any, ...]:
+    """The tensors that a node returns, as far as it returns tensors."""
+    value = node.meta.get("val")
+    return tuple(iter_tensors(value if isinstance(value, (list, tuple)) else (value,)))
+
+
+def _storages(node: Node) -> list[tuple[int, int]]:
+    """The storages of a node's results, with their bytes."""
+    strided = (tensor for tensor in results_of(node) if tensor.layout is torch.strided)
+    return [(tensor.untyped_storage()._cdata, hint(tensor.untyped_storage().nbytes())) for tensor in strided]
