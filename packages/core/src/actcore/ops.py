@@ -209,7 +209,7 @@ GRAPH_OPERATORS = (
     "bit_mask_decompress.graph",
     "positive_mask.graph",
 )
-"""Those for graphs that run below autograd. Refusing gradients takes a kernel in Python, which would run in every step."""
+"""Those for graphs that run below autograd. Refusing gradients takes a kernel in Python, which would run each time."""
 
 
 def _refuse_gradient(name: str) -> None:

@@ -213,8 +213,8 @@ class ForwardRunner(HandleState):
         compiled: bool = False,
     ) -> RunningSession:
         """The session for a forward, or for a whole step. With ``measured``, backward comes after it, and an adaptive
-        level may measure it. With ``following`` it follows a plan. ``step`` is its number if it has one already, and ``compiled`` whether torch
-        compiles it."""
+        level may measure it. With ``following`` it follows a plan. ``step`` is its number if it has one already, and
+        ``compiled`` whether torch compiles it."""
         await_no_longer(self)
         meet(self)
         if step is None:

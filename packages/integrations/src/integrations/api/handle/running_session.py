@@ -22,14 +22,10 @@ from integrations.planner.sensitivity.bit_plan import BitPlan, PlannedBits
 from integrations.planner.sensitivity.finite import Look
 from integrations.planner.sensitivity.probe import Probe
 from integrations.policies.policy import Policy, fixed_bits
-<<<<<<< HEAD
-from integrations.runtime.compiled.hooks import may_be_replayed, session_here
-from integrations.runtime.region_session import RegionSession
-=======
 from integrations.policies.rules import CHECKPOINT
 from integrations.runtime.compiled import regions as compiled_regions
-from integrations.runtime.compiled.hooks import may_be_replayed
->>>>>>> main
+from integrations.runtime.compiled.hooks import may_be_replayed, session_here
+from integrations.runtime.region_session import RegionSession
 from integrations.runtime.repeating.thread_state import require_no_plan
 from integrations.runtime.session import Session
 from integrations.runtime.specs import Specs
@@ -236,13 +232,8 @@ class RunningSession:
             self._handle._records = self._before  # back to the records of the last forward that saved something
         elif error[0] is None:
             if self._probe is not None:
-<<<<<<< HEAD
-                judge_measurement(self._handle, self._probe, self._session.records)
-            if not self.repeats and (self._handle.strict or not self._session.regions.known):
-=======
                 _judge_measurement(self._handle, self._probe, self._session.records)
-            if not self.repeats:
->>>>>>> main
+            if not self.repeats and (self._handle.strict or not self._session.regions.known):
                 warn_if_ineffective(self._handle, self._session)
 
     def abandon(self) -> None:

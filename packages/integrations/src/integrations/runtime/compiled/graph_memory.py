@@ -20,8 +20,11 @@ _EXTERN = (Kernel.PRODUCT, Kernel.CONVOLUTION, Kernel.CONVOLUTION_BACKWARD, Kern
 _NOT_FUSED = frozenset(one.name for entry in OPERATORS for one in entry.kernels if one.kernel in _EXTERN)
 # Besides those that torch tags as pointwise.
 _FUSED = frozenset(
-    "sum mean amax amin var var_mean expand clone _to_copy where full scalar_tensor slice cat constant_pad_nd iota "
-    "convert_element_type prod any all argmax argmin copy full_like".split()
+    (
+        *("sum", "mean", "amax", "amin", "var", "var_mean", "prod", "any", "all", "argmax", "argmin"),
+        *("expand", "clone", "_to_copy", "convert_element_type", "copy", "slice", "cat", "constant_pad_nd"),
+        *("full", "full_like", "scalar_tensor", "iota", "where"),
+    )
 )
 
 
@@ -135,6 +138,8 @@ class GraphMemory:
                 last[memory] = event
         stays, changes = set(lasting), [0] * (len(place) + 1)
         for memory in memories:
+            if memory.maker in self.fused:
+                continue
             born = place.get(memory.maker, 0)
             changes[born] += memory.nbytes
             if memory not in stays:

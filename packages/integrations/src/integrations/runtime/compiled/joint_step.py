@@ -1,9 +1,9 @@
 """``JointStep``: the training step of a joint graph, in the terms that plans are searched in.
 
 AOTAutograd traces forward and backward into one graph of aten operators. Its forward's operators and values become a
-``Graph``, as those of an eager step do, with two differences. The compiler fuses pointwise operators and reductions into
-the kernels that read them, so that such a value has no memory of its own while only they read it: it is part of its
-readers. And what backward computes is known operator by operator, so that its memory follows from the graph.
+``Graph``, as those of an eager step do, with two differences. The compiler fuses pointwise operators and reductions
+into the kernels that read them, so that such a value has no memory of its own while only they read it: it is part of
+its readers. And what backward computes is known operator by operator, so that its memory follows from the graph.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class JointStep:
     def __init__(self, joint: GraphModule, forward_outputs: int, rating: Rating) -> None:
         self._rating = rating
         outputs = list(joint.graph.output_node().args[0])  # type: ignore[arg-type]
-        results, gradients = ([one for one in part if isinstance(one, Node)] for part in _split(outputs, forward_outputs))
+        results, gradients = (
+            [one for one in part if isinstance(one, Node)] for part in _split(outputs, forward_outputs)
+        )
         forward = self._forward = _reaching(results)
         memory = self._memory = GraphMemory(
             joint.graph, lambda node: node.name.startswith(TANGENTS), lambda node: node in forward
@@ -128,14 +130,12 @@ class JointStep:
 
     def _read_by(self, node: Node) -> list[Memory]:
         """The values that an operator reads, with those that what is fused into it reads."""
-        found = self._memory.read_by(
-            node, lambda one: one not in self._number and one.maker in self._memory.fused
-        )
+        found = self._memory.read_by(node, lambda one: one not in self._number and one.maker in self._memory.fused)
         return [one for one in found if one in self._number]
 
     def _cost(self, node: Node) -> tuple[float, int]:
-        """The seconds of an operator that backward repeats, and its workspace. A fused one takes no launch, and reads or
-        writes memory that the kernel around it reads or writes anyway."""
+        """The seconds of an operator that backward repeats, and its workspace. A fused one takes no launch, and the
+        kernel around it reads or writes a part of its memory anyway."""
         if not isinstance(node.target, OpOverload):
             return 0.0, 0
 
@@ -151,7 +151,6 @@ class JointStep:
     def _backward(self, kernels: Sequence[Node], forward: int) -> tuple[tuple[Step, ...], tuple[int, ...]]:
         """Backward's steps with what they read, and the bytes of backward's own memory that is alive in each."""
         own = [one for one in self._memory.memories.values() if one.maker not in self._forward]
-        own = [one for one in own if one.maker not in self._memory.fused]
         alive = self._memory.alive(kernels, own, self._gradients)
         steps, other = [Step((), 0.0)], [0]
         for node, nbytes in zip(kernels, alive, strict=True):

@@ -1,8 +1,8 @@
-"""``Partitioner``: divides a joint graph into forward and backward within a budget in bytes.
+"""``partition``: divides a joint graph into forward and backward within a budget in bytes.
 
-Inductor asks it where it would ask torch's own partitioner. The plan that a model has for eager code gives the budget and
-the state of the gradients; what is kept and what is recomputed is searched anew, on the graph that is compiled. Torch then
-cuts the graph in two where the marks on its nodes say.
+Inductor asks it where it would ask torch's own partitioner. The plan that a model has for eager code gives the budget
+and the state of the gradients; what is kept and what is recomputed is searched anew, on the graph that is compiled.
+Torch then cuts the graph in two where the marks on its nodes say.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan
 from integrations.planner.problem import training_step
 from integrations.report.words import format_bytes
-from integrations.runtime.compiled.joint_step import JointStep
+from integrations.runtime.compiled.graph_memory import GraphMemory
+from integrations.runtime.compiled.joint_step import TANGENTS, JointStep
 
 _REGION = "ac_graph_id"  # torch compares it where checkpoints follow each other
 
@@ -36,6 +37,9 @@ JOINT = "joint"
 """The key in ``Plan.others`` of the plan that a compiled graph follows."""
 
 _SETTING = "custom_partitioner_fn"
+
+_ATTEMPTS = 5
+"""How often a graph is divided until it keeps to its budget."""
 
 _here = threading.local()  # .plan: of the graph that is traced in this thread
 
@@ -48,11 +52,13 @@ class JointPlan:
         schedule: what becomes of each of its values.
         peak: bytes of the activation peak, as simulated.
         seconds: modelled seconds of recomputing.
+        is_least: whether no plan of a smaller peak is known.
     """
 
     schedule: Schedule
     peak: int
     seconds: float
+    is_least: bool
 
 
 @cache
@@ -78,22 +84,43 @@ def _make_partitioner() -> Any:
 def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, Any]) -> Any:
     """The forward and the backward graph of a joint graph.
 
+    Torch orders backward by itself, so the peak is counted once more on the two graphs; where it is above the budget,
+    the next plan has so much less.
+
     Args:
         gm: the joint graph.
         joint_inputs: its inputs.
         options: those of torch's partitioner.
     """
     plan = forget_expected()
-    if plan is not None:
+    if plan is None:
+        return min_cut_partition()(gm, joint_inputs, **options)
+    asked = allowed_bytes(plan.memory, plan.uncompressed_peak)
+    most = target = max(plan.peak, asked or 0)
+    best: tuple[int, JointPlan, Any] | None = None
+    for _ in range(_ATTEMPTS):
         step = JointStep(gm, options["num_fwd_outputs"], calibrated)
-        try:
-            found = plan_joint(step.graph, plan)
-        except BudgetError as error:
-            _here.failure = error
-            raise
-        plan.others[JOINT] = found
-        _mark(gm, step, found.schedule)
-    return min_cut_partition()(gm, joint_inputs, **options)
+        planned = plan_joint(step.graph, plan, target)
+        _mark(gm, step, planned.schedule)
+        divided = min_cut_partition()(gm, joint_inputs, **options)
+        peak = count_peak(*divided, options["num_fwd_outputs"], plan)
+        if best is None or peak < best[0]:
+            best = peak, replace(planned, peak=peak), divided
+        if peak <= most or planned.is_least:
+            break
+        target -= peak - most
+    assert best is not None
+    peak, planned, divided = best
+    if peak > most and asked is not None and not plan.bounds.falls_back:
+        _here.failure = BudgetError(
+            f"{plan.model}'s compiled forward and backward take {peak} bytes ({format_bytes(peak)}) at least, as far "
+            f"as found, and memory={plan.memory!r} allows {most}: torch.compile takes operators apart, and others than "
+            f"the eager step's are alive at once. Pass memory={peak}, or fallback='least', or have the model follow "
+            "its plan in eager code with torch.compiler.disable(model)"
+        )
+        raise _here.failure
+    plan.others[JOINT] = planned
+    return divided
 
 
 def take_failure() -> BudgetError | None:
@@ -127,38 +154,54 @@ def forget_expected() -> Plan | None:
     return plan
 
 
-def plan_joint(graph: Graph, plan: Plan) -> JointPlan:
-    """The fastest plan for a joint graph in the bytes of another plan's budget, or of its peak if it has none.
+def plan_joint(graph: Graph, plan: Plan, most: int) -> JointPlan:
+    """The fastest plan for a joint graph whose peak is at most so many bytes; the one of the least peak if none is.
 
     Args:
         graph: the joint graph's step, without gradients before it.
-        plan: the plan of the eager step.
-
-    Raises:
-        BudgetError: no plan fits, and the other plan's budget may not be exceeded.
+        plan: the plan of the eager step, for the state of its gradients.
+        most: the bytes.
     """
     if plan.graph.accumulates:
         graph = replace(graph, gradients=0, accumulates=True)
     elif plan.graph.clears:
         graph = graph.clearing
-    asked = allowed_bytes(plan.memory, plan.uncompressed_peak)
-    most = max(plan.peak, asked or 0)
     front = checkpoint_plans(training_step(graph)).front
     flat = [one for one in front if one.held is None]  # torch repeats nothing twice
-    best = min(flat, key=lambda one: one.peak)
+    least = min(flat, key=lambda one: one.peak)
     fitting = [one for one in flat if one.peak - graph.gradients <= most]
-    if fitting:
-        best = min(fitting, key=lambda one: (one.seconds, one.peak))
-    elif asked is not None and not plan.bounds.falls_back:
-        least = best.peak - graph.gradients
-        raise BudgetError(
-            f"{plan.model}'s compiled forward and backward take at least {least} bytes ({format_bytes(least)}), and "
-            f"memory={plan.memory!r} allows {most}: torch.compile takes operators apart, and others than the eager "
-            f"step's are alive at once. Pass memory={least}, or fallback='least', or have the model follow its plan in "
-            "eager code with torch.compiler.disable(model)"
-        )
+    best = min(fitting, key=lambda one: (one.seconds, one.peak), default=least)
     kept = [value for value, is_kept in enumerate(best.kept) if is_kept]
-    return JointPlan(Schedule.of(graph, kept), best.peak - graph.gradients, best.seconds)
+    return JointPlan(Schedule.of(graph, kept), best.peak - graph.gradients, best.seconds, best is least)
+
+
+def count_peak(forward: GraphModule, backward: GraphModule, forward_outputs: int, plan: Plan) -> int:
+    """The activation peak in bytes of a compiled step.
+
+    Args:
+        forward, backward: its graphs.
+        forward_outputs: how many of the forward's results are the model's.
+        plan: the plan of the eager step, for the state of its gradients.
+    """
+    outputs = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
+    ahead = GraphMemory(forward.graph, lambda node: False, lambda node: True)
+    peaks = ahead.alive(ahead.kernels(), ahead.memories.values(), ahead.lasting)
+    returned = {one for node in outputs[:forward_outputs] if isinstance(node, Node) for one in ahead.memories_of(node)}
+    held = sum(one.nbytes for one in returned)
+    saved = {node.name for node in outputs[forward_outputs:] if isinstance(node, Node) and ahead.memories_of(node)}
+    shared = {node.name for node in outputs if isinstance(node, Node) and returned & {*ahead.memories_of(node)}}
+    behind = GraphMemory(
+        backward.graph,
+        lambda node: node.name.startswith(TANGENTS) or (node.name in saved and node.name not in shared),
+        lambda node: True,
+    )
+    kernels = behind.kernels()
+    alive = behind.alive(kernels, behind.memories.values(), behind.lasting)
+    gradients = sum(one.nbytes for one in behind.lasting if one.maker.op == "call_function")
+    standing = gradients if plan.graph.clears else 0
+    most = [nbytes + standing for nbytes in peaks]
+    most += [held + nbytes for nbytes in alive]
+    return max(most, default=0) - (0 if plan.graph.accumulates else gradients)
 
 
 def _mark(joint: GraphModule, step: JointStep, schedule: Schedule) -> None:
@@ -186,8 +229,8 @@ def _mark(joint: GraphModule, step: JointStep, schedule: Schedule) -> None:
 
 
 def _split(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
-    """The nodes of a value that stand for its elements: the operator, and the node that takes it out of several results;
-    and the views of these."""
+    """The nodes of a value that stand for its elements, which are the operator and the node that takes it out of several
+    results; and the views of these."""
     maker, *others = nodes
     parts = [node for node in others if node.target is operator.getitem and node.args[0] is maker]
     return [maker, *parts], [node for node in others if node not in parts]

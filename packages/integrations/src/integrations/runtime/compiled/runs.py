@@ -1,7 +1,8 @@
 """Which compiled regions run in a forward, and what the report says of them.
 
-No Python runs in a region: it calls one operator in C++, which draws the region's stream of noise and notes the region's
-number. The session reads the notes when its forward ends, and makes the records once for each sequence of regions.
+No Python runs in a region: it calls one operator in C++, which draws the region's stream of noise and notes the
+region's number. The session reads the notes when its forward ends, and makes the records once for each sequence of
+regions.
 """
 
 from __future__ import annotations
@@ -14,17 +15,10 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from actcore import Layout
-<<<<<<< HEAD
 from actcore.device_streams import begin_regions
 from actcore.noise import step_key
 from integrations.runtime.compiled.regions import DESCRIBED, RegionEntry, regions
 from integrations.tracing.storage.records import Record, kept_by
-=======
-from integrations._utils.torch_internals import DisableTorchFunction
-from integrations.runtime.compiled.regions import RegionEntry
-from integrations.tracing.storage.records import Record
-from integrations.tracing.tensors import Extent
->>>>>>> main
 
 if TYPE_CHECKING:
     from integrations.runtime.packing import PackedForward
