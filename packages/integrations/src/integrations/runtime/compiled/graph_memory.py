@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +16,15 @@ from integrations.capture.dispatch.memory import iter_tensors
 from integrations.policies.aten_nodes import hint
 from integrations.policies.operators import OPERATORS, Kernel
 
+_FORWARD, _BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
+
 _EXTERN = (Kernel.PRODUCT, Kernel.CONVOLUTION, Kernel.CONVOLUTION_BACKWARD, Kernel.ATTENTION, Kernel.CHUNKED)
 _NOT_FUSED = frozenset(one.name for entry in OPERATORS for one in entry.kernels if one.kernel in _EXTERN)
 # Besides those that torch tags as pointwise.
 _FUSED = frozenset(
     (
         *("sum", "mean", "amax", "amin", "var", "var_mean", "prod", "any", "all", "argmax", "argmin"),
-        *("expand", "clone", "_to_copy", "convert_element_type", "copy", "slice", "cat", "constant_pad_nd"),
+        *("expand", "clone", "_to_copy", "convert_element_type", "copy", "slice", "constant_pad_nd"),
         *("full", "full_like", "scalar_tensor", "iota", "where"),
     )
 )
@@ -122,7 +124,9 @@ class GraphMemory:
         return [node for node in self.order if node.op == "call_function" and node in self.made.keys() - self.fused]
 
     def alive(self, kernels: Iterable[Node], memories: Iterable[Memory], lasting: Iterable[Memory]) -> list[int]:
-        """The bytes of these memories that are alive while each kernel runs.
+        """The bytes of these memories, and of copies for convolutions, that are alive while each kernel runs.
+
+        What a kernel is the last to read counts while the next one runs, too: inductor may exchange neighbours.
 
         Args:
             kernels: in order.
@@ -130,25 +134,53 @@ class GraphMemory:
             lasting: those that are alive to the end.
         """
         place = {node: event for event, node in enumerate(kernels)}
-        if not place:
-            return []
         last: dict[Memory, int] = {}
         for node, event in place.items():
             for memory in self.read_by(node):
                 last[memory] = event
-        stays, changes = set(lasting), [0] * (len(place) + 1)
+        stays, changes = set(lasting), [0] * (len(place) + 2)
         for memory in memories:
             if memory.maker in self.fused:
                 continue
             born = place.get(memory.maker, 0)
             changes[born] += memory.nbytes
             if memory not in stays:
-                changes[last.get(memory, born) + 1] -= memory.nbytes
+                changes[min(last.get(memory, born) + 1, len(place)) + 1] -= memory.nbytes
+        for first, until, nbytes in self._copies(place):
+            changes[first] += nbytes
+            changes[until + 1] -= nbytes
         alive, total = [], 0
-        for change in changes[:-1]:
+        for change in changes[: len(place)]:
             total += change
             alive.append(total)
         return alive
+
+    def _copies(self, place: dict[Node, int]) -> Iterator[tuple[int, int, int]]:
+        """The copies with channels last that inductor makes of a convolution's weight, and of its image where that is
+        given to the graph, and keeps for backward: the first and the last kernel that they are alive in, and their
+        bytes."""
+        last = len(place) - 1
+        ends: dict[str, int] = {}
+        for node, event in place.items():
+            if node.target is _BACKWARD:
+                ends.update((given.name, event) for given in node.args[1:3] if isinstance(given, Node))
+        starts = {
+            given.name: event for node, event in place.items() if node.target is _FORWARD for given in node.args[:2]
+        }
+        for node in self.order:
+            value = node.meta.get("val")
+            if (
+                node.op != "placeholder"
+                or not isinstance(value, Tensor)
+                or value.dim() != 4
+                or value.device.type != "cpu"
+            ):
+                continue
+            if (node.name in starts or node.name in ends) and not value.is_contiguous(
+                memory_format=torch.channels_last
+            ):
+                nbytes = hint(value.numel()) * value.element_size()
+                yield starts.get(node.name, 0), ends.get(node.name, last), nbytes
 
 
 def can_fuse(node: Node) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from torch.fx import GraphModule, Node, map_arg
 
 from integrations._utils.torch_internals import OpOverload
-from integrations.capture.costs.modelled import estimate_work
+from integrations.capture.costs.modelled import Work, estimate_work
 from integrations.capture.costs.rates import Rating
 from integrations.capture.dispatch.operators import get_traits
 from integrations.capture.graphs.graph import Graph, Op, Step, Value
@@ -62,7 +62,6 @@ class JointStep:
 
     def _make_graph(self) -> Graph:
         memory, forward = self._memory, self._forward
-        backward = [node for node in memory.kernels() if node not in forward]
         direct = {
             one
             for node in memory.order
@@ -81,7 +80,7 @@ class JointStep:
             and (node not in memory.fused or memory.made[node][0] in direct)
         ]
         ops = [self._op(node) for node in makers]
-        steps, other = self._backward(backward, len(ops))
+        steps, other = self._backward(makers)
         place = {node: number for number, node in enumerate(makers)}
         read_last: dict[int, int] = {}
         for node, at in place.items():
@@ -99,7 +98,7 @@ class JointStep:
             ops=tuple(ops),
             values=tuple(values),
             steps=steps,
-            other=(0,) * len(ops) + other,
+            other=other,
             outputs=tuple(sorted(self._number[one] for one in self._returned if one in self._number)),
             gradients=sum(one.nbytes for one in self._gradients),
             fingerprint="",
@@ -136,24 +135,28 @@ class JointStep:
     def _cost(self, node: Node) -> tuple[float, int]:
         """The seconds of an operator that backward repeats, and its workspace. A fused one takes no launch, and the
         kernel around it reads or writes a part of its memory anyway."""
-        if not isinstance(node.target, OpOverload):
+        work = _estimate(node)
+        if work is None:
             return 0.0, 0
-
-        def value(given: Node) -> Any:
-            return given.meta.get("val")
-
-        results = results_of(node)
-        work = estimate_work(node.target, map_arg(node.args, value), map_arg(node.kwargs, value), results)
-        rates = self._rating(results[0].device.type if results else "cpu", work.dtype)
+        rates = self._rating(results_of(node)[0].device.type, work.dtype)
         seconds = max(0.0, work.seconds(rates) - rates.host.launch)
         return (seconds / 2 if can_fuse(node) else seconds), work.scratch
 
-    def _backward(self, kernels: Sequence[Node], forward: int) -> tuple[tuple[Step, ...], tuple[int, ...]]:
-        """Backward's steps with what they read, and the bytes of backward's own memory that is alive in each."""
+    def _backward(self, makers: Sequence[Node]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+        """Backward's steps with what they read, and by event the bytes that are alive of what is no value.
+
+        Args:
+            makers: the forward's operators.
+        """
+        kernels = [node for node in self._memory.kernels() if node not in self._forward]
         own = [one for one in self._memory.memories.values() if one.maker not in self._forward]
-        alive = self._memory.alive(kernels, own, self._gradients)
-        steps, other = [Step((), 0.0)], [0]
-        for node, nbytes in zip(kernels, alive, strict=True):
+        alive = self._memory.alive((*makers, *kernels), own, self._gradients)
+        other = alive[: len(makers)]
+        tangents = sum(one.nbytes for one in own if one.maker.op == "placeholder")
+        other = [nbytes - tangents for nbytes in other]  # they come with backward
+        steps = [Step((), 0.0)]
+        other.append(0)
+        for node, nbytes in zip(kernels, alive[len(makers) :], strict=True):
             reads = tuple(self._number[one] for one in self._read_by(node))
             nbytes += self._cost(node)[1]
             if reads:
@@ -162,6 +165,24 @@ class JointStep:
             else:  # part of the step before
                 other[-1] = max(other[-1], nbytes)
         return tuple(steps), tuple(other)
+
+
+def count_workspace(node: Node) -> int:
+    """The bytes that a node's kernel takes only while it runs, as far as arithmetic tells."""
+    work = _estimate(node)
+    return 0 if work is None else work.scratch
+
+
+def _estimate(node: Node) -> Work | None:
+    """The work of a node; ``None`` where it is no operator of torch, or returns no tensor."""
+    results = results_of(node)
+    if not isinstance(node.target, OpOverload) or not results:
+        return None
+
+    def value(given: Node) -> Any:
+        return given.meta.get("val")
+
+    return estimate_work(node.target, map_arg(node.args, value), map_arg(node.kwargs, value), results)
 
 
 def _split(outputs: list[Any], count: int) -> tuple[list[Any], list[Any]]:

@@ -29,7 +29,7 @@ from integrations.planner.plan import Plan
 from integrations.planner.problem import training_step
 from integrations.report.words import format_bytes
 from integrations.runtime.compiled.graph_memory import GraphMemory
-from integrations.runtime.compiled.joint_step import TANGENTS, JointStep
+from integrations.runtime.compiled.joint_step import TANGENTS, JointStep, count_workspace
 
 _REGION = "ac_graph_id"  # torch compares it where checkpoints follow each other
 
@@ -185,7 +185,9 @@ def count_peak(forward: GraphModule, backward: GraphModule, forward_outputs: int
     """
     outputs = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
     ahead = GraphMemory(forward.graph, lambda node: False, lambda node: True)
-    peaks = ahead.alive(ahead.kernels(), ahead.memories.values(), ahead.lasting)
+    made = ahead.kernels()
+    peaks = ahead.alive(made, ahead.memories.values(), ahead.lasting)
+    peaks = [nbytes + count_workspace(node) for node, nbytes in zip(made, peaks, strict=True)]
     returned = {one for node in outputs[:forward_outputs] if isinstance(node, Node) for one in ahead.memories_of(node)}
     held = sum(one.nbytes for one in returned)
     saved = {node.name for node in outputs[forward_outputs:] if isinstance(node, Node) and ahead.memories_of(node)}
@@ -197,6 +199,7 @@ def count_peak(forward: GraphModule, backward: GraphModule, forward_outputs: int
     )
     kernels = behind.kernels()
     alive = behind.alive(kernels, behind.memories.values(), behind.lasting)
+    alive = [nbytes + count_workspace(node) for node, nbytes in zip(kernels, alive, strict=True)]
     gradients = sum(one.nbytes for one in behind.lasting if one.maker.op == "call_function")
     standing = gradients if plan.graph.clears else 0
     most = [nbytes + standing for nbytes in peaks]
@@ -229,8 +232,8 @@ def _mark(joint: GraphModule, step: JointStep, schedule: Schedule) -> None:
 
 
 def _split(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
-    """The nodes of a value that stand for its elements, which are the operator and the node that takes it out of several
-    results; and the views of these."""
+    """The nodes of a value that stand for its elements, the operator and the node that takes it out of several results;
+    and the views of these."""
     maker, *others = nodes
     parts = [node for node in others if node.target is operator.getitem and node.args[0] is maker]
     return [maker, *parts], [node for node in others if node not in parts]
