@@ -35,7 +35,7 @@ def describe_plan(plans: Plans, measuring: Remeasuring | None, codec: Codec | No
 
 def _describe_joint(joint: JointPlan, plans: Plans) -> str:
     """Return the sentence for a compiled graph, which is planned by itself."""
-    count = len(joint.schedule.recomputed)
+    count = joint.recomputed
     again = f"{count} value{'' if count == 1 else 's'} of the compiled forward" if count else "nothing"
     peak = (
         f"activation peak {format_bytes(joint.peak)} of {format_bytes(plans.followed.uncompressed_peak)} in eager code"

@@ -9,7 +9,6 @@ it, the model is compiled without the plan, and a warning says so.
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ from integrations._utils.in_model import ModelRef
 from integrations._utils.torch_internals import WRAP, TorchDispatchMode, constant_when_traced, dynamo_counters
 from integrations._utils.warn import warn
 from integrations.planner.plan import Plan
+from integrations.runtime.compiled.partition import Parts, begin_parts, end_parts, hash_plan
 
 
 class Compiled:
@@ -36,6 +36,7 @@ class Compiled:
 
     Attributes:
         asked: the plan as given.
+        in_parts: whether the forward breaks into several graphs, each of which has its share of the plan.
         plan: the plan that is followed. Where the given one is nested, it is the plan of the same front with the next
             peak that is not.
     """
@@ -47,8 +48,8 @@ class Compiled:
         object.__setattr__(plan, "others", self.asked.others)  # where reports look for what the compiler has made of it
         self._contexts = functools.partial(_contexts, plan)
         # The hash tells torch's cache on disk which plan the code was compiled for.
-        self._contexts.cache_hash = _get_hash(plan)  # type: ignore[attr-defined]
-        self.warned = False
+        self._contexts.cache_hash = hash_plan(plan)  # type: ignore[attr-defined]
+        self.warned = self.in_parts = False
         self._breaks: dict[str, int] = {}  # dynamo's graph breaks before the model's forward was traced
 
     @left_to_python
@@ -73,9 +74,7 @@ class Compiled:
             args, kwargs: what it is called with.
         """
         if not torch.compiler.is_compiling():  # dynamo did not trace the call, and has left it to Python
-            _, run = without_dynamo(_get_frames)(self)
-            without_dynamo(_warn_of_breaks)(self)
-            return run(forward, args, kwargs)
+            return _run_in_parts(self, forward, args, kwargs)
         if not self.is_training() or _is_exporting():
             return forward(*args, **kwargs)
         _quieten()
@@ -111,6 +110,33 @@ def _get_frames(compiled: Compiled) -> tuple[Frame, Frame]:
     return found
 
 
+@left_to_python
+def _run_in_parts(
+    compiled: Compiled, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Runs a forward that is not one graph, with each of its graphs divided by its share of the plan."""
+    _, run = without_dynamo(_get_frames)(compiled)
+    parts = without_dynamo(_begin_parts)(compiled)
+    try:
+        result = run(forward, args, kwargs)
+    finally:
+        without_dynamo(end_parts)()
+    without_dynamo(_settle_parts)(compiled, parts)
+    return result
+
+
+def _begin_parts(compiled: Compiled) -> Parts | None:
+    return begin_parts(compiled.plan) if compiled.is_training() else None
+
+
+def _settle_parts(compiled: Compiled, parts: Parts | None) -> None:
+    if parts is not None and parts.compiled:
+        compiled.in_parts = True
+        parts.settle()
+    elif not compiled.in_parts:
+        _warn_of_breaks(compiled)
+
+
 def _warn_of_breaks(compiled: Compiled) -> None:
     if compiled.is_training() and not compiled.warned:
         compiled.warned = True
@@ -125,12 +151,6 @@ def _graph_breaks() -> dict[str, int]:
     """Return the reasons of all graph breaks so far, with how often dynamo met each."""
     counters = dynamo_counters()
     return {} if counters is None else dict(counters["graph_break"])
-
-
-def _get_hash(plan: Plan) -> str:
-    digest = hashlib.sha256(plan.graph.to_json().encode())
-    digest.update(str(plan.choice.content()).encode())
-    return digest.hexdigest()
 
 
 def _contexts(plan: Plan) -> tuple[TorchDispatchMode, TorchDispatchMode]:

@@ -31,6 +31,7 @@ from integrations._utils.torch_internals import (
 )
 from integrations.policies.levels import Level
 from integrations.runtime.compiled.order import STREAM
+from integrations.runtime.compiled.partition import expect_part, forget_expected
 from integrations.runtime.compiled.regions import draw_once, entries, read_entry
 from integrations.runtime.compiled.runs import begin
 
@@ -87,6 +88,7 @@ _settings: list[Any] = []  # torch's settings while it compiles; it compiles one
 
 
 def _start(given: Any) -> None:
+    expect_part()
     config = functorch_config()
     hooks = top_saved_tensors_default_hooks(True)
     if hooks is not None and isinstance(hooks[0], _Inlineable) and hasattr(config, HOOKS_FILTERING):
@@ -95,6 +97,7 @@ def _start(given: Any) -> None:
 
 
 def _end(given: Any) -> None:
+    forget_expected()
     while _settings:
         setattr(functorch_config(), HOOKS_FILTERING, _settings.pop())
 

@@ -7,6 +7,7 @@ Torch then cuts the graph in two where the marks on its nodes say.
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import sys
 import threading
@@ -18,12 +19,12 @@ from typing import Any
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from actcore import checkpoint_plans
+from actcore import checkpoint_plans, simulate
 from integrations._utils.torch_internals import custom_partitioner_fn, inductor_config, min_cut_partition
 from integrations.capture.costs.calibrating import calibrated
 from integrations.capture.graphs.graph import Graph
 from integrations.capture.graphs.schedule import Schedule
-from integrations.planner.budget import allowed_bytes
+from integrations.planner.budget import LEAST, allowed_bytes
 from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan
 from integrations.planner.problem import training_step
@@ -38,6 +39,9 @@ JOINT = "joint"
 
 _SETTING = "custom_partitioner_fn"
 
+_SHARED = 0.8
+"""The part of a budget that the graphs share into which a forward breaks. The rest is for what they hand on."""
+
 _ATTEMPTS = 5
 """How often a graph is divided until it keeps to its budget."""
 
@@ -49,16 +53,56 @@ class JointPlan:
     """What is kept and recomputed of a joint graph.
 
     Attributes:
-        schedule: what becomes of each of its values.
-        peak: bytes of the activation peak, as simulated.
-        seconds: modelled seconds of recomputing.
-        is_least: whether no plan of a smaller peak is known.
+        recomputed: how many values backward recomputes.
+        peak: bytes of the activation peak, as counted.
+        held: bytes that are alive between forward and backward.
     """
 
-    schedule: Schedule
+    recomputed: int
     peak: int
-    seconds: float
-    is_least: bool
+    held: int
+
+
+class Parts:
+    """The graphs into which a forward breaks. Each gets its share of the bytes of a plan's budget.
+
+    Args:
+        plan: the plan of the eager step.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._plans: list[JointPlan] = []
+
+    @property
+    def compiled(self) -> bool:
+        """Whether a graph has been divided."""
+        return bool(self._plans)
+
+    def share(self, plain: int) -> int:
+        """The bytes for a graph.
+
+        Args:
+            plain: its peak if everything is kept.
+        """
+        return int(_SHARED * plain * _allowed(self.plan) / max(self.plan.uncompressed_peak, 1))
+
+    def add(self, planned: JointPlan) -> None:
+        """Adds a graph that has been divided."""
+        self._plans.append(planned)
+
+    def settle(self) -> None:
+        """Checks the whole forward, which is over.
+
+        Raises:
+            BudgetError: its graphs together exceed the budget.
+        """
+        if not self._plans:
+            return
+        held = sum(one.held for one in self._plans)
+        peak = held + max(one.peak - one.held for one in self._plans)
+        self.plan.others[JOINT] = JointPlan(sum(one.recomputed for one in self._plans), peak, held)
+        _require_budget(self.plan, peak, f"the {len(self._plans)} graphs into which it breaks")
 
 
 @cache
@@ -74,9 +118,10 @@ def _make_partitioner() -> Any:
         def __call__(self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any) -> Any:
             return partition(gm, joint_inputs, options)
 
-        def uuid(self) -> None:
-            """``None``: by the time that inductor looks its code up, the graph has been divided."""
-            return None
+        def uuid(self) -> str | None:
+            """What tells torch's caches by which plan a graph will be divided."""
+            plan: Plan | None = getattr(_here, "plan", None)
+            return None if plan is None else hash_plan(plan)
 
     return Partitioner()
 
@@ -95,32 +140,87 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
     plan = forget_expected()
     if plan is None:
         return min_cut_partition()(gm, joint_inputs, **options)
-    asked = allowed_bytes(plan.memory, plan.uncompressed_peak)
-    most = target = max(plan.peak, asked or 0)
-    best: tuple[int, JointPlan, Any] | None = None
+    parts: Parts | None = getattr(_here, "parts", None)
+    count: int = options["num_fwd_outputs"]
+    most = target = _allowed(plan)
+    best: tuple[JointPlan, Any] | None = None
     for _ in range(_ATTEMPTS):
-        step = JointStep(gm, options["num_fwd_outputs"], calibrated)
-        planned = plan_joint(step.graph, plan, target)
-        _mark(gm, step, planned.schedule)
+        step = JointStep(gm, count, calibrated)
+        graph = _in_state(step.graph, plan)
+        if parts is not None and best is None:
+            plain = simulate(training_step(graph), [True] * len(graph.values)).peak - graph.gradients
+            most = target = parts.share(plain)
+        schedule, peak, is_least = search(graph, target)
+        _mark(gm, step, schedule)
         divided = min_cut_partition()(gm, joint_inputs, **options)
-        peak = count_peak(*divided, options["num_fwd_outputs"], plan)
-        if best is None or peak < best[0]:
-            best = peak, replace(planned, peak=peak), divided
-        if peak <= most or planned.is_least:
+        counted, held = count_peak(*divided, count, plan)
+        found = JointPlan(len(schedule.recomputed), max(peak, counted), held)
+        if best is None or found.peak < best[0].peak:
+            best = found, divided
+        if found.peak <= most or is_least:
             break
-        target -= peak - most
+        target -= found.peak - most
     assert best is not None
-    peak, planned, divided = best
-    if peak > most and asked is not None and not plan.bounds.falls_back:
-        _here.failure = BudgetError(
-            f"{plan.model}'s compiled forward and backward take {peak} bytes ({format_bytes(peak)}) at least, as far "
-            f"as found, and memory={plan.memory!r} allows {most}: torch.compile takes operators apart, and others than "
-            f"the eager step's are alive at once. Pass memory={peak}, or fallback='least', or have the model follow "
-            "its plan in eager code with torch.compiler.disable(model)"
-        )
-        raise _here.failure
-    plan.others[JOINT] = planned
-    return divided
+    if parts is not None:
+        parts.add(best[0])
+    else:
+        try:
+            _require_budget(plan, best[0].peak, "its graph")
+        except BudgetError as error:
+            _here.failure = error
+            raise
+        plan.others[JOINT] = best[0]
+    return best[1]
+
+
+def _allowed(plan: Plan) -> int:
+    """The bytes of a plan's budget; of its peak if it has none, or asks for the least."""
+    return max(plan.peak, allowed_bytes(plan.memory, plan.uncompressed_peak) or 0)
+
+
+def _require_budget(plan: Plan, peak: int, what: str) -> None:
+    """Raises ``BudgetError`` if a compiled step exceeds the budget, and may not.
+
+    Args:
+        plan: the plan of the eager step.
+        peak: the compiled step's, in bytes.
+        what: what was compiled, in words.
+    """
+    most = _allowed(plan)
+    if peak <= most or plan.memory is None or plan.memory == LEAST or plan.bounds.falls_back:
+        return
+    raise BudgetError(
+        f"{plan.model} under torch.compile: {what} would take {peak} bytes ({format_bytes(peak)}) at its peak, and "
+        f"memory={plan.memory!r} allows {most}. torch.compile takes operators apart, and others than the eager step's "
+        f"are alive at once. Pass memory={peak}, or fallback='least', or have the model follow its plan in eager code "
+        "with torch.compiler.disable(model)"
+    )
+
+
+def begin_parts(plan: Plan) -> Parts:
+    """Has the graphs that are compiled in this thread until ``end_parts`` divided by their shares of a plan."""
+    parts = _here.parts = Parts(plan)
+    return parts
+
+
+def end_parts() -> None:
+    """Has graphs that are compiled in this thread divided by torch alone again."""
+    _here.parts = None
+    forget_expected()
+
+
+def expect_part() -> None:
+    """Has the graph that is compiled next divided, where a forward's graphs are."""
+    parts: Parts | None = getattr(_here, "parts", None)
+    if parts is not None:
+        expect(parts.plan)
+
+
+def hash_plan(plan: Plan) -> str:
+    """What tells one plan from another."""
+    digest = hashlib.sha256(plan.graph.to_json().encode())
+    digest.update(f"{plan.choice.content()} {plan.memory} {plan.bounds.falls_back}".encode())
+    return digest.hexdigest()
 
 
 def take_failure() -> BudgetError | None:
@@ -154,29 +254,32 @@ def forget_expected() -> Plan | None:
     return plan
 
 
-def plan_joint(graph: Graph, plan: Plan, most: int) -> JointPlan:
-    """The fastest plan for a joint graph whose peak is at most so many bytes; the one of the least peak if none is.
+def search(graph: Graph, most: int) -> tuple[Schedule, int, bool]:
+    """The fastest schedule of a joint graph whose peak is at most so many bytes, or else the one of the least peak; its
+    activation peak; and whether that is the least.
 
     Args:
-        graph: the joint graph's step, without gradients before it.
-        plan: the plan of the eager step, for the state of its gradients.
+        graph: the joint graph's step.
         most: the bytes.
     """
-    if plan.graph.accumulates:
-        graph = replace(graph, gradients=0, accumulates=True)
-    elif plan.graph.clears:
-        graph = graph.clearing
     front = checkpoint_plans(training_step(graph)).front
     flat = [one for one in front if one.held is None]  # torch repeats nothing twice
     least = min(flat, key=lambda one: one.peak)
     fitting = [one for one in flat if one.peak - graph.gradients <= most]
     best = min(fitting, key=lambda one: (one.seconds, one.peak), default=least)
     kept = [value for value, is_kept in enumerate(best.kept) if is_kept]
-    return JointPlan(Schedule.of(graph, kept), best.peak - graph.gradients, best.seconds, best is least)
+    return Schedule.of(graph, kept), best.peak - graph.gradients, best is least
 
 
-def count_peak(forward: GraphModule, backward: GraphModule, forward_outputs: int, plan: Plan) -> int:
-    """The activation peak in bytes of a compiled step.
+def _in_state(graph: Graph, plan: Plan) -> Graph:
+    """The step of a joint graph in the state of the gradients that a plan is for."""
+    if plan.graph.accumulates:
+        return replace(graph, gradients=0, accumulates=True)
+    return graph.clearing if plan.graph.clears else graph
+
+
+def count_peak(forward: GraphModule, backward: GraphModule, forward_outputs: int, plan: Plan) -> tuple[int, int]:
+    """The activation peak of a compiled step, and what is alive between its forward and its backward, in bytes.
 
     Args:
         forward, backward: its graphs.
@@ -204,7 +307,8 @@ def count_peak(forward: GraphModule, backward: GraphModule, forward_outputs: int
     standing = gradients if plan.graph.clears else 0
     most = [nbytes + standing for nbytes in peaks]
     most += [held + nbytes for nbytes in alive]
-    return max(most, default=0) - (0 if plan.graph.accumulates else gradients)
+    between = sum(one.nbytes for one in ahead.lasting)
+    return max(most, default=0) - (0 if plan.graph.accumulates else gradients), between
 
 
 def _mark(joint: GraphModule, step: JointStep, schedule: Schedule) -> None:
