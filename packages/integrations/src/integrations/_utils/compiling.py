@@ -96,6 +96,20 @@ def may_break_graph() -> bool:
         return False
 
 
+def compiles_with_inductor() -> bool:
+    """Whether inductor compiles the graph that dynamo has just traced, as far as torch tells."""
+    try:
+        backend = instruction_translator().current_tx().output.compiler_fn
+    except (ImportError, AttributeError):
+        return False
+    while backend is not None:
+        if "inductor" in (getattr(backend, "compiler_name", ""), getattr(backend, "_compiler_name", "")):
+            return True
+        # What dynamo wraps a backend in: one to debug it, or DistributedDataParallel's.
+        backend = getattr(backend, "_torchdynamo_orig_backend", getattr(backend, "backend_compile_fn", None))
+    return False
+
+
 def is_own_frame(output: Any) -> bool:
     """Whether the graph that dynamo has traced is all that a frame of ``own_frame`` calls, with no break in it.
 

@@ -197,6 +197,7 @@ def kept_for_all_modules() -> list[dict[Any, Any]]:
 # ---- torch.compile. What torch._dynamo has is asked for when somebody has imported it, which takes a second ----
 
 DYNAMO = noted("torch._dynamo", _COMPILED, spared=True).path
+INDUCTOR = noted("torch._inductor", _COMPILED, spared=True).path
 # Its log warns of in-place operators.
 WRAP = noted("torch._higher_order_ops.wrap", "a plan under torch.compile", spared=True).path
 tracing_context: Callable[[], Any] = bound("torch._guards.TracingContext.try_get", _COMPILED)

@@ -20,7 +20,13 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from actcore import checkpoint_plans, simulate
-from integrations._utils.torch_internals import custom_partitioner_fn, inductor_config, min_cut_partition
+from integrations._utils.compiling import compiles_with_inductor
+from integrations._utils.torch_internals import (
+    INDUCTOR,
+    custom_partitioner_fn,
+    inductor_config,
+    min_cut_partition,
+)
 from integrations.capture.costs.calibrating import calibrated
 from integrations.capture.graphs.graph import Graph
 from integrations.capture.graphs.schedule import Schedule
@@ -213,7 +219,7 @@ def expect_part() -> None:
     """Has the graph that is compiled next divided, where a forward's graphs are."""
     parts: Parts | None = getattr(_here, "parts", None)
     if parts is not None:
-        expect(parts.plan)
+        _set(parts.plan)
 
 
 def hash_plan(plan: Plan) -> str:
@@ -233,7 +239,11 @@ def take_failure() -> BudgetError | None:
 def expect(plan: Plan) -> bool:
     """Has the joint graph that is being traced in this thread divided by a plan, of which nothing is rounded. Returns
     whether it will be: only inductor asks a partitioner, and not this one if the user has set another."""
-    if "torch._inductor.compile_fx" not in sys.modules or plan.compressed:
+    return compiles_with_inductor() and _set(plan)
+
+
+def _set(plan: Plan) -> bool:
+    if INDUCTOR not in sys.modules or plan.compressed:
         return False
     config, ours = inductor_config(), _make_partitioner()
     if ours is None or getattr(config, _SETTING, ours) not in (None, ours):
