@@ -164,9 +164,10 @@ class GraphMemory:
         for node, event in place.items():
             if node.target is _BACKWARD:
                 ends.update((given.name, event) for given in node.args[1:3] if isinstance(given, Node))
-        starts = {
-            given.name: event for node, event in place.items() if node.target is _FORWARD for given in node.args[:2]
-        }
+        starts: dict[str, int] = {}
+        for node, event in place.items():
+            if node.target is _FORWARD:
+                starts.update((given.name, event) for given in node.args[:2] if isinstance(given, Node))
         for node in self.order:
             value = node.meta.get("val")
             if (

@@ -158,8 +158,8 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
             most = target = parts.share(plain)
         schedule, peak, is_least = search(graph, target)
         _mark(gm, step, schedule)
-        divided = min_cut_partition()(gm, joint_inputs, **options)
-        counted, held = count_peak(*divided, count, plan)
+        forward, backward = divided = min_cut_partition()(gm, joint_inputs, **options)
+        counted, held = count_peak(forward, backward, count, plan)
         found = JointPlan(len(schedule.recomputed), max(peak, counted), held)
         if best is None or found.peak < best[0].peak:
             best = found, divided
