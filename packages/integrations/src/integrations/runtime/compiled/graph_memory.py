@@ -16,6 +16,8 @@ from integrations.capture.dispatch.memory import iter_tensors
 from integrations.policies.aten_nodes import hint
 from integrations.policies.operators import OPERATORS, Kernel
 
+_PRIMALS = "primals"  # the start of the names that AOTAutograd gives to a forward's inputs
+
 _FORWARD, _BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
 
 _EXTERN = (Kernel.PRODUCT, Kernel.CONVOLUTION, Kernel.CONVOLUTION_BACKWARD, Kernel.ATTENTION, Kernel.CHUNKED)
@@ -169,19 +171,8 @@ class GraphMemory:
             if node.target is _FORWARD:
                 starts.update((given.name, event) for given in node.args[:2] if isinstance(given, Node))
         for node in self.order:
-            value = node.meta.get("val")
-            if (
-                node.op != "placeholder"
-                or not isinstance(value, Tensor)
-                or value.dim() != 4
-                or value.device.type != "cpu"
-            ):
-                continue
-            if (node.name in starts or node.name in ends) and not value.is_contiguous(
-                memory_format=torch.channels_last
-            ):
-                nbytes = hint(value.numel()) * value.element_size()
-                yield starts.get(node.name, 0), ends.get(node.name, last), nbytes
+            if node.name in starts or node.name in ends:
+                yield starts.get(node.name, 0), ends.get(node.name, last), _bytes_of_copy(node)
 
 
 def can_fuse(node: Node) -> bool:
@@ -193,6 +184,17 @@ def can_fuse(node: Node) -> bool:
     if name in _NOT_FUSED or torch.Tag.nondeterministic_seeded in target.tags:
         return False
     return isinstance(node.meta.get("val"), Tensor) and (torch.Tag.pointwise in target.tags or name in _FUSED)
+
+
+def _bytes_of_copy(node: Node) -> int:
+    """The bytes of a copy with channels last of what a graph is given; 0 where inductor makes none. Activations that
+    backward is given have the layout already."""
+    value = node.meta.get("val")
+    if node.op != "placeholder" or not node.name.startswith(_PRIMALS) or not isinstance(value, Tensor):
+        return 0
+    if value.dim() != 4 or value.device.type != "cpu" or value.is_contiguous(memory_format=torch.channels_last):
+        return 0
+    return hint(value.numel()) * value.element_size()
 
 
 def results_of(node: Node) -> tuple[Any, ...]:
