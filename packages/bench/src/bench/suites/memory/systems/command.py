@@ -91,7 +91,7 @@ def _compile(going: Run, names: Sequence[str], asked: argparse.Namespace) -> Non
 
         def measured_host(entry: Host) -> Host:
             request = compiled.Request(compiled.HOST_ROUNDS, asked.device, asked.seed)
-            return processes.measure(entry, request, deadline.left)
+            return processes.measure_host(entry, request, deadline.left)
 
         going.measure(
             [Compiled(name, way) for name in names for way in asked.ways],

@@ -28,13 +28,12 @@ from bench.runner.memory import step_peak_bytes
 from bench.runner.process_memory import ENVIRONMENT
 from bench.suites.memory.systems.cell import REPEATS, WARM_UP
 from bench.suites.memory.systems.entries import Compiled, Host
-from bench.suites.memory.systems.host import call_codecs, make_layers, record_codecs
+from bench.suites.memory.systems.host import call_codecs, make_layers, record_codecs, run_layers
 from bench.suites.memory.systems.steps import (
     drops,
     gradient_of,
     make_step,
     require_counters,
-    run_adding,
     run_fresh,
     set_zero_gradients,
 )
@@ -103,28 +102,34 @@ class Processes:
             self._quick.end()
         self._folder.cleanup()
 
-    def measure(self, entry: Measured, request: Request, seconds: float | None) -> Measured:
-        """Measure an entry; a crash of a process is said in the answer.
+    def measure(self, cell: Compiled, request: Request, seconds: float | None) -> Compiled:
+        """Measure a cell; a crash of a process is said in the answer.
 
         Args:
-            entry: which.
+            cell: which.
             request: what to measure of it, without folders.
-            seconds: until the whole run's end; ``None``: there is none. An entry has ``LIMIT`` seconds in any case.
+            seconds: until the whole run's end; ``None``: there is none. A cell has ``LIMIT`` seconds in any case.
 
         Raises:
             TooLong: it took longer.
         """
-        end = time.monotonic() + (LIMIT if seconds is None else min(LIMIT, seconds))
-        with tempfile.TemporaryDirectory(dir=self._folder.name, ignore_cleanup_errors=True) as own:
-            shared = Path(self._folder.name, "shared")
-            shared.mkdir(exist_ok=True)
-            request = replace(request, shared=str(shared), own=own)
-            if isinstance(entry, Host):
-                with Child({}) as child:
-                    return self._asked(child, measure_host, entry, request, end, threads=1)
+        with self._with_caches(request) as request:
+            end = _end(seconds)
             if self._quick is not None:
-                return self._asked(self._quick, measure, entry, request, end, self._threads)
-            return self._measure_apart(entry, request, end)
+                return self._asked(self._quick, measure, cell, request, end, self._threads)
+            return self._measure_apart(cell, request, end)
+
+    def measure_host(self, entry: Host, request: Request, seconds: float | None) -> Host:
+        """Measure the tiny layers in one way, on one thread; see ``measure``."""
+        with self._with_caches(request) as request, Child({}) as child:
+            return self._asked(child, measure_host, entry, request, _end(seconds), threads=1)
+
+    @contextmanager
+    def _with_caches(self, request: Request) -> Iterator[Request]:
+        shared = Path(self._folder.name, "shared")
+        shared.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._folder.name, ignore_cleanup_errors=True) as own:
+            yield replace(request, shared=str(shared), own=own)
 
     def _measure_apart(self, cell: Compiled, request: Request, end: float) -> Compiled:
         if request.device == "cuda" or not request.rounds:
@@ -148,6 +153,11 @@ class Processes:
         threads: int,
     ) -> Measured:
         return child.measure(function, entry, end - time.monotonic(), threads=threads, **asdict(request))
+
+
+def _end(seconds: float | None) -> float:
+    """When an entry must be done, on the clock of ``time.monotonic``."""
+    return time.monotonic() + (LIMIT if seconds is None else min(LIMIT, seconds))
 
 
 def measure(cell: Compiled, **options: Any) -> Compiled:
@@ -199,7 +209,7 @@ def measure_host(entry: Host, **options: Any) -> Host:
         steps = []
         for model, call in ((eager, eager), (layers, forward)):
             set_zero_gradients(model)  # a plan is for the state of the gradients that it finds
-            steps.append(partial(run_adding, lambda call=call: call(rows).sum()))
+            steps.append(partial(run_layers, call, rows))
         for _ in range(1 + WARM_UP):
             steps[1]()
         plain_seconds, seconds = steps_in_turn(steps, request.rounds, device)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx import GraphModule, Interpreter
@@ -29,6 +29,11 @@ def make_layers(seed: int, device: torch.device) -> tuple[nn.Module, Tensor]:
     with device:
         blocks = [nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS)]
         return nn.Sequential(*blocks).train(), torch.randn(ROWS, WIDTH)
+
+
+def run_layers(forward: Callable[..., Any], rows: Tensor) -> None:
+    """A step of the layers, which adds to the gradients that it finds."""
+    forward(rows).sum().backward()
 
 
 def record_codecs(level: str, seed: int, device: torch.device) -> list[Call]:
@@ -59,7 +64,7 @@ def record_codecs(level: str, seed: int, device: torch.device) -> list[Call]:
     forward = torch.compile(integrations.compress_model(layers, level), backend=backend)
     for _ in range(2):  # the first one compiles
         calls.clear()
-        forward(rows).sum().backward()
+        run_layers(forward, rows)
     torch._dynamo.reset()
     return calls
 
