@@ -7,10 +7,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.utils import make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._inductor.decomposition import select_decomp_table
 from torch.fx import GraphModule, Interpreter
 
 import integrations
@@ -41,6 +37,12 @@ def record_codecs(level: str, seed: int, device: torch.device) -> list[Call]:
 
     The step's graphs are those that inductor gets; here they are interpreted node by node.
     """
+    # These import inductor, for which a command that compiles nothing need not wait.
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+
     calls: list[Call] = []
 
     class Recorder(Interpreter):
