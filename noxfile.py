@@ -385,6 +385,8 @@ def bench_quick(session: nox.Session) -> None:
     also(session, "models")
     for name in BENCHES:
         run_python(session, "-m", "bench", name, "--quick", "--json", folder / f"{name}.json", *session.posargs)
+    compiled = "systems", "--compile", "--quick", "--json", folder / "systems-compiled.json"
+    run_python(session, "-m", "bench", *compiled, *session.posargs)
     for name, (_, _, quick) in RECORDED.items():
         subjects = [part for subject in quick for part in ("--subject", subject)]
         record(session, name, folder / f"{name}.json", *subjects)

@@ -13,7 +13,7 @@ from bench.results.record import Record
 from bench.runner.memory import Memory
 from bench.suites.fewbit import command, training
 from bench.suites.gnn.entries import Curve
-from bench.suites.memory.systems import cell
+from bench.suites.memory.systems import steps
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -117,5 +117,5 @@ class Counted:
 def counted(monkeypatch) -> Counted:
     """What cells of ``bench systems`` count with: every peak is one MiB."""
     counters = Counted()
-    monkeypatch.setattr(cell, "counters", lambda device: counters)
+    monkeypatch.setattr(steps, "counters", lambda device: counters)
     return counters

@@ -20,9 +20,18 @@ from bench.runner.child import Child
 from bench.runner.clock import steps_in_turn
 from bench.runner.gradients import relative_error
 from bench.runner.memory import step_peak_bytes
-from bench.runner.process_memory import Counters, counters, release_cached
+from bench.runner.process_memory import Counters, release_cached
 from bench.suites.memory.systems.device import captured, figures, profiled, with_workspaces
 from bench.suites.memory.systems.entries import Cell, Fresh
+from bench.suites.memory.systems.steps import (
+    drops,
+    gradient_of,
+    make_step,
+    require_counters,
+    run_adding,
+    run_adding_to_zeros,
+    run_fresh,
+)
 from bench.suites.memory.systems.subjects import made
 from bench.ways.general import PLAIN, WAYS, Forward, Surroundings
 from integrations.checkpoint import Plan, plan_of
@@ -132,9 +141,9 @@ def measure(cell: Cell, **options: Any) -> tuple[Cell, str]:
 
 
 def _measured(request: Request, cell: Cell, subject: Subject, device: torch.device) -> Cell:
-    seed, count = request.seed, _counters(device)
+    seed, count = request.seed, require_counters(device)
     step = _ready(request, cell.way, subject)
-    whole, adding = partial(_whole, subject.model, step), partial(_adding, step)
+    whole, adding = partial(run_fresh, subject.model, step), partial(run_adding, step)
     for _ in range(WARM_UP):
         whole()
     # Fresh ones first: steps that add leave free memory in pieces, of which new objects take others, a MiB or two.
@@ -145,8 +154,8 @@ def _measured(request: Request, cell: Cell, subject: Subject, device: torch.devi
     if found is not None and cell.way == PLAIN and device.type == "cuda":
         found = with_workspaces(found, step)
     plain = made(cell.subject, seed, device)
-    plain_step = _step(plain, *WAYS[PLAIN].ready(plain), seed)
-    if not (WAYS[cell.way].draws and _drops(plain.model)):
+    plain_step = make_step(plain, *WAYS[PLAIN].ready(plain), seed)
+    if not (WAYS[cell.way].draws and drops(plain.model)):
         cell = _with_errors(cell, (plain.model, plain_step), (subject.model, step))
     cell = _with_times(request, cell, (plain.model, plain_step), (subject.model, step), device)
     if found is None:
@@ -157,16 +166,16 @@ def _measured(request: Request, cell: Cell, subject: Subject, device: torch.devi
 def _timed_alone(request: Request, cell: Cell, subject: Subject, device: torch.device) -> Cell:
     step = _ready(request, cell.way, subject)
     plain = made(cell.subject, request.seed, device)
-    plain_step = _step(plain, *WAYS[PLAIN].ready(plain), request.seed)
+    plain_step = make_step(plain, *WAYS[PLAIN].ready(plain), request.seed)
     for _ in range(WARM_UP):
-        _whole(subject.model, step)
+        run_fresh(subject.model, step)
     return _with_times(request, cell, (plain.model, plain_step), (subject.model, step), device)
 
 
 def _ready(request: Request, way: str, subject: Subject) -> Callable[[], Tensor]:
     """A subject's forward in the request's way, down to the loss."""
     ready = partial(_following, request.plan) if request.plan else WAYS[way].ready
-    return _step(subject, *ready(subject), request.seed)
+    return make_step(subject, *ready(subject), request.seed)
 
 
 def _following(plan: str, subject: Subject) -> tuple[Forward, Surroundings]:
@@ -176,8 +185,8 @@ def _following(plan: str, subject: Subject) -> tuple[Forward, Surroundings]:
 def _with_errors(cell: Cell, plain: Trained, ours: Trained) -> Cell:
     """With the gradient's error in both states of the gradients."""
     errors = []
-    for run in (_adding_to_zeros, _whole):
-        exact, gradient = (_gradient(model, partial(run, model, step)) for model, step in (plain, ours))
+    for run in (run_adding_to_zeros, run_fresh):
+        exact, gradient = (gradient_of(model, partial(run, model, step)) for model, step in (plain, ours))
         errors.append(relative_error(gradient, exact))
     return replace(cell, error=errors[0], fresh=replace(cell.fresh or Fresh(), error=errors[1]))
 
@@ -186,10 +195,10 @@ def _with_times(request: Request, cell: Cell, plain: Trained, ours: Trained, dev
     """With times of plain steps and of those in the cell's way, in turn."""
     if not request.rounds:
         return cell
-    cell = _timed(cell, [partial(_adding, step) for _, step in (plain, ours)], request.rounds, device)
+    cell = _timed(cell, [partial(run_adding, step) for _, step in (plain, ours)], request.rounds, device)
     if request.figures:  # a device that has figures measured is lent for minutes
         return cell
-    steps = [partial(_whole, *one) for one in (plain, ours)]
+    steps = [partial(run_fresh, *one) for one in (plain, ours)]
     return replace(cell, fresh=_timed(cell.fresh or Fresh(), steps, request.rounds, device))
 
 
@@ -207,53 +216,3 @@ def _with_peak(cell: Taken, step: Callable[[], None], count: Counters, model: nn
     except ValueError:
         return cell
     return replace(cell, planned_bytes=plan.peak, planned_plain_bytes=plan.plain_peak)
-
-
-def _step(subject: Subject, forward: Forward, surroundings: Surroundings, seed: int) -> Callable[[], Tensor]:
-    """A forward, down to the loss; dropout draws the same in each."""
-
-    def step() -> Tensor:
-        torch.manual_seed(seed)
-        with surroundings():
-            return subject.step(forward)
-
-    return step
-
-
-def _whole(model: nn.Module, step: Callable[[], Tensor]) -> None:
-    """A step that finds no gradients."""
-    model.zero_grad(set_to_none=True)
-    step().backward()
-
-
-def _adding_to_zeros(model: nn.Module, step: Callable[[], Tensor]) -> None:
-    """A step that adds to gradients, which are its own in the end."""
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-    step().backward()
-
-
-def _adding(step: Callable[[], Tensor]) -> None:
-    """A step that adds to the gradients that it finds."""
-    step().backward()
-
-
-def _counters(device: torch.device) -> Counters:
-    """
-    Raises:
-        RuntimeError: nothing counts bytes here.
-    """
-    found = counters(device)
-    if isinstance(found, str):
-        raise RuntimeError(found)
-    return found
-
-
-def _drops(model: nn.Module) -> bool:
-    """Whether a model has layers that draw which elements to drop."""
-    return any(isinstance(module, nn.Dropout) and module.p for module in model.modules())
-
-
-def _gradient(model: nn.Module, step: Callable[[], None]) -> list[Tensor]:
-    step()
-    return [torch.zeros_like(one) if one.grad is None else one.grad.clone() for one in model.parameters()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -12,20 +13,23 @@ from bench.results.record import Record
 from bench.runner.command import Bench, Options, positive
 from bench.runner.run import Deadline, Run, begun
 from bench.suites.memory.systems import cell as cells
-from bench.suites.memory.systems import planning
-from bench.suites.memory.systems.entries import KIND, Cell, Compared, Planning
+from bench.suites.memory.systems import compiled, planning
+from bench.suites.memory.systems.entries import KIND, Cell, Compared, Compiled, Host, Planning
 from bench.suites.memory.systems.report import REPORT
 from bench.suites.memory.systems.subjects import (
     BESIDE,
+    COMPILED_SUBJECTS,
     GPU_SUBJECTS,
     GPU_WAYS,
     LAST,
     NAMES,
     PEAK_SUBJECTS,
     QUICK,
+    QUICK_COMPILED,
     SUBJECTS,
     made,
 )
+from bench.ways.compiled import COMPILED, COMPILED_WAYS, HOST_WAYS, QUICK_COMPILED_WAYS
 from bench.ways.general import PEAK_WAYS, PLAIN, QUICK_WAYS, WAYS
 
 ROUNDS, GPU_ROUNDS, QUICK_ROUNDS = 7, 5, 2
@@ -40,7 +44,8 @@ def run(asked: argparse.Namespace) -> Record:
     """
     going = begun(KIND, asked)
     names = going.present(asked.models, require)
-    (_plan if asked.part == "planning" else _cells)(going, names, asked)
+    parts = {"planning": _plan, "compiled": _compile}
+    parts.get(asked.part, _cells)(going, names, asked)
     return going.record
 
 
@@ -75,13 +80,50 @@ def _plan(going: Run, names: Sequence[str], asked: argparse.Namespace) -> None:
     )
 
 
+def _compile(going: Run, names: Sequence[str], asked: argparse.Namespace) -> None:
+    rounds = asked.rounds if asked.timed else 0
+    deadline: Deadline = asked.within
+    with compiled.Processes(asked.threads, asked.quick) as processes:
+
+        def measured(cell: Compiled) -> Compiled:
+            cell = replace(cell, memory_bytes=_matched_bytes(going, cell))
+            return processes.measure(cell, compiled.Request(rounds, asked.device, asked.seed), deadline.left)
+
+        def measured_host(entry: Host) -> Host:
+            request = compiled.Request(compiled.HOST_ROUNDS, asked.device, asked.seed)
+            return processes.measure_host(entry, request, deadline.left)
+
+        going.measure(
+            [Compiled(name, way) for name in names for way in asked.ways],
+            measured,
+            lacks=lambda cell: len(cell.seconds) < rounds,
+            deadline=deadline,
+        )
+        going.measure([Host(way) for way in asked.host_ways], measured_host, deadline=deadline)
+
+
+def _matched_bytes(going: Run, cell: Compiled) -> int | None:
+    """The measured peak that a plan is to keep to; ``None`` for ways that have no such budget.
+
+    Raises:
+        BenchError: the peak is not known.
+    """
+    other = COMPILED_WAYS[cell.way].bytes_of
+    if not other:
+        return None
+    found = going.found(Compiled(cell.subject, other))
+    if found is None or not found.peak_bytes:
+        raise BenchError(f"{other} has no measured peak; measure it first")
+    return found.peak_bytes
+
+
 def require(name: str) -> None:
     """Raises ``MissingLibrary`` where a model's library is not there."""
     if name not in planning.DEEP:
         made(name, 0, torch.device("meta"))
 
 
-PARTS = ("ways", "peaks", "planning")
+PARTS = ("ways", "peaks", "planning", "compiled", "host")
 
 
 def options(add: Options) -> None:
@@ -92,15 +134,21 @@ def options(add: Options) -> None:
         default=PARTS[0],
         help="ways: every way of training, timed; peaks: what plans say of their peaks beside what is measured, of "
         f"{len(BESIDE) + len(PEAK_SUBJECTS)} models of all kinds, not timed; planning: how long it takes, and how good "
-        "plans are beside every choice of small steps; default: %(default)s",
+        "plans are beside every choice of small steps; compiled: see --compile; host: the host's time of a compiled "
+        "step of 24 tiny layers; default: %(default)s",
     )
     words = (
         f"repeatable: {', '.join(NAMES)}; default: {', '.join(SUBJECTS)}; those whose library is not installed are "
         "left out"
     )
     add.many("--model", (*NAMES, *planning.DEEP), words, metavar="NAME")
-    add.many("--way", WAYS, f"repeatable: {'; '.join(WAYS)}; default: all that need no compiler", metavar="WAY")
-    words = "with torch.compile, which takes minutes a model; the default on CUDA"
+    words = f"repeatable: {'; '.join(WAYS)}; default: all that need no compiler, and all on CUDA"
+    words += f"; of --compile: {'; '.join(COMPILED_WAYS)}"
+    add.many("--way", {**WAYS, **COMPILED_WAYS}, words, metavar="WAY")
+    words = (
+        f"parts compiled and host: {', '.join(COMPILED_SUBJECTS)} under torch.compile, with torch's budget for "
+        "activations, with our plans for the same bytes, and with levels; each takes minutes"
+    )
     add.add("--compile", action="store_true", help=words)
     add.add(
         "--gpu",
@@ -114,7 +162,8 @@ def options(add: Options) -> None:
     add.add("--rounds", type=positive, help=words)
     add.seed("of weights and inputs")
     add.quick(
-        f"{', '.join(QUICK)} in {len(QUICK_WAYS)} ways, or all of --gpu's without a compiler, {QUICK_ROUNDS} rounds"
+        f"{', '.join(QUICK)} in {len(QUICK_WAYS)} ways, or all of --gpu's without a compiler, {QUICK_ROUNDS} rounds; "
+        f"with --compile {', '.join(QUICK_COMPILED)} in {len(QUICK_COMPILED_WAYS)} ways, peaks and times in one process"
     )
     add.deadline("cell")
     add.files()
@@ -124,9 +173,14 @@ def settle(asked: argparse.Namespace) -> None:
     """Finds the models and ways, and begins to count the time.
 
     Raises:
-        BenchError: something is asked for that the part planning has not.
+        BenchError: something is asked for that the part has not.
     """
     asked.within = Deadline(asked.deadline)
+    if asked.compile and asked.part != PARTS[0]:
+        raise BenchError(f"--compile has parts of its own; leave out --part {asked.part}, or --compile")
+    if asked.compile or asked.part in ("compiled", "host"):
+        _settle_compiled(asked)
+        return
     if asked.part == "planning":
         if asked.device != "cpu" or asked.chart is not None:
             raise BenchError("--part planning has no chart, and plans for a CPU; leave out --chart and --device")
@@ -135,13 +189,40 @@ def settle(asked: argparse.Namespace) -> None:
     asked.on_gpu = asked.gpu or asked.device == "cuda"
     peaks = asked.part == "peaks"
     asked.timed = not (asked.no_time or peaks)
-    slow = asked.compile or (asked.on_gpu and not asked.quick)
+    slow = asked.on_gpu and not asked.quick
     known, usual = _usual(asked.quick, asked.on_gpu, peaks)
     asked.models = asked.models or list(known)
+    _require_ways(asked.ways, WAYS, "needs --compile")
     ways = asked.ways or [name for name in usual if slow or not WAYS[name].slow]
     asked.ways = list(dict.fromkeys([PLAIN, *ways]))
     rounds = QUICK_ROUNDS if asked.quick else GPU_ROUNDS if asked.on_gpu else ROUNDS
     asked.rounds = asked.rounds or rounds
+
+
+def _settle_compiled(asked: argparse.Namespace) -> None:
+    """Finds the models and ways of parts ``compiled`` and ``host``.
+
+    Raises:
+        BenchError: a way or a chart is asked for that they do not have.
+    """
+    if asked.chart is not None:
+        raise BenchError("compiled ways have no chart; leave out --chart")
+    _require_ways(asked.ways, COMPILED_WAYS, "is none of --compile")
+    with_models = asked.compile or asked.part == "compiled"
+    with_host = asked.part == "host" or (asked.compile and not asked.quick and not asked.no_time)
+    asked.part, asked.timed = "compiled", not asked.no_time
+    asked.rounds = asked.rounds or (QUICK_ROUNDS if asked.quick else ROUNDS)
+    asked.host_ways = list(HOST_WAYS) if with_host else []
+    usual = GPU_SUBJECTS if asked.gpu or asked.device == "cuda" else COMPILED_SUBJECTS
+    asked.models = asked.models or list(QUICK_COMPILED if asked.quick else usual) if with_models else []
+    wanted = asked.ways or (QUICK_COMPILED_WAYS if asked.quick else COMPILED_WAYS)
+    needed = {COMPILED, *wanted, *(COMPILED_WAYS[way].bytes_of for way in wanted)}
+    asked.ways = [way for way in COMPILED_WAYS if way in needed]
+
+
+def _require_ways(ways: Iterable[str], known: Iterable[str], words: str) -> None:
+    if other := [way for way in ways if way not in known]:
+        raise BenchError(f"--way {other[0]!r} {words}; choose among {'; '.join(known)}")
 
 
 def _usual(quick: bool, gpu: bool, peaks: bool) -> tuple[Iterable[str], Iterable[str]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from bench.results.entry import Entry, Timed, at, metric, nested, numbers, part, series
 from bench.results.record import Kind, Record, order_by
 from bench.suites.memory.systems.subjects import NAMES
+from bench.ways.compiled import COMPILED_WAYS, HOST_WAYS
 from bench.ways.general import WAYS
 
 
@@ -95,6 +96,34 @@ class Compared(Entry):
     time_ratio: float = metric("", "the worst time of a step, over the least one in the same peak", default=0.0)
 
 
+@part("compiled", "a model, trained in one way under torch.compile, with steps that find no gradients")
+class Compiled(Timed, Entry):
+    """One model in one way."""
+
+    subject: str = at("the model's name")
+    way: str = at("how it is trained")
+    what: str = metric("", "the model in words", default="")
+    memory_bytes: int | None = metric("bytes", "the budget that the plan was given: the measured peak of torch's")
+    peak_bytes: int | None = metric("bytes", "the peak, less what is there after the step, its gradients among it")
+    planned_bytes: int | None = metric("bytes", "the same peak by the plan that the step follows")
+    error: float | None = metric("", "of the whole gradient, relative to that of the compiled plain model")
+    seconds: list[float] = series("s", "of steps in this way")
+    plain_seconds: list[float] = series("s", "of plain steps that are not compiled, in turn")
+    compile_seconds: float | None = metric("s", "that the first steps take beyond later ones: compiling, planning")
+    not_followed: str = metric("", "why torch.compile does not follow the plan; empty otherwise", default="")
+
+
+@part("host", "24 tiny layers under torch.compile, whose steps are mostly the host's time")
+class Host(Timed, Entry):
+    """The layers in one way."""
+
+    way: str = at("how they are trained")
+    seconds: list[float] = series("s", "of steps in this way, which add to gradients")
+    plain_seconds: list[float] = series("s", "of plain steps that are not compiled, in turn")
+    codecs: int | None = metric("", "calls of codecs in a step")
+    codec_seconds: list[float] = series("s", "of these calls alone, with the step's own tensors")
+
+
 def as_fresh(record: Record) -> Record:
     """The same of steps that find no gradients; without cells where none has such."""
     cells = record.of(Cell)
@@ -102,10 +131,23 @@ def as_fresh(record: Record) -> Record:
     return replace(record, entries=[cell.as_fresh for cell in cells] if some else [])
 
 
+_in_cells = order_by(subject=NAMES, way=WAYS)
+_in_compiled_cells = order_by(subject=NAMES, way=COMPILED_WAYS)
+_in_host_cells = order_by(way=HOST_WAYS)
+
+
+def _order(entry: Entry) -> tuple[object, ...]:
+    if isinstance(entry, Host):
+        return 2, *_in_host_cells(entry)
+    if isinstance(entry, Compiled):
+        return 1, *_in_compiled_cells(entry)
+    return 0, *_in_cells(entry)
+
+
 KIND = Kind(
     "systems",
-    (Cell, Planning, Compared),
+    (Cell, Planning, Compared, Compiled, Host),
     {"device": "device", "seed": "seed"},
-    order=order_by(subject=NAMES, way=WAYS),
+    order=_order,
     packages=("timm", "transformers", "torch-geometric"),
 )

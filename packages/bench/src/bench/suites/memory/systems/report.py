@@ -11,6 +11,7 @@ from bench.results.charts import BLUE, GREY, ORANGE, VERMILION, Panel, Series
 from bench.results.record import Record
 from bench.results.report import Report
 from bench.results.tables import Column, dim, mib, milliseconds, number, percent, table
+from bench.suites.memory.systems.compiled_report import compiled_notes, compiled_tables
 from bench.suites.memory.systems.entries import Cell, Compared, Figures, Planning, as_fresh
 from bench.units import KIB, MIB
 from bench.ways.decoders import label
@@ -118,6 +119,7 @@ def tables(record: Record) -> Iterator[Table]:
     yield from planning_tables(record)
     for subject in subjects:
         yield from tables_of_figures(record, subject)
+    yield from compiled_tables(record)
 
 
 def _table(record: Record, subject: str) -> Table:
@@ -355,6 +357,7 @@ def notes(record: Record) -> Iterator[str]:
             yield f"{where} was not profiled: {figures.not_profiled.rstrip('.')}."
         if figures.not_captured:
             yield f"{where} was not captured: {figures.not_captured.rstrip('.')}."
+    yield from compiled_notes(record)
 
 
 REPORT = Report("Ways to train with less memory", tables, notes, panels=panels, caption=lambda record: CAPTION)

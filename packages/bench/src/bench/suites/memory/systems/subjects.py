@@ -300,12 +300,14 @@ def _lstm() -> Subject:
     return Subject(_Recurrent(), (torch.randn(32, 128, 128),), entropy(y), "LSTM, 2 layers of 256, 32 x 128 steps")
 
 
-def _tiny() -> Subject:
-    layers = [layer for _ in range(32) for layer in (nn.Linear(32, 32), nn.ReLU())]
-    y = torch.randint(10, (64,))
-    return Subject(
-        nn.Sequential(*layers, nn.Linear(32, 10)), (torch.randn(64, 32),), entropy(y), "MLP, 32 layers of 32, 64 rows"
-    )
+def _mlp(depth: int, width: int, rows: int) -> Subject:
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    y = torch.randint(10, (rows,))
+    what = f"MLP, {depth} layers of {width}, {rows} rows"
+    return Subject(nn.Sequential(*layers, nn.Linear(width, 10)), (torch.randn(rows, width),), entropy(y), what)
+
+
+_tiny = partial(_mlp, 32, 32, 64)
 
 
 SUBJECTS: Mapping[str, Callable[[], Subject]] = MappingProxyType(
@@ -328,7 +330,13 @@ QUICK: Mapping[str, Callable[[], Subject]] = MappingProxyType(
 )
 """Those of a short run, whose steps take a few milliseconds."""
 
-NAMES = tuple(dict.fromkeys([*SUBJECTS, *QUICK, *PEAK_SUBJECTS, *GPU_SUBJECTS]))
+COMPILED_SUBJECTS = ("resnet50", "vit", "bert", "llama")
+"""Those that are compiled by default, which takes minutes for each way."""
+
+QUICK_COMPILED: Mapping[str, Callable[[], Subject]] = MappingProxyType({"mlp-wide": partial(_mlp, 8, 256, 512)})
+"""Those of a short run under ``torch.compile``: few kernels, and a peak of some MiB."""
+
+NAMES = tuple(dict.fromkeys([*SUBJECTS, *QUICK, *QUICK_COMPILED, *PEAK_SUBJECTS, *GPU_SUBJECTS]))
 """Of all models."""
 
 
@@ -343,6 +351,6 @@ def made(name: str, seed: int, device: torch.device) -> Subject:
         if name in GPU_SUBJECTS:
             subject = GPU_SUBJECTS[name](GPU_SIZES["cuda" if device.type == "cuda" else "cpu"])
         else:
-            subject = {**SUBJECTS, **QUICK, **PEAK_SUBJECTS}[name]()
+            subject = {**SUBJECTS, **QUICK, **QUICK_COMPILED, **PEAK_SUBJECTS}[name]()
     subject.model.train()
     return subject
