@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
+from torch.utils._pytree import tree_map
 
 from integrations._utils.torch_internals import OpOverload
 from integrations.capture.costs.modelled import Work, estimate_work
@@ -19,6 +22,7 @@ from integrations.capture.costs.rates import Rating
 from integrations.capture.dispatch.operators import get_traits
 from integrations.capture.graphs.graph import Graph, Op, Step, Value
 from integrations.capture.graphs.signature import Signature
+from integrations.policies.aten_nodes import hint
 from integrations.runtime.compiled.graph_memory import GraphMemory, Memory, can_fuse, results_of
 
 TANGENTS = "tangents"
@@ -175,14 +179,26 @@ def count_workspace(node: Node) -> int:
 
 def _estimate(node: Node) -> Work | None:
     """The work of a node; ``None`` where it is no operator of torch, or returns no tensor."""
-    results = results_of(node)
+    results = tuple(map(_with_fixed_sizes, results_of(node)))
     if not isinstance(node.target, OpOverload) or not results:
         return None
 
     def value(given: Node) -> Any:
-        return given.meta.get("val")
+        return tree_map(_with_fixed_sizes, given.meta.get("val"))
 
     return estimate_work(node.target, map_arg(node.args, value), map_arg(node.kwargs, value), results)
+
+
+def _with_fixed_sizes(value: Any) -> Any:
+    """A value of a graph with its sizes as they are now, where they vary: to compute with those would fix them."""
+    if isinstance(value, torch.SymInt):
+        return hint(value)
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return value
+    sizes, strides = value.shape, value.stride()
+    if all(type(size) is int for size in (*sizes, *strides)):
+        return value
+    return value.new_empty_strided(tuple(map(hint, sizes)), tuple(map(hint, strides)))
 
 
 def _split(outputs: list[Any], count: int) -> tuple[list[Any], list[Any]]:

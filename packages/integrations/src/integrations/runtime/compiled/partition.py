@@ -23,6 +23,7 @@ from actcore import checkpoint_plans, simulate
 from integrations._utils.compiling import compiles_with_inductor
 from integrations._utils.torch_internals import (
     INDUCTOR,
+    callback_handler,
     custom_partitioner_fn,
     inductor_config,
     min_cut_partition,
@@ -128,6 +129,10 @@ def _make_partitioner() -> Any:
             """What tells torch's caches by which plan a graph will be divided."""
             plan: Plan | None = getattr(_here, "plan", None)
             return None if plan is None else hash_plan(plan)
+
+        def __reduce__(self) -> Any:
+            """Inductor makes keys of its settings' pickles, as for a graph without a backward."""
+            return _make_partitioner, ()
 
     return Partitioner()
 
@@ -248,9 +253,18 @@ def _set(plan: Plan) -> bool:
     config, ours = inductor_config(), _make_partitioner()
     if ours is None or getattr(config, _SETTING, ours) not in (None, ours):
         return False
+    # A graph that turns out to have no backward is not divided.
+    handler = callback_handler()
+    if handler is not None and _end not in handler.end_callbacks:  # torch.compiler.reset() removes it
+        handler.register_end_callback(_end)
     setattr(config, _SETTING, ours)
     _here.plan = plan
     return True
+
+
+def _end(given: Any) -> None:
+    """Expects nothing any longer: dynamo has compiled a graph, or has failed to."""
+    forget_expected()
 
 
 def forget_expected() -> Plan | None:

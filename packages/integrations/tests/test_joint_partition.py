@@ -1,0 +1,228 @@
+"""Plans of joint graphs under inductor: gradients are those of plain inductor, and nothing of a plan stays behind.
+
+With ``ACTCORE_LONG=1`` all nets are compiled, otherwise some.
+"""
+
+import copy
+
+import pytest
+import torch
+import torch._inductor.compile_fx
+import torch._inductor.config
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import integrations
+from integrations import checkpoint
+from integrations.runtime.compiled import partition
+from integrations.runtime.compiled.partition import JOINT
+
+from .joint_nets import NETS, build
+from .long_form import LONG
+from .nets import normal, relative_error
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler", "nothing_expected")
+SOME = ["convolutions", "attention"]
+
+
+@pytest.fixture
+def nothing_expected():
+    """Inductor's setting is the user's after every test, and no plan waits for a graph."""
+    yield
+    assert torch._inductor.config.custom_partitioner_fn is None
+    assert getattr(partition._here, "plan", None) is None
+
+
+@pytest.fixture
+def divided(monkeypatch):
+    """The plans by which graphs are divided."""
+    found, count = [], partition.count_peak
+
+    def noted(forward, backward, outputs, plan):
+        found.append(plan)
+        return count(forward, backward, outputs, plan)
+
+    monkeypatch.setattr(partition, "count_peak", noted)
+    return found
+
+
+def outcome(model, function, inputs, steps=2):
+    """Gradients of steps that add to each other, the last step's outputs and all buffers, by name."""
+    torch.manual_seed(3)
+    model.zero_grad()
+    for _ in range(steps):
+        outputs = tree_leaves(function(*inputs))
+        sum(output.square().mean() for output in outputs).backward()
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    found.update((name, buffer.clone()) for name, buffer in model.named_buffers())
+    return found | {f"output {index}": output.detach() for index, output in enumerate(outputs)}
+
+
+def planned(model, memory="least"):
+    integrations.compress_model(model, memory=memory, error=0)
+    return torch.compile(model)
+
+
+def assert_as_plain(ours, plain):
+    """Bit for bit: what is recomputed is computed by the same operators from the same elements. Inductor may put a
+    recomputed operator into another kernel than the first time, which fuses a product and a sum or not: that is one
+    rounding of the elements that it reads, and the gradients' sums of them average it."""
+    assert ours.keys() == plain.keys()
+    for name, expected in plain.items():
+        error = (ours[name] - expected).norm() / expected.norm().clamp_min(1e-30)
+        assert error <= torch.finfo(expected.dtype).eps, f"{name}: {error:.2g}"
+
+
+def joint_of(model):
+    return checkpoint.plan_of(model).others.get(JOINT)
+
+
+@pytest.mark.parametrize("name", NETS if LONG else SOME)
+def test_gradients_statistics_and_outputs_are_those_of_plain_inductor(name, divided):
+    model, inputs = build(name)
+    plain = copy.deepcopy(model)
+    expected = outcome(plain, torch.compile(plain), inputs)
+    assert not divided
+    torch.compiler.reset()
+    found = outcome(model, planned(model), inputs)
+    assert_as_plain({n: t.float() for n, t in found.items()}, {n: t.float() for n, t in expected.items()})
+    joint = joint_of(model)
+    if joint is None:
+        assert checkpoint.plan_of(model).choice.stores  # a plan that packs masks is followed operator by operator
+    else:
+        assert divided
+        assert joint.recomputed > 0
+
+
+# ---- who divides what ----
+
+
+def test_another_backend_follows_the_plan_and_leaves_nothing_for_the_next_graph(divided):
+    """Once inductor was imported, other backends kept everything, and inductor's next graph was divided by the plan."""
+    model, inputs = build("block")
+    kept = []
+    for compiles in (False, True):
+        twin = integrations.compress_model(copy.deepcopy(model), level=None, memory=0.5, error=0)
+        function = torch.compile(twin, backend="aot_eager") if compiles else twin
+        function(*inputs).square().mean().backward()
+        report = integrations.compression(twin).report()
+        kept.append(sum(row.stored_bytes for row in report.rows if not row.owner and row.codec != "recomputed"))
+    assert kept[0] == kept[1]
+    other = nn.Linear(8, 8)
+    torch.compile(other)(normal(3, 8)).sum().backward()
+    assert not divided
+
+
+def test_a_graph_without_backward(divided, caplog):
+    """It is never divided, and inductor can make a key of its settings all the same."""
+    model, inputs = build("mlp")
+    plan = checkpoint.plan(model, inputs)
+    checkpoint.apply(model, plan)
+    model.requires_grad_(False)
+    function = torch.compile(model)
+    assert not function(*inputs).requires_grad
+    assert "pickle" not in caplog.text
+    assert torch._inductor.config.custom_partitioner_fn is None
+    torch.compile(other := nn.Linear(8, 8))(normal(3, 8)).sum().backward()
+    assert other.weight.grad is not None
+    assert not divided
+
+
+def test_the_partitioner_of_a_user_stays(divided):
+    asked = []
+
+    class Theirs(torch._inductor.custom_graph_pass.CustomPartitionerFn):
+        def __call__(self, gm, joint_inputs, **options):
+            asked.append(gm)
+            return partition.min_cut_partition()(gm, joint_inputs, **options)
+
+        def uuid(self):
+            return None
+
+    theirs = Theirs()
+    model, inputs = build("mlp")
+    integrations.compress_model(model, memory="least", error=0)
+    with torch._inductor.config.patch(custom_partitioner_fn=theirs):
+        torch.compile(model)(*inputs).square().mean().backward()
+        assert torch._inductor.config.custom_partitioner_fn is theirs
+    assert len(asked) == 1
+    assert not divided
+    assert joint_of(model) is None
+
+
+def test_an_error_while_a_graph_is_divided(monkeypatch):
+    model, inputs = build("mlp")
+    function = planned(model)
+
+    def fail(*arguments):
+        raise RuntimeError("failed here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(partition, "search", fail)
+        with pytest.raises(Exception, match="failed here"):
+            function(*inputs)
+    assert torch._inductor.config.custom_partitioner_fn is None
+    torch.compiler.reset()
+    function(*inputs).square().mean().backward()
+    assert joint_of(model) is not None
+
+
+def test_an_error_in_the_forward_while_it_is_traced():
+    model, inputs = build("mlp")
+    function = planned(model)
+    with pytest.raises(Exception, match="shape"):
+        function(inputs[0][:, :5])
+    assert torch._inductor.config.custom_partitioner_fn is None
+    assert getattr(partition._here, "plan", None) is None
+
+
+# ---- budgets ----
+
+
+def test_a_budget_that_does_not_fit_names_one_that_does():
+    """The least that eager code takes is not enough: inductor has tanh and its derivative in other places."""
+    model, inputs = build("mlp")
+    eager = integrations.plan(model, *inputs, memory="least", error=0)
+    function = planned(model, eager.peak)
+    with pytest.raises(ValueError, match=rf"under torch.compile: .* memory={eager.peak} allows {eager.peak}") as caught:
+        function(*inputs)
+    least = int(str(caught.value).split("Pass memory=")[1].split(",")[0])
+    assert least > eager.peak
+    torch.compiler.reset()
+    integrations.restore_model(model)
+    planned(model, least)(*inputs).square().mean().backward()
+    assert joint_of(model).peak == least
+
+
+def test_a_budget_that_does_not_fit_with_a_fallback():
+    model, inputs = build("mlp")
+    eager = integrations.plan(model, *inputs, memory="least", error=0)
+    plan = eager.within(eager.peak)
+    integrations.compress_model(model, plan=plan, fallback="least")
+    torch.compile(model)(*inputs).square().mean().backward()
+    assert joint_of(model).peak > eager.peak
+
+
+def test_dynamic_shapes_are_compiled_once(divided):
+    model, (x,) = build("block")
+    function = planned(model)
+    plain = copy.deepcopy(model)
+    integrations.restore_model(plain)
+    for count in (8, 5):
+        x = normal(count, 16, 32)
+        torch._dynamo.mark_dynamic(x, 0)
+        found = outcome(model, function, (x,), steps=1)
+        assert relative_error(outcome(plain, plain, (x,), steps=1), found) < 1e-5
+    assert {plan.model for plan in divided} == {"Sequential"}
+
+
+def test_bfloat16_autocast():
+    model, inputs = build("block")
+    plain = copy.deepcopy(model)
+    found = []
+    for one, function in ((plain, torch.compile(plain)), (model, planned(model))):
+        torch.compiler.reset()
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(outcome(one, function, inputs, steps=1))
+    assert_as_plain(found[1], found[0])
+    assert joint_of(model).recomputed > 0
