@@ -188,7 +188,8 @@ def _compiled_for(forward: CompressedForward, plan: Plan) -> Compiled:
     known = _planned.setdefault(forward, [])
     found = next((one for one in known if one.asked is plan), None)
     if found is None:
-        found = Compiled(forward.model, plan)
+        plans = forward.handle._plan_manager
+        found = Compiled(forward.model, plan, plans is not None and plans.bounds.falls_back)
         known.append(found)
     return found
 

@@ -136,7 +136,7 @@ class PlanManager:
     @property
     def error(self) -> float | None:
         """The bound on the gradient's error that was asked for; ``None`` if a level says how everything is stored."""
-        return self._bounds.error
+        return self.bounds.error
 
     @property
     def measured(self) -> tuple[float, int | None] | None:
@@ -190,7 +190,7 @@ class PlanManager:
         """Whether plans may round although the level does not."""
         if self.codec is not None and not isinstance(inner(self.codec), Raw):
             return True
-        return bool(self._bounds.error)
+        return bool(self.bounds.error)
 
     def following(
         self,
@@ -293,8 +293,8 @@ class PlanManager:
         if self.differentiated:
             with self._lock.held:
                 if plans is self.plans:
-                    plan = unrounded(plans.first, self._bounds.falls_back)
-                    self.plans = Fronts(plan, level, shapes=self.shapes, asked=self._bounds)
+                    plan = unrounded(plans.first, self.bounds.falls_back)
+                    self.plans = Fronts(plan, level, shapes=self.shapes, asked=self.bounds)
                 return self.plans or plans, None
         kinds = Signature.of(args, kwargs).kinds
         if double is None or double.is_tried(kinds) or not any(kind.endswith(" True") for kind in kinds):
@@ -323,7 +323,7 @@ class PlanManager:
     ) -> Plans | None:
         """Return the plans from now on; ``None`` if there is no backward to plan for. In front of a model's first
         forward, ranks may come together: then rank 0 plans, and all follow its plan."""
-        inputs, bounds = Signature.of(args, kwargs), self._bounds
+        inputs, bounds = Signature.of(args, kwargs), self.bounds
         if compiled:  # code of torch.compile makes the logits
             bounds = replace(bounds, loss=FULL)
         errors = ErrorModel(model, bounds.error) if bounds.error else None
@@ -369,7 +369,7 @@ class PlanManager:
         return Fronts(plan, level, errors, bits, asked=bounds)
 
     @property
-    def _bounds(self) -> Bounds:
+    def bounds(self) -> Bounds:
         """The bounds that were asked for."""
         return asked_bounds(self.asked)
 

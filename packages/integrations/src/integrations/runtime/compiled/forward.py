@@ -12,6 +12,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,6 +34,7 @@ class Compiled:
     Args:
         model: the model that has the plan.
         plan: the plan that its training forward follows, whatever the inputs look like.
+        falls_back: whether the compiled step may exceed the plan's budget, whatever the plan says of that.
 
     Attributes:
         asked: the plan as given.
@@ -41,9 +43,11 @@ class Compiled:
             peak that is not.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, falls_back: bool = False) -> None:
         self._model = ModelRef(model)
         self.asked = plan
+        if falls_back:
+            plan = plan.with_bounds(replace(plan.bounds, fallback="least"))
         self.plan = plan = plan.flat  # torch.compile repeats nothing twice, as a nested plan does
         object.__setattr__(plan, "others", self.asked.others)  # where reports look for what the compiler has made of it
         self._contexts = functools.partial(_contexts, plan)

@@ -77,7 +77,7 @@ class Tagging(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._hooks.__exit__(*error)
-        if error[0] is None and self._traced and (self._plan.choice.stores or not expect(self._plan)):
+        if error[0] is None and self._traced and (self._plan.choice.rounds or not expect(self._plan)):
             self._tag()
 
     def __torch_dispatch__(
