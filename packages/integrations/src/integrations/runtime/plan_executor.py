@@ -19,6 +19,7 @@ from integrations.capture.graphs.sharding import find_units, hooks_unseen
 from integrations.planner.plan import Plan
 from integrations.planner.plans import Followed, Plans
 from integrations.policies.levels import Level
+from integrations.runtime.compiled.partition import JOINT
 from integrations.runtime.forward_state import ForwardState
 from integrations.runtime.planned_decisions import Placed, Read, Taped, WithoutStore
 from integrations.runtime.repeating.tape import Tape
@@ -143,6 +144,8 @@ class PlanExecutor:
         """Begins to follow the plan. The session has been entered."""
         if self._compiled:
             return
+        for plan in (self._followed.plan, self._followed.of_state):
+            plan.others.pop(JOINT, None)  # of a compiled forward before
         units = find_units(self._model)
         plan, schedule = self._followed.plan, self._followed.schedule
         if self._level is None:

@@ -54,9 +54,12 @@ class RegionSession(Session):
 
     def __getattr__(self, name: str) -> Any:
         """What only a full session has."""
+        if name.startswith("_") or "_make" not in self.__dict__:  # half made, or asked by what copies objects
+            raise AttributeError(name)
         if name == "full":
             self.full = self._make()
             self.full.owners.add_inputs(self._inputs)
+            self.full.regions.take_over()
             return self.full
         return getattr(self.full, name)
 
@@ -67,8 +70,8 @@ class RegionSession(Session):
     def pack(self, tensor: Tensor) -> Packed:
         """The pack hook for what eager code saves."""
         if not self._entered:
+            self._entered = True  # first: an interrupt may come
             self._contexts.enter_context(self.full)
-            self._entered = True
         return self.full.pack(tensor)
 
     def __enter__(self) -> Self:

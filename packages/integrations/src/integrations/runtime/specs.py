@@ -97,6 +97,7 @@ class Specs:
         noted: the results that the last forward has noted for its formulas.
         hooks: the level of the last forward, with its saved-tensor hooks; ``None`` before there was one.
         region_records: by what was noted of the compiled regions in a forward: the records of what they save.
+        region_places: by the numbers of the compiled regions in a forward: the modules in which they run.
         only_regions: whether compiled regions alone have saved tensors in the last forward.
         listens: whether the next forward notes in which modules compiled regions run.
     """
@@ -110,6 +111,7 @@ class Specs:
         self.noted: Sequence[Noted] = ()
         self.hooks: tuple[Level, tuple[GraphModule, GraphModule]] | None = None
         self.region_records: dict[tuple[int, ...], list[Record]] = {}
+        self.region_places: dict[tuple[int, ...], list[str]] = {}
         self.listens = True
         self.only_regions = True
         self._specs: dict[tuple[Place, int], SavedTensorSpec] = {}

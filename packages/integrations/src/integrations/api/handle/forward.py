@@ -114,15 +114,17 @@ def _run_compiled(
 ) -> Any:
     """Opens and closes the session with dynamo off; between, dynamo compiles the model's own forward."""
     session, run, function = without_dynamo(_prepared)(forward, frame, args, kwargs)
-    if session is None:  # a plan that needs no session, and whose forward dynamo has to see
-        return run(function, args, kwargs)
+    without_dynamo(take_failure)(None)
     try:
+        if session is None:  # a plan that needs no session, and whose forward dynamo has to see
+            return run(function, args, kwargs)
         without_dynamo(_open)(session, args, kwargs)
         result = run(function, args, kwargs)
         without_dynamo(_close)(forward, session, args, kwargs, result)
     except BaseException as error:
-        without_dynamo(_give_up)(forward, session, error)
-        failure = take_failure()
+        if session is not None:
+            without_dynamo(_give_up)(forward, session, error)
+        failure = without_dynamo(take_failure)(error)
         if failure is None:
             raise
         raise failure from None

@@ -18,8 +18,8 @@ from integrations.capture.dispatch.memory import iter_tensors
 # a generator of its own.
 _KNOWN = frozenset({"aten", "prims", "prim", "torchvision", "actcore", "integrations"})
 
-# These count their calls, or look at what is saved.
-_STATEFUL = frozenset({"actcore::next_stream", "integrations::met_in_region"})
+# This one counts its calls.
+_STATEFUL = frozenset({"actcore::next_stream"})
 
 # Collectives write to tensors that they are given, and their schemas do not tell.
 _WRITERS = "c10d"

@@ -2,8 +2,9 @@
 
 Dynamo traces no dispatch modes, so the tape of eager code cannot follow the forward. It does trace
 ``torch.utils.checkpoint`` as a region, and AOTAutograd's partitioner decides for each operator of the region whether to
-keep or to repeat it. ``tagging`` has it decide as the plan does. The region has to be one graph: where dynamo breaks
-it, the model is compiled without the plan, and a warning says so.
+keep or to repeat it. ``tagging`` has it decide as the plan does, or leaves an exact plan to ``partition``, which divides
+inductor's graph by itself. The region has to be one graph. Where dynamo breaks it, ``partition`` divides each of
+inductor's graphs; with another backend the model is compiled without the plan, and a warning says so.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from integrations._utils.in_model import ModelRef
 from integrations._utils.torch_internals import WRAP, TorchDispatchMode, constant_when_traced, dynamo_counters
 from integrations._utils.warn import warn
 from integrations.planner.plan import Plan
-from integrations.runtime.compiled.partition import Parts, begin_parts, end_parts, hash_plan
+from integrations.runtime.compiled.partition import divide_parts, hash_plan, require_together
+from integrations.runtime.compiled.runs import runs_here
 
 
 class Compiled:
@@ -38,7 +40,6 @@ class Compiled:
 
     Attributes:
         asked: the plan as given.
-        in_parts: whether the forward breaks into several graphs, each of which has its share of the plan.
         plan: the plan that is followed. Where the given one is nested, it is the plan of the same front with the next
             peak that is not.
     """
@@ -53,7 +54,7 @@ class Compiled:
         self._contexts = functools.partial(_contexts, plan)
         # The hash tells torch's cache on disk which plan the code was compiled for.
         self._contexts.cache_hash = hash_plan(plan)  # type: ignore[attr-defined]
-        self.warned = self.in_parts = False
+        self.warned = False
         self._breaks: dict[str, int] = {}  # dynamo's graph breaks before the model's forward was traced
 
     @left_to_python
@@ -120,25 +121,32 @@ def _run_in_parts(
 ) -> Any:
     """Runs a forward that is not one graph, with each of its graphs divided by its share of the plan."""
     _, run = without_dynamo(_get_frames)(compiled)
-    parts = without_dynamo(_begin_parts)(compiled)
+    outer = without_dynamo(divide_parts)(None)
     try:
+        without_dynamo(_divide)(compiled)
         result = run(forward, args, kwargs)
     finally:
-        without_dynamo(end_parts)()
-    without_dynamo(_settle_parts)(compiled, parts)
+        without_dynamo(divide_parts)(outer)
+    without_dynamo(_check_parts)(compiled)
     return result
 
 
-def _begin_parts(compiled: Compiled) -> Parts | None:
-    return begin_parts(compiled.plan) if compiled.is_training() else None
+def _divide(compiled: Compiled) -> None:
+    # Without a session nothing tells which of the graphs have run, and how often.
+    if compiled.is_training() and runs_here() is not None:
+        divide_parts(compiled.plan)
 
 
-def _settle_parts(compiled: Compiled, parts: Parts | None) -> None:
-    if parts is not None and parts.compiled:
-        compiled.in_parts = True
-        parts.settle()
-    elif not compiled.in_parts:
+def _check_parts(compiled: Compiled) -> None:
+    """Checks the graphs that have run against the budget; warns if torch has divided them alone."""
+    runs = runs_here()
+    if not compiled.is_training():
+        return
+    found = None if runs is None else runs.find_joint()
+    if found is None:
         _warn_of_breaks(compiled)
+    else:
+        require_together(compiled.plan, found)
 
 
 def _warn_of_breaks(compiled: Compiled) -> None:
@@ -146,8 +154,8 @@ def _warn_of_breaks(compiled: Compiled) -> None:
         compiled.warned = True
         warn(
             f"the plan of {compiled.plan.model} is not followed under torch.compile, which decides what is kept: "
-            f"{compiled.why_not_one_graph()}. A plan needs the forward in one graph: change that, or have the model "
-            "follow the plan in eager code with torch.compiler.disable(model)"
+            f"{compiled.why_not_one_graph()}. A plan needs the forward in one graph, or a model of compress_model and "
+            "inductor: change that, or have the model follow the plan in eager code with torch.compiler.disable(model)"
         )
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+_NOT_NOTED = -1
 STREAM = torch.ops.actcore.region_stream.default
 
 _KNOWN = "integrations_known"  # a key of a node's meta, which torch copies when it renames a node
@@ -90,23 +91,24 @@ def draw_one_stream(graph: Graph, symbols: tuple[Any, ...]) -> None:
 
     Each tensor's hooks have brought an operator for it, since they are traced by themselves.
     """
-    first, *others = graph.find_nodes(op="call_function", target=STREAM) or (None,)
-    if first is None:
-        return
-    like, number, _ = first.args
     inputs = graph.find_nodes(op="placeholder")
-    device = like.meta["val"].device
-    given = next((node for node in inputs if _is_on(node, device)), None)
-    if given is None:
-        return
     sizes = {node.meta["val"].node.expr: node for node in _find_sizes(graph)}
-    first.args = (given, number, [sizes[symbol] for symbol in symbols])
-    first.meta[_KNOWN] = True
-    first.meta.pop("eager_input_vals", None)  # of the argument that it had
-    inputs[-1].append(first)
-    for other in others:
-        other.replace_all_uses_with(first)
-        graph.erase_node(other)
+    drawn: dict[torch.device, Node] = {}
+    for node in graph.find_nodes(op="call_function", target=STREAM):
+        device = node.args[0].meta["val"].device
+        given = next((one for one in inputs if _is_on(one, device)), None)
+        if given is None:
+            continue
+        if device in drawn:
+            node.replace_all_uses_with(drawn[device])
+            graph.erase_node(node)
+            continue
+        # A region with tensors on several devices is noted once.
+        node.args = (given, _NOT_NOTED if drawn else node.args[1], [sizes[symbol] for symbol in symbols])
+        node.meta[_KNOWN] = True
+        node.meta.pop("eager_input_vals", None)  # of the argument that it had
+        (drawn[next(reversed(drawn))] if drawn else inputs[-1]).append(node)
+        drawn[device] = node
 
 
 def _find_sizes(graph: Graph) -> list[Node]:

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -70,46 +72,24 @@ class JointPlan:
     held: int
 
 
-class Parts:
-    """The graphs into which a forward breaks. Each gets its share of the bytes of a plan's budget.
+joint_plans: WeakKeyDictionary[FxGraph, JointPlan] = WeakKeyDictionary()
+"""By the forward graph that inductor gets: what the joint graph's plan has found."""
+
+
+def require_together(plan: Plan, found: Sequence[JointPlan]) -> None:
+    """Checks a forward that has run several compiled graphs.
 
     Args:
         plan: the plan of the eager step.
+        found: the graphs' plans, in the order of their runs; one that has run twice is there twice.
+
+    Raises:
+        BudgetError: together they exceed the budget.
     """
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self._plans: list[JointPlan] = []
-
-    @property
-    def compiled(self) -> bool:
-        """Whether a graph has been divided."""
-        return bool(self._plans)
-
-    def share(self, plain: int) -> int:
-        """The bytes for a graph.
-
-        Args:
-            plain: its peak if everything is kept.
-        """
-        return int(_SHARED * plain * _allowed(self.plan) / max(self.plan.uncompressed_peak, 1))
-
-    def add(self, planned: JointPlan) -> None:
-        """Adds a graph that has been divided."""
-        self._plans.append(planned)
-
-    def settle(self) -> None:
-        """Checks the whole forward, which is over.
-
-        Raises:
-            BudgetError: its graphs together exceed the budget.
-        """
-        if not self._plans:
-            return
-        held = sum(one.held for one in self._plans)
-        peak = held + max(one.peak - one.held for one in self._plans)
-        self.plan.others[JOINT] = JointPlan(sum(one.recomputed for one in self._plans), peak, held)
-        _require_budget(self.plan, peak, f"the {len(self._plans)} graphs into which it breaks")
+    held = sum(one.held for one in found)
+    peak = held + max(one.peak - one.held for one in found)
+    plan.others[JOINT] = JointPlan(sum(one.recomputed for one in found), peak, held)
+    _require_budget(plan, peak, f"the {len(found)} graphs into which it breaks")
 
 
 @cache
@@ -151,16 +131,16 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
     plan = forget_expected()
     if plan is None:
         return min_cut_partition()(gm, joint_inputs, **options)
-    parts: Parts | None = getattr(_here, "parts", None)
+    in_parts = getattr(_here, "parts", None) is plan
     count: int = options["num_fwd_outputs"]
     most = target = _allowed(plan)
     best: tuple[JointPlan, Any] | None = None
     for _ in range(_ATTEMPTS):
         step = JointStep(gm, count, calibrated)
         graph = _in_state(step.graph, plan)
-        if parts is not None and best is None:
+        if in_parts and best is None:
             plain = simulate(training_step(graph), [True] * len(graph.values)).peak - graph.gradients
-            most = target = parts.share(plain)
+            most = target = int(_SHARED * plain * _allowed(plan) / max(plan.uncompressed_peak, 1))
         schedule, peak, is_least = search(graph, target)
         _mark(gm, step, schedule)
         forward, backward = divided = min_cut_partition()(gm, joint_inputs, **options)
@@ -172,21 +152,21 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
             break
         target -= found.peak - most
     assert best is not None
-    if parts is not None:
-        parts.add(best[0])
-    else:
+    if not in_parts:
         try:
             _require_budget(plan, best[0].peak, "its graph")
         except BudgetError as error:
             _here.failure = error
             raise
         plan.others[JOINT] = best[0]
+    joint_plans[best[1][0].graph] = best[0]
     return best[1]
 
 
 def _allowed(plan: Plan) -> int:
     """The bytes of a plan's budget; of its peak if it has none, or asks for the least."""
-    return max(plan.peak, allowed_bytes(plan.memory, plan.uncompressed_peak) or 0)
+    asked = allowed_bytes(plan.memory, plan.uncompressed_peak)
+    return plan.peak if asked is None else asked
 
 
 def _require_budget(plan: Plan, peak: int, what: str) -> None:
@@ -208,23 +188,21 @@ def _require_budget(plan: Plan, peak: int, what: str) -> None:
     )
 
 
-def begin_parts(plan: Plan) -> Parts:
-    """Has the graphs that are compiled in this thread until ``end_parts`` divided by their shares of a plan."""
-    parts = _here.parts = Parts(plan)
-    return parts
-
-
-def end_parts() -> None:
-    """Has graphs that are compiled in this thread divided by torch alone again."""
-    _here.parts = None
-    forget_expected()
+def divide_parts(plan: Plan | None) -> Plan | None:
+    """Has each graph that is compiled in this thread from now on divided by its share of a plan, or with ``None`` by
+    torch alone. Returns the plan before."""
+    before: Plan | None = getattr(_here, "parts", None)
+    _here.parts = plan
+    if plan is None:
+        forget_expected()
+    return before
 
 
 def expect_part() -> None:
     """Has the graph that is compiled next divided, where a forward's graphs are."""
-    parts: Parts | None = getattr(_here, "parts", None)
-    if parts is not None:
-        _set(parts.plan)
+    plan: Plan | None = getattr(_here, "parts", None)
+    if plan is not None:
+        _set(plan)
 
 
 def hash_plan(plan: Plan) -> str:
@@ -234,11 +212,15 @@ def hash_plan(plan: Plan) -> str:
     return digest.hexdigest()
 
 
-def take_failure() -> BudgetError | None:
-    """The error for which a graph was not divided in this thread, which torch has wrapped in one of its own."""
+def take_failure(error: BaseException | None) -> BudgetError | None:
+    """The error for which a graph was not divided in this thread, if torch has wrapped it in this one."""
     failure: BudgetError | None = getattr(_here, "failure", None)
     _here.failure = None
-    return failure
+    seen = list[BaseException]()
+    while failure is not None and error is not None and error is not failure and error not in seen:
+        seen.append(error)
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return None if error is None else failure
 
 
 def expect(plan: Plan) -> bool:

@@ -36,6 +36,7 @@ from integrations.policies.levels import Level
 from integrations.policies.stores import NODE_KEY, WAITING
 from integrations.runtime.compiled.forms import CompiledForm, make_form
 from integrations.runtime.compiled.order import Order, draw_one_stream, find_symbols
+from integrations.runtime.compiled.partition import JointPlan, joint_plans
 from integrations.tracing.storage.storage_policy import StoragePolicy, compiled, kept, storage_policy
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Region:
         number: its number in this process.
         order: where its graphs store and restore.
         root: the module in which it was compiled.
+        joint: what its joint graph's plan has found; ``None`` if torch alone has divided it.
         symbols: those of its sizes that vary, and whose values its operator notes.
         entries: by the nodes of its forward graph.
         met: the entries whose hooks are traced, in their order.
@@ -101,6 +103,7 @@ class Region:
     number: int
     order: Order
     root: str
+    joint: JointPlan | None
     symbols: tuple[Any, ...] = ()
     entries: dict[str, RegionEntry] = field(default_factory=dict)
     met: list[RegionEntry] = field(default_factory=list)
@@ -171,7 +174,7 @@ def _plan(forward: Graph, backward: Graph, level: Level, session: PackedForward 
     dropped = recompute_attention(backward, partial(_rounds, {node.name: node for node in forward.nodes}, ways, level))
     uses = BackwardUses(forward, backward)
     root = "" if session is None else session.owner_of_forward()[1]
-    region = Region(next(_numbers), Order(forward, backward), root, find_symbols(forward))
+    region = Region(next(_numbers), Order(forward, backward), root, joint_plans.get(forward), find_symbols(forward))
     regions[region.number] = region
     whole, counted = is_own_frame(_tracing()), set[int]()
     outputs = list(forward.output_node().args[0])  # type: ignore[arg-type]  # the saved tensors follow

@@ -17,11 +17,18 @@ from weakref import ref
 from actcore import Layout
 from actcore.device_streams import begin_regions
 from actcore.noise import step_key
+from integrations.runtime.compiled.partition import JointPlan
 from integrations.runtime.compiled.regions import DESCRIBED, RegionEntry, regions
 from integrations.tracing.storage.records import Record, kept_by
 
 if TYPE_CHECKING:
     from integrations.runtime.packing import PackedForward
+
+_BEHIND = 1 << 32
+"""How often a session's regions have begun, at the most."""
+
+_MOST = 64
+"""Sequences of regions whose records are remembered: with sizes that vary there may be one for each step."""
 
 _here = threading.local()  # .runs: of the session that was entered last in the thread
 
@@ -52,7 +59,21 @@ class RegionRuns:
 
     def listen(self) -> None:
         """Notes where the region that begins now is called."""
-        self._places.append(self._session.owner_of_forward())
+        self._places.append((self._session, ""))  # there is one for each note, whatever comes
+        self._places[-1] = self._session.owner_of_forward()
+
+    def take_over(self) -> None:
+        """Has the regions from now on draw other streams than those of a session with the same number."""
+        self._begun = _BEHIND
+
+    def find_joint(self) -> list[JointPlan] | None:
+        """The plans of the graphs that have run so far, each as often as it has run; ``None`` if torch alone has
+        divided one of them."""
+        self._notes += self._begin()
+        found = [regions.get(number) for number, _ in _read(self._notes) if number >= 0]
+        plans = [None if region is None else region.joint for region in found]
+        known = [one for one in plans if one is not None]
+        return known if known and len(known) == len(plans) else None
 
     def _begin(self) -> list[int]:
         """Has regions noted for this forward. Returns what was noted before."""
@@ -73,28 +94,46 @@ class RegionRuns:
             session.records.extend(known or ())
             self.known = bool(notes)
             return
-        found = list(self._make_records(notes))
+        numbers = tuple(number for number, _ in _read(notes))
+        places = self._places or [(session, root) for root in specs.region_places.get(numbers, ())]
+        found = list(_make_records(session, notes, places))
         for owner, record in found:
             owner.records.append(record)
         if session.outer is None:
             # Code that several modules share is compiled in the first of them: the others are known from the next
             # forward on, which listens.
-            specs.listens = not self._places
-            if self._places:
+            specs.listens = not places
+            if places:
+                if len(specs.region_records) >= _MOST:
+                    specs.region_records.clear()
                 specs.region_records[notes] = [record for _, record in found]
+                specs.region_places[numbers] = [root for _, root in places]
 
-    def _make_records(self, notes: Sequence[int]) -> Iterator[tuple[PackedForward, Record]]:
-        place = run = 0
-        while place < len(notes):
-            number, count = notes[place : place + 2]
-            sizes = notes[place + 2 : place + 2 + count]
-            place += 2 + count
-            region = regions.get(number)
-            if region is not None:
-                owner, root = self._places[run] if run < len(self._places) else (self._session, region.root)
-                for entry in region.met:
-                    yield owner, _make_record(owner, root, entry, sizes)
-            run += 1
+
+def _read(notes: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+    """The numbers of the regions that were noted, with the sizes of each."""
+    place = 0
+    while place < len(notes):
+        number, count = notes[place : place + 2]
+        yield number, notes[place + 2 : place + 2 + count]
+        place += 2 + count
+
+
+def _make_records(
+    session: PackedForward, notes: Sequence[int], places: Sequence[tuple[PackedForward, str]]
+) -> Iterator[tuple[PackedForward, Record]]:
+    for run, (number, sizes) in enumerate(_read(notes)):
+        region = regions.get(number)
+        if region is not None:
+            owner, root = places[run] if run < len(places) else (session, region.root)
+            for entry in region.met:
+                yield owner, _make_record(owner, root, entry, sizes)
+
+
+def runs_here() -> RegionRuns | None:
+    """The regions of the forward that runs in this thread."""
+    runs: RegionRuns | None = getattr(_here, "runs", None)
+    return runs
 
 
 def begin(runs: RegionRuns | None) -> None:
