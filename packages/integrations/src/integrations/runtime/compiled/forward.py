@@ -2,9 +2,9 @@
 
 Dynamo traces no dispatch modes, so the tape of eager code cannot follow the forward. It does trace
 ``torch.utils.checkpoint`` as a region, and AOTAutograd's partitioner decides for each operator of the region whether to
-keep or to repeat it. ``tagging`` has it decide as the plan does, or leaves an exact plan to ``partition``, which divides
-inductor's graph by itself. The region has to be one graph. Where dynamo breaks it, ``partition`` divides each of
-inductor's graphs; with another backend the model is compiled without the plan, and a warning says so.
+keep or to repeat it. ``tagging`` has it decide as the plan does, or leaves an exact plan to ``partition``, which
+divides inductor's graph by itself. The region has to be one graph. Where dynamo breaks it, ``partition`` divides each
+of inductor's graphs; with another backend the model is compiled without the plan, and a warning says so.
 """
 
 from __future__ import annotations

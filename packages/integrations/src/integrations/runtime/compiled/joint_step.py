@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
-from torch.utils._pytree import tree_map
 
-from integrations._utils.torch_internals import OpOverload
+from integrations._utils.torch_internals import OpOverload, tree_map
 from integrations.capture.costs.modelled import Work, estimate_work
 from integrations.capture.costs.rates import Rating
 from integrations.capture.dispatch.operators import get_traits
