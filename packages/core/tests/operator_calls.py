@@ -119,6 +119,8 @@ def _groups(calls: Calls, x: Tensor) -> None:
             calls("group_affine_decompress", codes, bounds, x.numel(), bits, group)
             calls("group_affine_clamped_compress", x, bits, group, True, *_KEY, -0.5, 0.75)
         calls("group_affine_compress.tensor", x, 3, group, True, *key)
+        codes, bounds = calls("group_affine_compress.graph", x, 3, group, True, _KEY[0], key[1])
+        calls("group_affine_decompress.graph", codes, bounds, x.numel(), 3, group)
         for format in (torch.float8_e4m3fn, torch.float8_e5m2):
             codes, bounds = calls("float8_compress", x, format, group, True, *_KEY)
             calls("float8_decompress", codes, bounds, format, group)
@@ -151,6 +153,9 @@ def _masks(calls: Calls, x: Tensor) -> None:
     mask, _ = calls("bit_mask_compress", (x > 0).to(x.dtype) * 2, 0.0, 2.0)
     calls("bit_mask_decompress", mask, x.numel(), x.dtype, 0.0, 2.0)
     calls("positive_mask", x)
+    mask, _ = calls("bit_mask_compress.graph", (x > 0).to(x.dtype) * 2, 0.0, 2.0)
+    calls("bit_mask_decompress.graph", mask, x.numel(), x.dtype, 0.0, 2.0)
+    calls("positive_mask.graph", x)
     calls("relu_mask", x)
     for draw in (None, torch.tensor([-7])):
         _, mask = calls("dropout_mask", x, 0.3, *_KEY, draw)
