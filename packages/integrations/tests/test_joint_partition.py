@@ -73,7 +73,7 @@ def assert_as_plain(ours, plain):
         assert error <= torch.finfo(expected.dtype).eps, f"{name}: {error:.2g}"
 
 
-def joint_of(model):
+def trace_joint(model):
     return checkpoint.plan_of(model).others.get(JOINT)
 
 
@@ -86,7 +86,7 @@ def test_gradients_statistics_and_outputs_are_those_of_plain_inductor(name, divi
     torch.compiler.reset()
     found = outcome(model, planned(model), inputs)
     assert_as_plain({n: t.float() for n, t in found.items()}, {n: t.float() for n, t in expected.items()})
-    joint = joint_of(model)
+    joint = trace_joint(model)
     if joint is None:
         assert checkpoint.plan_of(model).choice.stores  # a plan that packs masks is followed operator by operator
     else:
@@ -147,7 +147,7 @@ def test_the_partitioner_of_a_user_stays(divided):
         assert torch._inductor.config.custom_partitioner_fn is theirs
     assert len(asked) == 1
     assert not divided
-    assert joint_of(model) is None
+    assert trace_joint(model) is None
 
 
 def test_an_error_while_a_graph_is_divided(monkeypatch):
@@ -164,7 +164,7 @@ def test_an_error_while_a_graph_is_divided(monkeypatch):
     assert torch._inductor.config.custom_partitioner_fn is None
     torch.compiler.reset()
     function(*inputs).square().mean().backward()
-    assert joint_of(model) is not None
+    assert trace_joint(model) is not None
 
 
 def test_an_error_in_the_forward_while_it_is_traced():
@@ -191,7 +191,7 @@ def test_a_budget_that_does_not_fit_names_one_that_does():
     torch.compiler.reset()
     integrations.restore_model(model)
     planned(model, least)(*inputs).square().mean().backward()
-    assert joint_of(model).peak == least
+    assert trace_joint(model).peak == least
 
 
 def test_a_budget_that_does_not_fit_with_a_fallback():
@@ -200,7 +200,7 @@ def test_a_budget_that_does_not_fit_with_a_fallback():
     plan = eager.within(eager.peak)
     integrations.compress_model(model, plan=plan, fallback="least")
     torch.compile(model)(*inputs).square().mean().backward()
-    assert joint_of(model).peak > eager.peak
+    assert trace_joint(model).peak > eager.peak
 
 
 def test_dynamic_shapes_are_compiled_once(divided):
@@ -225,4 +225,4 @@ def test_bfloat16_autocast():
         with torch.autocast("cpu", torch.bfloat16):
             found.append(outcome(one, function, inputs, steps=1))
     assert_as_plain(found[1], found[0])
-    assert joint_of(model).recomputed > 0
+    assert trace_joint(model).recomputed > 0

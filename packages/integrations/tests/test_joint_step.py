@@ -6,7 +6,7 @@ from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from integrations.capture.costs.rates import constant
-from integrations.runtime.compiled.graph_memory import GraphMemory, can_fuse, results_of
+from integrations.runtime.compiled.graph_memory import GraphMemory, can_fuse, get_results
 from integrations.runtime.compiled.joint_step import JointStep
 
 from .joint_nets import NETS, build
@@ -24,7 +24,7 @@ def traced(function, *inputs):
     return graph
 
 
-def step_of(joint, outputs=1):
+def make_step(joint, outputs=1):
     step = JointStep(joint, outputs, constant)
     step.graph.check()
     return step
@@ -42,7 +42,7 @@ def joint_of_tanh(x, w, tangents):
 
 
 def test_values_reads_and_gradients():
-    step = step_of(traced(joint_of_tanh, X, W, X))
+    step = make_step(traced(joint_of_tanh, X, W, X))
     graph = step.graph
     # tanh is read by products: it has memory of its own. The pointwise operators of backward have none but the last.
     assert [op.name for op in graph.ops] == ["aten.mm.default", "aten.tanh.default", "aten.mm.default"]
@@ -64,7 +64,7 @@ def test_what_only_fused_operators_read_is_no_value():
         output = aten.mm(aten.exp(inner), w)
         return output, aten.mul(tangents, output)
 
-    step = step_of(traced(joint, X, W, X))
+    step = make_step(traced(joint, X, W, X))
     # exp is read by a product, sin by exp alone: it is computed in exp's kernel.
     assert [op.name for op in step.graph.ops] == ["aten.mm.default", "aten.exp.default", "aten.mm.default"]
     assert step.graph.ops[1].reads == (0,)
@@ -77,7 +77,7 @@ def test_a_fused_operator_that_backward_reads_is_a_value_without_memory_in_the_f
         output = aten.mm(aten.exp(inner), w)
         return output, aten.mm(aten.t(inner), tangents)
 
-    step = step_of(traced(joint, X, W, X))
+    step = make_step(traced(joint, X, W, X))
     names = [op.name for op in step.graph.ops]
     assert names == ["aten.mm.default", "aten.sin.default", "aten.exp.default", "aten.mm.default"]
     [number] = step.graph.ops[1].makes
@@ -92,7 +92,7 @@ def test_views_are_no_values_and_lie_in_what_they_are_of():
         view = aten.view(product, [16, 8])
         return aten.mm(w, view), aten.mm(aten.t(view), tangents)
 
-    step = step_of(traced(joint, X, W, normal(16, 8)))
+    step = make_step(traced(joint, X, W, normal(16, 8)))
     assert [op.name for op in step.graph.ops] == ["aten.mm.default", "aten.mm.default"]
     assert {node.target for node in step.nodes[0]} == {aten.mm.default, aten.view.default}
     assert step.graph.ops[1].reads == (0,)
@@ -104,7 +104,7 @@ def test_what_is_random_is_not_repeated():
         output, mask = aten.native_dropout(aten.mm(x, w), 0.5, True)
         return output, aten.mm(aten.t(x), aten.mul(tangents, mask))
 
-    graph = step_of(traced(joint, X, W, X)).graph
+    graph = make_step(traced(joint, X, W, X)).graph
     assert {op.name: op.repeatable for op in graph.ops} == {
         "aten.mm.default": True,
         "aten.native_dropout.default": False,
@@ -124,7 +124,7 @@ def test_the_graphs_of_nets_check_and_have_their_bytes(name):
 
     model.eval()  # neither draws nor changes statistics
     joint = aot_export_joint_simple(function, (*parameters.values(), *inputs), trace_joint=True)
-    step = step_of(joint)
+    step = make_step(joint)
     graph = step.graph
     assert graph.gradients >= 0
     assert any(value.saved >= 0 for value in graph.values)
@@ -132,7 +132,7 @@ def test_the_graphs_of_nets_check_and_have_their_bytes(name):
     made = {node for nodes in step.nodes for node in nodes}
     assert made.isdisjoint(step.fused)
     for value, nodes in zip(graph.values, step.nodes, strict=True):
-        held = {tensor.untyped_storage().nbytes() for node in nodes for tensor in results_of(node)}
+        held = {tensor.untyped_storage().nbytes() for node in nodes for tensor in get_results(node)}
         assert value.nbytes in held
 
 

@@ -71,7 +71,7 @@ class GraphMemory:
         self.made: dict[Node, list[Memory]] = defaultdict(list)
         self._find(counts)
         results = graph.output_node().all_input_nodes
-        self.lasting = {memory for node in results for memory in self.memories_of(node)}
+        self.lasting = {memory for node in results for memory in self.find_memories(node)}
         self.fused = frozenset(node for node in self.order if self._is_fused(node, part))
 
     def _find(self, counts: Callable[[Node], bool]) -> None:
@@ -87,10 +87,10 @@ class GraphMemory:
                     memory.nodes.append(node)
         for node in self.order:
             if node.op == "call_function" and node in self.made:
-                for memory in dict.fromkeys(one for given in node.all_input_nodes for one in self.memories_of(given)):
+                for memory in dict.fromkeys(one for given in node.all_input_nodes for one in self.find_memories(given)):
                     memory.readers.append(node)
 
-    def memories_of(self, node: Node) -> list[Memory]:
+    def find_memories(self, node: Node) -> list[Memory]:
         """The memory in which a node's results lie."""
         found = (self.memories.get(storage) for storage, _ in _storages(node))
         return [memory for memory in found if memory is not None]
@@ -113,7 +113,7 @@ class GraphMemory:
         waiting, seen = [node], {node}
         while waiting:
             for given in waiting.pop().all_input_nodes:
-                for memory in self.memories_of(given):
+                for memory in self.find_memories(given):
                     if not (memory.maker in self.fused if through is None else through(memory)):
                         found[memory] = None
                     elif memory.maker not in seen:
@@ -197,7 +197,7 @@ def _bytes_of_copy(node: Node) -> int:
     return hint(value.numel()) * value.element_size()
 
 
-def results_of(node: Node) -> tuple[Any, ...]:
+def get_results(node: Node) -> tuple[Any, ...]:
     """The tensors that a node returns, as far as it returns tensors."""
     value = node.meta.get("val")
     return tuple(iter_tensors(value if isinstance(value, (list, tuple)) else (value,)))
@@ -205,5 +205,5 @@ def results_of(node: Node) -> tuple[Any, ...]:
 
 def _storages(node: Node) -> list[tuple[int, int]]:
     """The storages of a node's results, with their bytes."""
-    strided = (tensor for tensor in results_of(node) if tensor.layout is torch.strided)
+    strided = (tensor for tensor in get_results(node) if tensor.layout is torch.strided)
     return [(tensor.untyped_storage()._cdata, hint(tensor.untyped_storage().nbytes())) for tensor in strided]

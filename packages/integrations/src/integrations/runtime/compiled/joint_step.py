@@ -22,7 +22,7 @@ from integrations.capture.dispatch.operators import get_traits
 from integrations.capture.graphs.graph import Graph, Op, Step, Value
 from integrations.capture.graphs.signature import Signature
 from integrations.policies.aten_nodes import hint
-from integrations.runtime.compiled.graph_memory import GraphMemory, Memory, can_fuse, results_of
+from integrations.runtime.compiled.graph_memory import GraphMemory, Memory, can_fuse, get_results
 
 TANGENTS = "tangents"
 """The start of the names that AOTAutograd gives to the gradients of the forward's results."""
@@ -52,8 +52,8 @@ class JointStep:
         memory = self._memory = GraphMemory(
             joint.graph, lambda node: node.name.startswith(TANGENTS), lambda node: node in forward
         )
-        self._returned = {one for node in results for one in memory.memories_of(node)}
-        self._gradients = {one for node in gradients for one in memory.memories_of(node)}
+        self._returned = {one for node in results for one in memory.find_memories(node)}
+        self._gradients = {one for node in gradients for one in memory.find_memories(node)}
         self._gradients = {one for one in self._gradients if one.maker not in forward}
         self._number: dict[Memory, int] = {}
         self.nodes: list[tuple[Node, ...]] = []
@@ -70,7 +70,7 @@ class JointStep:
             for node in memory.order
             if node.op == "call_function" and node not in forward
             for given in node.all_input_nodes
-            for one in memory.memories_of(given)
+            for one in memory.find_memories(given)
             if one.maker in forward
         }
         # A fused node makes a value only if backward reads it.
@@ -141,7 +141,7 @@ class JointStep:
         work = _estimate(node)
         if work is None:
             return 0.0, 0
-        rates = self._rating(results_of(node)[0].device.type, work.dtype)
+        rates = self._rating(get_results(node)[0].device.type, work.dtype)
         seconds = max(0.0, work.seconds(rates) - rates.host.launch)
         return (seconds / 2 if can_fuse(node) else seconds), work.scratch
 
@@ -178,7 +178,7 @@ def count_workspace(node: Node) -> int:
 
 def _estimate(node: Node) -> Work | None:
     """The work of a node; ``None`` where it is no operator of torch, or returns no tensor."""
-    results = tuple(map(_with_fixed_sizes, results_of(node)))
+    results = tuple(map(_with_fixed_sizes, get_results(node)))
     if not isinstance(node.target, OpOverload) or not results:
         return None
 

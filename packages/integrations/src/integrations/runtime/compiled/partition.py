@@ -297,10 +297,12 @@ def count_peak(forward: GraphModule, backward: GraphModule, forward_outputs: int
     made = ahead.kernels()
     peaks = ahead.alive(made, ahead.memories.values(), ahead.lasting)
     peaks = [nbytes + count_workspace(node) for node, nbytes in zip(made, peaks, strict=True)]
-    returned = {one for node in outputs[:forward_outputs] if isinstance(node, Node) for one in ahead.memories_of(node)}
+    returned = {
+        one for node in outputs[:forward_outputs] if isinstance(node, Node) for one in ahead.find_memories(node)
+    }
     held = sum(one.nbytes for one in returned)
-    saved = {node.name for node in outputs[forward_outputs:] if isinstance(node, Node) and ahead.memories_of(node)}
-    shared = {node.name for node in outputs if isinstance(node, Node) and returned & {*ahead.memories_of(node)}}
+    saved = {node.name for node in outputs[forward_outputs:] if isinstance(node, Node) and ahead.find_memories(node)}
+    shared = {node.name for node in outputs if isinstance(node, Node) and returned & {*ahead.find_memories(node)}}
     behind = GraphMemory(
         backward.graph,
         lambda node: node.name.startswith(TANGENTS) or (node.name in saved and node.name not in shared),
