@@ -298,7 +298,7 @@ def _with_times(
 def _measure_error(
     cell: Compiled, request: Request, subject: Subject, step: Callable[[], Tensor], device: torch.device
 ) -> float | None:
-    """The gradient's relative error to that of the plain model, compiled anew; ``None`` if dropout makes them differ."""
+    """The gradient's relative error to that of the compiled plain model; ``None`` if dropout makes them differ."""
     if not COMPILED_WAYS[cell.way].compiles and drops(subject.model):
         return None
     found = gradient_of(subject.model, partial(run_fresh, subject.model, step))
