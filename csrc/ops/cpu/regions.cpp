@@ -50,8 +50,9 @@ STABLE_TORCH_LIBRARY_IMPL(actcore, CPU, m) { m.impl("region_stream", TORCH_BOX(&
 // noted; `listener`, if it is not null, is called with the number of each. Writes the notes since the last call to
 // `notes` and returns how many there are: for each region, in the order of their runs, its number, how many sizes follow,
 // and those. Where there are more than `room`, nothing is done. No operator, so that no dispatch mode of a user sees it.
-extern "C" __attribute__((visibility("default"))) int64_t actcore_begin_regions(
-    uint64_t key, actcore::ops::Listener listener, int64_t* notes, int64_t room) {
+extern "C" __attribute__((visibility("default"))) int64_t actcore_begin_regions(uint64_t key,
+                                                                                actcore::ops::Listener listener,
+                                                                                int64_t* notes, int64_t room) {
   auto& forward = actcore::ops::forward;
   const auto count = static_cast<int64_t>(forward.notes.size());
   if (count > room) return count;

@@ -286,6 +286,8 @@ def _forget_with_code(region: Region) -> None:
 
 
 def _forget(region: int, numbers: tuple[int, ...], hooks: HookPair | None = None) -> None:
+    if regions is None:
+        return  # the interpreter is ending: names of modules are cleared before torch's weak references die
     regions.pop(region, None)
     for number in numbers:
         entries.pop(number, None)
