@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 import integrations
 from integrations import checkpoint
 from integrations.runtime.compiled import partition
-from integrations.runtime.compiled.partition import JOINT
+from integrations.runtime.compiled.joint_plans import JOINT
 
 from .joint_nets import NETS, build
 from .long_form import LONG
@@ -38,9 +38,9 @@ def divided(monkeypatch):
     """The plans by which graphs are divided."""
     found, count = [], partition.count_peak
 
-    def noted(forward, backward, outputs, plan):
+    def noted(forward, backward, outputs, plan, stored):
         found.append(plan)
-        return count(forward, backward, outputs, plan)
+        return count(forward, backward, outputs, plan, stored)
 
     monkeypatch.setattr(partition, "count_peak", noted)
     return found
@@ -158,7 +158,7 @@ def test_an_error_while_a_graph_is_divided(monkeypatch):
         raise RuntimeError("failed here")
 
     with monkeypatch.context() as patched:
-        patched.setattr(partition, "search", fail)
+        patched.setattr(partition.JointSearch, "search", fail)
         with pytest.raises(Exception, match="failed here"):
             function(*inputs)
     assert torch._inductor.config.custom_partitioner_fn is None

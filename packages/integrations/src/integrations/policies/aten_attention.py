@@ -39,7 +39,7 @@ def recompute_attention(backward: Graph, rounds: Callable[[Node], bool]) -> froz
     dropped: set[str] = set()
     for node in list(backward.nodes):
         forward = _KERNELS.get(name_of(node.target)) if node.op == "call_function" else None
-        if forward is None or is_recomputed(node) or not any(map(rounds, _get_inputs(node.args[_THREE]))):
+        if forward is None or is_recomputed(node) or not any(map(rounds, find_inputs(node.args[_THREE]))):
             continue
         made: tuple[Node, ...] = node.args[_MADE]
         with backward.inserting_before(node):
@@ -53,8 +53,8 @@ def recompute_attention(backward: Graph, rounds: Callable[[Node], bool]) -> froz
     return frozenset(dropped)
 
 
-def _get_inputs(nodes: Iterable[Node]) -> Iterator[Node]:
-    """The inputs of the graph on which nodes depend."""
+def find_inputs(nodes: Iterable[Node]) -> Iterator[Node]:
+    """The inputs of a backward graph on which nodes depend."""
     todo = list(nodes)
     seen = set(todo)
     while todo:
@@ -76,6 +76,14 @@ def is_recomputed(node: Node) -> bool:
     return len(found) == 2 and all(
         isinstance(one, Node) and one.target is forward and one.args[:3] == node.args[_THREE] for one in found
     )
+
+
+def find_made(node: Node) -> tuple[Node, ...]:
+    """The forward's results that an attention's backward reads, which ``recompute_attention`` can recompute; empty for
+    any other node."""
+    if node.op != "call_function" or name_of(node.target) not in _KERNELS:
+        return ()
+    return tuple(one for one in node.args[_MADE] if isinstance(one, Node))
 
 
 def is_attention(name: str) -> bool:

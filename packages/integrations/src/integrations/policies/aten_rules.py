@@ -112,12 +112,16 @@ class BackwardUses:
         self._inputs: dict[str, Node] = {node.name: node for node in inputs}
         self._gradients = _reached([node for node in inputs if "tangents" in node.name and node.name not in made])
 
-    def uses_of(self, saved: Node, planned: bool = False) -> frozenset[Use]:
+    def uses_of(
+        self, saved: Node, planned: bool = False, may_repeat: Callable[[Node], bool] | None = None
+    ) -> frozenset[Use]:
         """The uses of a node of the forward graph. It has the same name in the backward graph.
 
         Args:
             saved: the node.
             planned: whether a plan stores it in bits, and has weighed what is recomputed from it.
+            may_repeat: whether the plan has weighed what an operator does to rounded values, be it that backward
+                repeats it or that it reads what was repeated. ``None``: only the operators that are known here are.
         """
         start = self._inputs.get(saved.name)
         if start is None:
@@ -128,12 +132,17 @@ class BackwardUses:
             node, value = todo.pop()
             for user in node.users:
                 steps = list(_follow(start, node, value, user, self._gradients, planned))
+                if may_repeat is not None and any(map(_is_unknown, steps)) and may_repeat(user):
+                    if user not in self._gradients:
+                        steps = [_Dependence.RECOMPUTED]
+                    elif value is _Dependence.RECOMPUTED:
+                        steps = [_product(name_of(user.target))]
                 found.update(step for step in steps if isinstance(step, Use))
                 for step in steps:
                     if isinstance(step, _Dependence) and (user, step) not in seen:
                         seen.add((user, step))
                         todo.append((user, step))
-            if len(seen) > _TOO_MANY:
+            if len(seen) > _TOO_MANY and may_repeat is None:
                 found.add(_unknown("a long computation"))
                 break
         return frozenset(found)
@@ -307,6 +316,10 @@ def _in_arithmetic(start: Node, node: Node, user: Node, name: str, origin: str) 
 
 def _product(name: str) -> Use:
     return Use("mul", "input", name)
+
+
+def _is_unknown(step: Use | _Dependence) -> bool:
+    return isinstance(step, Use) and not step.operator
 
 
 def _unknown(name: str) -> Use:

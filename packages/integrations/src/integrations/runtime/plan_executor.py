@@ -19,7 +19,7 @@ from integrations.capture.graphs.sharding import find_units, hooks_unseen
 from integrations.planner.plan import Plan
 from integrations.planner.plans import Followed, Plans
 from integrations.policies.levels import Level
-from integrations.runtime.compiled.partition import JOINT
+from integrations.runtime.compiled.joint_plans import JOINT
 from integrations.runtime.forward_state import ForwardState
 from integrations.runtime.planned_decisions import Placed, Read, Taped, WithoutStore
 from integrations.runtime.repeating.tape import Tape

@@ -13,7 +13,7 @@ from integrations._utils.running_module import NOTHING_TRAINS, trains
 from integrations.api.handle.handle_state import HandleState
 from integrations.api.handle.module_conversion import Conversions
 from integrations.report.words import NOTHING_LEFT, format_bytes
-from integrations.runtime.compiled.regions import ROLE
+from integrations.runtime.compiled.stored import ROLE
 from integrations.tracing.hook_stack import offloader_around
 from integrations.tracing.storage.records import Record
 

@@ -7,7 +7,7 @@ from integrations.api.handle.remeasuring import Remeasuring
 from integrations.planner.plan import Plan
 from integrations.planner.plans import Plans
 from integrations.report.words import format_bytes
-from integrations.runtime.compiled.partition import JOINT, JointPlan
+from integrations.runtime.compiled.joint_plans import JOINT, JointPlan
 
 NO_PLAN = "No plan yet of what backward recomputes"
 

@@ -23,8 +23,8 @@ from integrations.planner.sensitivity.finite import Look
 from integrations.planner.sensitivity.probe import Probe
 from integrations.policies.policy import Policy, fixed_bits
 from integrations.policies.rules import CHECKPOINT
-from integrations.runtime.compiled import regions as compiled_regions
 from integrations.runtime.compiled.hooks import may_be_replayed, session_here
+from integrations.runtime.compiled.stored import ROLE
 from integrations.runtime.region_session import RegionSession
 from integrations.runtime.repeating.thread_state import require_no_plan
 from integrations.runtime.session import Session
@@ -287,7 +287,7 @@ def _is_rounded(record: Record) -> bool:
 
 
 def _get_place(record: Record) -> str:
-    if record.saved.role == compiled_regions.ROLE:
+    if record.saved.role == ROLE:
         return "in compiled code"
     if record.saved.operator == CHECKPOINT:
         return "an input of a checkpoint"

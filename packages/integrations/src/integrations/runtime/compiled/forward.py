@@ -26,7 +26,8 @@ from integrations._utils.in_model import ModelRef
 from integrations._utils.torch_internals import WRAP, TorchDispatchMode, constant_when_traced, dynamo_counters
 from integrations._utils.warn import warn
 from integrations.planner.plan import Plan
-from integrations.runtime.compiled.partition import divide_parts, hash_plan, require_together
+from integrations.runtime.compiled.joint_plans import require_together
+from integrations.runtime.compiled.partition import divide_parts, hash_plan
 from integrations.runtime.compiled.runs import runs_here
 
 

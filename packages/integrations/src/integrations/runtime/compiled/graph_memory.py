@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +48,23 @@ class Memory:
     maker: Node
     nodes: list[Node] = field(default_factory=list)
     readers: list[Node] = field(default_factory=list)
+
+
+class Waiting(NamedTuple):
+    """How a memory waits for backward that does not wait as it is.
+
+    Attributes:
+        nbytes: the bytes of its stored form.
+        beside: bytes that storing and restoring take beside the memory and the form, while they run.
+        restored: the bytes of what is restored.
+    """
+
+    nbytes: int
+    beside: int
+    restored: int
+
+
+_NONE: Mapping[Memory, Waiting] = MappingProxyType({})
 
 
 class GraphMemory:
@@ -102,17 +120,21 @@ class GraphMemory:
         readers = [one for one in made[0].readers if part(one) == part(node)]
         return bool(readers) and all(can_fuse(one) for one in readers)
 
-    def read_by(self, node: Node, through: Callable[[Memory], bool] | None = None) -> list[Memory]:
+    def read_by(
+        self, node: Node, through: Callable[[Memory], bool] | None = None, without: Iterable[Node] = ()
+    ) -> list[Memory]:
         """The memory that an operator reads, with what those read that are fused into it.
 
         Args:
             node: the operator.
             through: whether memory is looked through, to what its maker reads; by default that of ``fused``.
+            without: nodes that are taken not to be read.
         """
         found: dict[Memory, None] = {}
         waiting, seen = [node], {node}
+        left_out = set(without)
         while waiting:
-            for given in waiting.pop().all_input_nodes:
+            for given in [one for one in waiting.pop().all_input_nodes if one not in left_out]:
                 for memory in self.find_memories(given):
                     if not (memory.maker in self.fused if through is None else through(memory)):
                         found[memory] = None
@@ -125,7 +147,13 @@ class GraphMemory:
         """The operators that make memory, in order."""
         return [node for node in self.order if node.op == "call_function" and node in self.made.keys() - self.fused]
 
-    def alive(self, kernels: Iterable[Node], memories: Iterable[Memory], lasting: Iterable[Memory]) -> list[int]:
+    def alive(
+        self,
+        kernels: Iterable[Node],
+        memories: Iterable[Memory],
+        lasting: Iterable[Memory],
+        waiting: Mapping[Memory, Waiting] = _NONE,
+    ) -> list[int]:
         """The bytes of these memories, and of copies for convolutions, that are alive while each kernel runs.
 
         What a kernel is the last to read counts while the next one runs, too: inductor may exchange neighbours.
@@ -134,23 +162,43 @@ class GraphMemory:
             kernels: in order.
             memories: those that count. What none of the kernels makes is alive from the start.
             lasting: those that are alive to the end.
+            waiting: those that wait in another form: from the last kernel that reads them, if a kernel makes them, and
+                else up to the first one.
         """
         place = {node: event for event, node in enumerate(kernels)}
+        first: dict[Memory, int] = {}
         last: dict[Memory, int] = {}
         for node, event in place.items():
             for memory in self.read_by(node):
+                first.setdefault(memory, event)
                 last[memory] = event
         stays, changes = set(lasting), [0] * (len(place) + 2)
+
+        def add(nbytes: int, start: int, end: int | None) -> None:
+            changes[start] += nbytes
+            if end is not None:
+                changes[min(end, len(place)) + 1] -= nbytes
+
         for memory in memories:
             if memory.maker in self.fused:
                 continue
-            born = place.get(memory.maker, 0)
-            changes[born] += memory.nbytes
-            if memory not in stays:
-                changes[min(last.get(memory, born) + 1, len(place)) + 1] -= memory.nbytes
-        for first, until, nbytes in self._copies(place):
-            changes[first] += nbytes
-            changes[until + 1] -= nbytes
+            born, form = place.get(memory.maker, 0), waiting.get(memory)
+            until = None if memory in stays else last.get(memory, born) + 1
+            if form is None:
+                add(memory.nbytes, born, until)
+            elif memory.maker.op == "placeholder":
+                start = first.get(memory, 0)
+                add(form.nbytes, 0, start)
+                add(form.beside, start, start)
+                if memory in first:
+                    add(form.restored, start, until)
+            else:
+                end = last.get(memory, born)
+                add(memory.nbytes, born, until)
+                add(form.nbytes, end, None)
+                add(form.beside, end, end)
+        for start, end, nbytes in self._copies(place):
+            add(nbytes, start, end)
         alive, total = [], 0
         for change in changes[: len(place)]:
             total += change

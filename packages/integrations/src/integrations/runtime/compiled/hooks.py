@@ -112,7 +112,10 @@ def _held_by(session: Session, level: Level) -> tuple[GraphModule, GraphModule]:
 
 @lru_cache(maxsize=16)  # each block of a run may have a seed of its own; regions keep the pairs that they inline
 def _pair(level: Level) -> tuple[GraphModule, GraphModule]:
-    return _inlineable(lambda packed: _pack(packed, level), native.packing), _inlineable(_unpack, native.unpacking)
+    pair = _inlineable(lambda packed: _pack(packed, level), native.packing), _inlineable(_unpack, native.unpacking)
+    for hook in pair:
+        hook.level = level
+    return pair
 
 
 def may_be_replayed() -> bool:
@@ -121,13 +124,19 @@ def may_be_replayed() -> bool:
 
 
 class _Inlineable(GraphModule):
-    """A hook of this module."""
+    """A hook of this module.
+
+    Attributes:
+        level: the level at which it stores.
+    """
+
+    level: Level
 
     def recompile(self) -> Any:
         """Makes no code of the graph: none is run, and torch would keep its source for as long as the process runs."""
 
 
-def _inlineable(function: Callable[[Any], Any], eager: Callable[[Any], Callable[[Any], Any]]) -> GraphModule:
+def _inlineable(function: Callable[[Any], Any], eager: Callable[[Any], Callable[[Any], Any]]) -> _Inlineable:
     """A hook whose graph is one call, which torch traces for each tensor. The function is not one of torch's own, so
     that torch's caches tell the code of two levels apart.
 

@@ -8,7 +8,7 @@ its readers. And what backward computes is known operator by operator, so that i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,11 @@ from torch.fx import GraphModule, Node, map_arg
 from integrations._utils.torch_internals import OpOverload, tree_map
 from integrations.capture.costs.modelled import Work, estimate_work
 from integrations.capture.costs.rates import Rating
+from integrations.capture.dispatch.decisions import Decides, decides
 from integrations.capture.dispatch.operators import get_traits
 from integrations.capture.graphs.graph import Graph, Op, Step, Value
 from integrations.capture.graphs.signature import Signature
+from integrations.policies.aten_attention import find_made
 from integrations.policies.aten_nodes import hint
 from integrations.runtime.compiled.graph_memory import GraphMemory, Memory, can_fuse, get_results
 
@@ -35,15 +37,28 @@ class JointStep:
         joint: the graph.
         forward_outputs: how many of its results are those of the forward.
         rating: the rates of operators.
+        rounded: whether what backward reads may be rounded. Attention is computed again from query, key and value
+            then, and backward reads nothing else of it; nothing is decided a second time; and what has to be exact
+            is a value of its own.
+        is_exact: whether a node makes what has to be exact.
 
     Attributes:
         graph: the step of a model that has no gradients yet.
         nodes: by value of ``graph``: the nodes whose results it is, with views of it.
         fused: nodes of the forward that are no values, and are computed in the operators that read them.
+        read_through: by node of ``fused``: the values that it is computed from.
+        attention_seconds: of the attention that backward computes again.
     """
 
-    def __init__(self, joint: GraphModule, forward_outputs: int, rating: Rating) -> None:
-        self._rating = rating
+    def __init__(
+        self,
+        joint: GraphModule,
+        forward_outputs: int,
+        rating: Rating,
+        rounded: bool = False,
+        is_exact: Callable[[Node], bool] = lambda node: False,
+    ) -> None:
+        self._rating, self._rounded, self._is_exact = rating, rounded, is_exact
         outputs = list(joint.graph.output_node().args[0])  # type: ignore[arg-type]
         results, gradients = (
             [one for one in part if isinstance(one, Node)] for part in _split(outputs, forward_outputs)
@@ -59,6 +74,9 @@ class JointStep:
         self.nodes: list[tuple[Node, ...]] = []
         self.graph = self._make_graph()
         self.fused = frozenset(node for node in memory.fused if node in forward and not self._is_value(node))
+        self.read_through = {node: tuple(self._number[one] for one in self._read_by(node)) for node in self.fused}
+        again = {given.args[0] for node in memory.order for given in self._made_again(node) if given.args}
+        self.attention_seconds = sum(self._cost(node)[0] for node in again if isinstance(node, Node))
 
     def _is_value(self, node: Node) -> bool:
         return any(memory in self._number for memory in self._memory.made[node])
@@ -69,10 +87,11 @@ class JointStep:
             one
             for node in memory.order
             if node.op == "call_function" and node not in forward
-            for given in node.all_input_nodes
+            for given in set(node.all_input_nodes) - set(self._made_again(node))
             for one in memory.find_memories(given)
             if one.maker in forward
         }
+        direct.update(one for node in memory.fused if self._is_exact(node) for one in memory.made[node])
         # A fused node makes a value only if backward reads it.
         makers = [
             node
@@ -92,12 +111,22 @@ class JointStep:
                     read_last[self._number[one]] = at
         saved = {value: len(ops) + event for event, step in enumerate(steps) for value in step.reads}
         last = len(ops) + len(steps) - 1
+        backward = [node for node in memory.order if node.op == "call_function" and node not in forward]
+        deciding = {
+            self._number[one]
+            for node in backward
+            if decides_by(node)
+            for one in memory.read_by(node, self._is_read_through)
+            if one in self._number
+        }
         values = []
         for one, number in self._number.items():
             until = last if one in self._returned else read_last.get(number, place[one.maker])
             hidden = one.maker in memory.fused
-            values.append(Value(one.nbytes, place[one.maker], -1, -1 if hidden else until, saved.get(number, -1)))
-        return Graph(
+            exact = any(map(self._is_exact, one.nodes)) or number in deciding
+            end = saved.get(number, -1)
+            values.append(Value(one.nbytes, place[one.maker], -1, -1 if hidden else until, end, exact))
+        graph = Graph(
             ops=tuple(ops),
             values=tuple(values),
             steps=steps,
@@ -108,6 +137,7 @@ class JointStep:
             inputs=Signature.of((), {}),
             standing=(0,) * (len(ops) + len(steps)),
         )
+        return graph.as_rounded if self._rounded else graph
 
     def _op(self, node: Node) -> Op:
         """The operator of a node; its results become values."""
@@ -128,12 +158,31 @@ class JointStep:
             packs=(),
             shapes=(),
             scratch=scratch,
+            decides=any(map(decides_by, self._nodes_in(node))),
         )
+
+    def _nodes_in(self, node: Node) -> list[Node]:
+        """The node of an operator, with those that are fused into it."""
+        found, waiting = [node], [node]
+        while waiting:
+            for given in waiting.pop().all_input_nodes:
+                memories = self._memory.find_memories(given)
+                if given not in found and memories and all(map(self._is_read_through, memories)):
+                    found.append(given)
+                    waiting.append(given)
+        return found
 
     def _read_by(self, node: Node) -> list[Memory]:
         """The values that an operator reads, with those that what is fused into it reads."""
-        found = self._memory.read_by(node, lambda one: one not in self._number and one.maker in self._memory.fused)
+        found = self._memory.read_by(node, self._is_read_through, self._made_again(node))
         return [one for one in found if one in self._number]
+
+    def _is_read_through(self, memory: Memory) -> bool:
+        return memory not in self._number and memory.maker in self._memory.fused
+
+    def _made_again(self, node: Node) -> tuple[Node, ...]:
+        """What backward computes again where it reads it."""
+        return find_made(node) if self._rounded else ()
 
     def _cost(self, node: Node) -> tuple[float, int]:
         """The seconds of an operator that backward repeats, and its workspace. A fused one takes no launch, and the
@@ -162,12 +211,21 @@ class JointStep:
         for node, nbytes in zip(kernels, alive[len(makers) :], strict=True):
             reads = tuple(self._number[one] for one in self._read_by(node))
             nbytes += self._cost(node)[1]
+            nbytes += sum(one.nbytes for made in self._made_again(node) for one in self._memory.find_memories(made))
             if reads:
                 steps.append(Step(reads, 0.0))
                 other.append(nbytes)
             else:  # part of the step before
                 other[-1] = max(other[-1], nbytes)
         return tuple(steps), tuple(other)
+
+
+def decides_by(node: Node) -> bool:
+    """Whether an operator decides by what it reads, so that it may give another result for rounded elements."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    args = map_arg(node.args, lambda given: given.meta.get("val"))
+    return decides(node.target, args, get_results(node)) is not Decides.NOTHING
 
 
 def count_workspace(node: Node) -> int:

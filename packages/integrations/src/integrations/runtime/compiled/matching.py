@@ -16,6 +16,17 @@ _REACH = 64
 """By how many operators the two may differ in one place."""
 
 
+# What makes masks and positions, and what copies: a trace may have more or fewer of them than eager code, which asks
+# Python where a graph cannot, and hands a mask to attention in another form.
+_ASIDE = frozenset(
+    (
+        *("arange", "full", "full_like", "ones", "ones_like", "zeros", "zeros_like", "new_ones", "new_zeros"),
+        *("scalar_tensor", "empty", "eq", "ne", "le", "lt", "ge", "gt", "all", "any", "isin", "cumsum"),
+        *("bitwise_and", "bitwise_or", "bitwise_not", "logical_and", "logical_or", "logical_not", "tril", "triu"),
+        *("where", "masked_fill", "index", "clone", "_to_copy"),
+    )
+)
+
 _DROPOUT = ("empty_like", "bernoulli", "div", "mul")
 """The operators of dropout in eager code on a CPU. A trace has ``native_dropout``."""
 
@@ -66,7 +77,7 @@ def match(planned: Sequence[Operator], traced: Sequence[Operator]) -> list[tuple
 
 def is_same_path(planned: Sequence[Operator], traced: Sequence[Operator]) -> bool:
     """Return whether a trace is certainly of the planned forward: both have the same operators, apart from those of
-    dropout and of batch normalization.
+    dropout, of batch normalization and of masks.
 
     Args:
         planned, traced: as for ``match``.
@@ -77,7 +88,7 @@ def is_same_path(planned: Sequence[Operator], traced: Sequence[Operator]) -> boo
 
 def _as_compiled(ops: Sequence[Operator]) -> list[Operator]:
     """Return operators in the same form for eager code and for a trace: dropout and batch normalization as one operator
-    with its output alone, without counters of batches, and without comparisons, such as of dropout's mask."""
+    with its output alone, without counters of batches, and without what makes masks and copies."""
     names = [_plain(op.name) for op in ops]
     found, here = list[Operator](), 0
     while here < len(ops):
@@ -86,7 +97,8 @@ def _as_compiled(ops: Sequence[Operator]) -> list[Operator]:
             here += len(_DROPOUT) - 1
             op, name = ops[here], "native_dropout"
         here += 1
-        if name == "ne" or (name == "add" and op.shapes == ((),)):
+        # Positions are counted in one dimension.
+        if name in _ASIDE or (name == "add" and all(shape is not None and len(shape) < 2 for shape in op.shapes)):
             continue
         if name == "native_dropout" or "batch_norm" in name:
             name = "batch_norm" if "batch_norm" in name else name

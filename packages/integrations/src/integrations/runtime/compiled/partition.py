@@ -11,17 +11,14 @@ import hashlib
 import operator
 import sys
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from actcore import checkpoint_plans, simulate
 from integrations._utils.compiling import compiles_with_inductor
 from integrations._utils.torch_internals import (
     INDUCTOR,
@@ -29,22 +26,21 @@ from integrations._utils.torch_internals import (
     custom_partitioner_fn,
     inductor_config,
     min_cut_partition,
+    top_saved_tensors_default_hooks,
 )
-from integrations.capture.costs.calibrating import calibrated
-from integrations.capture.graphs.graph import Graph
-from integrations.capture.graphs.schedule import Schedule
-from integrations.planner.budget import LEAST, allowed_bytes
 from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan
-from integrations.planner.problem import training_step
-from integrations.report.words import format_bytes
-from integrations.runtime.compiled.graph_memory import GraphMemory
-from integrations.runtime.compiled.joint_step import TANGENTS, JointStep, count_workspace
+from integrations.policies.aten_attention import find_inputs, find_made, is_attention, is_recomputed
+from integrations.policies.aten_nodes import name_of
+from integrations.policies.levels import Level
+from integrations.policies.stores import NODE_KEY, Store
+from integrations.runtime.compiled.divided_peak import count_peak
+from integrations.runtime.compiled.joint_plans import JOINT, JointPlan, find_allowed, joint_plans, require_budget
+from integrations.runtime.compiled.joint_search import JointChoice, JointSearch, can_round
+from integrations.runtime.compiled.joint_step import decides_by
+from integrations.runtime.compiled.stored import Stored, find_stored
 
 _REGION = "ac_graph_id"  # torch compares it where checkpoints follow each other
-
-JOINT = "joint"
-"""The key in ``Plan.others`` of the plan that a compiled graph follows."""
 
 _SETTING = "custom_partitioner_fn"
 
@@ -55,41 +51,6 @@ _ATTEMPTS = 5
 """How often a graph is divided until it keeps to its budget."""
 
 _here = threading.local()  # .plan: of the graph that is traced in this thread
-
-
-@dataclass(frozen=True)
-class JointPlan:
-    """What is kept and recomputed of a joint graph.
-
-    Attributes:
-        recomputed: how many values backward recomputes.
-        peak: bytes of the activation peak, as counted.
-        held: bytes that are alive between forward and backward.
-    """
-
-    recomputed: int
-    peak: int
-    held: int
-
-
-joint_plans: WeakKeyDictionary[FxGraph, JointPlan] = WeakKeyDictionary()
-"""By the forward graph that inductor gets: what the joint graph's plan has found."""
-
-
-def require_together(plan: Plan, found: Sequence[JointPlan]) -> None:
-    """Checks a forward that has run several compiled graphs.
-
-    Args:
-        plan: the plan of the eager step.
-        found: the graphs' plans, in the order of their runs; one that has run twice is there twice.
-
-    Raises:
-        BudgetError: together they exceed the budget.
-    """
-    held = sum(one.held for one in found)
-    peak = held + max(one.peak - one.held for one in found)
-    plan.others[JOINT] = JointPlan(sum(one.recomputed for one in found), peak, held)
-    _require_budget(plan, peak, f"the {len(found)} graphs into which it breaks")
 
 
 @cache
@@ -120,8 +81,9 @@ def _make_partitioner() -> Any:
 def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, Any]) -> Any:
     """The forward and the backward graph of a joint graph.
 
-    Torch orders backward by itself, so the peak is counted once more on the two graphs; where it is above the budget,
-    the next plan has so much less.
+    Torch orders backward by itself, and what a rounded value takes follows from what backward does with it, so the peak
+    is counted once more on the two graphs. Where it is above the budget, the next plan has so much less. What was to be
+    rounded and would be kept exactly is not rounded by the next plan.
 
     Args:
         gm: the joint graph.
@@ -133,28 +95,35 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
         return min_cut_partition()(gm, joint_inputs, **options)
     in_parts = getattr(_here, "parts", None) is plan
     count: int = options["num_fwd_outputs"]
-    most = target = _allowed(plan)
+    most = target = find_allowed(plan)
+    search, level = JointSearch(plan, count), _get_level()
+    if in_parts:
+        most = target = int(_SHARED * search.count_plain(gm) * most / max(plan.uncompressed_peak, 1))
     best: tuple[JointPlan, Any] | None = None
+    joint = gm.graph
     for _ in range(_ATTEMPTS):
-        step = JointStep(gm, count, calibrated)
-        graph = _in_state(step.graph, plan)
-        if in_parts and best is None:
-            plain = simulate(training_step(graph), [True] * len(graph.values)).peak - graph.gradients
-            most = target = int(_SHARED * plain * _allowed(plan) / max(plan.uncompressed_peak, 1))
-        schedule, peak, is_least = search(graph, target)
-        _mark(gm, step, schedule)
+        gm.graph = joint  # torch's partitioner puts another graph in its place
+        choice, is_least = search.search(gm, target)
+        _mark(gm, choice)
         forward, backward = divided = min_cut_partition()(gm, joint_inputs, **options)
-        counted, held = count_peak(forward, backward, count, plan)
-        found = JointPlan(len(schedule.recomputed), max(peak, counted), held)
+        stored = () if level is None else find_stored(forward.graph, backward.graph, level, _may_repeat)
+        counted = count_peak(forward, backward, count, plan, stored)
+        # A form may take less than was planned, such as the truth values of a mask.
+        peak = counted.peak if stored else max(choice.peak, counted.peak)
+        schedule = choice.schedule
+        found = JointPlan(len(schedule.recomputed), peak, counted.held, len(schedule.stores), choice.variance)
         if best is None or found.peak < best[0].peak:
             best = found, divided
-        if found.peak <= most or is_least:
+        unfit = _find_unfit(choice, backward.graph, stored) - search.barred
+        search.barred |= unfit
+        if found.peak <= most or (is_least and not unfit):
             break
-        target -= found.peak - most
+        if not unfit:
+            target -= found.peak - most
     assert best is not None
     if not in_parts:
         try:
-            _require_budget(plan, best[0].peak, "its graph")
+            require_budget(plan, best[0].peak, "its graph")
         except BudgetError as error:
             _here.failure = error
             raise
@@ -163,29 +132,25 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
     return best[1]
 
 
-def _allowed(plan: Plan) -> int:
-    """The bytes of a plan's budget; of its peak if it has none, or asks for the least."""
-    asked = allowed_bytes(plan.memory, plan.uncompressed_peak)
-    return plan.peak if asked is None else asked
+def _may_repeat(node: Node) -> bool:
+    return not decides_by(node)
 
 
-def _require_budget(plan: Plan, peak: int, what: str) -> None:
-    """Raises ``BudgetError`` if a compiled step exceeds the budget, and may not.
+def _get_level() -> Level | None:
+    """The level of the hooks that will be inlined into the two graphs; ``None`` if there are none."""
+    hooks = top_saved_tensors_default_hooks(True)
+    return None if hooks is None else getattr(hooks[0], "level", None)
 
-    Args:
-        plan: the plan of the eager step.
-        peak: the compiled step's, in bytes.
-        what: what was compiled, in words.
-    """
-    most = _allowed(plan)
-    if peak <= most or plan.memory is None or plan.memory == LEAST or plan.bounds.falls_back:
-        return
-    raise BudgetError(
-        f"{plan.model} under torch.compile: {what} would take {peak} bytes ({format_bytes(peak)}) at its peak, and "
-        f"memory={plan.memory!r} allows {most}. torch.compile takes operators apart, and others than the eager step's "
-        f"are alive at once. Pass memory={peak}, or fallback='least', or have the model follow its plan in eager code "
-        "with torch.compiler.disable(model)"
-    )
+
+def _find_unfit(choice: JointChoice, backward: FxGraph, stored: Iterable[Stored]) -> set[str]:
+    """Names of nodes that were to be rounded, and are kept exactly for what backward does with them; or that attention
+    would read as its result beside an exact query, key and value."""
+    rounded = {node.name for value in choice.schedule.stores for node in choice.step.nodes[value]}
+    exact = {one.node.name for one in stored if one.form.exact}
+    for node in backward.nodes:
+        if not is_recomputed(node):
+            exact.update(one.name for one in find_inputs(find_made(node)))
+    return rounded & exact
 
 
 def divide_parts(plan: Plan | None) -> Plan | None:
@@ -224,13 +189,13 @@ def take_failure(error: BaseException | None) -> BudgetError | None:
 
 
 def expect(plan: Plan) -> bool:
-    """Has the joint graph that is being traced in this thread divided by a plan, of which nothing is rounded. Returns
-    whether it will be: only inductor asks a partitioner, and not this one if the user has set another."""
+    """Has the joint graph that is being traced in this thread divided by a plan. Returns whether it will be: only
+    inductor asks a partitioner, and not this one if the user has set another."""
     return compiles_with_inductor() and _set(plan)
 
 
 def _set(plan: Plan) -> bool:
-    if INDUCTOR not in sys.modules or plan.compressed:
+    if INDUCTOR not in sys.modules or plan.compressed or (plan.choice.rounds and not can_round(plan)):
         return False
     config, ours = inductor_config(), _make_partitioner()
     if ours is None or getattr(config, _SETTING, ours) not in (None, ours):
@@ -260,67 +225,10 @@ def forget_expected() -> Plan | None:
     return plan
 
 
-def search(graph: Graph, most: int) -> tuple[Schedule, int, bool]:
-    """The fastest schedule of a joint graph whose peak is at most so many bytes, or else the one of the least peak; its
-    activation peak; and whether that is the least.
-
-    Args:
-        graph: the joint graph's step.
-        most: the bytes.
-    """
-    front = checkpoint_plans(training_step(graph)).front
-    flat = [one for one in front if one.held is None]  # torch repeats nothing twice
-    least = min(flat, key=lambda one: one.peak)
-    fitting = [one for one in flat if one.peak - graph.gradients <= most]
-    best = min(fitting, key=lambda one: (one.seconds, one.peak), default=least)
-    kept = [value for value, is_kept in enumerate(best.kept) if is_kept]
-    return Schedule.of(graph, kept), best.peak - graph.gradients, best is least
-
-
-def _in_state(graph: Graph, plan: Plan) -> Graph:
-    """The step of a joint graph in the state of the gradients that a plan is for."""
-    if plan.graph.accumulates:
-        return replace(graph, gradients=0, accumulates=True)
-    return graph.clearing if plan.graph.clears else graph
-
-
-def count_peak(forward: GraphModule, backward: GraphModule, forward_outputs: int, plan: Plan) -> tuple[int, int]:
-    """The activation peak of a compiled step, and what is alive between its forward and its backward, in bytes.
-
-    Args:
-        forward, backward: its graphs.
-        forward_outputs: how many of the forward's results are the model's.
-        plan: the plan of the eager step, for the state of its gradients.
-    """
-    outputs = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
-    ahead = GraphMemory(forward.graph, lambda node: False, lambda node: True)
-    made = ahead.kernels()
-    peaks = ahead.alive(made, ahead.memories.values(), ahead.lasting)
-    peaks = [nbytes + count_workspace(node) for node, nbytes in zip(made, peaks, strict=True)]
-    returned = {
-        one for node in outputs[:forward_outputs] if isinstance(node, Node) for one in ahead.find_memories(node)
-    }
-    held = sum(one.nbytes for one in returned)
-    saved = {node.name for node in outputs[forward_outputs:] if isinstance(node, Node) and ahead.find_memories(node)}
-    shared = {node.name for node in outputs if isinstance(node, Node) and returned & {*ahead.find_memories(node)}}
-    behind = GraphMemory(
-        backward.graph,
-        lambda node: node.name.startswith(TANGENTS) or (node.name in saved and node.name not in shared),
-        lambda node: True,
-    )
-    kernels = behind.kernels()
-    alive = behind.alive(kernels, behind.memories.values(), behind.lasting)
-    alive = [nbytes + count_workspace(node) for node, nbytes in zip(kernels, alive, strict=True)]
-    gradients = sum(one.nbytes for one in behind.lasting if one.maker.op == "call_function")
-    standing = gradients if plan.graph.clears else 0
-    most = [nbytes + standing for nbytes in peaks]
-    most += [held + nbytes for nbytes in alive]
-    between = sum(one.nbytes for one in ahead.lasting)
-    return max(most, default=0) - (0 if plan.graph.accumulates else gradients), between
-
-
-def _mark(joint: GraphModule, step: JointStep, schedule: Schedule) -> None:
-    """Writes to the nodes of a joint graph what torch's partitioner is to keep and to recompute."""
+def _mark(joint: GraphModule, choice: JointChoice) -> None:
+    """Writes to the nodes of a joint graph what torch's partitioner is to keep and to recompute, and how what is kept
+    is stored."""
+    step, schedule = choice.step, choice.schedule
     graph = schedule.graph
     read_again = {
         value for op, planned in zip(graph.ops, schedule.ops, strict=True) if planned.segment >= 0 for value in op.reads
@@ -328,15 +236,24 @@ def _mark(joint: GraphModule, step: JointStep, schedule: Schedule) -> None:
     for node in joint.graph.nodes:
         node.meta.pop("recompute", None)
         node.meta.pop(_REGION, None)
+        node.meta[NODE_KEY] = Store()
     for node in step.fused:
         _write(node, CheckpointPolicy.MUST_RECOMPUTE)
+    needed = {value for value, one in enumerate(graph.values) if one.saved >= 0} | read_again
     remade = {op.makes[0] for op in graph.ops if not schedule.recomputed.isdisjoint(op.makes)}
     for value, nodes in enumerate(step.nodes):
         # An operator with several results is repeated for all of them.
-        recomputed = graph.ops[graph.values[value].producer].makes[0] in remade
-        if not recomputed and graph.values[value].saved < 0 and value not in read_again:
+        made = graph.ops[graph.values[value].producer].makes
+        # Of attention that is computed again, the graph still has the backward that reads what is made in the forward.
+        again = graph.rounded and is_attention(name_of(nodes[0].target)) and needed.isdisjoint(made)
+        recomputed = made[0] in remade or again
+        if not recomputed and value not in needed:
             continue
         kept, views = _split(nodes)
+        store = schedule.store_of(value)
+        if store is not None and not recomputed:
+            for node in nodes:
+                node.meta[NODE_KEY] = store
         for node in kept:
             _write(node, CheckpointPolicy.MUST_RECOMPUTE if recomputed else CheckpointPolicy.MUST_SAVE)
         for node in views:

@@ -17,7 +17,7 @@ from weakref import ref
 from actcore import Layout
 from actcore.device_streams import begin_regions
 from actcore.noise import step_key
-from integrations.runtime.compiled.partition import JointPlan
+from integrations.runtime.compiled.joint_plans import JointPlan
 from integrations.runtime.compiled.regions import DESCRIBED, RegionEntry, regions
 from integrations.tracing.storage.records import Record, kept_by
 

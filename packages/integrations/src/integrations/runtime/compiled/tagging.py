@@ -25,6 +25,7 @@ from integrations.capture.dispatch.memory import iter_tensors
 from integrations.capture.dispatch.operators import get_traits
 from integrations.planner.plan import Plan
 from integrations.policies.stores import NODE_KEY, Store
+from integrations.runtime.compiled.joint_search import VALUE_KEY, EagerValue, can_round
 from integrations.runtime.compiled.matching import Operator, Shape, is_same_path, match
 from integrations.runtime.compiled.partition import expect
 
@@ -77,8 +78,11 @@ class Tagging(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._hooks.__exit__(*error)
-        if error[0] is None and self._traced and (self._plan.choice.rounds or not expect(self._plan)):
-            self._tag()
+        if error[0] is None and self._traced:
+            if not expect(self._plan):
+                self._tag()
+            elif can_round(self._plan):
+                self._note_values()
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -123,8 +127,6 @@ class Tagging(TorchDispatchMode):
             found = match(planned, traced)
         share = _share(found, traced)
         if share < _ENOUGH:
-            if expect(self._plan):
-                return
             warn(
                 f"the plan of {self._plan.model} is not followed under torch.compile, which decides what is kept: of "
                 f"the results of the compiled forward, {share:.0%} are in the plan; plan again if inputs, mode or "
@@ -159,6 +161,23 @@ class Tagging(TorchDispatchMode):
             for node in entry.copies:
                 if node is not None:
                     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+    def _note_values(self) -> None:
+        """Writes to the nodes which values of the eager step they make, for the search on the joint graph. Nothing, if
+        the two differ much."""
+        assert self._plan.rounded is not None
+        planned = [Operator(op.name, op.shapes, op.makes) for op in self._plan.rounded.ops]
+        entries = [entry for entry in self._traced if not entry.view]
+        traced = [entry.called for entry in entries]
+        found = match(planned, traced)
+        known = {value for values in found for value in values if value is not None}
+        if len(known) < _ENOUGH * len(self._plan.rounded.values):
+            return
+        same_path = is_same_path(planned, traced)
+        for entry, values in zip(entries, found, strict=True):
+            for node, value in zip(entry.results, values, strict=True):
+                if node is not None and value is not None:
+                    node.meta[VALUE_KEY] = EagerValue(value, same_path, self._plan.rounded.values[value].exact)
 
     def _policy(self, value: int | None, needed: set[int]) -> CheckpointPolicy | None:
         if value is None:

@@ -41,7 +41,7 @@ from bench.suites.memory.systems.subjects import made
 from bench.ways.compiled import COMPILED, COMPILED_WAYS, HOST_WAYS, CompiledWay
 from integrations.checkpoint import plan_of
 from integrations.planner.errors import BudgetError
-from integrations.runtime.compiled.partition import JOINT
+from integrations.runtime.compiled.joint_plans import JOINT
 
 LIMIT = 1200.0
 """Seconds that the processes of an entry may take together. Inductor compiles a model for minutes."""

@@ -1,0 +1,91 @@
+"""``count_peak``: the bytes that a compiled step takes, counted on its forward and its backward graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from torch.fx import GraphModule, Node
+
+from actcore import GroupAffine
+from integrations.planner.plan import Plan
+from integrations.policies.aten_nodes import hint
+from integrations.runtime.compiled.graph_memory import GraphMemory, Memory, Waiting
+from integrations.runtime.compiled.joint_step import TANGENTS, count_workspace
+from integrations.runtime.compiled.stored import Stored
+
+
+class StepBytes(NamedTuple):
+    """The bytes of a compiled step.
+
+    Attributes:
+        peak: the activation peak.
+        held: what is alive between forward and backward.
+    """
+
+    peak: int
+    held: int
+
+
+def count_peak(
+    forward: GraphModule, backward: GraphModule, forward_outputs: int, plan: Plan, stored: Iterable[Stored] = ()
+) -> StepBytes:
+    """Counts the bytes of a compiled step.
+
+    Args:
+        forward, backward: its graphs.
+        forward_outputs: how many of the forward's results are the model's.
+        plan: the plan of the eager step, for the state of its gradients.
+        stored: how what goes from one graph to the other waits; what is not there waits as it is.
+    """
+    outputs = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
+    ahead = GraphMemory(forward.graph, lambda node: False, lambda node: True)
+    forms = [one for one in stored if not one.form.exact]
+    returned = {
+        one for node in outputs[:forward_outputs] if isinstance(node, Node) for one in ahead.find_memories(node)
+    }
+    waiting = _find_waiting(ahead, {one.node: one for one in forms})
+    made = ahead.kernels()
+    peaks = ahead.alive(made, ahead.memories.values(), ahead.lasting - (waiting.keys() - returned), waiting)
+    peaks = [nbytes + count_workspace(node) for node, nbytes in zip(made, peaks, strict=True)]
+    held = sum(one.nbytes for one in returned)
+    saved = {node.name for node in outputs[forward_outputs:] if isinstance(node, Node) and ahead.find_memories(node)}
+    shared = {node.name for node in outputs if isinstance(node, Node) and returned & {*ahead.find_memories(node)}}
+    shared.difference_update(one.node.name for one in forms)  # which are restored beside what is returned
+    behind = GraphMemory(
+        backward.graph,
+        lambda node: node.name.startswith(TANGENTS) or (node.name in saved and node.name not in shared),
+        lambda node: True,
+    )
+    inputs = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
+    restored = _find_waiting(behind, {inputs[one.node.name]: one for one in forms if one.node.name in inputs})
+    kernels = behind.kernels()
+    alive = behind.alive(kernels, behind.memories.values(), behind.lasting, restored)
+    alive = [nbytes + count_workspace(node) for node, nbytes in zip(kernels, alive, strict=True)]
+    gradients = sum(one.nbytes for one in behind.lasting if one.maker.op == "call_function")
+    standing = gradients if plan.graph.clears else 0
+    most = [nbytes + standing for nbytes in peaks]
+    most += [held + nbytes for nbytes in alive]
+    between = sum(one.nbytes for one in ahead.lasting if one not in waiting or one in returned)
+    between += sum(one.nbytes for one in waiting.values())
+    return StepBytes(max(most, default=0) - (0 if plan.graph.accumulates else gradients), between)
+
+
+def _find_waiting(graph: GraphMemory, forms: dict[Node, Stored]) -> dict[Memory, Waiting]:
+    """The memory of a graph that waits in other forms, by the nodes that are stored."""
+    found: dict[Memory, Waiting] = {}
+    for node, one in forms.items():
+        numel, nbytes = hint(node.meta["val"].numel()), hint(node.meta["val"].nbytes)
+        form = one.form
+        beside = 0 if form.bounds is None else nbytes
+        if form.sign and isinstance(form.codec, GroupAffine):  # where the signs are put back
+            beside += 2 * nbytes
+        elements = form.codec is not None or form.sign
+        for memory in graph.find_memories(node):
+            before = found.get(memory, Waiting(0, 0, 0))
+            found[memory] = Waiting(
+                before.nbytes + form.nbytes(numel, one.saved.dtype),
+                max(before.beside, beside),
+                before.restored + (nbytes if elements else 0),
+            )
+    return found

@@ -1,0 +1,84 @@
+"""``JointPlan``: what a compiled graph keeps and recomputes, and whether that is within its model's budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from torch.fx import Graph
+
+from integrations.planner.budget import LEAST, allowed_bytes
+from integrations.planner.errors import BudgetError
+from integrations.planner.plan import Plan
+from integrations.report.words import format_bytes
+
+JOINT = "joint"
+"""The key in ``Plan.others`` of the plan that a compiled graph follows."""
+
+
+@dataclass(frozen=True)
+class JointPlan:
+    """What is kept, rounded and recomputed of a joint graph.
+
+    Attributes:
+        recomputed: how many values backward recomputes.
+        peak: bytes of the activation peak, as counted.
+        held: bytes that are alive between forward and backward.
+        rounded: how many values wait in fewer bits.
+        variance: the predicted square of the gradient's relative error.
+    """
+
+    recomputed: int
+    peak: int
+    held: int
+    rounded: int = 0
+    variance: float = 0.0
+
+
+joint_plans: WeakKeyDictionary[Graph, JointPlan] = WeakKeyDictionary()
+"""By the forward graph that inductor gets: what the joint graph's plan has found."""
+
+
+def require_together(plan: Plan, found: Sequence[JointPlan]) -> None:
+    """Checks a forward that has run several compiled graphs.
+
+    Args:
+        plan: the plan of the eager step.
+        found: the graphs' plans, in the order of their runs; one that has run twice is there twice.
+
+    Raises:
+        BudgetError: together they exceed the budget.
+    """
+    held = sum(one.held for one in found)
+    peak = held + max(one.peak - one.held for one in found)
+    plan.others[JOINT] = JointPlan(sum(one.recomputed for one in found), peak, held)
+    require_budget(plan, peak, f"the {len(found)} graphs into which it breaks")
+
+
+def find_allowed(plan: Plan) -> int:
+    """The bytes of a plan's budget; of its peak if it has none, or asks for the least."""
+    asked = allowed_bytes(plan.memory, plan.uncompressed_peak)
+    return plan.peak if asked is None else asked
+
+
+def require_budget(plan: Plan, peak: int, what: str) -> None:
+    """Checks a compiled step against its model's budget.
+
+    Args:
+        plan: the plan of the eager step.
+        peak: the compiled step's, in bytes.
+        what: what was compiled, in words.
+
+    Raises:
+        BudgetError: the step exceeds the budget, and may not.
+    """
+    most = find_allowed(plan)
+    if peak <= most or plan.memory is None or plan.memory == LEAST or plan.bounds.falls_back:
+        return
+    raise BudgetError(
+        f"{plan.model} under torch.compile: {what} would take {peak} bytes ({format_bytes(peak)}) at its peak, and "
+        f"memory={plan.memory!r} allows {most}. torch.compile takes operators apart, and others than the eager step's "
+        f"are alive at once. Pass memory={peak}, or fallback='least', or have the model follow its plan in eager code "
+        "with torch.compiler.disable(model)"
+    )
