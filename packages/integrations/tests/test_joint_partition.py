@@ -17,7 +17,7 @@ from integrations import checkpoint
 from integrations.runtime.compiled import partition
 from integrations.runtime.compiled.partition import JOINT
 
-from .joint_nets import NETS, build
+from .joint_nets import NETS, Block, build
 from .long_form import LONG
 from .nets import normal, relative_error
 
@@ -226,3 +226,42 @@ def test_bfloat16_autocast():
             found.append(outcome(one, function, inputs, steps=1))
     assert_as_plain(found[1], found[0])
     assert trace_joint(model).recomputed > 0
+
+
+# ---- forwards that break ----
+
+
+class Loop(nn.Module):
+    """A break in a loop, for which dynamo leaves the loop to Python and compiles the layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+            torch._dynamo.graph_break()
+        return x
+
+
+def test_graphs_count_in_each_step_whatever_eager_code_saves_between_them():
+    """Graphs that ran before eager code had a full session take over were left out. Such a session had dynamo compile
+    the operators of eager code, each by itself, so that the next step had none, and every second step was another."""
+    model, x = Loop(), normal(8, 16, 32)
+    plain = copy.deepcopy(model)
+    exact = outcome(plain, plain, (x,), steps=1)
+    integrations.compress_model(model, memory=0.95, error=0, fallback="least")
+    function = torch.compile(model)
+    found, reports = [], []
+    for _ in range(4):
+        assert relative_error(exact, outcome(model, function, (x,), steps=1)) < 1e-5
+        found.append(trace_joint(model))
+        rows = integrations.compression(model).report().rows
+        reports.append([(row.operator, row.role, row.stored_bytes) for row in rows])
+    assert found[1:] == found[:1] * 3
+    # In the first step, an operator of eager code began before anything looked at operators.
+    assert reports[2:] == reports[1:2] * 2
+    eager = [(operator, stored) for operator, role, stored in reports[1] if role != "compiled"]
+    assert eager == [("tanh", x.nbytes)] * 3
+    assert found[0].held >= 3 * x.nbytes
