@@ -194,6 +194,28 @@ def test_a_budget_that_does_not_fit_names_one_that_does():
     assert trace_joint(model).peak == least
 
 
+def test_the_least_is_tried_before_a_budget_is_refused(monkeypatch):
+    """A message names the least, which was refused where other plans came close to it in each attempt."""
+    model, inputs = build("mlp")
+    most, found = 50_000, []
+    search, count = partition.search, partition.count_peak
+
+    def noted(graph, target):
+        found.append(search(graph, target))
+        return found[-1]
+
+    def counted(*arguments):
+        _, held = count(*arguments)
+        return (most if found[-1][2] else most + 1), held
+
+    monkeypatch.setattr(partition, "search", noted)
+    monkeypatch.setattr(partition, "count_peak", counted)
+    planned(model, most)(*inputs).square().mean().backward()
+    assert not any(is_least for _, _, is_least in found[:-1])
+    assert len(found) > 2
+    assert trace_joint(model).peak == most
+
+
 def test_a_budget_that_does_not_fit_with_a_fallback():
     model, inputs = build("mlp")
     eager = integrations.plan(model, *inputs, memory="least", error=0)
