@@ -29,6 +29,21 @@ def test_the_rules_are_those_of_the_operators():
     assert inputs == ["GroupAffine(bits=8, group_size=64"] * 2  # no group has elements of two rows
 
 
+def test_lean_stores_few_features_in_eight_bits():
+    """As in eager code: such a tensor is a small part of the bytes, and much of the gradient's error. A convolution's
+    input is no such tensor, however narrow its images."""
+
+    def forward(self, x):
+        y = F.conv2d(x.relu(), self.image, padding=1).flatten(2)
+        return F.linear(F.linear(y, self.wide).relu(), self.narrow)
+
+    weights = {"image": normal(4, 2, 3, 3, seed=2), "wide": normal(32, 64, seed=3), "narrow": normal(8, 32, seed=4)}
+    model = integrations.compress_model(Net(forward, **weights), "lean", min_bytes=0)
+    trained(model, compiled(model), normal(16, 2, 8, 8))
+    found = {row.shape[-1]: row.codec.split(",")[0] for row in rows(model) if "GroupAffine" in row.codec}
+    assert found == {8: "GroupAffine(bits=5", 64: "GroupAffine(bits=5", 32: "GroupAffine(bits=8"}
+
+
 def test_masks_and_pools_are_exact():
     def forward(self, x):
         y = F.avg_pool2d(F.dropout(F.conv2d(x, self.w, padding=1), 0.5), 2)

@@ -16,8 +16,9 @@ import integrations
 from integrations import checkpoint
 from integrations.runtime.compiled import partition
 from integrations.runtime.compiled.joint_plans import JOINT
+from integrations.runtime.compiled.joint_search import JointSearch
 
-from .joint_nets import NETS, build
+from .joint_nets import NETS, Block, build
 from .long_form import LONG
 from .nets import normal, relative_error
 
@@ -194,6 +195,28 @@ def test_a_budget_that_does_not_fit_names_one_that_does():
     assert trace_joint(model).peak == least
 
 
+def test_the_least_is_tried_before_a_budget_is_refused(monkeypatch):
+    """A message names the least, which was refused where other plans came close to it in each attempt."""
+    model, inputs = build("mlp")
+    most, found = 50_000, []
+    search, count = JointSearch.search, partition.count_peak
+
+    def noted(self, gm, target):
+        choice, is_least = search(self, gm, target)
+        found.append(is_least)
+        return choice._replace(peak=0), is_least
+
+    def counted(*arguments):
+        return count(*arguments)._replace(peak=most if found[-1] else most + 1)
+
+    monkeypatch.setattr(JointSearch, "search", noted)
+    monkeypatch.setattr(partition, "count_peak", counted)
+    planned(model, most)(*inputs).square().mean().backward()
+    assert not any(found[:-1])
+    assert len(found) > 2
+    assert trace_joint(model).peak == most
+
+
 def test_a_budget_that_does_not_fit_with_a_fallback():
     model, inputs = build("mlp")
     eager = integrations.plan(model, *inputs, memory="least", error=0)
@@ -226,3 +249,42 @@ def test_bfloat16_autocast():
             found.append(outcome(one, function, inputs, steps=1))
     assert_as_plain(found[1], found[0])
     assert trace_joint(model).recomputed > 0
+
+
+# ---- forwards that break ----
+
+
+class Loop(nn.Module):
+    """A break in a loop, for which dynamo leaves the loop to Python and compiles the layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+            torch._dynamo.graph_break()
+        return x
+
+
+def test_graphs_count_in_each_step_whatever_eager_code_saves_between_them():
+    """Graphs that ran before eager code had a full session take over were left out. Such a session had dynamo compile
+    the operators of eager code, each by itself, so that the next step had none, and every second step was another."""
+    model, x = Loop(), normal(8, 16, 32)
+    plain = copy.deepcopy(model)
+    exact = outcome(plain, plain, (x,), steps=1)
+    integrations.compress_model(model, memory=0.95, error=0, fallback="least")
+    function = torch.compile(model)
+    found, reports = [], []
+    for _ in range(4):
+        assert relative_error(exact, outcome(model, function, (x,), steps=1)) < 1e-5
+        found.append(trace_joint(model))
+        rows = integrations.compression(model).report().rows
+        reports.append([(row.operator, row.role, row.stored_bytes) for row in rows])
+    assert found[1:] == found[:1] * 3
+    # In the first step, an operator of eager code began before anything looked at operators.
+    assert reports[2:] == reports[1:2] * 2
+    eager = [(operator, stored) for operator, role, stored in reports[1] if role != "compiled"]
+    assert eager == [("tanh", x.nbytes)] * 3
+    assert found[0].held >= 3 * x.nbytes

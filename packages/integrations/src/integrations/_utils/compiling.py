@@ -43,6 +43,14 @@ def left_to_python(function: Function) -> Function:
     return function
 
 
+def left_to_python_with_callees(function: Function) -> Function:
+    """``left_to_python``, and dynamo skips the frames that the function calls, too. Where dynamo traces the caller, it
+    traces this function as any other."""
+    if _can_skip():
+        set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
+    return function
+
+
 def not_inlined(function: Function) -> Function:
     """``left_to_python``, and dynamo also breaks the graph of a function that calls this one."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -276,10 +276,14 @@ class Sources(FixedBits):
         if decision.need is Need.MOMENT:
             size = _row_group(saved, self.level.group_size) or self.level.group_size
             return replace(decision, codec=replace(codec, group_size=size))
-        narrow = saved.operator in ("linear", "addmm") and saved.shape[-1] <= _NARROW
-        if narrow or (decision.need is Need.PRODUCT and not saved.requires_grad):
+        if is_narrow(saved) or (decision.need is Need.PRODUCT and not saved.requires_grad):
             return replace(decision, codec=replace(codec, bits=8))
         return decision
+
+
+def is_narrow(saved: SavedTensor) -> bool:
+    """Whether a tensor is the input of a linear layer with few features."""
+    return saved.operator in ("linear", "addmm") and saved.shape[-1] <= _NARROW
 
 
 def fixed_bits(level: Level) -> FixedBits:

@@ -59,7 +59,7 @@ class RegionSession(Session):
         if name == "full":
             self.full = self._make()
             self.full.owners.add_inputs(self._inputs)
-            self.full.regions.take_over()
+            self.full.regions.take_over(self.regions)
             return self.full
         return getattr(self.full, name)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from actcore.replay import Calls, bind_calls
+from integrations._utils.compiling import left_to_python_with_callees
 from integrations._utils.storages import StorageSet
 from integrations._utils.torch_internals import RESET_HOOKS, top_saved_tensors_default_hooks
 from integrations.tracing import attention
@@ -105,6 +106,7 @@ class CallTracker(Calls, TorchFunctionMode):
         """Whether no call with tensors has been seen."""
         return not (len(self.born) or len(self.foreign))
 
+    @left_to_python_with_callees  # or dynamo compiles each operator of eager code by itself
     def __torch_function__(
         self,
         func: Callable[..., Any],

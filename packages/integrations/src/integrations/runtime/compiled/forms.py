@@ -13,7 +13,7 @@ from actcore import BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTen
 from integrations.policies.aten_rules import Use
 from integrations.policies.norms import RowByRow, Standardized, Statistics
 from integrations.policies.operators import OPERATORS, Kernel
-from integrations.policies.policy import UNKNOWN
+from integrations.policies.policy import UNKNOWN, is_narrow
 from integrations.policies.rules import Need
 from integrations.tracing.storage.forms import SATURATED, Placeholder
 from integrations.tracing.storage.storage_policy import StoragePolicy
@@ -21,6 +21,9 @@ from integrations.tracing.storage.storage_policy import StoragePolicy
 _ARITHMETIC = (Kernel.PRODUCT, Kernel.CONVOLUTION)
 _COSTLY = frozenset(one.name for entry in OPERATORS for one in entry.aten if one.kernel in _ARITHMETIC)
 """Operators whose results no level recomputes."""
+
+_LINEAR = ("mm", "addmm")
+"""Products of matrices by which backward computes the gradient of a linear layer's weight."""
 
 
 @dataclass(frozen=True)
@@ -144,9 +147,8 @@ def make_form(way: StoragePolicy, saved: SavedTensor, uses: Iterable[Use], made_
     values: list[GroupAffine] = []
     operators, reasons, sign = set(), set(), False
     for use in sorted(uses):
-        decision = policy.decide(
-            SavedTensor(saved.shape, saved.dtype, saved.strides, saved.device, use.operator, use.role, "", 0)
-        )
+        used = SavedTensor(saved.shape, saved.dtype, saved.strides, saved.device, use.operator, use.role, "", 0)
+        decision = policy.decide(used)
         if decision.form is Need.SHAPE:
             reasons.add(decision.why)
             continue
@@ -163,6 +165,8 @@ def make_form(way: StoragePolicy, saved: SavedTensor, uses: Iterable[Use], made_
                 if fitted is None:
                     return CompiledForm(Raw(), statistics.why)
                 codec = fitted
+            if level.recompute and use.name in _LINEAR and is_narrow(used):
+                codec = replace(codec, bits=8)
             values.append(codec)
         elif isinstance(decision.codec, Positive):
             sign = True

@@ -50,6 +50,7 @@ class RegionRuns:
         self._notes: list[int] = []
         self._places: list[tuple[PackedForward, str]] = []  # by run: the forward whose model it is, and the module
         self._begun = 0
+        self._before: RegionRuns | None = None  # the regions of this forward that have run in another session
 
     @property
     def _session(self) -> PackedForward:
@@ -62,15 +63,20 @@ class RegionRuns:
         self._places.append((self._session, ""))  # there is one for each note, whatever comes
         self._places[-1] = self._session.owner_of_forward()
 
-    def take_over(self) -> None:
-        """Has the regions from now on draw other streams than those of a session with the same number."""
-        self._begun = _BEHIND
+    def take_over(self, before: RegionRuns) -> None:
+        """Has the regions from now on draw other streams than those of a session with the same number.
+
+        Args:
+            before: the regions of that session.
+        """
+        self._begun, self._before = _BEHIND, before
 
     def find_joint(self) -> list[JointPlan] | None:
         """The plans of the graphs that have run so far, each as often as it has run; ``None`` if torch alone has
         divided one of them."""
         self._notes += self._begin()
-        found = [regions.get(number) for number, _ in _read(self._notes) if number >= 0]
+        notes = self._notes if self._before is None else self._before._notes + self._notes
+        found = [regions.get(number) for number, _ in _read(notes) if number >= 0]
         plans = [None if region is None else region.joint for region in found]
         known = [one for one in plans if one is not None]
         return known if known and len(known) == len(plans) else None
