@@ -176,6 +176,19 @@ def test_an_error_in_the_forward_while_it_is_traced():
     assert getattr(partition._here, "plan", None) is None
 
 
+def test_inside_of_a_function_that_is_one_graph(divided):
+    model, inputs = build("block")
+    plain = copy.deepcopy(model)
+    integrations.compress_model(model, memory=0.5, error=0)
+    model(*inputs).square().mean().backward()
+    function, other = (torch.compile(lambda x, one=one: one(x), fullgraph=True) for one in (model, plain))
+    assert_as_plain(outcome(model, function, inputs), outcome(plain, other, inputs))
+    assert divided == [checkpoint.plan_of(model)]
+    joint = trace_joint(model)
+    assert joint.recomputed > 0
+    assert joint.peak <= checkpoint.plan_of(model).uncompressed_peak // 2
+
+
 # ---- budgets ----
 
 
