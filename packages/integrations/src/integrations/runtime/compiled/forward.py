@@ -28,6 +28,7 @@ from integrations._utils.warn import warn
 from integrations.planner.plan import Plan
 from integrations.runtime.compiled.partition import divide_parts, hash_plan, require_together
 from integrations.runtime.compiled.runs import runs_here
+from integrations.runtime.compiled.sizes import note_given
 
 
 class Compiled:
@@ -68,7 +69,11 @@ class Compiled:
         run, _ = without_dynamo(_get_frames)(self)
         if not self.warned:
             self._breaks = without_dynamo(_graph_breaks)()
-        return run(self.trace, (forward, args, kwargs), {})
+        outer = note_given((args, kwargs))
+        try:
+            return run(self.trace, (forward, args, kwargs), {})
+        finally:
+            note_given(outer)
 
     @left_to_python
     def trace(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

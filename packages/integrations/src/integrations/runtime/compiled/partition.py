@@ -40,6 +40,7 @@ from integrations.planner.problem import training_step
 from integrations.report.words import format_bytes
 from integrations.runtime.compiled.graph_memory import GraphMemory
 from integrations.runtime.compiled.joint_step import TANGENTS, JointStep, count_workspace
+from integrations.runtime.compiled.sizes import Limits
 
 _REGION = "ac_graph_id"  # torch compares it where checkpoints follow each other
 
@@ -120,6 +121,8 @@ def _make_partitioner() -> Any:
 def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, Any]) -> Any:
     """The forward and the backward graph of a joint graph.
 
+    Of sizes that vary, the largest are counted for which the graph runs. For larger ones it is compiled anew.
+
     Torch orders backward by itself, so the peak is counted once more on the two graphs; where it is above the budget,
     the next plan has so much less.
 
@@ -131,6 +134,16 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
     plan = forget_expected()
     if plan is None:
         return min_cut_partition()(gm, joint_inputs, **options)
+    limits = Limits(gm.graph, plan.graph.inputs)
+    with limits.counted():
+        divided = _divide(gm, joint_inputs, options, plan, limits.exceeds)
+    if _has_bytes(plan):
+        limits.hold()
+    return divided
+
+
+def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, Any], plan: Plan, larger: bool) -> Any:
+    """The two graphs. Of inputs that are larger than the planned ones, a fraction is that of their own step."""
     in_parts = getattr(_here, "parts", None) is plan
     count: int = options["num_fwd_outputs"]
     most = target = _allowed(plan)
@@ -138,9 +151,12 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
     for _ in range(_ATTEMPTS):
         step = JointStep(gm, count, calibrated)
         graph = _in_state(step.graph, plan)
-        if in_parts and best is None:
+        if best is None and (in_parts or larger):
             plain = simulate(training_step(graph), [True] * len(graph.values)).peak - graph.gradients
-            most = target = int(_SHARED * plain * _allowed(plan) / max(plan.uncompressed_peak, 1))
+            if in_parts:
+                most = target = int(_SHARED * plain * _allowed(plan) / max(plan.uncompressed_peak, 1))
+            else:
+                most = target = _allowed(plan, max(plain, plan.uncompressed_peak))
         schedule, peak, is_least = search(graph, target)
         _mark(gm, step, schedule)
         forward, backward = divided = min_cut_partition()(gm, joint_inputs, **options)
@@ -154,7 +170,7 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
     assert best is not None
     if not in_parts:
         try:
-            _require_budget(plan, best[0].peak, "its graph")
+            _require_budget(plan, best[0].peak, "its graph", most)
         except BudgetError as error:
             _here.failure = error
             raise
@@ -163,22 +179,33 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
     return best[1]
 
 
-def _allowed(plan: Plan) -> int:
-    """The bytes of a plan's budget; of its peak if it has none, or asks for the least."""
-    asked = allowed_bytes(plan.memory, plan.uncompressed_peak)
+def _allowed(plan: Plan, plain: int | None = None) -> int:
+    """The bytes of a plan's budget; of its peak if it has none, or asks for the least.
+
+    Args:
+        plan: the plan.
+        plain: bytes of the step that keeps everything; ``None``: as planned.
+    """
+    asked = allowed_bytes(plan.memory, plan.uncompressed_peak if plain is None else plain)
     return plan.peak if asked is None else asked
 
 
-def _require_budget(plan: Plan, peak: int, what: str) -> None:
+def _has_bytes(plan: Plan) -> bool:
+    """Whether the compiled step has a budget in bytes that it may not exceed."""
+    return plan.memory is not None and plan.memory != LEAST and not plan.bounds.falls_back
+
+
+def _require_budget(plan: Plan, peak: int, what: str, most: int | None = None) -> None:
     """Raises ``BudgetError`` if a compiled step exceeds the budget, and may not.
 
     Args:
         plan: the plan of the eager step.
         peak: the compiled step's, in bytes.
         what: what was compiled, in words.
+        most: the bytes that it may take; ``None``: those of the plan's budget.
     """
-    most = _allowed(plan)
-    if peak <= most or plan.memory is None or plan.memory == LEAST or plan.bounds.falls_back:
+    most = _allowed(plan) if most is None else most
+    if peak <= most or not _has_bytes(plan):
         return
     raise BudgetError(
         f"{plan.model} under torch.compile: {what} would take {peak} bytes ({format_bytes(peak)}) at its peak, and "
