@@ -264,13 +264,25 @@ class Broken(nn.Module):
 def test_a_broken_graph_is_within_the_error_and_says_so(error):
     model, twin = Broken().train(), Broken().train()
     twin.load_state_dict(model.state_dict())
-    integrations.compress_model(model, memory=0.5, error=error)
+    integrations.compress_model(model, memory=0.5, error=error, fallback="least")
     function = torch.compile(model, backend="aot_eager")
     with pytest.warns(UserWarning, match=r"a graph break, Call to `torch._dynamo.graph_break\(\)`: "):
         found = trained(model, function)
     expected = trained(twin)
     assert_same(found, expected) if error == 0 else None
     assert relative_error(expected, found) <= error
+
+
+@pytest.mark.parametrize("memory", [0.5, "least"])
+def test_a_budget_raises_where_a_graph_breaks(memory):
+    """Each time: a warning was given once, and everything kept."""
+    model = integrations.compress_model(Broken().train(), memory=memory, error=0)
+    function = torch.compile(model, backend="aot_eager")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"a graph break, Call to .* or pass fallback='least' to compress_model"):
+            function(X)
+        assert_nothing_active()
+    torch.compiler.disable(model)(X).square().mean().backward()
 
 
 def test_a_level_with_checkpoints_stores_as_the_level_says():

@@ -191,6 +191,33 @@ def test_a_broken_graph_and_another_forward_are_compiled_as_they_are(other):
     assert all(map(torch.equal, ours, plain))
 
 
+@pytest.mark.parametrize("other", [False, True])
+def test_a_budget_that_compiled_code_does_not_follow_raises(other):
+    model, x = Broken(), normal(3, 6)
+    plan = ck.plan(model, (x,))
+    ck.apply(model, plan.within(plan.plain_peak))
+    model.other = other
+    function = torch.compile(model, backend="aot_eager")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"is not followed under torch\.compile.* or pass fallback='least'"):
+            function(x)
+        assert_nothing_active()
+
+
+def test_a_budget_and_larger_inputs():
+    """Nothing said that they took more than the budget."""
+    model, (tokens,), _ = net("transformer")
+    plan = ck.plan(model, (tokens,))
+    ck.apply(model, plan.within(plan.plain_peak))
+    function = torch.compile(model, backend="aot_eager", dynamic=True)
+    function(tokens).sum().backward()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"was made for smaller inputs \(.*plan for the largest inputs"):
+            function(torch.cat([tokens, tokens]))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        function(tokens[:3]).sum().backward()
+
+
 def test_export_has_no_region():
     model, args, _ = net("densenet")
     ck.apply(model, ck.plan(model, args))

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 from torch.fx import Graph as FxGraph
@@ -169,11 +169,7 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
         target -= found.peak - most
     assert best is not None
     if not in_parts:
-        try:
-            _require_budget(plan, best[0].peak, "its graph", most)
-        except BudgetError as error:
-            _here.failure = error
-            raise
+        _require_budget(plan, best[0].peak, "its graph", most)
         plan.others[JOINT] = best[0]
     joint_plans[best[1][0].graph] = best[0]
     return best[1]
@@ -207,12 +203,23 @@ def _require_budget(plan: Plan, peak: int, what: str, most: int | None = None) -
     most = _allowed(plan) if most is None else most
     if peak <= most or not _has_bytes(plan):
         return
-    raise BudgetError(
+    refuse(
         f"{plan.model} under torch.compile: {what} would take {peak} bytes ({format_bytes(peak)}) at its peak, and "
         f"memory={plan.memory!r} allows {most}. torch.compile takes operators apart, and others than the eager step's "
         f"are alive at once. Pass memory={peak}, or fallback='least', or have the model follow its plan in eager code "
         "with torch.compiler.disable(model)"
     )
+
+
+def refuse(why: str) -> NoReturn:
+    """Raises ``BudgetError`` for a plan that compiled code cannot follow, in its forward if torch is compiling it."""
+    error = _here.failure = BudgetError(why)
+    raise error
+
+
+def has_promise(plan: Plan) -> bool:
+    """Whether a step that does not follow the plan breaks what the user was promised."""
+    return plan.memory is not None and not plan.bounds.falls_back
 
 
 def divide_parts(plan: Plan | None) -> Plan | None:
