@@ -20,8 +20,10 @@ from integrations.planner.bounds import Bounds
 from integrations.planner.plan_with_stores import planned
 from integrations.policies.aten_rules import BackwardUses
 from integrations.policies.levels import LEVELS
+from integrations.runtime.compiled.tagging import Tagging
 
 from .compiled_peak import compiled_peak
+from .joint_nets import build
 from .nets import assert_nothing_active, assert_same, gradients, normal, relative_error
 from .regions import WAYS, make_report
 
@@ -155,18 +157,65 @@ def test_inputs_that_ask_for_gradients_compile_once():
     assert counter.frame_count == 1
 
 
-def test_a_first_plan_is_not_made_inside_of_a_whole_graph():
-    """The budget was ignored with a warning. Dynamo wraps the error into its own."""
-    model = integrations.compress_model(deep(1), memory=1.0, error=0)
-    function = torch.compile(lambda x: model(x).sum(), backend="aot_eager", fullgraph=True)
-    with pytest.raises(
-        Exception, match=r"ValueError: Sequential cannot keep to plan\(memory=1.0, error=0\) in a function"
-    ):
+# ---- in a function that is one graph ----
+
+
+def around(model):
+    return torch.compile(lambda x: model(x).square().mean(), backend="aot_eager", fullgraph=True)
+
+
+def test_an_exact_plan_is_followed_inside_of_a_whole_graph(monkeypatch):
+    """Once it is made: a first forward there raises. Dynamo wraps the error into its own."""
+    model, followed = integrations.compress_model(deep(), memory=0.4, error=0), []
+    function = around(model)
+    with pytest.raises(Exception, match=r"ValueError: Sequential at plan\(.*its plan is made in a training forward"):
         function(X)
-    model(X).sum().backward()
+    model(X).square().mean().backward()
     torch._dynamo.reset()
-    with pytest.warns(UserWarning, match="Sequential runs uncompressed in a function"):  # after the planned forward
+    tag = Tagging._tag
+    monkeypatch.setattr(Tagging, "_tag", lambda self: followed.append(self._plan) or tag(self))
+    model.zero_grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         function(X).backward()
+    expected = deep()
+    around(expected)(X).backward()
+    assert all(map(torch.equal, *([p.grad for p in one.parameters()] for one in (model, expected))))
+    assert followed == [checkpoint.plan_of(model)]
+    assert followed[0].schedule.recomputed
+
+
+@pytest.mark.parametrize("options", [{"error": 0.3}, {"level": "L1"}])
+def test_a_plan_that_needs_hooks_raises_inside_of_a_whole_graph(options):
+    """It rounds, or beside it all is stored as a level says."""
+    model, inputs = build("convolutions")
+    integrations.compress_model(model, **{"memory": 0.9, "min_bytes": 0} | options)
+    model(*inputs).square().mean().backward()
+    plan = checkpoint.plan_of(model)
+    assert plan.choice.stores or plan.compressed
+    with pytest.raises(Exception, match=r"cannot be compressed inside of a function .* torch sets no hooks"):
+        around(model)(*inputs)
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_backward_inside_of_the_graph_raises(applied):
+    """Nothing divides such a graph, so the plan would be dropped."""
+    model = deep(1)
+    if applied:
+        checkpoint.apply(model, checkpoint.plan(model, (X,)))
+    else:
+        integrations.compress_model(model, memory=1.0, error=0)(X).sum().backward()
+
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    with (
+        torch._dynamo.config.patch(trace_autograd_ops=True),
+        pytest.raises(Exception, match=r"with torch._dynamo.config.trace_autograd_ops, backward is a part of"),
+    ):
+        torch.compile(step, backend="aot_eager", fullgraph=True)(X)
 
 
 def of_norm(x, weight, tangents):
@@ -215,13 +264,25 @@ class Broken(nn.Module):
 def test_a_broken_graph_is_within_the_error_and_says_so(error):
     model, twin = Broken().train(), Broken().train()
     twin.load_state_dict(model.state_dict())
-    integrations.compress_model(model, memory=0.5, error=error)
+    integrations.compress_model(model, memory=0.5, error=error, fallback="least")
     function = torch.compile(model, backend="aot_eager")
     with pytest.warns(UserWarning, match=r"a graph break, Call to `torch._dynamo.graph_break\(\)`: "):
         found = trained(model, function)
     expected = trained(twin)
     assert_same(found, expected) if error == 0 else None
     assert relative_error(expected, found) <= error
+
+
+@pytest.mark.parametrize("memory", [0.5, "least"])
+def test_a_budget_raises_where_a_graph_breaks(memory):
+    """Each time: a warning was given once, and everything kept."""
+    model = integrations.compress_model(Broken().train(), memory=memory, error=0)
+    function = torch.compile(model, backend="aot_eager")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"a graph break, Call to .* or pass fallback='least' to compress_model"):
+            function(X)
+        assert_nothing_active()
+    torch.compiler.disable(model)(X).square().mean().backward()
 
 
 def test_a_level_with_checkpoints_stores_as_the_level_says():

@@ -177,6 +177,19 @@ def test_an_error_in_the_forward_while_it_is_traced():
     assert getattr(partition._here, "plan", None) is None
 
 
+def test_inside_of_a_function_that_is_one_graph(divided):
+    model, inputs = build("block")
+    plain = copy.deepcopy(model)
+    integrations.compress_model(model, memory=0.5, error=0)
+    model(*inputs).square().mean().backward()
+    function, other = (torch.compile(lambda x, one=one: one(x), fullgraph=True) for one in (model, plain))
+    assert_as_plain(outcome(model, function, inputs), outcome(plain, other, inputs))
+    assert divided == [checkpoint.plan_of(model)]
+    joint = trace_joint(model)
+    assert joint.recomputed > 0
+    assert joint.peak <= checkpoint.plan_of(model).uncompressed_peak // 2
+
+
 # ---- budgets ----
 
 
@@ -237,6 +250,62 @@ def test_dynamic_shapes_are_compiled_once(divided):
         found = outcome(model, function, (x,), steps=1)
         assert relative_error(outcome(plain, plain, (x,), steps=1), found) < 1e-5
     assert {plan.model for plan in divided} == {"Sequential"}
+
+
+def rows(count):
+    return (normal(count, 32),)
+
+
+@pytest.fixture
+def applied(divided):
+    """A model with a plan for 64 rows within bytes, its twin, and what torch compiles of it."""
+    model, inputs = build("mlp")
+    plain = copy.deepcopy(model)
+    eager = checkpoint.plan(model, inputs)
+    checkpoint.apply(model, eager.within(int(0.9 * eager.plain_peak)))
+    return model, plain, torch.compile(model)
+
+
+def test_a_budget_holds_for_sizes_that_vary(applied, divided):
+    """The second size is compiled for all that are no larger than planned. It was counted for itself alone."""
+    model, plain, function = applied
+    for count in (64, 20, 50, 64):
+        found = outcome(model, function, rows(count), steps=1)
+        assert relative_error(outcome(plain, plain, rows(count), steps=1), found) < 1e-5
+    assert len(divided) == 2
+    joint = trace_joint(model)
+    assert joint.recomputed > 0
+    with pytest.raises(ValueError, match=r"under torch\.compile: its graph would take"):
+        function(*rows(96))
+    outcome(model, function, rows(30), steps=1)
+
+
+def test_a_budget_holds_for_declared_sizes(applied, divided):
+    """``mark_dynamic`` says how large a size may be."""
+    model, _, function = applied
+    for most in (64, 96):
+        torch.compiler.reset()
+        (x,) = rows(20)
+        torch._dynamo.mark_dynamic(x, 0, min=2, max=most)
+        if most == 64:
+            outcome(model, function, (x,), steps=1)
+            joint = trace_joint(model)
+            assert joint.recomputed > 0
+        else:
+            with pytest.raises(ValueError, match=r"under torch\.compile: its graph would take"):
+                function(x)
+
+
+def test_a_fraction_is_of_the_step_of_larger_inputs(divided):
+    model, inputs = build("mlp")
+    eager = checkpoint.plan(model, inputs)
+    checkpoint.apply(model, eager.within(0.9))
+    function = torch.compile(model)
+    peaks = []
+    for count in (64, 128):
+        outcome(model, function, rows(count), steps=1)
+        peaks.append(trace_joint(model).peak)
+    assert peaks[0] < 0.9 * eager.plain_peak < peaks[1]
 
 
 def test_bfloat16_autocast():

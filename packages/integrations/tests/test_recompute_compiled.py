@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_leaves
 
 from integrations import checkpoint as ck
@@ -153,8 +154,10 @@ def test_a_compiled_part_of_a_planned_model():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the hooks by which a capture knows modules
         ck.apply(model, ck.plan(model, args))
-    ours, plain = (outcome(one, one, args, kwargs) for one in (model, twin))
-    assert all(map(torch.equal, ours, plain))
+    counters.clear()
+    ours = outcome(model, model, args, kwargs)
+    assert not counters["graph_break"]  # it runs in Python, as does the tape: dynamo traced frames of that
+    assert all(map(torch.equal, ours, outcome(twin, twin, args, kwargs)))
 
 
 # ---- what is not followed ----
@@ -186,6 +189,33 @@ def test_a_broken_graph_and_another_forward_are_compiled_as_they_are(other):
         ours = outcome(torch.compile(model, backend="aot_eager"), model, (x,), {})
     plain = outcome(torch.compile(twin, backend="aot_eager"), twin, (x,), {})
     assert all(map(torch.equal, ours, plain))
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_budget_that_compiled_code_does_not_follow_raises(other):
+    model, x = Broken(), normal(3, 6)
+    plan = ck.plan(model, (x,))
+    ck.apply(model, plan.within(plan.plain_peak))
+    model.other = other
+    function = torch.compile(model, backend="aot_eager")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"is not followed under torch\.compile.* or pass fallback='least'"):
+            function(x)
+        assert_nothing_active()
+
+
+def test_a_budget_and_larger_inputs():
+    """Nothing said that they took more than the budget."""
+    model, (tokens,), _ = net("transformer")
+    plan = ck.plan(model, (tokens,))
+    ck.apply(model, plan.within(plan.plain_peak))
+    function = torch.compile(model, backend="aot_eager", dynamic=True)
+    function(tokens).sum().backward()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"was made for smaller inputs \(.*plan for the largest inputs"):
+            function(torch.cat([tokens, tokens]))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        function(tokens[:3]).sum().backward()
 
 
 def test_export_has_no_region():

@@ -14,8 +14,10 @@ from torch import nn
 
 from integrations._utils.torch_internals import (
     DYNAMO,
+    TRACE_AUTOGRAD,
     FrameAction,
     FrameExecStrategy,
+    dynamo_config,
     get_eval_frame_callback,
     instruction_translator,
     optimized_module,
@@ -102,6 +104,11 @@ def may_break_graph() -> bool:
         return not (tracing.one_graph or tracing.error_on_graph_break)
     except (ImportError, AttributeError):
         return False
+
+
+def traces_backward() -> bool:
+    """Whether dynamo, which is tracing, takes a backward that the traced code runs into its graph."""
+    return bool(getattr(dynamo_config(), TRACE_AUTOGRAD, False))
 
 
 def compiles_with_inductor() -> bool:

@@ -3,7 +3,8 @@
 Under ``torch.compile``, hooks that a frame sets are not part of its graph. So dynamo leaves the frame of
 ``CompressedForward`` to Python, which opens a session, has the model's own forward compiled under it, and closes it.
 Where dynamo traces a function around the model, it breaks the graph at the model's call, which then runs as above. With
-``fullgraph=True`` it may not, and the model runs uncompressed, with a warning.
+``fullgraph=True`` it may not: a plan that stores nothing in other forms is followed inside of the graph, without a
+session, and everything else raises. ``torch.export`` sees the plain model.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ import torch
 
 from integrations._utils.compiling import (
     compiles_callees,
+    compiles_with_inductor,
     left_to_python,
     may_break_graph,
     not_inlined,
     own_frame,
+    skips_frames,
+    traces_backward,
     without_dynamo,
 )
 from integrations._utils.forward_wrapper import ForwardWrapper
@@ -30,12 +34,13 @@ from integrations._utils.torch_internals import constant_when_traced, get_tracin
 from integrations._utils.warn import warn
 from integrations.api.handle.compression import Compression
 from integrations.api.handle.handle_state import HandleState, find_handle
+from integrations.api.handle.never_compressed_warning import await_no_longer
 from integrations.api.handle.retry_with_less import explain_shortage
 from integrations.api.handle.running_session import RunningSession
 from integrations.planner.errors import PlanningError, for_user
 from integrations.planner.plan import Plan
 from integrations.runtime.compiled.forward import Compiled
-from integrations.runtime.compiled.partition import take_failure
+from integrations.runtime.compiled.joint_plans import take_failure
 from integrations.tracing.tensors import tensors_in
 
 
@@ -56,6 +61,13 @@ class CompressedForward(ForwardWrapper):
         handle = self.handle
         return None if handle.closed or handle._plan_manager is None else handle._plan_manager.compiled
 
+    @property
+    def _inside(self) -> Compiled:
+        """The model's compiled forward in a function that is one graph, which ``_breaks_graph`` has found."""
+        assert self.handle._plan_manager is not None
+        assert self.handle._plan_manager.inside is not None
+        return self.handle._plan_manager.inside
+
     @left_to_python
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -63,10 +75,14 @@ class CompressedForward(ForwardWrapper):
             if alone is not None:
                 if self.handle._plan_manager is not None and self.handle._plan_manager.codec is not None:
                     _told_of_codec(self.handle._key)
+                if alone.is_training():
+                    _require_backward_outside(self.handle._key)
                 return alone.trace(self.forward, args, kwargs)
-            if self.handle.active and _breaks_graph(self.handle._key):
+            if not self.handle.active or _exports_plain_model(self.handle._key):
+                return self.forward(*args, **kwargs)
+            if _breaks_graph(self.handle._key):
                 return _apart(self, args, kwargs)
-            return self.forward(*args, **kwargs)
+            return self._inside.trace(self.forward, args, kwargs)
         try:
             if compiles_callees():
                 return _run_compiled(self, sys._getframe(), args, kwargs)
@@ -197,23 +213,73 @@ def _compiled_for(forward: CompressedForward, plan: Plan) -> Compiled:
 
 
 @constant_when_traced
+def _exports_plain_model(key: str) -> bool:
+    """Return whether ``torch.export`` traces the model, and warn if so: the export runs uncompressed."""
+    if not torch.compiler.is_exporting():
+        return False
+    handle = find_handle(key)
+    if handle is not None:
+        name = type(handle.model).__name__
+        handle.warn_once("exported", f"{name} runs uncompressed once exported; export it in eval() mode")
+    return True
+
+
+@constant_when_traced
 def _breaks_graph(key: str) -> bool:
-    """Return whether dynamo is to break the graph that it is tracing. If it must not, warn that the model runs
-    uncompressed. Dynamo calls this while it traces, and the result is a constant of the compiled code.
+    """Return whether dynamo is to break the graph that it is tracing. If it must not, note the plan that the model
+    follows inside of the graph. Dynamo calls this while it traces, and the result is a constant of the compiled code.
 
     Raises:
-        ValueError: dynamo must not break the graph, and the model has a budget but no plan yet. Dynamo wraps this error
-            into its own.
+        ValueError: dynamo must not break the graph, and the model cannot be compressed inside of it. Dynamo wraps this
+            error into its own.
     """
     if may_break_graph():
         return True
     handle = find_handle(key)
-    if handle is None:
-        return False
-    name = type(handle.model).__name__
-    where = "in a function that is compiled with fullgraph=True, or exported"
-    way_out = "compile the compressed model itself, with torch.compile(model); export it in eval() mode"
-    if handle._plan_manager is not None and handle._plan_manager.plans is None:
-        raise ValueError(f"{name} cannot keep to {handle._plan_manager.title()} {where}: {way_out}")
-    handle.warn_once("compiled", f"{name} runs uncompressed {where}: {way_out}")
+    assert handle is not None  # its forward is running
+    manager, why = handle._plan_manager, _why_not_inside(handle)
+    if manager is None or manager.plans is None or why:
+        raise ValueError(_cannot_be_inside(handle, why))
+    await_no_longer(handle)
+    plan = manager.plans.followed
+    if manager.inside is None or manager.inside.asked is not plan:
+        manager.inside = Compiled(handle.model, plan, manager.bounds.falls_back)
     return False
+
+
+@constant_when_traced
+def _require_backward_outside(key: str) -> bool:
+    """Raises ``ValueError`` if dynamo puts backward into the graph that it is tracing, which nothing divides then."""
+    handle = find_handle(key)
+    if handle is not None and traces_backward():
+        raise ValueError(_cannot_be_inside(handle, _BACKWARD_INSIDE))
+    return True
+
+
+_BACKWARD_INSIDE = "with torch._dynamo.config.trace_autograd_ops, backward is a part of that graph, which keeps all"
+
+
+def _cannot_be_inside(handle: HandleState, why: str) -> str:
+    return (
+        f"{handle.name} cannot be compressed inside of a function that is compiled with fullgraph=True: {why}. Compile "
+        "the model itself, torch.compile(model, fullgraph=True), or the function without fullgraph=True; "
+        "integrations.restore_model(model) trains without compression"
+    )
+
+
+def _why_not_inside(handle: HandleState) -> str:
+    """Return why a model cannot be compressed inside of another graph, in words; empty if it can."""
+    manager = handle._plan_manager
+    hooks = "torch sets no hooks for saved tensors in the middle of a graph"
+    if not skips_frames():
+        return "this version of torch does not let a graph be broken at the model's call"
+    if manager is None or not handle.level.off:
+        return hooks
+    if traces_backward():
+        return _BACKWARD_INSIDE
+    if manager.plans is None:
+        return "its plan is made in a training forward, and it has had none yet; run one before the function"
+    plan = manager.plans.followed
+    if plan.compressed or plan.choice.rounds or (plan.choice.stores and not compiles_with_inductor()):
+        return hooks
+    return ""

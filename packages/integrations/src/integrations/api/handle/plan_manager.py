@@ -104,7 +104,8 @@ class PlanManager:
         self._asks = isinstance(asked, Bounds)  # whether the next forward asks other ranks, as only the first one does
         self._lock = OwnLock()
         self.users = Users()
-        self.compiled: Compiled | None = None
+        self.compiled: Compiled | None = None  # for a plan that needs no session
+        self.inside: Compiled | None = None  # in a function that is one graph, around the model
         self.gradients = GradientHistory()
         self.first_steps = FirstSteps()
         self.took_less = False

@@ -4,7 +4,7 @@ Dynamo traces no dispatch modes, so the tape of eager code cannot follow the for
 ``torch.utils.checkpoint`` as a region, and AOTAutograd's partitioner decides for each operator of the region whether to
 keep or to repeat it. ``tagging`` has it decide as the plan does, or leaves an exact plan to ``partition``, which
 divides inductor's graph by itself. The region has to be one graph. Where dynamo breaks it, ``partition`` divides each
-of inductor's graphs; with another backend the model is compiled without the plan, and a warning says so.
+of inductor's graphs; with another backend, a plan with a memory budget raises, and another is dropped with a warning.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from integrations._utils.in_model import ModelRef
 from integrations._utils.torch_internals import WRAP, TorchDispatchMode, constant_when_traced, dynamo_counters
 from integrations._utils.warn import warn
 from integrations.planner.plan import Plan
-from integrations.runtime.compiled.joint_plans import require_together
+from integrations.runtime.compiled.joint_plans import has_promise, refuse, require_together
 from integrations.runtime.compiled.partition import divide_parts, hash_plan
 from integrations.runtime.compiled.runs import runs_here
+from integrations.runtime.compiled.sizes import note_given
 
 
 class Compiled:
@@ -57,6 +58,7 @@ class Compiled:
         self._contexts.cache_hash = hash_plan(plan)  # type: ignore[attr-defined]
         self.warned = False
         self._breaks: dict[str, int] = {}  # dynamo's graph breaks before the model's forward was traced
+        self._break = ""  # the first that was found in it
 
     @left_to_python
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -69,7 +71,11 @@ class Compiled:
         run, _ = without_dynamo(_get_frames)(self)
         if not self.warned:
             self._breaks = without_dynamo(_graph_breaks)()
-        return run(self.trace, (forward, args, kwargs), {})
+        outer = note_given((args, kwargs))
+        try:
+            return run(self.trace, (forward, args, kwargs), {})
+        finally:
+            note_given(outer)
 
     @left_to_python
     def trace(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -93,9 +99,10 @@ class Compiled:
     def why_not_one_graph(self) -> str:
         """Return why dynamo did not make one graph of the forward, as far as it says."""
         found = [reason for reason, count in _graph_breaks().items() if count > self._breaks.get(reason, 0)]
-        if not found:
+        self._break = self._break or next(iter(found), "")  # a later forward is not traced
+        if not self._break:
             return "torch names no graph break, and may have compiled it too often (TORCH_LOGS=recompiles shows that)"
-        lines = [line.strip().removeprefix("Explanation: ").rstrip(".") for line in found[0].splitlines()[:2]]
+        lines = [line.strip().removeprefix("Explanation: ").rstrip(".") for line in self._break.splitlines()[:2]]
         return f"the forward has a graph break, {': '.join(lines)} (TORCH_LOGS=graph_breaks shows where)"
 
     def is_training(self) -> bool:
@@ -139,25 +146,30 @@ def _divide(compiled: Compiled) -> None:
 
 
 def _check_parts(compiled: Compiled) -> None:
-    """Checks the graphs that have run against the budget; warns if torch has divided them alone."""
+    """Checks the graphs that have run against the budget; warns or raises if torch has divided them alone."""
     runs = runs_here()
     if not compiled.is_training():
         return
     found = None if runs is None else runs.find_joint()
     if found is None:
-        _warn_of_breaks(compiled)
+        _drop_plan(compiled)
     else:
         require_together(compiled.plan, found)
 
 
-def _warn_of_breaks(compiled: Compiled) -> None:
-    if compiled.is_training() and not compiled.warned:
+def _drop_plan(compiled: Compiled) -> None:
+    """Warns of a forward that torch alone has divided, once; raises, each time, if its plan has a memory budget, and no
+    fallback."""
+    message = (
+        f"the plan of {compiled.plan.model} is not followed under torch.compile, which decides what is kept: "
+        f"{compiled.why_not_one_graph()}. A plan needs the forward in one graph, or a model of compress_model and "
+        "inductor: change that, or have the model follow the plan in eager code with torch.compiler.disable(model)"
+    )
+    if has_promise(compiled.plan):
+        refuse(f"{message}, or pass fallback='least' to compress_model, to go on without the plan")
+    if not compiled.warned:
         compiled.warned = True
-        warn(
-            f"the plan of {compiled.plan.model} is not followed under torch.compile, which decides what is kept: "
-            f"{compiled.why_not_one_graph()}. A plan needs the forward in one graph, or a model of compress_model and "
-            "inductor: change that, or have the model follow the plan in eager code with torch.compiler.disable(model)"
-        )
+        warn(message)
 
 
 def _graph_breaks() -> dict[str, int]:

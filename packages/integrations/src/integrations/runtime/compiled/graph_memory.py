@@ -14,8 +14,8 @@ from torch.fx import Graph, Node
 
 from integrations._utils.torch_internals import OpOverload
 from integrations.capture.dispatch.memory import iter_tensors
-from integrations.policies.aten_nodes import hint
 from integrations.policies.operators import OPERATORS, Kernel
+from integrations.runtime.compiled.sizes import largest
 
 _PRIMALS = "primals"  # the start of the names that AOTAutograd gives to a forward's inputs
 
@@ -242,7 +242,7 @@ def _bytes_of_copy(node: Node) -> int:
         return 0
     if value.dim() != 4 or value.device.type != "cpu" or value.is_contiguous(memory_format=torch.channels_last):
         return 0
-    return hint(value.numel()) * value.element_size()
+    return largest(value.numel()) * value.element_size()
 
 
 def get_results(node: Node) -> tuple[Any, ...]:
@@ -254,4 +254,4 @@ def get_results(node: Node) -> tuple[Any, ...]:
 def _storages(node: Node) -> list[tuple[int, int]]:
     """The storages of a node's results, with their bytes."""
     strided = (tensor for tensor in get_results(node) if tensor.layout is torch.strided)
-    return [(tensor.untyped_storage()._cdata, hint(tensor.untyped_storage().nbytes())) for tensor in strided]
+    return [(tensor.untyped_storage()._cdata, largest(tensor.untyped_storage().nbytes())) for tensor in strided]

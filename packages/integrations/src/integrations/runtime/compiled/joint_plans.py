@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 from weakref import WeakKeyDictionary
 
 from torch.fx import Graph
@@ -12,6 +14,8 @@ from integrations.planner.budget import LEAST, allowed_bytes
 from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan
 from integrations.report.words import format_bytes
+
+_here = threading.local()  # .failure: the last error for which a graph was refused in this thread
 
 JOINT = "joint"
 """The key in ``Plan.others`` of the plan that a compiled graph follows."""
@@ -56,29 +60,62 @@ def require_together(plan: Plan, found: Sequence[JointPlan]) -> None:
     require_budget(plan, peak, f"the {len(found)} graphs into which it breaks")
 
 
-def find_allowed(plan: Plan) -> int:
-    """The bytes of a plan's budget; of its peak if it has none, or asks for the least."""
-    asked = allowed_bytes(plan.memory, plan.uncompressed_peak)
+def find_allowed(plan: Plan, plain: int | None = None) -> int:
+    """The bytes of a plan's budget; of its peak if it has none, or asks for the least.
+
+    Args:
+        plan: the plan.
+        plain: bytes of the step that keeps everything; ``None``: as planned.
+    """
+    asked = allowed_bytes(plan.memory, plan.uncompressed_peak if plain is None else plain)
     return plan.peak if asked is None else asked
 
 
-def require_budget(plan: Plan, peak: int, what: str) -> None:
+def has_bytes(plan: Plan) -> bool:
+    """Whether the compiled step has a budget in bytes that it may not exceed."""
+    return plan.memory is not None and plan.memory != LEAST and not plan.bounds.falls_back
+
+
+def has_promise(plan: Plan) -> bool:
+    """Whether a step that does not follow the plan breaks what the user was promised."""
+    return plan.memory is not None and not plan.bounds.falls_back
+
+
+def require_budget(plan: Plan, peak: int, what: str, most: int | None = None) -> None:
     """Checks a compiled step against its model's budget.
 
     Args:
         plan: the plan of the eager step.
         peak: the compiled step's, in bytes.
         what: what was compiled, in words.
+        most: the bytes that it may take; ``None``: those of the plan's budget.
 
     Raises:
         BudgetError: the step exceeds the budget, and may not.
     """
-    most = find_allowed(plan)
-    if peak <= most or plan.memory is None or plan.memory == LEAST or plan.bounds.falls_back:
+    most = find_allowed(plan) if most is None else most
+    if peak <= most or not has_bytes(plan):
         return
-    raise BudgetError(
+    refuse(
         f"{plan.model} under torch.compile: {what} would take {peak} bytes ({format_bytes(peak)}) at its peak, and "
         f"memory={plan.memory!r} allows {most}. torch.compile takes operators apart, and others than the eager step's "
         f"are alive at once. Pass memory={peak}, or fallback='least', or have the model follow its plan in eager code "
         "with torch.compiler.disable(model)"
     )
+
+
+def refuse(why: str) -> NoReturn:
+    """Raises ``BudgetError`` for a plan that compiled code cannot follow, in its forward if torch is compiling it."""
+    error = _here.failure = BudgetError(why)
+    raise error
+
+
+def take_failure(error: BaseException | None) -> BudgetError | None:
+    """The error for which a graph was not divided in this thread, if torch has wrapped it in this one."""
+    failure: BudgetError | None = getattr(_here, "failure", None)
+    _here.failure = None
+    seen = list[BaseException]()
+    while failure is not None and error is not None and error is not failure and error not in seen:
+        seen.append(error)
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return None if error is None else failure

@@ -23,8 +23,8 @@ from integrations.capture.dispatch.operators import get_traits
 from integrations.capture.graphs.graph import Graph, Op, Step, Value
 from integrations.capture.graphs.signature import Signature
 from integrations.policies.aten_attention import find_made
-from integrations.policies.aten_nodes import hint
 from integrations.runtime.compiled.graph_memory import GraphMemory, Memory, can_fuse, get_results
+from integrations.runtime.compiled.sizes import largest
 
 TANGENTS = "tangents"
 """The start of the names that AOTAutograd gives to the gradients of the forward's results."""
@@ -247,15 +247,15 @@ def _estimate(node: Node) -> Work | None:
 
 
 def _with_fixed_sizes(value: Any) -> Any:
-    """A value of a graph with its sizes as they are now, where they vary: to compute with those would fix them."""
+    """A value of a graph with fixed sizes where they vary, the largest: to compute with those would fix them."""
     if isinstance(value, torch.SymInt):
-        return hint(value)
+        return largest(value)
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return value
     sizes, strides = value.shape, value.stride()
     if all(type(size) is int for size in (*sizes, *strides)):
         return value
-    return value.new_empty_strided(tuple(map(hint, sizes)), tuple(map(hint, strides)))
+    return value.new_empty_strided(tuple(map(largest, sizes)), tuple(map(largest, strides)))
 
 
 def _split(outputs: list[Any], count: int) -> tuple[list[Any], list[Any]]:

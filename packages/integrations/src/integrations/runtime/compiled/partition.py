@@ -28,16 +28,23 @@ from integrations._utils.torch_internals import (
     min_cut_partition,
     top_saved_tensors_default_hooks,
 )
-from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan
 from integrations.policies.aten_attention import find_inputs, find_made, is_attention, is_recomputed
 from integrations.policies.aten_nodes import name_of
 from integrations.policies.levels import Level
 from integrations.policies.stores import NODE_KEY, Store
 from integrations.runtime.compiled.divided_peak import count_peak
-from integrations.runtime.compiled.joint_plans import JOINT, JointPlan, find_allowed, joint_plans, require_budget
+from integrations.runtime.compiled.joint_plans import (
+    JOINT,
+    JointPlan,
+    find_allowed,
+    has_bytes,
+    joint_plans,
+    require_budget,
+)
 from integrations.runtime.compiled.joint_search import JointChoice, JointSearch, can_round
 from integrations.runtime.compiled.joint_step import decides_by
+from integrations.runtime.compiled.sizes import Limits
 from integrations.runtime.compiled.stored import Stored, find_stored
 
 _REGION = "ac_graph_id"  # torch compares it where checkpoints follow each other
@@ -85,6 +92,8 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
     is counted once more on the two graphs. Where it is above the budget, the next plan has so much less. What was to be
     rounded and would be kept exactly is not rounded by the next plan.
 
+    Of sizes that vary, the largest are counted for which the graph runs. For larger ones it is compiled anew.
+
     Args:
         gm: the joint graph.
         joint_inputs: its inputs.
@@ -93,12 +102,24 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
     plan = forget_expected()
     if plan is None:
         return min_cut_partition()(gm, joint_inputs, **options)
+    limits = Limits(gm.graph, plan.graph.inputs)
+    with limits.counted():
+        divided = _divide(gm, joint_inputs, options, plan, limits.exceeds)
+    if has_bytes(plan):
+        limits.hold()
+    return divided
+
+
+def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, Any], plan: Plan, larger: bool) -> Any:
+    """The two graphs. Of inputs that are larger than the planned ones, a fraction is that of their own step."""
     in_parts = getattr(_here, "parts", None) is plan
     count: int = options["num_fwd_outputs"]
     most = target = find_allowed(plan)
     search, level = JointSearch(plan, count), _get_level()
     if in_parts:
         most = target = int(_SHARED * search.count_plain(gm) * most / max(plan.uncompressed_peak, 1))
+    elif larger:
+        most = target = find_allowed(plan, max(search.count_plain(gm), plan.uncompressed_peak))
     best: tuple[JointPlan, Any] | None = None
     joint = gm.graph
     for attempt in range(1, _ATTEMPTS + 1):
@@ -109,7 +130,7 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
         stored = () if level is None else find_stored(forward.graph, backward.graph, level, _may_repeat)
         counted = count_peak(forward, backward, count, plan, stored)
         # A form may take less than was planned, such as the truth values of a mask.
-        peak = counted.peak if stored else max(choice.peak, counted.peak)
+        peak = max(counted.peak, choice.peak if all(one.form.exact for one in stored) else 0)
         schedule = choice.schedule
         found = JointPlan(len(schedule.recomputed), peak, counted.held, len(schedule.stores), choice.variance)
         if best is None or found.peak < best[0].peak:
@@ -122,11 +143,7 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
             target -= found.peak - most
     assert best is not None
     if not in_parts:
-        try:
-            require_budget(plan, best[0].peak, "its graph")
-        except BudgetError as error:
-            _here.failure = error
-            raise
+        require_budget(plan, best[0].peak, "its graph", most)
         plan.others[JOINT] = best[0]
     joint_plans[best[1][0].graph] = best[0]
     return best[1]
@@ -175,17 +192,6 @@ def hash_plan(plan: Plan) -> str:
     digest = hashlib.sha256(plan.graph.to_json().encode())
     digest.update(f"{plan.choice.content()} {plan.memory} {plan.bounds.falls_back}".encode())
     return digest.hexdigest()
-
-
-def take_failure(error: BaseException | None) -> BudgetError | None:
-    """The error for which a graph was not divided in this thread, if torch has wrapped it in this one."""
-    failure: BudgetError | None = getattr(_here, "failure", None)
-    _here.failure = None
-    seen = list[BaseException]()
-    while failure is not None and error is not None and error is not failure and error not in seen:
-        seen.append(error)
-        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
-    return None if error is None else failure
 
 
 def expect(plan: Plan) -> bool:

@@ -25,9 +25,11 @@ from integrations.capture.dispatch.memory import iter_tensors
 from integrations.capture.dispatch.operators import get_traits
 from integrations.planner.plan import Plan
 from integrations.policies.stores import NODE_KEY, Store
+from integrations.runtime.compiled.joint_plans import has_promise, refuse
 from integrations.runtime.compiled.joint_search import VALUE_KEY, EagerValue, can_round
 from integrations.runtime.compiled.matching import Operator, Shape, is_same_path, match
 from integrations.runtime.compiled.partition import expect
+from integrations.runtime.compiled.sizes import Limits
 
 _RECOMPUTE = CheckpointPolicy.MUST_RECOMPUTE
 
@@ -127,13 +129,14 @@ class Tagging(TorchDispatchMode):
             found = match(planned, traced)
         share = _share(found, traced)
         if share < _ENOUGH:
-            warn(
-                f"the plan of {self._plan.model} is not followed under torch.compile, which decides what is kept: of "
-                f"the results of the compiled forward, {share:.0%} are in the plan; plan again if inputs, mode or "
+            self._drop(
+                f"of the results of the compiled forward, {share:.0%} are in the plan; plan again if inputs, mode or "
                 "autocast are others in training; if not, the compiler has taken operators apart, and eager training "
                 "follows the plan"
             )
             return
+        if has_promise(self._plan):
+            self._hold_sizes()
         if other_sizes:
             warn(
                 f"the plan of {self._plan.model} was made for inputs of other shapes ({self._plan.graph.inputs}): "
@@ -178,6 +181,26 @@ class Tagging(TorchDispatchMode):
             for node, value in zip(entry.results, values, strict=True):
                 if node is not None and value is not None:
                     node.meta[VALUE_KEY] = EagerValue(value, same_path, self._plan.rounded.values[value].exact)
+
+    def _drop(self, why: str) -> None:
+        """Warns that the plan is not followed; raises if it has a memory budget, and no fallback."""
+        message = (
+            f"the plan of {self._plan.model} is not followed under torch.compile, which decides what is kept: {why}"
+        )
+        if has_promise(self._plan):
+            refuse(f"{message}; or pass fallback='least' to compress_model, to go on without the plan")
+        warn(message)
+
+    def _hold_sizes(self) -> None:
+        """Has the compiled code run for no larger sizes than the planned ones."""
+        limits = Limits(self._traced[0].nodes[0].graph, self._plan.graph.inputs)
+        if limits.exceeds:
+            refuse(
+                f"the plan of {self._plan.model} was made for smaller inputs ({self._plan.graph.inputs}), and under "
+                "torch.compile with this backend larger ones would exceed its budget: plan for the largest inputs, or "
+                "pass fallback='least' to compress_model"
+            )
+        limits.hold()
 
     def _policy(self, value: int | None, needed: set[int]) -> CheckpointPolicy | None:
         if value is None:

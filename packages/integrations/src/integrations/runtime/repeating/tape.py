@@ -88,9 +88,10 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        step = without_dynamo(_step) if compiles_callees() else followed
+        if compiles_callees():
+            return without_dynamo(_step)(self, func, args, kwargs or {})
         with lazy_views(func, args):
-            return step(self, func, args, kwargs or {})
+            return followed(self, func, args, kwargs or {})
 
     def follow(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator that takes more than a step to the next one."""
@@ -279,7 +280,8 @@ class Tape(TorchDispatchMode):
 
 def _step(tape: Tape, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``followed`` as a function of Python, which a wrapper needs."""
-    return followed(tape, func, args, kwargs)
+    with lazy_views(func, args):
+        return followed(tape, func, args, kwargs)
 
 
 class _Level:
