@@ -1,4 +1,7 @@
-"""Plans that round, of joint graphs under inductor: budgets below what exact plans take, and bounds on the error."""
+"""Plans that round, of joint graphs under inductor: budgets below what exact plans take, and bounds on the error.
+
+With ``ACTCORE_LONG=1`` a net of convolutions is trained, too.
+"""
 
 import copy
 
@@ -7,12 +10,12 @@ import torch
 from torch import nn
 
 import integrations
-from integrations import checkpoint
 from integrations.runtime.compiled import partition, tagging
-from integrations.runtime.compiled.joint_plans import JOINT
-from integrations.runtime.compiled.joint_search import JointSearch, make_candidates
+from integrations.runtime.compiled.joint_plans import joint_plans
+from integrations.runtime.compiled.joint_search import make_candidates
 
-from .joint_nets import Attention, Block, convolutions
+from .joint_nets import Attention, Block
+from .long_form import LONG
 from .nets import normal
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -24,25 +27,30 @@ class RootMeanSquare(nn.Module):
 
     def __init__(self, width=32):
         super().__init__()
-        self.weight, self.up, self.down = nn.Parameter(torch.ones(width)), nn.Linear(width, 64), nn.Linear(64, width)
+        self.weight, self.linear = nn.Parameter(torch.ones(width)), nn.Linear(width, width)
 
     def forward(self, x):
         scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return x + self.down(torch.nn.functional.silu(self.up(self.weight * (x * scale))))
+        return x + self.linear(torch.tanh(self.weight * (x * scale)))
 
 
+def convolutions():
+    layers = (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    return nn.Sequential(*(copy.deepcopy(layer) for _ in range(8) for layer in layers))
+
+
+# Deep enough for what is kept to be most of the peak.
 NETS = {
-    "attention": (lambda: nn.Sequential(*(layer for _ in range(3) for layer in (Attention(), Block()))), (16, 32, 32)),
-    "convolutions": (lambda: nn.Sequential(*(convolutions()[place] for place in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9))), 0),
-    "root mean square": (lambda: nn.Sequential(*(RootMeanSquare() for _ in range(6))), (16, 32, 32)),
+    "attention": (lambda: nn.Sequential(*(layer for _ in range(4) for layer in (Attention(), Block()))), (16, 32, 32)),
+    "convolutions": (convolutions, (8, 8, 24, 24)),
+    "root mean square": (lambda: nn.Sequential(*(RootMeanSquare() for _ in range(12))), (16, 32, 32)),
 }
-IMAGES = (8, 3, 24, 24)
 
 
 def build(name):
     make, shape = NETS[name]
     torch.manual_seed(0)
-    return make().train(), normal(*(shape or IMAGES))
+    return make().train(), normal(*shape)
 
 
 def gradient(model, function, x):
@@ -57,43 +65,29 @@ def compress(model, memory, error=ERROR):
     return torch.compile(model)
 
 
-def find_joint(model):
-    """What the graph of the last step has found."""
-    plan = checkpoint.plan_of(model)
-    return next(one.others[JOINT] for one in (plan.clearing, plan.accumulating, plan) if JOINT in one.others)
+def find_joint():
+    """What the graph that was compiled last follows."""
+    return list(joint_plans.values())[-1]
 
 
-def find_exact_least(name):
-    """The bytes of the least plan that rounds nothing."""
+def find_least(name, error):
+    """The bytes of the least plan within an error."""
     model, x = build(name)
-    function = compress(model, "least", error=0)
-    gradient(model, function, x)
+    gradient(model, compress(model, "least", error), x)
     torch.compiler.reset()
-    return find_joint(model).peak
+    return find_joint().peak
 
 
-@pytest.fixture
-def chosen(monkeypatch):
-    """The choices that were searched, in order."""
-    found, search = [], JointSearch.search
-
-    def noted(self, gm, most):
-        found.append(search(self, gm, most)[0])
-        return search(self, gm, most)
-
-    monkeypatch.setattr(JointSearch, "search", noted)
-    return found
-
-
-@pytest.mark.parametrize("name", NETS)
-def test_less_than_every_exact_plan_takes_within_the_error(name, chosen):
-    budget = int(0.85 * find_exact_least(name))
+@pytest.mark.parametrize("name", ["attention", "convolutions"] if LONG else ["attention"])
+def test_less_than_every_exact_plan_takes_within_the_error(name):
+    budget = int(1.05 * find_least(name, ERROR))  # another budget is another eager plan, with other weights
+    assert budget < find_least(name, 0)
     model, x = build(name)
     plain = copy.deepcopy(model)
     exact = gradient(plain, plain, x)
     function = compress(model, budget)
     steps = [gradient(model, function, x) for _ in range(4)]
-    joint = find_joint(model)
+    joint = find_joint()
     assert joint.rounded > 0
     assert joint.peak <= budget
     assert joint.variance <= ERROR**2
@@ -103,8 +97,6 @@ def test_less_than_every_exact_plan_takes_within_the_error(name, chosen):
     # Rounding is at random, and has no bias: the mean of four steps with noise of their own is nearer, at best twice.
     mean = (sum(steps) / len(steps) - exact).norm() / exact.norm()
     assert mean < 0.8 * max(errors)
-    exacts = {value for one in chosen for value in one.schedule.stores if one.schedule.graph.values[value].exact}
-    assert not exacts
 
 
 def test_what_fits_exactly_in_less_time_is_not_rounded():
@@ -112,18 +104,40 @@ def test_what_fits_exactly_in_less_time_is_not_rounded():
     plain = copy.deepcopy(model)
     function = compress(model, 0.99)
     found = gradient(model, function, x)
-    assert find_joint(model).rounded == 0
+    assert find_joint().rounded == 0
     assert torch.allclose(found, gradient(plain, plain, x), rtol=1e-3, atol=1e-6)
 
 
-def test_on_another_path_values_take_eight_bits(monkeypatch, chosen):
+@pytest.fixture
+def steps(monkeypatch):
+    """The steps for whose values stores were sought, with the stores."""
+    found = []
+
+    def noted(step, plan, barred):
+        found.append((step, make_candidates(step, plan, barred)))
+        return found[-1][1]
+
+    monkeypatch.setattr("integrations.runtime.compiled.joint_search.make_candidates", noted)
+    return found
+
+
+def test_what_would_amplify_an_error_is_kept(steps):
+    """``rsqrt`` is computed of the sum that the forward has kept, and not of what the input was rounded to."""
+    model, x = build("root mean square")
+    gradient(model, compress(model, 0.9), x)
+    step, _ = steps[0]
+    exact = [number for number, value in enumerate(step.graph.values) if value.exact]
+    assert len(exact) == len(model) - 1  # the first one reads the input, which is exact
+    assert {value.nbytes for value in step.graph.values} > {step.graph.values[number].nbytes for number in exact}
+    for number in exact:
+        assert not step.graph.ops[step.graph.values[number].producer].repeatable
+
+
+def test_on_another_path_values_take_eight_bits(monkeypatch, steps):
     monkeypatch.setattr(tagging, "is_same_path", lambda planned, traced: False)
-    model, x = build("attention")
-    integrations.compress_model(model, memory="least", error=ERROR, fallback="least")
-    gradient(model, torch.compile(model), x)
-    stores = {store for one in chosen for store in one.schedule.stores.values()}
-    assert stores
-    assert {store.bits for store in stores} == {8}
+    model, x = build("root mean square")
+    gradient(model, compress(model, 0.9), x)
+    assert {one.store.bits for row in steps[0][1].options for one in row} == {8}
 
 
 def test_what_the_eager_step_does_not_have_is_not_computed_from_rounded_values(monkeypatch):
@@ -154,8 +168,8 @@ def test_what_would_be_kept_exactly_is_not_planned_in_bits(monkeypatch):
     """The next search knows it: of a value for which backward has no rule, say."""
     unfit, barred = partition._find_unfit, []
 
-    def first_one(choice, backward, stored):
-        found = unfit(choice, backward, stored)
+    def first_one(choice, stored):
+        found = unfit(choice, stored)
         names = {node.name for value in choice.schedule.stores for node in choice.step.nodes[value]}
         barred.append((set(names), {min(names)} if names and not barred else found))
         return barred[-1][1]

@@ -30,8 +30,8 @@ def recompute_attention(backward: Graph, rounds: Callable[[Node], bool]) -> froz
 
     Args:
         backward: the graph.
-        rounds: whether an input of the graph waits in fewer bits. Attention whose query, key and value depend on no
-            such input is left as it is.
+        rounds: whether an input of the graph waits in fewer bits. Attention of which backward reads nothing that
+            depends on such an input is left as it is.
 
     Returns:
         Names of the inputs that no node reads any more.
@@ -39,7 +39,9 @@ def recompute_attention(backward: Graph, rounds: Callable[[Node], bool]) -> froz
     dropped: set[str] = set()
     for node in list(backward.nodes):
         forward = _KERNELS.get(name_of(node.target)) if node.op == "call_function" else None
-        if forward is None or is_recomputed(node) or not any(map(rounds, find_inputs(node.args[_THREE]))):
+        if forward is None or is_recomputed(node):
+            continue
+        if not any(map(rounds, find_inputs((*node.args[_THREE], *node.args[_MADE])))):
             continue
         made: tuple[Node, ...] = node.args[_MADE]
         with backward.inserting_before(node):

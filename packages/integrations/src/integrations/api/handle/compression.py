@@ -25,6 +25,7 @@ from integrations.policies.levels import Level
 from integrations.report import Report, Row
 from integrations.report.peak import estimated_peaks, gradient_bytes_by_module
 from integrations.report.words import ESTIMATED, PLANNED
+from integrations.runtime.compiled.joint_plans import JOINT, JointPlan
 from integrations.runtime.timed import TimedSession
 
 
@@ -129,7 +130,9 @@ class Compression(ForwardRunner):
                     "closure must be given where codec stores what a plan keeps, which predicts no error: "
                     "handle.gradient_error(closure)"
                 )
-            return self.measured or GradientError(followed.choice.error, measured=False)
+            joint: JointPlan | None = followed.others.get(JOINT)
+            error = followed.choice.error if joint is None else joint.error
+            return self.measured or GradientError(error, measured=False)
         if self.bit_plan is None:
             raise ValueError(
                 "closure must be given while there is no plan to predict from: handle.gradient_error(closure)"
@@ -284,7 +287,9 @@ def _step_peaks(model: nn.Module, manager: PlanManager | None, rows: Sequence[Ro
             device = find_device(model)
             where = "" if first_steps.read_counters(device) is not None else f" on the {device.type.upper()}"
             note = f"; not measured{where}"
-    return _fields(followed.uncompressed_peak, followed.peak, PLANNED, note, measured)
+    joint: JointPlan | None = followed.others.get(JOINT)
+    peak = followed.peak if joint is None else joint.peak
+    return _fields(followed.uncompressed_peak, peak, PLANNED, note, measured)
 
 
 def _fields(original: int, peak: int, source: str, note: str, measured: int = 0) -> dict[str, Any]:

@@ -40,7 +40,17 @@ def _describe_joint(joint: JointPlan, plans: Plans) -> str:
     peak = (
         f"activation peak {format_bytes(joint.peak)} of {format_bytes(plans.followed.uncompressed_peak)} in eager code"
     )
-    return f"By a plan for the compiled graph{plans.condition}: {peak}; backward recomputes {again}"
+    error = plans.followed.error
+    stored = ""
+    if joint.rounded:
+        count = joint.rounded
+        stored = (
+            f", {count} value{'' if count == 1 else 's'} in fewer bits, "
+            f"gradient's error {joint.error:.2g} by estimate (at most {error:g})"
+        )
+    elif error:
+        stored = f", nothing rounded (error={error:g} would allow it)"
+    return f"By a plan for the compiled graph{plans.condition}: {peak}{stored}; backward recomputes {again}"
 
 
 def _describe_error(plan: Plan, measuring: Remeasuring | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from integrations.planner.plan import Plan
 from integrations.report.words import format_bytes
 
 _here = threading.local()  # .failure: the last error for which a graph was refused in this thread
+
+_OTHER_BITS = 1.05
+"""What a plan that rounds may take beside one for another budget, for which other errors were measured."""
 
 JOINT = "joint"
 """The key in ``Plan.others`` of the plan that a compiled graph follows."""
@@ -39,6 +43,11 @@ class JointPlan:
     rounded: int = 0
     variance: float = 0.0
 
+    @property
+    def error(self) -> float:
+        """The predicted relative error of the gradient."""
+        return math.sqrt(self.variance)
+
 
 joint_plans: WeakKeyDictionary[Graph, JointPlan] = WeakKeyDictionary()
 """By the forward graph that inductor gets: what the joint graph's plan has found."""
@@ -56,8 +65,8 @@ def require_together(plan: Plan, found: Sequence[JointPlan]) -> None:
     """
     held = sum(one.held for one in found)
     peak = held + max(one.peak - one.held for one in found)
-    plan.others[JOINT] = JointPlan(sum(one.recomputed for one in found), peak, held)
-    require_budget(plan, peak, f"the {len(found)} graphs into which it breaks")
+    together = plan.others[JOINT] = JointPlan(sum(one.recomputed for one in found), peak, held)
+    require_budget(plan, together, f"the {len(found)} graphs into which it breaks")
 
 
 def find_allowed(plan: Plan, plain: int | None = None) -> int:
@@ -81,12 +90,12 @@ def has_promise(plan: Plan) -> bool:
     return plan.memory is not None and not plan.bounds.falls_back
 
 
-def require_budget(plan: Plan, peak: int, what: str, most: int | None = None) -> None:
+def require_budget(plan: Plan, joint: JointPlan, what: str, most: int | None = None) -> None:
     """Checks a compiled step against its model's budget.
 
     Args:
         plan: the plan of the eager step.
-        peak: the compiled step's, in bytes.
+        joint: the compiled step's.
         what: what was compiled, in words.
         most: the bytes that it may take; ``None``: those of the plan's budget.
 
@@ -94,13 +103,14 @@ def require_budget(plan: Plan, peak: int, what: str, most: int | None = None) ->
         BudgetError: the step exceeds the budget, and may not.
     """
     most = find_allowed(plan) if most is None else most
-    if peak <= most or not has_bytes(plan):
+    if joint.peak <= most or not has_bytes(plan):
         return
+    least = int(_OTHER_BITS * joint.peak) if joint.rounded else joint.peak
     refuse(
-        f"{plan.model} under torch.compile: {what} would take {peak} bytes ({format_bytes(peak)}) at its peak, and "
-        f"memory={plan.memory!r} allows {most}. torch.compile takes operators apart, and others than the eager step's "
-        f"are alive at once. Pass memory={peak}, or fallback='least', or have the model follow its plan in eager code "
-        "with torch.compiler.disable(model)"
+        f"{plan.model} under torch.compile: {what} would take {joint.peak} bytes ({format_bytes(joint.peak)}) at its "
+        f"peak, and memory={plan.memory!r} allows {most}. torch.compile takes operators apart, and others than the "
+        f"eager step's are alive at once. Pass memory={least}, or fallback='least', or have the model follow its plan "
+        "in eager code with torch.compiler.disable(model)"
     )
 
 

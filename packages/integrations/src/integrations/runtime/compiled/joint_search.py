@@ -29,6 +29,9 @@ VALUE_KEY = "actcore_value"
 """A key of ``node.meta`` in a graph that torch compiles: the ``EagerValue`` that the node makes."""
 
 _COPIES = frozenset(one.name for entry in OPERATORS if entry.effect is Effect.SAME for one in entry.aten)
+_STATISTICS = 8
+"""How many times larger what is normalized is than its statistics, at least."""
+
 _EXCLUDED = 1e9
 """The weight of a value that no rounding may reach."""
 
@@ -40,11 +43,13 @@ class EagerValue(NamedTuple):
         number: its number in the plan's graph with rounding.
         same_path: whether the compiled forward is certainly the planned one. If not, the value may take 8 bits or more.
         exact: whether something is decided by it, or its errors would be amplified.
+        inner: whether the node makes something within the operator that makes the value, such as statistics.
     """
 
     number: int
     same_path: bool
     exact: bool
+    inner: bool = False
 
 
 class JointChoice(NamedTuple):
@@ -140,7 +145,7 @@ class JointSearch:
 
 def _is_exact(node: Node) -> bool:
     value: EagerValue | None = node.meta.get(VALUE_KEY)
-    return value is not None and value.exact
+    return value is not None and value.exact and not value.inner
 
 
 def can_round(plan: Plan) -> bool:
@@ -199,17 +204,20 @@ def make_candidates(step: JointStep, plan: Plan, barred: Set[str]) -> StorageCan
     weights, options = [], []
     for number, nodes in enumerate(step.nodes):
         value = step.graph.values[number]
-        same = [node.meta[VALUE_KEY] for node in nodes if VALUE_KEY in node.meta]
+        noted = [node.meta[VALUE_KEY] for node in nodes if VALUE_KEY in node.meta]
+        same = [one for one in noted if not one.inner]
         made = {one.number for one in same or _find_copied(nodes[0])}
         weight = sum(known.weights[one] for one in made)
-        if value.saved >= 0 and not any(eager.values[one].saved >= 0 for one in made):
+        # Statistics go with what is normalized by them: eager code has measured both together.
+        small = any(_STATISTICS * value.nbytes <= eager.values[one.number].nbytes for one in noted)
+        if value.saved >= 0 and not small and not any(eager.values[one].saved >= 0 for one in made):
             weight = _EXCLUDED
         weights.append(weight)
         free = len(same) > 0 and len(made) == 1 and value.saved >= 0 and number not in step.graph.outputs
         free = free and barred.isdisjoint(node.name for node in nodes)
         options.append(_options(same[0], value.nbytes, eager, known) if free else ())
     for node, values in step.read_through.items():
-        if VALUE_KEY in node.meta:
+        if VALUE_KEY in node.meta and not node.meta[VALUE_KEY].inner:
             for number in values:
                 weights[number] += known.weights[node.meta[VALUE_KEY].number]
     stored_at = tuple(max(value.until, value.producer) for value in step.graph.values)
@@ -221,7 +229,7 @@ def _find_copied(node: Node) -> list[EagerValue]:
     """The value of the eager step of which a node is a copy that the eager step does not make."""
     while node.op == "call_function" and name_of(node.target) in _COPIES:
         node = node.all_input_nodes[0]
-        if VALUE_KEY in node.meta:
+        if VALUE_KEY in node.meta and not node.meta[VALUE_KEY].inner:
             return [node.meta[VALUE_KEY]]
     return []
 

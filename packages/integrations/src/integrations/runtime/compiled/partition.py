@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
-from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -29,7 +28,7 @@ from integrations._utils.torch_internals import (
     top_saved_tensors_default_hooks,
 )
 from integrations.planner.plan import Plan
-from integrations.policies.aten_attention import find_inputs, find_made, is_attention, is_recomputed
+from integrations.policies.aten_attention import is_attention
 from integrations.policies.aten_nodes import name_of
 from integrations.policies.levels import Level
 from integrations.policies.stores import NODE_KEY, Store
@@ -135,7 +134,7 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
         found = JointPlan(len(schedule.recomputed), peak, counted.held, len(schedule.stores), choice.variance)
         if best is None or found.peak < best[0].peak:
             best = found, divided
-        unfit = _find_unfit(choice, backward.graph, stored) - search.barred
+        unfit = _find_unfit(choice, stored) - search.barred
         search.barred |= unfit
         if found.peak <= most or (is_least and not unfit):
             break
@@ -143,7 +142,7 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
             target -= found.peak - most
     assert best is not None
     if not in_parts:
-        require_budget(plan, best[0].peak, "its graph", most)
+        require_budget(plan, best[0], "its graph", most)
         plan.others[JOINT] = best[0]
     joint_plans[best[1][0].graph] = best[0]
     return best[1]
@@ -159,15 +158,10 @@ def _get_level() -> Level | None:
     return None if hooks is None else getattr(hooks[0], "level", None)
 
 
-def _find_unfit(choice: JointChoice, backward: FxGraph, stored: Iterable[Stored]) -> set[str]:
-    """Names of nodes that were to be rounded, and are kept exactly for what backward does with them; or that attention
-    would read as its result beside an exact query, key and value."""
+def _find_unfit(choice: JointChoice, stored: Iterable[Stored]) -> set[str]:
+    """Names of nodes that were to be rounded, and are kept exactly for what backward does with them."""
     rounded = {node.name for value in choice.schedule.stores for node in choice.step.nodes[value]}
-    exact = {one.node.name for one in stored if one.form.exact}
-    for node in backward.nodes:
-        if not is_recomputed(node):
-            exact.update(one.name for one in find_inputs(find_made(node)))
-    return rounded & exact
+    return rounded & {one.node.name for one in stored if one.form.exact}
 
 
 def divide_parts(plan: Plan | None) -> Plan | None:

@@ -177,10 +177,16 @@ class Tagging(TorchDispatchMode):
         if len(known) < _ENOUGH * len(self._plan.rounded.values):
             return
         same_path = is_same_path(planned, traced)
+        exact = [value.exact for value in self._plan.rounded.values]
         for entry, values in zip(entries, found, strict=True):
+            first = next((value for value in values if value is not None), None)
+            if first is not None:
+                inner = EagerValue(first, same_path, exact[first], inner=True)
+                for node in entry.nodes:
+                    node.meta[VALUE_KEY] = inner
             for node, value in zip(entry.results, values, strict=True):
                 if node is not None and value is not None:
-                    node.meta[VALUE_KEY] = EagerValue(value, same_path, self._plan.rounded.values[value].exact)
+                    node.meta[VALUE_KEY] = EagerValue(value, same_path, exact[value])
 
     def _drop(self, why: str) -> None:
         """Warns that the plan is not followed; raises if it has a memory budget, and no fallback."""
