@@ -7,7 +7,7 @@ graph. A value that backward reads, and that the eager step does not have, is ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -22,7 +22,6 @@ from integrations.planner.problem import training_step
 from integrations.planner.storage_candidates import Option, StorageCandidates
 from integrations.policies.aten_nodes import name_of
 from integrations.policies.operators import OPERATORS, Effect
-from integrations.policies.stores import Store
 from integrations.runtime.compiled.joint_step import JointStep
 
 VALUE_KEY = "actcore_value"
@@ -59,6 +58,7 @@ class JointChoice(NamedTuple):
         step: the joint graph's step.
         schedule: what is kept, in which stores, and recomputed.
         peak: the activation peak in bytes.
+        held: bytes that are alive between forward and backward.
         seconds: of what is repeated, stored and restored.
         variance: the predicted square of the gradient's relative error.
     """
@@ -66,6 +66,7 @@ class JointChoice(NamedTuple):
     step: JointStep
     schedule: Schedule
     peak: int
+    held: int
     seconds: float
     variance: float
 
@@ -96,40 +97,56 @@ class JointSearch:
         self.barred: set[str] = set()
         self._fronts: list[_Front] = []
 
-    def search(self, gm: GraphModule, most: int) -> tuple[JointChoice, bool]:
-        """The fastest schedule whose peak is at most so many bytes, or else the one of the least peak; and whether that
-        is the least.
+    def search(self, gm: GraphModule, most: int, runs: float = 1.0) -> tuple[JointChoice, bool]:
+        """The fastest schedule within so many bytes, or else the one that takes the least; and whether that is the
+        least.
 
         Args:
             gm: the joint graph.
             most: the bytes.
+            runs: as for ``count_together``.
         """
-        found = [one for step in self._steps(gm) for one in self._choices(step)]
-        least = min(found, key=lambda one: (one.peak, one.seconds))
-        fitting = [one for one in found if one.peak <= most]
-        best = min(fitting, key=lambda one: (one.seconds, one.peak), default=least)
+        found = [one for step in self._steps(gm) for one in self._choices(step, runs > 1)]
+        taken = {id(one): count_together(one.peak, one.held, runs) for one in found}
+        least = min(found, key=lambda one: (taken[id(one)], one.seconds))
+        fitting = [one for one in found if taken[id(one)] <= most]
+        best = min(fitting, key=lambda one: (one.seconds, taken[id(one)]), default=least)
         return best, best is least
 
-    def count_plain(self, gm: GraphModule) -> int:
-        """The activation peak of a joint graph of which everything is kept."""
+    def count_plain(self, gm: GraphModule) -> tuple[int, int]:
+        """The activation peak of a joint graph of which everything is kept, and what it holds between forward and
+        backward, in bytes."""
         graph = _in_state(JointStep(gm, self._forward_outputs, calibrated).graph, self._plan)
-        return simulate(training_step(graph), [True] * len(graph.values)).peak - graph.gradients
+        peak = simulate(training_step(graph), [True] * len(graph.values)).peak - graph.gradients
+        return peak, _count_held(Schedule.of(graph, range(len(graph.values))), {})
 
     def _steps(self, gm: GraphModule) -> Iterator[JointStep]:
         yield JointStep(gm, self._forward_outputs, calibrated)
         if can_round(self._plan) and any(VALUE_KEY in node.meta for node in gm.graph.nodes):
             yield JointStep(gm, self._forward_outputs, calibrated, rounded=True, is_exact=_is_exact)
 
-    def _choices(self, step: JointStep) -> Iterator[JointChoice]:
+    def _choices(self, step: JointStep, holds_less: bool) -> Iterator[JointChoice]:
+        """The choices of a step that none beats in peak and seconds.
+
+        Args:
+            step: of the joint graph.
+            holds_less: whether to add those that none beats in seconds and in what is held between the graphs.
+        """
         graph = _in_state(step.graph, self._plan)
         candidates = make_candidates(step, self._plan, self.barred) if graph.rounded else None
-        front = self._front(graph, candidates)
+        plans = self._front(graph, candidates).plans
+        if holds_less:
+            front = self._front(_with_peak_between(graph), candidates)
+            usages = (simulate(training_step(graph, candidates), one.kept, forms=one.forms) for one in front.plans)
+            plans = [*plans, *(replace(one, peak=use.peak) for one, use in zip(front.plans, usages, strict=True))]
         more = step.attention_seconds if graph.rounded else 0.0
-        for one in front.plans:
+        for one in plans:
             kept = [value for value, is_kept in enumerate(one.kept) if is_kept]
-            stores = dict(_chosen_stores(one, candidates))
+            forms = dict(_chosen_forms(one, candidates))
+            stores = {value: form.store for value, form in forms.items() if form.store is not None}
             schedule = Schedule.of(graph, kept, stores=stores)
-            yield JointChoice(step, schedule, one.peak - graph.gradients, one.seconds + more, one.variance)
+            held = _count_held(schedule, {value: form.held for value, form in forms.items()})
+            yield JointChoice(step, schedule, one.peak - graph.gradients, held, one.seconds + more, one.variance)
 
     def _front(self, graph: Graph, candidates: StorageCandidates | None) -> _Front:
         """The plans of a graph; those that were found before where it is the same."""
@@ -160,6 +177,13 @@ def _in_state(graph: Graph, plan: Plan) -> Graph:
     return graph.clearing if plan.graph.clears else graph
 
 
+def _with_peak_between(graph: Graph) -> Graph:
+    """The step of a joint graph whose peak is between forward and backward, whatever is kept."""
+    other = list(graph.other)
+    other[len(graph.ops)] += sum(value.nbytes for value in graph.values) + max(other)
+    return replace(graph, other=tuple(other))
+
+
 def _allowed_variance(plan: Plan) -> float:
     """The most that a choice may have: that of the bound, less if the plan's error was measured above what was
     predicted."""
@@ -178,13 +202,40 @@ def _where_kept(step: TrainingStep, plan: CheckpointPlan) -> CheckpointPlan:
     return replace(plan, forms=forms, peak=usage.peak, seconds=usage.seconds, variance=usage.variance)
 
 
-def _chosen_stores(plan: CheckpointPlan, candidates: StorageCandidates | None) -> Iterator[tuple[int, Store]]:
-    if candidates is None or plan.forms is None:
-        return
-    for value, form in enumerate(plan.forms):
-        store = candidates.options[value][form].store if form >= 0 else None
-        if store is not None:
-            yield value, store
+def _chosen_forms(plan: CheckpointPlan, candidates: StorageCandidates | None) -> Iterator[tuple[int, Option]]:
+    if candidates is not None and plan.forms is not None:
+        for value, form in enumerate(plan.forms):
+            if form >= 0:
+                yield value, candidates.options[value][form]
+
+
+def _count_held(schedule: Schedule, forms: Mapping[int, int]) -> int:
+    """The bytes that are alive between forward and backward: what is kept, and the results.
+
+    Args:
+        schedule: a joint graph's.
+        forms: by value: the bytes of its stored form.
+    """
+    graph, again = schedule.graph, set[int]()
+    for op, planned in zip(graph.ops, schedule.ops, strict=True):
+        if planned.segment >= 0:
+            again.update(op.reads)
+    return sum(
+        forms.get(number, value.nbytes)
+        for number, value in enumerate(graph.values)
+        if number in graph.outputs or (number not in schedule.recomputed and (value.saved >= 0 or number in again))
+    )
+
+
+def count_together(peak: int, held: int, runs: float) -> int:
+    """The bytes that a step takes in which several graphs run, as far as one of them tells: of all of them what is held
+    between forward and backward, and what this one takes beside.
+
+    Args:
+        peak, held: of the graph.
+        runs: how many times as much all graphs hold as this one; 1 for a step of one graph.
+    """
+    return int(runs * held) + peak - held
 
 
 # ---- the stores of values ----

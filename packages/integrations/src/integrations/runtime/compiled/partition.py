@@ -41,7 +41,7 @@ from integrations.runtime.compiled.joint_plans import (
     joint_plans,
     require_budget,
 )
-from integrations.runtime.compiled.joint_search import JointChoice, JointSearch, can_round
+from integrations.runtime.compiled.joint_search import JointChoice, JointSearch, can_round, count_together
 from integrations.runtime.compiled.joint_step import decides_by
 from integrations.runtime.compiled.sizes import Limits
 from integrations.runtime.compiled.stored import Stored, find_stored
@@ -50,7 +50,7 @@ _REGION = "ac_graph_id"  # torch compares it where checkpoints follow each other
 
 _SETTING = "custom_partitioner_fn"
 
-_SHARED = 0.8
+_SHARED = 0.9
 """The part of a budget that the graphs share into which a forward breaks. The rest is for what they hand on."""
 
 _ATTEMPTS = 5
@@ -115,15 +115,18 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
     count: int = options["num_fwd_outputs"]
     most = target = find_allowed(plan)
     search, level = JointSearch(plan, count), _get_level()
+    runs = 1.0
     if in_parts:
-        most = target = int(_SHARED * search.count_plain(gm) * most / max(plan.uncompressed_peak, 1))
+        # All graphs are taken to hold what the plain eager step does, and this one as much less as the others.
+        runs = max(1.0, plan.uncompressed_peak / max(search.count_plain(gm)[1], 1))
+        most = target = int(_SHARED * most)
     elif larger:
-        most = target = find_allowed(plan, max(search.count_plain(gm), plan.uncompressed_peak))
+        most = target = find_allowed(plan, max(search.count_plain(gm)[0], plan.uncompressed_peak))
     best: tuple[JointPlan, Any] | None = None
     joint = gm.graph
     for attempt in range(1, _ATTEMPTS + 1):
         gm.graph = joint  # torch's partitioner puts another graph in its place
-        choice, is_least = search.search(gm, target if attempt < _ATTEMPTS else 0)
+        choice, is_least = search.search(gm, target if attempt < _ATTEMPTS else 0, runs)
         _mark(gm, choice)
         forward, backward = divided = min_cut_partition()(gm, joint_inputs, **options)
         stored = () if level is None else find_stored(forward.graph, backward.graph, level, _may_repeat)
@@ -132,14 +135,15 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
         peak = max(counted.peak, choice.peak if all(one.form.exact for one in stored) else 0)
         schedule = choice.schedule
         found = JointPlan(len(schedule.recomputed), peak, counted.held, len(schedule.stores), choice.variance)
-        if best is None or found.peak < best[0].peak:
+        taken = count_together(found.peak, found.held, runs)
+        if best is None or taken < count_together(best[0].peak, best[0].held, runs):
             best = found, divided
         unfit = _find_unfit(choice, stored) - search.barred
         search.barred |= unfit
-        if found.peak <= most or (is_least and not unfit):
+        if taken <= most or (is_least and not unfit):
             break
         if not unfit:
-            target -= found.peak - most
+            target -= taken - most
     assert best is not None
     if not in_parts:
         require_budget(plan, best[0], "its graph", most)

@@ -182,8 +182,8 @@ class Tagging(TorchDispatchMode):
             first = next((value for value in values if value is not None), None)
             if first is not None:
                 inner = EagerValue(first, same_path, exact[first], inner=True)
-                for node in entry.nodes:
-                    node.meta[VALUE_KEY] = inner
+                for part in entry.nodes:
+                    part.meta[VALUE_KEY] = inner
             for node, value in zip(entry.results, values, strict=True):
                 if node is not None and value is not None:
                     node.meta[VALUE_KEY] = EagerValue(value, same_path, exact[value])
