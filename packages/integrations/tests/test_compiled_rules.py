@@ -44,6 +44,16 @@ def test_lean_stores_few_features_in_eight_bits():
     assert found == {8: "GroupAffine(bits=5", 64: "GroupAffine(bits=5", 32: "GroupAffine(bits=8"}
 
 
+def test_a_norm_that_is_taken_apart_has_the_bits_of_norms():
+    """Backward multiplies what is normalized with the gradient, and rounding it tilts every gradient below as rounding
+    the norm's input does."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Tanh(), nn.Linear(64, 64), nn.LayerNorm(64))
+    integrations.compress_model(model, "L1.2", min_bytes=0)
+    trained(model, compiled(model, backend="aot_eager_decomp_partition"))
+    norms = [row for row in rows(model, "native_layer_norm_backward") if "GroupAffine" in row.codec]
+    assert {row.codec.split(",")[0] for row in norms} == {"GroupAffine(bits=8"}
+
+
 def test_masks_and_pools_are_exact():
     def forward(self, x):
         y = F.avg_pool2d(F.dropout(F.conv2d(x, self.w, padding=1), 0.5), 2)

@@ -95,6 +95,8 @@ _DECOMPOSED = frozenset(
 _STEADY = frozenset(one.name for entry in OPERATORS for one in entry.aten if one.steady)
 _BATCH_NORMS = frozenset(one.name for entry in OPERATORS if "batch_norm" in entry.names for one in entry.kernels)
 _ROW_NORMS = frozenset(one.name for entry in OPERATORS if entry.by_row for one in entry.kernels)
+NORM_BACKWARDS = frozenset(one.name for entry in OPERATORS if entry.by_row for one in entry.backward)
+"""Backward operators of normalizations of rows."""
 _ROW_STATISTICS = frozenset((3, 4))  # positions in the backward operators of row norms
 # Positions of the operands in which a repeated operator is linear.
 _REPEATED = MappingProxyType({one.name: one.repeated for entry in OPERATORS for one in entry.aten if one.repeated})
@@ -225,7 +227,8 @@ def _in_gradient(
     elif _is_factor(node, user, name, set(positions)) or (
         planned and name in _ROW_NORMS and value is _Dependence.RECOMPUTED and set(positions) <= _ROW_STATISTICS
     ):
-        yield _product(name)
+        origin = find_origin(user)
+        yield _product(origin if origin in NORM_BACKWARDS else name)
     elif name in _BACKWARDS and positions == (_BACKWARDS[name][0],) and _holds(name, value, user, planned):
         _, operator, role = _BACKWARDS[name]
         yield Use(operator, role, name, _statistics(name, node, user))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actcore import BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTensor, missing_on
-from integrations.policies.aten_rules import Use
+from integrations.policies.aten_rules import NORM_BACKWARDS, Use
 from integrations.policies.norms import RowByRow, Standardized, Statistics
 from integrations.policies.operators import OPERATORS, Kernel
 from integrations.policies.policy import UNKNOWN, is_narrow
@@ -167,6 +167,8 @@ def make_form(way: StoragePolicy, saved: SavedTensor, uses: Iterable[Use], made_
                 codec = fitted
             if level.recompute and use.name in _LINEAR and is_narrow(used):
                 codec = replace(codec, bits=8)
+            if not way.planned and decision.need is Need.PRODUCT and use.name in NORM_BACKWARDS:
+                codec = replace(codec, bits=max(codec.bits, level.norm_bits))  # what a norm has normalized
             values.append(codec)
         elif isinstance(decision.codec, Positive):
             sign = True

@@ -66,7 +66,7 @@ def require_together(plan: Plan, found: Sequence[JointPlan]) -> None:
     held = sum(one.held for one in found)
     peak = held + max(one.peak - one.held for one in found)
     together = plan.others[JOINT] = JointPlan(sum(one.recomputed for one in found), peak, held)
-    require_budget(plan, together, f"the {len(found)} graphs into which it breaks")
+    require_budget(plan, together, "its graph" if len(found) == 1 else f"the {len(found)} graphs into which it breaks")
 
 
 def find_allowed(plan: Plan, plain: int | None = None) -> int:

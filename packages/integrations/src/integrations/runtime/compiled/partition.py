@@ -43,6 +43,7 @@ from integrations.runtime.compiled.joint_plans import (
 )
 from integrations.runtime.compiled.joint_search import JointChoice, JointSearch, can_round, count_together
 from integrations.runtime.compiled.joint_step import decides_by
+from integrations.runtime.compiled.reuse import free_at_once
 from integrations.runtime.compiled.sizes import Limits
 from integrations.runtime.compiled.stored import Stored, find_stored
 
@@ -106,6 +107,7 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
         divided = _divide(gm, joint_inputs, options, plan, limits.exceeds)
     if has_bytes(plan):
         limits.hold()
+    free_at_once()
     return divided
 
 
@@ -146,7 +148,8 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
             target -= taken - most
     assert best is not None
     if not in_parts:
-        require_budget(plan, best[0], "its graph", most)
+        # Other plans than the last are found from the budget: with a larger one, the same may not be found again.
+        require_budget(plan, best[0] if best[0].peak <= most else found, "its graph", most)
         plan.others[JOINT] = best[0]
     joint_plans[best[1][0].graph] = best[0]
     return best[1]
