@@ -327,6 +327,19 @@ def test_a_budget_with_a_loss_in_chunks(divided):
     assert IDS[:, 1:].numel() * 32 * 4 + loss.scratch < trace_joint(model).peak <= plan.uncompressed_peak
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_steps_that_add_to_gradients_have_a_plan_of_their_own(divided, autocast):
+    model, inputs = build("mlp")
+    plain = copy.deepcopy(model)
+    integrations.compress_model(model, memory=1.0, error=0)
+    function = torch.compile(model)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found, expected = outcome(model, function, inputs, steps=3), outcome(plain, plain, inputs, steps=3)
+    assert relative_error(expected, found) < (0.01 if autocast else 1e-5)
+    assert [plan.graph.accumulates for plan in divided] == [False, True]
+    assert all(plan.others[JOINT].peak <= plan.uncompressed_peak for plan in divided)
+
+
 def test_bfloat16_autocast():
     model, inputs = build("block")
     plain = copy.deepcopy(model)
