@@ -1,4 +1,5 @@
-"""A compiled region under compression: live bytes are the report's, and the peak of backward falls with them."""
+"""A compiled region under compression: live bytes are the report's, and the peak of backward falls with them; and the
+loss in chunks of a compiled model."""
 
 import ctypes
 import json
@@ -14,14 +15,14 @@ TENSOR = 2 * 2**20
 pytestmark = pytest.mark.undisturbed
 
 
-@pytest.fixture(scope="module")
-def measured():
+def run_child(name, *arguments):
+    """What a script prints that measures its own process."""
     if not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "mallinfo2"):
         pytest.skip("not measured: live bytes come from mallinfo2 of glibc 2.33 or later")
     if not os.access("/proc/self/clear_refs", os.W_OK):
         pytest.skip("not measured: the kernel does not start the resident peak anew")
     child = subprocess.run(
-        [sys.executable, "-W", "ignore", Path(__file__).with_name("compiled_memory_child.py")],
+        [sys.executable, "-W", "ignore", Path(__file__).with_name(name), *arguments],
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"},
         capture_output=True,
         text=True,
@@ -29,6 +30,11 @@ def measured():
     )
     assert child.returncode == 0, child.stderr
     return json.loads(child.stdout)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return run_child("compiled_memory_child.py")
 
 
 def test_what_is_left_alive(measured):
@@ -48,3 +54,11 @@ def test_the_peak_of_backward_falls(measured):
     assert plain > 11 * TENSOR
     assert hooks > 11 * TENSOR
     assert compressed < measured["report"]["stored"] + 6 * TENSOR
+
+
+def test_a_loss_in_chunks_takes_what_it_takes_in_eager_code():
+    """It made 16 MiB of logits three times. A chunk's logits are of 4 MiB less its gradients."""
+    found = run_child("compiled_loss_child.py", "aot_eager")
+    logits = 16 * 2**20
+    assert found["whole compiled"] > 2.5 * logits
+    assert found["chunked compiled"] < found["chunked eager"] + 2**20 < logits / 2

@@ -299,6 +299,30 @@ def test_a_level_with_checkpoints_stores_as_the_level_says():
     assert rows(model)[1] < rows(plain)[1]
 
 
+class Checkpointed(nn.Module):
+    def __init__(self, use_reentrant):
+        super().__init__()
+        self.parts, self.use_reentrant = deep(3), use_reentrant
+
+    def forward(self, x):
+        for part in self.parts:
+            x = torch.utils.checkpoint.checkpoint(part, x, use_reentrant=self.use_reentrant)
+        return x
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints_in_the_model_stay(use_reentrant):
+    """The plan, which knows nothing of what they repeat, took their marks away: the compiled step kept everything."""
+    model, x = Checkpointed(use_reentrant).train(), X.clone().requires_grad_()
+    integrations.compress_model(model, memory=1.0, error=0)
+    function = torch.compile(model, backend="aot_eager", fullgraph=True)
+    function(x).square().mean().backward()
+    plain = deep(3)
+    plain(X).square().mean().backward()
+    assert all(map(torch.equal, *([one.grad for one in net.parameters()] for net in (model, plain))))
+    assert rows(model)[1] == 2 * X.nbytes  # inputs of the last two; that of the first is the model's
+
+
 def test_copies_and_undone_models_follow_their_own():
     model = integrations.compress_model(deep(), memory=0.4, error=0)
     function = torch.compile(model, backend="aot_eager")

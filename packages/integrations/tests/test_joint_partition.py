@@ -14,10 +14,12 @@ from torch.utils._pytree import tree_leaves
 
 import integrations
 from integrations import checkpoint
+from integrations.planner.chunked import chunk_op
 from integrations.runtime.compiled import partition
 from integrations.runtime.compiled.joint_plans import JOINT
 from integrations.runtime.compiled.joint_search import JointSearch
 
+from .decoder import IDS, SUMS, Decoder, shifted, twin
 from .joint_nets import NETS, Attention, Block, build
 from .long_form import LONG
 from .nets import normal, profiled_bytes, relative_error
@@ -307,6 +309,36 @@ def test_a_fraction_is_of_the_step_of_larger_inputs(divided):
         outcome(model, function, rows(count), steps=1)
         peaks.append(trace_joint(model).peak)
     assert peaks[0] < 0.9 * eager.plain_peak < peaks[1]
+
+
+def test_a_budget_with_a_loss_in_chunks(divided):
+    """The loss runs in Python behind a graph break, and counts. The first forward did not find the graphs before it."""
+    model = twin(Decoder(shifted).train(), level=None, memory=1.0, error=0)
+    function = torch.compile(model)
+    for _ in range(2):
+        model.zero_grad()
+        function(IDS).backward()
+    expected = Decoder(shifted).train()
+    expected(IDS).backward()
+    found = ({name: one.grad for name, one in net.named_parameters()} for net in (expected, model))
+    assert relative_error(*found) < SUMS
+    assert divided
+    plan = checkpoint.plan_of(model)
+    loss = plan.graph.ops[chunk_op(plan.graph)]
+    assert IDS[:, 1:].numel() * 32 * 4 + loss.scratch < trace_joint(model).peak <= plan.uncompressed_peak
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_steps_that_add_to_gradients_have_a_plan_of_their_own(divided, autocast):
+    model, inputs = build("mlp")
+    plain = copy.deepcopy(model)
+    integrations.compress_model(model, memory=1.0, error=0)
+    function = torch.compile(model)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found, expected = outcome(model, function, inputs, steps=3), outcome(plain, plain, inputs, steps=3)
+    assert relative_error(expected, found) < (0.01 if autocast else 1e-5)
+    assert [plan.graph.accumulates for plan in divided] == [False, True]
+    assert all(plan.others[JOINT].peak <= plan.uncompressed_peak for plan in divided)
 
 
 def test_bfloat16_autocast():

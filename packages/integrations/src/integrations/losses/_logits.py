@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import enable_reentrant_dispatch
 
+from integrations._utils.compiling import compiles_callees, not_inlined, without_dynamo
 from integrations._utils.torch_internals import DisableTorchFunctionSubclass, make_wrapper_subclass, tree_map_only
 from integrations._utils.warn import warn
 from integrations.capture.graphs.sharding import is_of_unit
@@ -67,27 +68,12 @@ class Logits(Tensor):
         return f"Logits(shape={tuple(self.shape)}, dtype={self.dtype}, not computed yet)"
 
     @classmethod
+    @not_inlined
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
-        with DisableTorchFunctionSubclass():
-            first = args[0] if args else kwargs.get("input")
-            if isinstance(first, Logits) and not first.derived.source.made:
-                if function in deriving.LISTENING and first.derived.source.answered:
-                    return first._listen(function, args, kwargs)
-                done = deriving.derived(function, first.derived, args, kwargs)
-                if isinstance(done, Derived):
-                    return first if done is first.derived else Logits.of(done)
-                if isinstance(done, tuple):
-                    return tuple(map(Logits.of, done))
-                if done is not NotImplemented:
-                    return done
-            # A hook, and the gradient that it got, belong to the tensor on which it was registered.
-            listened = isinstance(first, Logits) and first.derived.made and function in deriving.OF_GRADIENT
-            if function in deriving.METADATA and not listened:
-                return function(*args, **kwargs)
-            return _of_whole(function, args, kwargs)
+        answer = without_dynamo(_answer) if compiles_callees() else _answer
+        return answer(function, args, dict(kwargs or {}))
 
     def _listen(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Registers for the gradients of these logits. The loss that was computed without them gives none."""
@@ -132,6 +118,27 @@ class _Made(Function):
         # Of the very logits that were read: a layer with dropout would make other ones.
         found = iter(torch.autograd.grad(ctx.derived.logits(), wanted, gradient, retain_graph=True, allow_unused=True))
         return None, *(next(found) if tensor.requires_grad else None for tensor in given)
+
+
+def _answer(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a function returns for logits."""
+    with DisableTorchFunctionSubclass():
+        first = args[0] if args else kwargs.get("input")
+        if isinstance(first, Logits) and not first.derived.source.made:
+            if function in deriving.LISTENING and first.derived.source.answered:
+                return first._listen(function, args, kwargs)
+            done = deriving.derived(function, first.derived, args, kwargs)
+            if isinstance(done, Derived):
+                return first if done is first.derived else Logits.of(done)
+            if isinstance(done, tuple):
+                return tuple(map(Logits.of, done))
+            if done is not NotImplemented:
+                return done
+        # A hook, and the gradient that it got, belong to the tensor on which it was registered.
+        listened = isinstance(first, Logits) and first.derived.made and function in deriving.OF_GRADIENT
+        if function in deriving.METADATA and not listened:
+            return function(*args, **kwargs)
+        return _of_whole(function, args, kwargs)
 
 
 def _of_whole(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import MethodType
+from types import FrameType, MethodType
 from typing import Any, ClassVar
 
 import torch
@@ -14,9 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from integrations._utils.autocast import autocast_on, dtype_of_product
+from integrations._utils.compiling import (
+    compiles_callees,
+    left_to_python,
+    may_break_graph,
+    not_inlined,
+    skips_frames,
+    without_dynamo,
+)
 from integrations._utils.forward_wrapper import ForwardWrapper
 from integrations._utils.plain_tensor_types import PLAIN
-from integrations._utils.torch_internals import in_forward_mode, peek_interpreter_stack
+from integrations._utils.torch_internals import constant_when_traced, in_forward_mode, peek_interpreter_stack
 from integrations._utils.warn import warn
 from integrations.capture.capture import is_capturing
 from integrations.capture.graphs.sharding import is_unit
@@ -27,8 +35,8 @@ from integrations.losses._logits import Logits
 class ChunkedHead(ForwardWrapper):
     """Replaces the ``forward`` of a linear layer. In training its outputs are ``Logits``.
 
-    In ``eval()``, without gradients, in compiled code, under ``torch.func`` and in replicas of ``nn.DataParallel`` they
-    are tensors as before.
+    In ``eval()``, without gradients, under ``torch.func`` and in replicas of ``nn.DataParallel`` they are tensors as
+    before. Dynamo breaks its graph at the layer's call, and what is done to ``Logits`` runs in Python.
     """
 
     what: ClassVar[str] = "chunked"
@@ -58,9 +66,25 @@ class ChunkedHead(ForwardWrapper):
             return ""
         return f"{type(model).__name__} has no in_features and out_features, as linear layers have"
 
+    @left_to_python
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            if self.chunks and self.model.training and torch.is_grad_enabled() and _breaks_graph():
+                return _apart(self, args, kwargs)
+            return self.forward(*args, **kwargs)
+        if compiles_callees():
+            return without_dynamo(_run)(self, sys._getframe(), args, kwargs)
+        return _run(self, sys._getframe(), args, kwargs)
+
+    def run(self, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The layer's outputs.
+
+        Args:
+            frame: in which the layer was called.
+            args, kwargs: its arguments.
+        """
         module: Any = self.model
-        copy = None if torch.compiler.is_compiling() else self.shallow_copy(sys._getframe())
+        copy = self.shallow_copy(frame)
         if copy is not None:  # with parameters of its own, of which this object knows nothing
             return type(copy).forward(copy, *args, **kwargs)
         if not self.chunks or not self._defers(module, args, kwargs):
@@ -86,7 +110,7 @@ class ChunkedHead(ForwardWrapper):
     @staticmethod
     def _defers(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the outputs of a call may wait."""
-        if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
+        if not module.training or not torch.is_grad_enabled():
             return False
         if is_unit(module):  # its weight is freed once the layer's own forward is over
             return False
@@ -177,6 +201,33 @@ def find_head(model: nn.Module, head: str | None = None) -> nn.Module:
             "layer, as in loss={'head': 'lm_head'}"
         )
     return found
+
+
+def _run(head: ChunkedHead, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return head.run(frame, args, kwargs)
+
+
+@not_inlined
+def _apart(head: ChunkedHead, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Breaks the graph where dynamo traces the model around the layer."""
+    return head(*args, **kwargs)
+
+
+@constant_when_traced
+def _breaks_graph() -> bool:
+    """Return whether dynamo is to break the graph that it is tracing.
+
+    Raises:
+        ValueError: it must not. Dynamo wraps this error into its own.
+    """
+    if torch.compiler.is_exporting() or not skips_frames():
+        return False
+    if may_break_graph():
+        return True
+    raise ValueError(
+        "a loss in chunks breaks the graph of a compiled model at the layer that makes the logits, and fullgraph=True "
+        "forbids that: compile without fullgraph=True, or pass loss='full' to compress_model"
+    )
 
 
 def why_unchunked(model: nn.Module) -> str:

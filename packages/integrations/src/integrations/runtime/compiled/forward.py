@@ -25,8 +25,9 @@ from integrations._utils.compiling import left_to_python, own_frame, without_dyn
 from integrations._utils.in_model import ModelRef
 from integrations._utils.torch_internals import WRAP, TorchDispatchMode, constant_when_traced, dynamo_counters
 from integrations._utils.warn import warn
+from integrations.planner.chunked import chunk_op
 from integrations.planner.plan import Plan
-from integrations.runtime.compiled.joint_plans import has_promise, refuse, require_together
+from integrations.runtime.compiled.joint_plans import JointPlan, has_promise, refuse, require_together
 from integrations.runtime.compiled.partition import divide_parts, hash_plan
 from integrations.runtime.compiled.runs import runs_here
 from integrations.runtime.compiled.sizes import note_given
@@ -154,7 +155,20 @@ def _check_parts(compiled: Compiled) -> None:
     if found is None:
         _drop_plan(compiled)
     else:
-        require_together(compiled.plan, found)
+        require_together(compiled.plan, [*found, *_find_loss(compiled.plan)])
+
+
+def _find_loss(plan: Plan) -> list[JointPlan]:
+    """What a loss in chunks takes, which runs in Python behind a graph break."""
+    graph = plan.graph
+    number = chunk_op(graph)
+    if number is None:
+        return []
+    op = graph.ops[number]
+    made = [graph.values[value].nbytes for value in op.makes]
+    if len(made) == len(op.shapes) and not graph.accumulates:
+        made = made[:2]  # the losses and the input's gradient; those of parameters are in no activation peak
+    return [JointPlan(0, sum(made) + op.scratch, sum(made))]
 
 
 def _drop_plan(compiled: Compiled) -> None:

@@ -48,6 +48,7 @@ class RegionRuns:
     def __init__(self, session: PackedForward) -> None:
         self._found = ref(session)  # which has these
         self._notes: list[int] = []
+        self._earlier: list[int] = []  # notes of the session that this one has taken over from
         self._places: list[tuple[PackedForward, str]] = []  # by run: the forward whose model it is, and the module
         self._begun = 0
         self._before: RegionRuns | None = None  # the regions of this forward that have run in another session

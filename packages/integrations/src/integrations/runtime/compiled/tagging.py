@@ -46,6 +46,7 @@ class _Traced(NamedTuple):
     results: list[fx.Node | None]  # the nodes of its results, where they are known
     copies: list[fx.Node | None]  # copies of what it changes, made for its repetition
     view: bool
+    theirs: bool  # whether a checkpoint in the model has backward repeat it
 
 
 class Tagging(TorchDispatchMode):
@@ -104,7 +105,8 @@ class Tagging(TorchDispatchMode):
         before = len(graph.nodes)
         out = func(*given, **(kwargs or {}))
         nodes = list(islice(reversed(graph.nodes), len(graph.nodes) - before))
-        for node in nodes:
+        theirs = any("recompute" in node.meta for node in nodes)
+        for node in () if theirs else nodes:
             node.meta["ac_graph_id"] = self.ac_graph_id
         for place in changed:
             if isinstance(args[place], Tensor):
@@ -113,8 +115,8 @@ class Tagging(TorchDispatchMode):
         if nodes and tensors:
             shapes = tuple(map(_get_shape, tensors))
             results = [_find_node(tensor, tracing.tracer) for tensor in tensors]
-            entry = _Traced(Operator(str(func), shapes, (None,) * len(shapes)), nodes, results, copies, _is_view(func))
-            self._traced.append(entry)
+            called = Operator(str(func), shapes, (None,) * len(shapes))
+            self._traced.append(_Traced(called, nodes, results, copies, _is_view(func), theirs))
         return out
 
     def _tag(self) -> None:
@@ -157,7 +159,10 @@ class Tagging(TorchDispatchMode):
                 _write_view(entry.nodes)
                 continue
             values = next(policies)
-            _write(entry, [self._policy(value, needed) for value in values])
+            written = [self._policy(value, needed) for value in values]
+            if entry.theirs and not any(written):
+                continue  # the plan leaves it to the checkpoint
+            _write(entry, written)
             if self._plan.choice.stores:
                 _keep_drawn(entry)
             self._write_stores(entry, values, other_path)
