@@ -47,6 +47,22 @@ inline int element_size(const char* op, const char* name, ScalarType type) {
   }
 }
 
+struct BitMaskCall {
+  BitMaskCompress args;
+  Tensor mask;
+};
+
+inline BitMaskCall bit_mask_call(const Tensor& input, double low, double high) {
+  const char* op = "bit_mask_compress";
+  require_contiguous(op, "input", input);
+  const ScalarType type = input.scalar_type();
+  const int size = element_size(op, "input", type);
+  Tensor mask = make_bytes(input, packed_bytes(input.numel(), 1));
+  return {{input.const_data_ptr(), size, type == ScalarType::Bool, input.numel(), pattern(op, "low", low, type),
+           pattern(op, "high", high, type), static_cast<uint8_t*>(mask.mutable_data_ptr())},
+          mask};
+}
+
 struct BitMaskCompressCall {
   BitMaskCompress args;
   Tensor mask;
@@ -54,16 +70,8 @@ struct BitMaskCompressCall {
 };
 
 inline BitMaskCompressCall bit_mask_compress_call(const Tensor& input, double low, double high) {
-  const char* op = "bit_mask_compress";
-  require_contiguous(op, "input", input);
-  const ScalarType type = input.scalar_type();
-  const int size = element_size(op, "input", type);
-  Tensor mask = make_bytes(input, packed_bytes(input.numel(), 1));
-  Tensor misfit = make_misfit(input);
-  return {{input.const_data_ptr(), size, type == ScalarType::Bool, input.numel(), pattern(op, "low", low, type),
-           pattern(op, "high", high, type), static_cast<uint8_t*>(mask.mutable_data_ptr())},
-          mask,
-          misfit};
+  const auto [args, mask] = bit_mask_call(input, low, high);
+  return {args, mask, make_misfit(input)};
 }
 
 struct BitMaskDecompressCall {

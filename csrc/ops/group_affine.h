@@ -16,26 +16,68 @@ struct GroupAffineCompressCall {
   int64_t groups;
 };
 
-// Seed and Stream are int64_t or Tensor.
-template <class Seed, class Stream>
-GroupAffineCompressCall group_affine_compress_call(const Tensor& input, int64_t bits, int64_t group_size,
-                                                   bool stochastic, const Seed& seed, const Stream& stream,
-                                                   const char* op = "group_affine_compress") {
+// What the kernel is told, without where it writes.
+inline GroupAffineCompress group_affine_args(const char* op, const Tensor& input, int64_t bits, int64_t group_size,
+                                             bool stochastic) {
   require_bits(op, bits);
   require_group_size(op, group_size);
   require_contiguous(op, "input", input);
   const ElementType type = element_type(op, "input", input.scalar_type());
-  const NoiseKey key = noise_key(op, input, seed, stream);
-  const int64_t numel = input.numel();
-  const int64_t groups = group_count(numel, group_size);
-  const int width = static_cast<int>(bits);
-  Tensor codes = make_bytes(input, packed_bytes(numel, width));
+  return {input.const_data_ptr(),
+          type,
+          input.numel(),
+          group_size,
+          static_cast<int>(bits),
+          stochastic,
+          {},
+          0,
+          nullptr,
+          nullptr};
+}
+
+// Key is int64_t or Tensor.
+template <class Key>
+GroupAffineCompressCall group_affine_compress_call(const Tensor& input, int64_t bits, int64_t group_size,
+                                                   bool stochastic, const Key& seed, const Key& stream,
+                                                   const char* op = "group_affine_compress") {
+  GroupAffineCompress args = group_affine_args(op, input, bits, group_size, stochastic);
+  args.key = noise_key(op, input, seed, stream);
+  const int64_t groups = group_count(args.numel, group_size);
+  Tensor codes = make_bytes(input, packed_bytes(args.numel, args.bits));
   Tensor bounds = make_empty(input, {groups, 2});
-  return {{input.const_data_ptr(), type, numel, group_size, width, stochastic, key, 0,
-           static_cast<uint8_t*>(codes.mutable_data_ptr()), bounds.mutable_data_ptr()},
-          codes,
-          bounds,
-          groups};
+  args.codes = static_cast<uint8_t*>(codes.mutable_data_ptr());
+  args.bounds = bounds.mutable_data_ptr();
+  return {args, codes, bounds, groups};
+}
+
+// Where the bounds begin in a payload, which holds the codes before them.
+inline int64_t bounds_offset(int64_t numel, int bits, size_t element_size) {
+  const auto pair = static_cast<int64_t>(2 * element_size);
+  return (packed_bytes(numel, bits) + pair - 1) / pair * pair;
+}
+
+struct GroupAffinePackCall {
+  GroupAffineCompress args;
+  Tensor payload;
+  int64_t groups;
+
+  // The bytes between the codes and the bounds.
+  uint8_t* gap() const { return args.codes + packed_bytes(args.numel, args.bits); }
+  size_t gap_bytes() const { return static_cast<size_t>(static_cast<uint8_t*>(args.bounds) - gap()); }
+};
+
+// As group_affine_compress_call, into one tensor.
+inline GroupAffinePackCall group_affine_pack_call(const Tensor& input, int64_t bits, int64_t group_size,
+                                                  bool stochastic, int64_t seed, const Tensor& stream) {
+  const char* op = "group_affine_compress";
+  GroupAffineCompress args = group_affine_args(op, input, bits, group_size, stochastic);
+  args.key = noise_key(op, input, seed, stream);
+  const int64_t groups = group_count(args.numel, group_size);
+  const int64_t offset = bounds_offset(args.numel, args.bits, input.element_size());
+  Tensor payload = make_bytes(input, offset + 2 * groups * static_cast<int64_t>(input.element_size()));
+  args.codes = static_cast<uint8_t*>(payload.mutable_data_ptr());
+  args.bounds = args.codes + offset;
+  return {args, payload, groups};
 }
 
 inline GroupAffineCompressCall group_affine_clamped_call(const Tensor& input, int64_t bits, int64_t group_size,
@@ -89,6 +131,24 @@ inline GroupAffineDecompressCall group_affine_decompress_call(const Tensor& code
            output.mutable_data_ptr()},
           output,
           groups};
+}
+
+// As group_affine_decompress_call, of elements of `dtype` whose codes and bounds are in one tensor.
+inline GroupAffineDecompressCall group_affine_unpack_call(const Tensor& payload, int64_t numel, ScalarType dtype,
+                                                          int64_t bits, int64_t group_size) {
+  const char* op = "group_affine_decompress";
+  require_bits(op, bits);
+  require_group_size(op, group_size);
+  require(numel >= 0, op, "numel must not be negative, got ", numel);
+  const ElementType type = element_type(op, "dtype", dtype);
+  const int64_t groups = group_count(numel, group_size);
+  Tensor output = make_empty(payload, {numel}, dtype);
+  const int width = static_cast<int>(bits);
+  const size_t size = output.element_size();
+  const int64_t offset = bounds_offset(numel, width, size);
+  require_bytes(op, "payload", payload, offset + 2 * groups * static_cast<int64_t>(size));
+  const auto* at = static_cast<const uint8_t*>(payload.const_data_ptr());
+  return {{at, at + offset, type, numel, group_size, width, output.mutable_data_ptr()}, output, groups};
 }
 
 // Of which elements each statistic of a standardised tensor is.

@@ -6,7 +6,7 @@
 // A length or a shape that follows from a tensor's is a SymInt: of an int each value would compile a graph of its own.
 // The overloads named `tensor` take the key of the noise as int64 tensors of one element on the input's device; those
 // named `graph` are for the graphs of compiled code, which run below autograd: unlike the others they have no kernel in
-// Python that refuses gradients, and of the key of the noise the stream is such a tensor.
+// Python that refuses gradients, of the key of the noise the stream is such a tensor, and each returns one tensor.
 STABLE_TORCH_LIBRARY(actcore, m) {
   // codes: uint8 (ceil(bits * numel / 8)); bounds: (groups, 2) in input's dtype.
   m.def(
@@ -15,9 +15,10 @@ STABLE_TORCH_LIBRARY(actcore, m) {
   m.def(
       "group_affine_compress.tensor(Tensor input, int bits, int group_size, bool stochastic, Tensor seed,"
       " Tensor stream) -> (Tensor codes, Tensor bounds)");
+  // payload: uint8; the codes, zeros up to the next multiple of a group's two bounds, and the bounds.
   m.def(
       "group_affine_compress.graph(Tensor input, int bits, int group_size, bool stochastic, int seed, Tensor stream)"
-      " -> (Tensor codes, Tensor bounds)");
+      " -> Tensor payload");
   // The same of the elements as `clamp` from least to most leaves them.
   m.def(
       "group_affine_clamped_compress(Tensor input, int bits, int group_size, bool stochastic, int seed, int stream,"
@@ -42,7 +43,10 @@ STABLE_TORCH_LIBRARY(actcore, m) {
   m.def("has_wide_group(Tensor input, int group_size) -> Tensor");
   // (numel) in the dtype of bounds.
   m.def("group_affine_decompress(Tensor codes, Tensor bounds, SymInt numel, int bits, int group_size) -> Tensor");
-  m.def("group_affine_decompress.graph(Tensor codes, Tensor bounds, SymInt numel, int bits, int group_size) -> Tensor");
+  // dtype: of the elements.
+  m.def(
+      "group_affine_decompress.graph(Tensor payload, SymInt numel, ScalarType dtype, int bits, int group_size)"
+      " -> Tensor");
 
   // A width of 1 to 8 for each row; `bits`: uint8, int32 or int64 (rows), where a row is numel / rows elements. Groups
   // end with their row, and each row's codes begin on a byte. codes: uint8 (nbytes), zeros behind the last row;
@@ -79,7 +83,7 @@ STABLE_TORCH_LIBRARY(actcore, m) {
   // One bit an element, 1 for `high`; misfit: int32 (1), not 0 where an element was neither low nor high. Every byte of a
   // bool tensor but 0 is true.
   m.def("bit_mask_compress(Tensor input, float low, float high) -> (Tensor mask, Tensor misfit)");
-  m.def("bit_mask_compress.graph(Tensor input, float low, float high) -> (Tensor mask, Tensor misfit)");
+  m.def("bit_mask_compress.graph(Tensor input, float low, float high) -> Tensor mask");
   m.def("bit_mask_decompress(Tensor mask, SymInt numel, ScalarType dtype, float low, float high) -> Tensor");
   m.def("bit_mask_decompress.graph(Tensor mask, SymInt numel, ScalarType dtype, float low, float high) -> Tensor");
 

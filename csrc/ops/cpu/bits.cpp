@@ -45,6 +45,13 @@ std::tuple<Tensor, Tensor> bit_mask_compress(const Tensor& input, double low, do
   return {call.mask, call.misfit};
 }
 
+Tensor bit_mask_compress_graph(const Tensor& input, double low, double high) {
+  const auto call = bit_mask_call(input, low, high);
+  share_elements(call.args.numel,
+                 [&](int64_t begin, int64_t end) { cpu::kernels().bit_mask_compress(call.args, begin, end); });
+  return call.mask;
+}
+
 Tensor bit_mask_decompress(const Tensor& mask, int64_t numel, ScalarType dtype, double low, double high) {
   const auto call = bit_mask_decompress_call(mask, numel, dtype, low, high);
   share_elements(numel, [&](int64_t begin, int64_t end) { cpu::kernels().bit_mask_decompress(call.args, begin, end); });
@@ -61,6 +68,7 @@ Tensor positive_mask(const Tensor& input) {
 ACTCORE_DIRECT(bit_mask_compress, &bit_mask_compress);
 ACTCORE_DIRECT(bit_mask_decompress, &bit_mask_decompress);
 ACTCORE_DIRECT(positive_mask, &positive_mask);
+ACTCORE_DIRECT(bit_mask_compress_graph, &bit_mask_compress_graph);
 
 }  // namespace
 }  // namespace actcore::ops
@@ -70,7 +78,7 @@ STABLE_TORCH_LIBRARY_IMPL(actcore, CPU, m) {
   m.impl("pack_bits", TORCH_BOX(&pack_bits));
   m.impl("unpack_bits", TORCH_BOX(&unpack_bits));
   m.impl("bit_mask_compress", TORCH_BOX(&bit_mask_compress));
-  m.impl("bit_mask_compress.graph", TORCH_BOX(&bit_mask_compress));
+  m.impl("bit_mask_compress.graph", TORCH_BOX(&bit_mask_compress_graph));
   m.impl("bit_mask_decompress", TORCH_BOX(&bit_mask_decompress));
   m.impl("bit_mask_decompress.graph", TORCH_BOX(&bit_mask_decompress));
   m.impl("positive_mask", TORCH_BOX(&positive_mask));

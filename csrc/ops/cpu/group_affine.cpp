@@ -1,5 +1,6 @@
 // The group-affine operators on the CPU: kernels shared among torch's threads.
 #include <atomic>
+#include <cstring>
 #include <tuple>
 #include <utility>
 
@@ -19,10 +20,21 @@ std::tuple<Tensor, Tensor> compressed(GroupAffineCompressCall call) {
   return {call.codes, call.bounds};
 }
 
-template <class Seed, class Stream = Seed>
+template <class Key>
 std::tuple<Tensor, Tensor> group_affine_compress(const Tensor& input, int64_t bits, int64_t group_size, bool stochastic,
-                                                 const Seed& seed, const Stream& stream) {
+                                                 const Key& seed, const Key& stream) {
   return compressed(group_affine_compress_call(input, bits, group_size, stochastic, seed, stream));
+}
+
+Tensor group_affine_compress_graph(const Tensor& input, int64_t bits, int64_t group_size, bool stochastic, int64_t seed,
+                                   const Tensor& stream) {
+  auto call = group_affine_pack_call(input, bits, group_size, stochastic, seed, stream);
+  call.args.key = read_key(call.args.key);
+  expect_all_written(call.payload, call.payload.numel());
+  std::memset(call.gap(), 0, call.gap_bytes());
+  share_groups(call.groups, group_size,
+               [&](int64_t begin, int64_t end) { cpu::kernels().group_affine_compress(call.args, begin, end); });
+  return call.payload;
 }
 
 std::tuple<Tensor, Tensor> group_affine_clamped_compress(const Tensor& input, int64_t bits, int64_t group_size,
@@ -102,13 +114,21 @@ Tensor has_wide_group(const Tensor& input, int64_t group_size) {
   return call.wide;
 }
 
-Tensor group_affine_decompress(const Tensor& codes, const Tensor& bounds, int64_t numel, int64_t bits,
-                               int64_t group_size) {
-  const auto call = group_affine_decompress_call(codes, bounds, numel, bits, group_size);
-  expect_all_written(call.output, numel * static_cast<int64_t>(call.output.element_size()));
-  share_groups(call.groups, group_size,
+Tensor decompressed(const GroupAffineDecompressCall& call) {
+  expect_all_written(call.output, call.args.numel * static_cast<int64_t>(call.output.element_size()));
+  share_groups(call.groups, call.args.group_size,
                [&](int64_t begin, int64_t end) { cpu::kernels().group_affine_decompress(call.args, begin, end); });
   return call.output;
+}
+
+Tensor group_affine_decompress(const Tensor& codes, const Tensor& bounds, int64_t numel, int64_t bits,
+                               int64_t group_size) {
+  return decompressed(group_affine_decompress_call(codes, bounds, numel, bits, group_size));
+}
+
+Tensor group_affine_decompress_graph(const Tensor& payload, int64_t numel, ScalarType dtype, int64_t bits,
+                                     int64_t group_size) {
+  return decompressed(group_affine_unpack_call(payload, numel, dtype, bits, group_size));
 }
 
 ACTCORE_DIRECT(group_affine_compress, &group_affine_compress<int64_t>);
@@ -116,6 +136,8 @@ ACTCORE_DIRECT(group_affine_clamped_compress, &group_affine_clamped_compress);
 ACTCORE_DIRECT(group_affine_standardized_compress, &group_affine_standardized_compress);
 ACTCORE_DIRECT(group_affine_standardized_decompress, &group_affine_standardized_decompress);
 ACTCORE_DIRECT(group_affine_decompress, &group_affine_decompress);
+ACTCORE_DIRECT(group_affine_compress_graph, &group_affine_compress_graph);
+ACTCORE_DIRECT(group_affine_decompress_graph, &group_affine_decompress_graph);
 
 }  // namespace
 }  // namespace actcore::ops
@@ -128,11 +150,11 @@ STABLE_TORCH_LIBRARY_IMPL(actcore, CPU, m) {
   using namespace actcore::ops;
   m.impl("group_affine_compress", TORCH_BOX(&group_affine_compress<int64_t>));
   m.impl("group_affine_compress.tensor", TORCH_BOX(&group_affine_compress<Tensor>));
-  m.impl("group_affine_compress.graph", TORCH_BOX((&group_affine_compress<int64_t, Tensor>)));
+  m.impl("group_affine_compress.graph", TORCH_BOX(&group_affine_compress_graph));
   m.impl("group_affine_clamped_compress", TORCH_BOX(&group_affine_clamped_compress));
   m.impl("group_affine_standardized_compress", TORCH_BOX(&group_affine_standardized_compress));
   m.impl("group_affine_standardized_decompress", TORCH_BOX(&group_affine_standardized_decompress));
   m.impl("has_wide_group", TORCH_BOX(&has_wide_group));
   m.impl("group_affine_decompress", TORCH_BOX(&group_affine_decompress));
-  m.impl("group_affine_decompress.graph", TORCH_BOX(&group_affine_decompress));
+  m.impl("group_affine_decompress.graph", TORCH_BOX(&group_affine_decompress_graph));
 }

@@ -32,6 +32,10 @@ std::tuple<Tensor, Tensor> bit_mask_compress(const Tensor& input, double low, do
   return {call.mask, call.misfit};
 }
 
+Tensor bit_mask_compress_graph(const Tensor& input, double low, double high) {
+  return std::get<0>(bit_mask_compress(input, low, high));
+}
+
 Tensor bit_mask_decompress(const Tensor& mask, int64_t numel, ScalarType dtype, double low, double high) {
   const auto call = bit_mask_decompress_call(mask, numel, dtype, low, high);
   launch_on(mask, [&](cudaStream_t s) { return cuda::bit_mask_decompress(call.args, s); });
@@ -52,7 +56,7 @@ STABLE_TORCH_LIBRARY_IMPL(actcore, CUDA, m) {
   m.impl("pack_bits", TORCH_BOX(&pack_bits));
   m.impl("unpack_bits", TORCH_BOX(&unpack_bits));
   m.impl("bit_mask_compress", TORCH_BOX(&bit_mask_compress));
-  m.impl("bit_mask_compress.graph", TORCH_BOX(&bit_mask_compress));
+  m.impl("bit_mask_compress.graph", TORCH_BOX(&bit_mask_compress_graph));
   m.impl("bit_mask_decompress", TORCH_BOX(&bit_mask_decompress));
   m.impl("bit_mask_decompress.graph", TORCH_BOX(&bit_mask_decompress));
   m.impl("positive_mask", TORCH_BOX(&positive_mask));

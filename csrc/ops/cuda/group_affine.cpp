@@ -7,12 +7,23 @@
 namespace actcore::ops {
 namespace {
 
-template <class Seed, class Stream = Seed>
+template <class Key>
 std::tuple<Tensor, Tensor> group_affine_compress(const Tensor& input, int64_t bits, int64_t group_size, bool stochastic,
-                                                 const Seed& seed, const Stream& stream) {
+                                                 const Key& seed, const Key& stream) {
   const auto call = group_affine_compress_call(input, bits, group_size, stochastic, seed, stream);
   launch_on(input, [&](cudaStream_t s) { return cuda::group_affine_compress(call.args, s); });
   return {call.codes, call.bounds};
+}
+
+Tensor group_affine_compress_graph(const Tensor& input, int64_t bits, int64_t group_size, bool stochastic, int64_t seed,
+                                   const Tensor& stream) {
+  const auto call = group_affine_pack_call(input, bits, group_size, stochastic, seed, stream);
+  launch_on(input, [&](cudaStream_t s) {
+    const size_t gap = call.gap_bytes();
+    const cudaError_t error = gap == 0 ? cudaSuccess : cudaMemsetAsync(call.gap(), 0, gap, s);
+    return error != cudaSuccess ? error : cuda::group_affine_compress(call.args, s);
+  });
+  return call.payload;
 }
 
 std::tuple<Tensor, Tensor> group_affine_clamped_compress(const Tensor& input, int64_t bits, int64_t group_size,
@@ -62,6 +73,13 @@ Tensor group_affine_decompress(const Tensor& codes, const Tensor& bounds, int64_
   return call.output;
 }
 
+Tensor group_affine_decompress_graph(const Tensor& payload, int64_t numel, ScalarType dtype, int64_t bits,
+                                     int64_t group_size) {
+  const auto call = group_affine_unpack_call(payload, numel, dtype, bits, group_size);
+  launch_on(payload, [&](cudaStream_t s) { return cuda::group_affine_decompress(call.args, s); });
+  return call.output;
+}
+
 }  // namespace
 }  // namespace actcore::ops
 
@@ -69,10 +87,10 @@ STABLE_TORCH_LIBRARY_IMPL(actcore, CUDA, m) {
   using namespace actcore::ops;
   m.impl("group_affine_compress", TORCH_BOX(&group_affine_compress<int64_t>));
   m.impl("group_affine_compress.tensor", TORCH_BOX(&group_affine_compress<Tensor>));
-  m.impl("group_affine_compress.graph", TORCH_BOX((&group_affine_compress<int64_t, Tensor>)));
+  m.impl("group_affine_compress.graph", TORCH_BOX(&group_affine_compress_graph));
   m.impl("group_affine_clamped_compress", TORCH_BOX(&group_affine_clamped_compress));
   m.impl("group_affine_standardized_compress", TORCH_BOX(&group_affine_standardized_compress));
   m.impl("group_affine_standardized_decompress", TORCH_BOX(&group_affine_standardized_decompress));
   m.impl("group_affine_decompress", TORCH_BOX(&group_affine_decompress));
-  m.impl("group_affine_decompress.graph", TORCH_BOX(&group_affine_decompress));
+  m.impl("group_affine_decompress.graph", TORCH_BOX(&group_affine_decompress_graph));
 }

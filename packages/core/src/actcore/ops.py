@@ -40,6 +40,12 @@ def group_count(numel: int, group_size: int) -> int:
     return (numel + group_size - 1) // group_size
 
 
+def payload_bytes(numel: int, dtype: torch.dtype, bits: int, group_size: int) -> int:
+    """Bytes of codes and bounds in one tensor, where the bounds begin at a multiple of a pair of them."""
+    pair = 2 * dtype.itemsize
+    return (packed_bytes(numel, bits) + pair - 1) // pair * pair + group_count(numel, group_size) * pair
+
+
 def overload(operator: Any, key: tuple[Key, Key]) -> Any:
     """The overload of ``operator`` for this seed and stream, two ints or two tensors.
 
@@ -50,10 +56,14 @@ def overload(operator: Any, key: tuple[Key, Key]) -> Any:
 
 @torch.library.register_fake("actcore::group_affine_compress")
 @torch.library.register_fake("actcore::group_affine_compress.tensor")
-@torch.library.register_fake("actcore::group_affine_compress.graph")
 def _(input: Tensor, bits: int, group_size: int, stochastic: bool, seed: Key, stream: Key) -> tuple[Tensor, Tensor]:
     codes = input.new_empty(packed_bytes(input.numel(), bits), dtype=torch.uint8)
     return codes, input.new_empty((group_count(input.numel(), group_size), 2))
+
+
+@torch.library.register_fake("actcore::group_affine_compress.graph")
+def _(input: Tensor, bits: int, group_size: int, stochastic: bool, seed: int, stream: Tensor) -> Tensor:
+    return input.new_empty(payload_bytes(input.numel(), input.dtype, bits, group_size), dtype=torch.uint8)
 
 
 @torch.library.register_fake("actcore::group_affine_clamped_compress")
@@ -89,9 +99,13 @@ def _(input: Tensor, group_size: int) -> Tensor:
 
 
 @torch.library.register_fake("actcore::group_affine_decompress")
-@torch.library.register_fake("actcore::group_affine_decompress.graph")
 def _(codes: Tensor, bounds: Tensor, numel: int, bits: int, group_size: int) -> Tensor:
     return bounds.new_empty(numel)
+
+
+@torch.library.register_fake("actcore::group_affine_decompress.graph")
+def _(payload: Tensor, numel: int, dtype: torch.dtype, bits: int, group_size: int) -> Tensor:
+    return payload.new_empty(numel, dtype=dtype)
 
 
 @torch.library.register_fake("actcore::group_affine_rows_compress")
@@ -146,7 +160,6 @@ def _(packed: Tensor, bits: int, numel: int) -> Tensor:
 
 
 @torch.library.register_fake("actcore::bit_mask_compress")
-@torch.library.register_fake("actcore::bit_mask_compress.graph")
 def _(input: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
     mask = input.new_empty(packed_bytes(input.numel(), 1), dtype=torch.uint8)
     return mask, input.new_empty(1, dtype=torch.int32)
@@ -156,6 +169,11 @@ def _(input: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
 @torch.library.register_fake("actcore::bit_mask_decompress.graph")
 def _(mask: Tensor, numel: int, dtype: torch.dtype, low: float, high: float) -> Tensor:
     return mask.new_empty(numel, dtype=dtype)
+
+
+@torch.library.register_fake("actcore::bit_mask_compress.graph")
+def _(input: Tensor, low: float, high: float) -> Tensor:
+    return input.new_empty(packed_bytes(input.numel(), 1), dtype=torch.uint8)
 
 
 @torch.library.register_fake("actcore::positive_mask")

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from actcore.codec import (
     Codec,
-    as_int64,
-    key_tensor,
     made,
     noise_key,
     require_dtype,
@@ -33,7 +31,7 @@ Rounding = Literal["stochastic", "nearest"]
 
 _ROUNDINGS = get_args(Rounding)
 _COMPRESS = torch.ops.actcore.group_affine_compress
-_COMPRESS_INT, _COMPRESS_TENSOR, _COMPRESS_GRAPH = _COMPRESS.default, _COMPRESS.tensor, _COMPRESS.graph
+_COMPRESS_INT, _COMPRESS_TENSOR = _COMPRESS.default, _COMPRESS.tensor
 _COMPRESS_CLAMPED = torch.ops.actcore.group_affine_clamped_compress.default
 _DECOMPRESS = torch.ops.actcore.group_affine_decompress.default
 
@@ -108,17 +106,13 @@ class GroupAffine:
         dtype = tensor.dtype
         if dtype not in FLOATS:
             require_float(self, tensor)
-        key: tuple[Key, Key]
-        if isinstance(stream, Tensor) and not isinstance(seed, Tensor):
-            key, operator = (as_int64("seed", seed), key_tensor("stream", stream, tensor.device)), _COMPRESS_GRAPH
-        else:
-            key = noise_key(tensor, seed, stream)
-            operator = _COMPRESS_TENSOR if isinstance(key[0], Tensor) else _COMPRESS_INT
+        key = noise_key(tensor, seed, stream)
         layout = Layout.of(tensor)
         elements = stored_elements(layout, tensor)
         numel = elements.numel()
         if self.stored_bytes(numel, dtype) >= numel * dtype.itemsize:
             return Raw().compress(layout.restore(layout.flatten(without_history(tensor)).clone()))
+        operator = _COMPRESS_TENSOR if isinstance(key[0], Tensor) else _COMPRESS_INT
         payload = below_autograd(operator, elements, self.bits, self.group_size, self.rounding == "stochastic", *key)
         return made(self, payload, layout, dtype)
 

@@ -81,11 +81,12 @@ class CompiledForm:
         parts: list[Tensor] = []
         # A bool tensor fits: there is nothing to check, and a graph could not wait for a check.
         if isinstance(self.codec, BitMask):
-            parts.append(torch.ops.actcore.bit_mask_compress.graph(_flat(tensor), 0, 1)[0])
+            parts.append(torch.ops.actcore.bit_mask_compress.graph(_flat(tensor), 0, 1))
         elif self.codec is not None:
             source = tensor if self.bounds is None else tensor.clamp(*self.bounds)
-            stored = self.codec.compress(source, seed=seed, stream=0 if stream is None else stream)
-            parts += stored.payload
+            assert isinstance(self.codec, GroupAffine)
+            assert stream is not None
+            parts += _encoded(self.codec, source, seed, stream)
         if self.sign:
             parts.append(torch.ops.actcore.positive_mask.graph(_flat(tensor)))
         return (len(parts), *parts, *tensor.shape, *tensor.stride())
@@ -101,34 +102,52 @@ class CompiledForm:
         if not parts:
             return Placeholder(layout, dtype, device).unpack()
         numel = layout.stored_numel
-        positive = layout.restore(_elements(parts[-1:], numel, dtype, 0, 0)) if self.sign else None
+        positive = layout.restore(_elements(parts[-1], numel, dtype, 0, 0)) if self.sign else None
         values: Tensor
         if isinstance(self.codec, GroupAffine):
-            if count == 1 + self.sign:  # ``pack`` left the tensor as it was, since codes would take no fewer bytes
+            if parts[0].dtype is dtype:  # ``pack`` left the tensor as it was, since codes would take no fewer bytes
                 values = parts[0]
             else:
-                values = layout.restore(_elements(parts[:2], numel, dtype, self.codec.bits, self.codec.group_size))
-                if isinstance(self.codec, Standardized) and count == 3 + self.sign:
-                    values = self.codec.normalizer.restored(values, parts[2])
+                values = layout.restore(_elements(parts[0], numel, dtype, self.codec.bits, self.codec.group_size))
+                if isinstance(self.codec, Standardized) and count == 2 + self.sign:
+                    values = self.codec.normalizer.restored(values, parts[1])
             if positive is None:
                 return values
             # An element that rounding took to the other side of zero is put back on its own side.
             return torch.where(positive > 0, values.clamp(min=torch.finfo(dtype).tiny), values.clamp(max=0))
-        return layout.restore(_elements(parts, numel, dtype, 0, 0)) if positive is None else positive
+        return layout.restore(_elements(parts[0], numel, dtype, 0, 0)) if positive is None else positive
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """The stored elements, in the order of memory."""
-    return Layout.of(tensor).flatten(tensor)
+    """The stored elements: contiguous, of any shape, in the order of memory."""
+    return tensor if tensor.is_contiguous() else Layout.of(tensor).flatten(tensor)
 
 
-def _elements(parts: Sequence[Tensor], numel: int, dtype: torch.dtype, bits: int, group_size: int) -> Tensor:
+def _encoded(codec: GroupAffine, tensor: Tensor, seed: int, stream: Tensor) -> tuple[Tensor, ...]:
+    """Codes and bounds in one tensor, and the statistics of a standardized one; a copy of the tensor if codes take no
+    fewer bytes."""
+    values: Tensor = tensor
+    statistics: list[Tensor] = []
+    if isinstance(codec, Standardized) and codec.normalizer.takes(tensor):
+        values, *statistics = codec.normalizer.normalized(tensor)
+    elements, dtype, layout = _flat(values), tensor.dtype, Layout.of(tensor)
+    plain = GroupAffine(codec.bits, codec.group_size, codec.rounding)
+    if plain.stored_bytes(elements.numel(), dtype) >= elements.numel() * dtype.itemsize:
+        return (layout.restore(layout.flatten(tensor).clone()),)
+    stochastic = codec.rounding == "stochastic"
+    payload = torch.ops.actcore.group_affine_compress.graph(
+        elements, codec.bits, codec.group_size, stochastic, seed, stream
+    )
+    return (payload, *statistics)
+
+
+def _elements(stored: Tensor, numel: int, dtype: torch.dtype, bits: int, group_size: int) -> Tensor:
     """Flat elements, decoded from a codec's codes or, with 0 bits, from a mask."""
     flat: Tensor
     if bits == 0:
-        flat = torch.ops.actcore.bit_mask_decompress.graph(parts[0], numel, dtype, 0, 1)
+        flat = torch.ops.actcore.bit_mask_decompress.graph(stored, numel, dtype, 0, 1)
     else:
-        flat = torch.ops.actcore.group_affine_decompress.graph(*parts, numel, bits, group_size)
+        flat = torch.ops.actcore.group_affine_decompress.graph(stored, numel, dtype, bits, group_size)
     return flat
 
 

@@ -27,6 +27,7 @@ from integrations._utils.torch_internals import (
 )
 from integrations._utils.warn import warn
 from integrations.policies.levels import Level
+from integrations.runtime.compiled.direct_calls import call_directly
 from integrations.runtime.compiled.forms import CompiledForm
 from integrations.runtime.compiled.joint_plans import JointPlan, joint_plans
 from integrations.runtime.compiled.order import Order, draw_one_stream, find_symbols
@@ -155,6 +156,7 @@ def _context() -> dict[str, Any] | None:
 
 def _plan(forward: Graph, backward: Graph, level: Level, session: PackedForward | None) -> Region:
     """Makes a region of two graphs, with the entries of all tensors that go from one graph to the other."""
+    call_directly()
     stored = find_stored(forward, backward, level)
     root = "" if session is None else session.owner_of_forward()[1]
     region = Region(next(_numbers), Order(forward, backward), root, joint_plans.get(forward), find_symbols(forward))
