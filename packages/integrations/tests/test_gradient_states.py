@@ -17,7 +17,8 @@ from torch import Tensor, nn
 import integrations
 from integrations import checkpoint, compress_model
 from integrations.checkpoint import Plan, plan_of
-from integrations.planner.gradient_states import GradientHistory
+from integrations.planner import gradient_states
+from integrations.planner.gradient_states import GradientHistory, GradientLook, has_gradients
 
 from .nets import normal
 from .recompute_reference import LiveBytes
@@ -265,3 +266,82 @@ def test_a_measurement_says_nothing_about_the_training(planned: Plan) -> None:
     with handle.trial_run():
         closure()
     assert handle._plan_manager.gradients.content() == before
+
+
+def exchange(module: nn.Module, parameter: nn.Parameter) -> None:
+    module.register_parameter("weight", parameter)
+
+
+class TestGradientLook:
+    """``GradientLook`` says what ``has_gradients`` says, and reads few parameters for it."""
+
+    @staticmethod
+    def look(model: nn.Module) -> bool:
+        """What it says once it knows the large parameters; what ``has_gradients`` says, too."""
+        look = GradientLook()
+        look.has_gradients(model)
+        assert look.has_gradients(model) is has_gradients(model)
+        return look.has_gradients(model)
+
+    def test_all_and_none(self) -> None:
+        model = deep()
+        assert not self.look(model)
+        loss(model(X)).backward()
+        assert self.look(model)
+
+    @pytest.mark.parametrize("layers", range(11))
+    def test_some(self, layers: int) -> None:
+        model = deep()
+        for layer in list(model)[: 2 * layers : 2]:
+            for parameter in layer.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        assert self.look(model) is (layers > 5)
+
+    def test_it_sees_gradients_come_and_go(self) -> None:
+        model, look = deep(), GradientLook()
+        for _ in range(3):
+            assert not look.has_gradients(model)
+            loss(model(X)).backward()
+            assert look.has_gradients(model)
+            model.zero_grad()
+
+    @pytest.mark.parametrize("kind", ["removed", "frozen", "resized"])
+    def test_a_large_parameter_that_is_another(self, kind: str) -> None:
+        model, look = deep(), GradientLook()
+        loss(model(X)).backward()
+        assert look.has_gradients(model)
+        for layer in list(model)[::2]:
+            if kind == "removed":
+                del layer.weight
+            elif kind == "frozen":
+                layer.weight.requires_grad_(False)
+            else:
+                exchange(layer, nn.Parameter(torch.zeros(WIDTH, 2 * WIDTH)))
+        expected = has_gradients(model)
+        assert look.has_gradients(model) is expected is (kind != "resized")
+
+    def test_exchanged_layers_are_seen_after_some_steps(self) -> None:
+        model, look = nn.Sequential(deep(), deep(1)), GradientLook()
+        loss(model(X)).backward()
+        old = model[0]
+        assert look.has_gradients(model)
+        model[0] = deep()
+        assert old[0].weight.grad is not None
+        for _ in range(64):
+            found = look.has_gradients(model)
+        assert not found
+
+    def test_it_reads_few_parameters(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, look, read = nn.Sequential(nn.Linear(512, 512), deep()), GradientLook(), []
+        look.has_gradients(model)
+        monkeypatch.setattr(gradient_states, "get_gradient", lambda parameter: read.append(parameter))
+        assert not look.has_gradients(model)
+        assert len(read) == 1
+
+    def test_it_keeps_no_layer_alive(self) -> None:
+        model, look = deep(), GradientLook()
+        look.has_gradients(model)
+        layer = weakref.ref(model[0])
+        del model
+        gc.collect()
+        assert layer() is None

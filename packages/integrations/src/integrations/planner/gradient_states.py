@@ -43,10 +43,11 @@ class GradientHistory:
         # run before had.
         self._resumes = False
         self._found: dict[int, bool] = {}  # by thread: whether its forward is planned with gradients
+        self._look = GradientLook()
 
     def before_forward(self, model: nn.Module) -> GradientState:
         """Return what a forward is planned for that starts now in this thread."""
-        found = has_gradients(model) or (self._resumes and self.late)
+        found = self._look.has_gradients(model) or (self._resumes and self.late)
         self._found[threading.get_ident()] = found
         if not found:
             return "fresh"
@@ -67,6 +68,10 @@ class GradientHistory:
             self.late = False
             return
         at_backward(result, partial(_observe, weakref.ref(self), weakref.ref(model)))
+
+    def observe(self, model: nn.Module) -> None:
+        """Observe a backward that begins, whose forward was planned with gradients."""
+        self.note_backward(self._look.has_gradients(model))
 
     def note_backward(self, finds_gradients: bool) -> None:
         """Note what the backward of a step finds whose forward was planned with gradients."""
@@ -103,14 +108,71 @@ class GradientHistory:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of a model has none of its gradients.
-        return {**self.__dict__, "_resumes": True, "_found": {}}
+        return {**self.__dict__, "_resumes": True, "_found": {}, "_look": GradientLook()}
 
 
 def _observe(history: weakref.ref[GradientHistory], model: weakref.ref[nn.Module]) -> None:
     """Tell a history whether a backward that begins finds gradients."""
     found, of = history(), model()
     if found is not None and of is not None:
-        found.note_backward(has_gradients(of))
+        found.observe(of)
+
+
+_FEW_LOOKS = 64
+"""So many times in a row only large parameters are read. Then all are, since layers may have been exchanged."""
+
+
+class GradientLook:
+    """``has_gradients`` for a model that is asked about in each step.
+
+    Reading all parameters takes as long as a small step. If those that have more than half of the elements all have
+    gradients, or none has, the others cannot change the answer, and are not read.
+    """
+
+    def __init__(self) -> None:
+        self._large: list[tuple[weakref.ref[nn.Module], str, int]] = []  # modules, names and elements of parameters
+        self._left = 0  # so many times they may be read without the others
+
+    def has_gradients(self, model: nn.Module) -> bool:
+        """Return whether more than half of the elements of the trained parameters have gradients."""
+        self._left -= 1
+        found = self._read_large() if self._left > 0 else None
+        if found is None:
+            found = has_gradients(model)
+            self._large, self._left = _find_large(model), _FEW_LOOKS
+        return found
+
+    def _read_large(self) -> bool | None:
+        """Return whether all large parameters have gradients; ``None`` if they do not tell, or are not as they were."""
+        found: bool | None = None
+        for reference, name, count in self._large:
+            module = reference()
+            parameter = None if module is None else module._parameters.get(name)
+            if parameter is None or not parameter.requires_grad or parameter.numel() != count:
+                return None
+            has = get_gradient(parameter) is not None
+            if found is not None and has is not found:
+                return None
+            found = has
+        return found
+
+
+def _find_large(model: nn.Module) -> list[tuple[weakref.ref[nn.Module], str, int]]:
+    """Return the largest parameters, which have more than half of the elements of all trained ones."""
+    known = {
+        id(parameter): (parameter.numel(), module, name)
+        for module in all_modules(model)
+        for name, parameter in module._parameters.items()
+        if parameter is not None and parameter.requires_grad
+    }
+    largest = sorted(known.values(), key=lambda one: one[0], reverse=True)
+    trained, found, elements = sum(count for count, _, _ in largest), [], 0
+    for count, module, name in largest:
+        if 2 * elements > trained:
+            break
+        found.append((weakref.ref(module), name, count))
+        elements += count
+    return found
 
 
 def has_gradients(model: nn.Module) -> bool:
