@@ -11,7 +11,7 @@ from torch import Tensor
 
 from actcore import SavedTensor
 from integrations.policies.levels import Level
-from integrations.runtime.compiled.hooks import make_hooks
+from integrations.runtime.compiled.hooks import Innermost
 from integrations.runtime.compiled.runs import RegionRuns
 from integrations.runtime.session import Session
 from integrations.runtime.specs import Specs
@@ -50,7 +50,9 @@ class RegionSession(Session):
         self.records: list[Record] = []
         self.regions = RegionRuns(self)
         self._make, self._observer, self._inputs = make, observer, list[Tensor]()
-        self._entered = False
+        self._on_stack: OnStack | None = None
+        self._full = ExitStack()
+        self._entered = self._is_checked = False
 
     def __getattr__(self, name: str) -> Any:
         """What only a full session has."""
@@ -71,24 +73,39 @@ class RegionSession(Session):
         """The pack hook for what eager code saves."""
         if not self._entered:
             self._entered = True  # first: an interrupt may come
-            self._contexts.enter_context(self.full)
+            self._full.enter_context(self.full)
         return self.full.pack(tensor)
 
     def __enter__(self) -> Self:
-        with ExitStack() as contexts:
-            self.hook, unpack = contexts.enter_context(make_hooks(self, self.level))
-            on_stack = OnStack(self.hook, unpack, "the compressed forward")
-            contexts.callback(on_stack.take_off)
-            contexts.enter_context(on_stack)
-            self._contexts = contexts.pop_all()
+        self._innermost = innermost = Innermost(self)
+        try:
+            self.hook, unpack = innermost.__enter__()
+            self._on_stack = OnStack(self.hook, unpack, "the compressed forward")
+            self._on_stack.__enter__()
+        except BaseException:
+            self._leave()
+            raise
         return self
+
+    def _leave(self) -> None:
+        """Removes the hooks, and makes the session around this one the innermost. It may have been done before."""
+        if self._on_stack is not None:
+            self._on_stack.take_off()
+        self._innermost.leave()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._contexts.__exit__(kind, error, trace)
+            try:
+                if self._entered:
+                    self._full.__exit__(kind, error, trace)
+            finally:
+                if self._on_stack is not None and not self._is_checked:
+                    self._is_checked = True  # first: an interrupt may come
+                    self._on_stack.__exit__(kind, error, trace)
         finally:
+            self._leave()
             self.left, self.hook = True, None
             self._inputs.clear()
         if error is None:

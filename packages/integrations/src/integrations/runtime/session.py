@@ -11,7 +11,7 @@ from torch import Tensor
 
 from actcore.replay import Pack
 from actcore.stored import Listening
-from integrations.runtime.compiled.hooks import make_hooks, session_here
+from integrations.runtime.compiled.hooks import Innermost, session_here
 from integrations.runtime.formulas.operators import KNOWN
 from integrations.runtime.formulas.table import Formulas
 from integrations.runtime.packing import PackedForward
@@ -50,7 +50,7 @@ class Session(PackedForward):
         self.packing, self.left = Pack(self.pack, self._pack_other), False
         with ExitStack() as contexts:
             contexts.callback(self._let_go)
-            self.hook, unpack = contexts.enter_context(make_hooks(self, self.level))
+            self.hook, unpack = contexts.enter_context(Innermost(self))
             contexts.enter_context(self.tracker)
             listening = Listening(self.announced)
             contexts.push(listening)  # first, and twice: an interrupt may come while it is entered or left

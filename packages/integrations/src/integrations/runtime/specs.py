@@ -164,7 +164,7 @@ class PlannedSpecs:
         """The specs for forwards that follow a plan, or none: those of the forward before, unless its policy was
         another."""
         found = self._found.pop(id(plan), None)
-        if found is None or found[1].policy != policy:
+        if found is None or (found[1].policy is not policy and found[1].policy != policy):
             found = plan, Specs(policy)
         # Moves it to the end, so that the first entry is the plan that was not followed for longest.
         self._found[id(plan)] = found

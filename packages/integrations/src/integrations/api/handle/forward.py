@@ -37,7 +37,7 @@ from integrations.api.handle.handle_state import HandleState, find_handle
 from integrations.api.handle.never_compressed_warning import await_no_longer
 from integrations.api.handle.retry_with_less import explain_shortage
 from integrations.api.handle.running_session import RunningSession
-from integrations.planner.errors import PlanningError, for_user
+from integrations.planner.errors import BudgetError, PlanningError, for_user
 from integrations.planner.plan import Plan
 from integrations.runtime.compiled.forward import Compiled
 from integrations.runtime.compiled.joint_plans import take_failure
@@ -129,22 +129,35 @@ def _run_compiled(
     forward: CompressedForward, frame: FrameType, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """Opens and closes the session with dynamo off; between, dynamo compiles the model's own forward."""
-    session, run, function = without_dynamo(_prepared)(forward, frame, args, kwargs)
-    without_dynamo(take_failure)(None)
+    opened: list[RunningSession] = []  # filled before the session is entered: an interrupt may come at any time
     try:
-        if session is None:  # a plan that needs no session, and whose forward dynamo has to see
-            return run(function, args, kwargs)
-        without_dynamo(_open)(session, args, kwargs)
+        run, function = without_dynamo(_open)(opened, forward, frame, args, kwargs)
         result = run(function, args, kwargs)
-        without_dynamo(_close)(forward, session, args, kwargs, result)
+        if opened:
+            without_dynamo(_close)(forward, opened[0], args, kwargs, result)
     except BaseException as error:
-        if session is not None:
-            without_dynamo(_give_up)(forward, session, error)
-        failure = without_dynamo(take_failure)(error)
+        failure = without_dynamo(_give_up)(forward, opened, error)
         if failure is None:
             raise
         raise failure from None
     return result
+
+
+def _open(
+    opened: list[RunningSession],
+    forward: CompressedForward,
+    frame: FrameType,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> tuple[Frame, Callable[..., Any]]:
+    """Enters the session of a forward and adds it to ``opened``, if there is one. Returns the frame that dynamo
+    compiles, and what that is to call."""
+    session, run, function = _prepared(forward, frame, args, kwargs)
+    take_failure(None)
+    if session is not None:
+        opened.append(session)
+        session.__enter__().add_inputs(tensors_in((args, kwargs)))
+    return run, function
 
 
 def _prepared(
@@ -167,10 +180,6 @@ def _prepared(
     return session, _compiled_for(forward, session.plan).run, forward.forward
 
 
-def _open(session: RunningSession, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    session.__enter__().add_inputs(tensors_in((args, kwargs)))
-
-
 def _close(
     forward: CompressedForward, session: RunningSession, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
 ) -> None:
@@ -178,9 +187,13 @@ def _close(
     forward.handle.note_returned(session, args, kwargs, result)
 
 
-def _give_up(forward: CompressedForward, session: RunningSession, error: BaseException) -> None:
-    session.abandon()
-    explain_shortage(forward.handle, session, error, "torch compiles it")
+def _give_up(forward: CompressedForward, opened: list[RunningSession], error: BaseException) -> BudgetError | None:
+    """Leaves the session of a forward that has raised, if there is one. Returns the error for which a graph was not
+    divided, if torch has wrapped it in this one."""
+    for session in opened:
+        session.abandon()
+        explain_shortage(forward.handle, session, error, "torch compiles it")
+    return take_failure(error)
 
 
 @constant_when_traced

@@ -41,7 +41,8 @@ def awaits_forward(handle: HandleState) -> bool:
 
 def await_no_longer(handle: HandleState) -> None:
     """Ends the watch: a forward is being compressed, or none is to be."""
-    _waiting.discard(handle)
+    if _waiting:
+        _waiting.discard(handle)
 
 
 @cache

@@ -21,7 +21,7 @@ from integrations.planner.plan import Plan as FollowedPlan
 from integrations.planner.sensitivity.bit_plan import BitPlan, PlannedBits
 from integrations.planner.sensitivity.finite import Look
 from integrations.planner.sensitivity.probe import Probe
-from integrations.policies.policy import Policy, fixed_bits
+from integrations.policies.policy import Policy
 from integrations.policies.rules import CHECKPOINT
 from integrations.runtime.compiled.hooks import may_be_replayed, session_here
 from integrations.runtime.compiled.stored import ROLE
@@ -55,7 +55,7 @@ def specs_under(
     if way is not None:
         policy: Policy = way.policy
     else:
-        fixed = fixed_bits(handle.stores_at)
+        fixed = handle.fixed_policy
         policy = fixed if plan is None else PlannedBits(fixed, plan)
     return handle._specs.under(policy, followed)
 

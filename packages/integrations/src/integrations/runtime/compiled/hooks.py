@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from actcore import replay as native
 from integrations._utils.torch_internals import (
     DYNAMO,
     HOOKS_FILTERING,
+    HookPair,
     callback_handler,
     functorch_config,
     top_saved_tensors_default_hooks,
@@ -41,24 +41,39 @@ if TYPE_CHECKING:
 _here = threading.local()  # .session: the session that was entered last in the thread
 
 
-@contextmanager
-def make_hooks(session: Session, level: Level) -> Iterator[tuple[Any, Any]]:
-    """A pair of saved-tensor hooks that hands what eager code saves to ``session``, and that compiled regions inline.
+class Innermost:
+    """A context in which a session is the innermost of its thread.
 
-    All sessions of a level have the same pair, so that a region is not compiled anew for each forward. The pair is used
-    even before ``torch._dynamo`` is imported: a library may compile its first region in the middle of this forward.
-    Such a region is compiled with torch's own filter, which keeps its inputs and outputs as they are.
+    It returns a pair of saved-tensor hooks that hands what eager code saves to the session, and that compiled regions
+    inline. All sessions of a level have the same pair, so that a region is not compiled anew for each forward. The pair
+    is used even before ``torch._dynamo`` is imported: a library may compile its first region in the middle of this
+    forward. Such a region is compiled with torch's own filter, which keeps its inputs and outputs as they are.
     """
-    if DYNAMO in sys.modules:
-        _ask_for_all()
-    session.outer = session_here()
-    try:
-        _here.session = session
-        native.enter(session.packing)
-        begin(session.regions)
-        yield _held_by(session, level)
-    finally:
-        if _here.session is session:
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __enter__(self) -> HookPair:
+        session = self._session
+        if DYNAMO in sys.modules:
+            _ask_for_all()
+        session.outer = session_here()
+        try:
+            _here.session = session
+            native.enter(session.packing)
+            begin(session.regions)
+            return _held_by(session, session.level)
+        except BaseException:
+            self.leave()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Makes the session around it the innermost again, if it is the innermost now."""
+        session = self._session
+        if session_here() is session:
             outer = session.outer
             while outer is not None and outer.left:  # before this one, in the wrong order
                 outer = outer.outer
@@ -105,7 +120,7 @@ def _end(given: Any) -> None:
 def _held_by(session: Session, level: Level) -> tuple[GraphModule, GraphModule]:
     """The pair of a level. The specs hold it from one forward of a model to the next, however many levels there are."""
     held = session.specs.hooks
-    if held is None or held[0] != level:
+    if held is None or (held[0] is not level and held[0] != level):
         held = session.specs.hooks = level, _pair(level)
     return held[1]
 
