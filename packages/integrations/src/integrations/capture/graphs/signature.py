@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -30,11 +31,15 @@ class Signature:
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Signature:
         """The signature of a call's inputs."""
-        leaves, structure = tree_flatten((args, dict(kwargs)))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        others = [None if isinstance(leaf, Tensor) else _described(leaf) for leaf in leaves]
+        tensors = [*args, *kwargs.values()]
+        if all(isinstance(given, Tensor) for given in tensors):
+            structure = _structure_of_tensors(len(args), tuple(kwargs))
+        else:
+            leaves, spec = tree_flatten((args, dict(kwargs)))
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            structure = f"{spec} {[None if isinstance(leaf, Tensor) else _described(leaf) for leaf in leaves]}"
         return cls(
-            f"{structure} {others}{_autocast()}",
+            structure + _autocast(),
             tuple(f"{tensor.dtype} {tensor.requires_grad}{' nested' * tensor.is_nested}" for tensor in tensors),
             tuple(map(_get_shape, tensors)),
         )
@@ -55,6 +60,18 @@ class Signature:
 
     def __str__(self) -> str:
         return ", ".join("x".join(map(str, shape)) or "scalar" for shape in self.shapes) or "no tensors"
+
+
+@lru_cache(maxsize=64)
+def _structure_of_tensors(count: int, names: tuple[str, ...]) -> str:
+    """How inputs are nested that are all tensors.
+
+    Args:
+        count: of inputs without a name.
+        names: of the others.
+    """
+    leaves, spec = tree_flatten(((0,) * count, dict.fromkeys(names, 0)))
+    return f"{spec} {[None] * len(leaves)}"
 
 
 def _get_shape(tensor: Tensor) -> tuple[int, ...]:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from actcore.replay import KERNELS
 from integrations._utils.torch_internals import INDUCTOR, custom_extern_kernel_codegen
 
@@ -23,6 +25,17 @@ _FUNCTIONS = {
     "torch.ops.actcore.positive_mask.graph": "positive_mask",
 }
 """By the operator as inductor names it: the name in ``KERNELS``."""
+
+
+def direct_call(operator: Any, device: torch.device) -> Callable[..., Any]:
+    """Return what inductor's code calls for an operator on a device: the function, or the operator itself.
+
+    Args:
+        operator: an overload, such as ``torch.ops.actcore.positive_mask.graph``.
+        device: of its tensors.
+    """
+    function = _FUNCTIONS.get(f"torch.ops.{operator}", "")
+    return KERNELS.get(function, operator) if device.type == "cpu" else operator
 
 
 def call_directly() -> None:

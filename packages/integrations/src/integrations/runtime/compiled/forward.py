@@ -69,9 +69,7 @@ class Compiled:
             forward: the model's.
             args, kwargs: what it is called with.
         """
-        run, _ = without_dynamo(_get_frames)(self)
-        if not self.warned:
-            self._breaks = without_dynamo(_graph_breaks)()
+        run = without_dynamo(_prepare)(self)
         outer = note_given((args, kwargs))
         try:
             return run(self.trace, (forward, args, kwargs), {})
@@ -122,6 +120,13 @@ def _get_frames(compiled: Compiled) -> tuple[Frame, Frame]:
     if found is None:
         found = _frames[compiled] = own_frame(), own_frame()
     return found
+
+
+def _prepare(compiled: Compiled) -> Frame:
+    """Notes the graph breaks before a forward. Returns the frame that dynamo compiles with the plan."""
+    if not compiled.warned:
+        compiled._breaks = _graph_breaks()
+    return _get_frames(compiled)[0]
 
 
 @left_to_python

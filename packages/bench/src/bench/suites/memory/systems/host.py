@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter
 
 import integrations
+from integrations.runtime.compiled.direct_calls import direct_call
 
 LAYERS, WIDTH, ROWS = 24, 32, 32
 
@@ -33,7 +34,7 @@ def run_layers(forward: Callable[..., Any], rows: Tensor) -> None:
 
 
 def record_codecs(level: str, seed: int, device: torch.device) -> list[Call]:
-    """The calls of codecs in a compiled step of the layers at a level, with their arguments, in order.
+    """The calls of codecs in a compiled step of the layers at a level, as inductor's code makes them, in order.
 
     The step's graphs are those that inductor gets; here they are interpreted node by node.
     """
@@ -48,7 +49,7 @@ def record_codecs(level: str, seed: int, device: torch.device) -> list[Call]:
     class Recorder(Interpreter):
         def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if getattr(target, "namespace", "") == "actcore" and any(name in str(target) for name in CODECS):
-                calls.append((target, args, kwargs))
+                calls.append((direct_call(target, device), args, kwargs))
             return super().call_function(target, args, kwargs)
 
     def interpret(graph: GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
