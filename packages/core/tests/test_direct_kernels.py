@@ -14,6 +14,8 @@ BITS = torch.ops.actcore.group_affine_compress.default(X, 4, 256, True, 1, 2)
 NORMAL = torch.ops.actcore.group_affine_standardized_compress.default(X, 4, 96, True, 1, 2, 3, 1, 0)
 MASK = torch.ops.actcore.positive_mask.default(X)
 PLACES = torch.arange(500) % 9
+STREAM = torch.tensor([2])
+PAYLOAD = torch.ops.actcore.group_affine_compress.graph(X, 4, 256, True, 1, STREAM)
 NARROW = torch.ops.actcore.narrow_compress.default(PLACES, 0, 8)
 
 CALLS = {
@@ -27,7 +29,16 @@ CALLS = {
     "positive_mask": (X,),
     "narrow_compress": (PLACES, 0, 8),
     "narrow_decompress": (NARROW[0], 500, torch.int64, 0, 8),
+    "group_affine_compress_graph": (X, 4, 256, True, 1, STREAM),
+    "group_affine_decompress_graph": (PAYLOAD, 1500, torch.float32, 4, 256),
+    "bit_mask_compress_graph": (X > 0, 0.0, 1.0),
 }
+
+
+def operator_of(name):
+    """The operator of a kernel: its overload for graphs, or the one without a name."""
+    packet = getattr(torch.ops.actcore, name.removesuffix("_graph"))
+    return packet.graph if name.endswith("_graph") else packet.default
 
 
 def test_each_has_a_case():
@@ -36,7 +47,7 @@ def test_each_has_a_case():
 
 @pytest.mark.parametrize("name", CALLS)
 def test_the_same_bytes(name):
-    found, expected = KERNELS[name](*CALLS[name]), getattr(torch.ops.actcore, name).default(*CALLS[name])
+    found, expected = KERNELS[name](*CALLS[name]), operator_of(name)(*CALLS[name])
     pairs = [(found, expected)] if isinstance(expected, torch.Tensor) else list(zip(found, expected, strict=True))
     assert pairs
     for one, other in pairs:
