@@ -24,7 +24,7 @@ from integrations.planner.budget import Budget
 from integrations.planner.plan import Plan as FollowedPlan
 from integrations.planner.sensitivity.bit_plan import BitPlan
 from integrations.policies.levels import Level
-from integrations.policies.policy import Policy, fixed_bits
+from integrations.policies.policy import FixedBits, fixed_bits
 from integrations.runtime.forward_state import ForwardStates
 from integrations.runtime.session import Session
 from integrations.runtime.specs import PlannedSpecs
@@ -63,7 +63,7 @@ class HandleState(InModel, ABC):
         self._paths = ModulePaths(model)
         self._states = ForwardStates(model)  # keeps the state before a forward that may have to run a second time
         self._trials = 0  # trial runs under way
-        self._stores_at: tuple[Level, Level, Policy] | None = None
+        self._stores_at: tuple[Level, Level, FixedBits] | None = None
         self._told: set[str] = set()  # subjects that were warned of
         self._double = self._new_double()  # whether a backward with create_graph=True reads rounded tensors
 
@@ -73,11 +73,11 @@ class HandleState(InModel, ABC):
         return self._named()[1]
 
     @property
-    def fixed_policy(self) -> Policy:
+    def fixed_policy(self) -> FixedBits:
         """The policy of ``stores_at``, the same object as long as the level is the same."""
         return self._named()[2]
 
-    def _named(self) -> tuple[Level, Level, Policy]:
+    def _named(self) -> tuple[Level, Level, FixedBits]:
         """The level, ``stores_at`` and ``fixed_policy``."""
         found, level = self._stores_at, self.level
         if found is None or (found[0] is not level and found[0] != level):

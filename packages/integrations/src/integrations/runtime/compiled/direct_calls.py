@@ -34,8 +34,9 @@ def direct_call(operator: Any, device: torch.device) -> Callable[..., Any]:
         operator: an overload, such as ``torch.ops.actcore.positive_mask.graph``.
         device: of its tensors.
     """
-    function = _FUNCTIONS.get(f"torch.ops.{operator}", "")
-    return KERNELS.get(function, operator) if device.type == "cpu" else operator
+    function = KERNELS.get(_FUNCTIONS.get(f"torch.ops.{operator}", ""))
+    found: Callable[..., Any] = operator if function is None or device.type != "cpu" else function
+    return found
 
 
 def call_directly() -> None:
