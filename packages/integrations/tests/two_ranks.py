@@ -10,8 +10,14 @@ from typing import NoReturn
 import torch.distributed as dist
 
 
-def run_two_ranks(child: str, meet: Path) -> list:
-    """Runs a script of this folder as ranks 0 and 1, which meet at a file that is not there yet; the JSON of each."""
+def run_two_ranks(child: str, meet: Path, timeout: float = 120) -> list:
+    """Runs a script of this folder as ranks 0 and 1, which meet at a file that is not there yet; the JSON of each.
+
+    Args:
+        child: the script.
+        meet: the file.
+        timeout: seconds for each rank.
+    """
     from .forks import Fork  # here, because the scripts import this file by itself
 
     script = Path(__file__).with_name(child)
@@ -19,7 +25,7 @@ def run_two_ranks(child: str, meet: Path) -> list:
     found = []
     try:
         for process in processes:
-            out, errors = process.communicate(timeout=120)
+            out, errors = process.communicate(timeout=timeout)
             assert process.returncode == 0, errors
             found.append(json.loads(out.splitlines()[-1]))
     finally:

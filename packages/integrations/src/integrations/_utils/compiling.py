@@ -120,8 +120,9 @@ def compiles_with_inductor() -> bool:
     while backend is not None:
         if "inductor" in (getattr(backend, "compiler_name", ""), getattr(backend, "_compiler_name", "")):
             return True
-        # What dynamo wraps a backend in: one to debug it, or DistributedDataParallel's.
-        backend = getattr(backend, "_torchdynamo_orig_backend", getattr(backend, "backend_compile_fn", None))
+        # What dynamo wraps a backend in: one to debug it, or DistributedDataParallel's, which is a method.
+        outer = getattr(backend, "__self__", backend)
+        backend = getattr(outer, "_torchdynamo_orig_backend", getattr(outer, "backend_compile_fn", None))
     return False
 
 
