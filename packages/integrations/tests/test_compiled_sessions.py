@@ -202,6 +202,29 @@ def paths(model):
     return Counter(row.module for row in rows(model) if row.role == "compiled")
 
 
+class Custom(nn.Module):
+    """Has a ``__getattr__`` of its own, as models of diffusers have: dynamo names the parts of such a module by its
+    ``__dict__``."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.rest = Block(), nn.ModuleList([Block()])
+
+    def __getattr__(self, name):
+        return super().__getattr__(name)
+
+    def forward(self, x):
+        return self.rest[0](self.first(x))
+
+
+def test_parts_of_a_module_that_finds_attributes_by_itself():
+    torch.manual_seed(0)
+    model = integrations.compress_model(nn.Sequential(Custom(), Custom()), min_bytes=0)
+    trained(model, compiled(model))
+    found = {path for path in paths(model) if path.endswith("norm")}
+    assert found == {f"{index}.{part}.norm" for index in range(2) for part in ("first", "rest.0")}
+
+
 def test_blocks_that_share_code_have_rows_of_their_own():
     """Each is compiled by itself, and dynamo takes the code of the first for all."""
     model = blocks(4)

@@ -180,6 +180,7 @@ def _described(value: Tensor, operator: str, module: str) -> SavedTensor:
 def _get_module(node: Node) -> str:
     """The path of the module that computed a node, from where the region starts: ``L['self'].layers.0`` is
     ``layers.0``, and so is ``L['args'][0].__self__.layers.0``. In a region that follows a plan, the model is
-    ``_model._ref()``."""
+    ``_model._ref()``. A part of a module with a ``__getattr__`` of its own is ``__dict__['_modules']['layers']``."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return re.sub(r"^L\[[^]]*\](\[\d+\])*(\.__self__)?(\._model\._ref\(\))?\.?", "", str(stack[-1][0])) if stack else ""
+    path = re.sub(r"__dict__\['_modules'\]\['([^']*)'\]", r"\1", str(stack[-1][0])) if stack else ""
+    return re.sub(r"^L\[[^]]*\](\[\d+\])*(\.__self__)?(\._model\._ref\(\))?\.?", "", path)
