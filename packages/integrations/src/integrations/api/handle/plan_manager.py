@@ -81,6 +81,7 @@ class PlanManager:
         measuring: has errors measured while the model learns; ``None`` if plans round nothing, or as a level says.
         compiled: has the model's forward follow the plan where torch compiles it together with code around it; ``None``
             if that takes a session, or there is no plan yet.
+        inside: the same where that code is one graph (``fullgraph=True``).
         asked: bounds or a plan; or, for a plan beside a level, ``"optimal"`` or a budget.
         plans: ``None`` before the first forward that is planned for.
         users: the model's forwards. A capture exchanges its parameters, and runs alone.
@@ -104,8 +105,8 @@ class PlanManager:
         self._asks = isinstance(asked, Bounds)  # whether the next forward asks other ranks, as only the first one does
         self._lock = OwnLock()
         self.users = Users()
-        self.compiled: Compiled | None = None  # for a plan that needs no session
-        self.inside: Compiled | None = None  # in a function that is one graph, around the model
+        self.compiled: Compiled | None = None
+        self.inside: Compiled | None = None
         self.gradients = GradientHistory()
         self.first_steps = FirstSteps()
         self.took_less = False
