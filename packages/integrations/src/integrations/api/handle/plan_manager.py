@@ -100,15 +100,13 @@ class PlanManager:
         self.plans: Plans | None = None
         self.shapes, self.codec = shapes, codec
         self._keeps = None if codec is None else through(codec, level)
-        self._attempts = Attempts()
         self._bits: BitPlan | None = None  # the bits for which the plans were made
         self._asks = isinstance(asked, Bounds)  # whether the next forward asks other ranks, as only the first one does
         self._lock = OwnLock()
-        self.users = Users()
+        self._attempts, self.users = Attempts(), Users()
         self.compiled: Compiled | None = None
         self.inside: Compiled | None = None
-        self.gradients = GradientHistory()
-        self.first_steps = FirstSteps()
+        self.gradients, self.first_steps = GradientHistory(), FirstSteps()
         self.took_less = False
         self.differentiated = False
         self._exact: tuple[Plans, Plans | None] | None = None  # plans, and their replacement without rounding
