@@ -31,7 +31,7 @@ Tensor group_affine_compress_graph(const Tensor& input, int64_t bits, int64_t gr
   auto call = group_affine_pack_call(input, bits, group_size, stochastic, seed, stream);
   call.args.key = read_key(call.args.key);
   expect_all_written(call.payload, call.payload.numel());
-  std::memset(call.gap(), 0, call.gap_bytes());
+  if (call.gap_bytes() > 0) std::memset(call.gap(), 0, call.gap_bytes());
   share_groups(call.groups, group_size,
                [&](int64_t begin, int64_t end) { cpu::kernels().group_affine_compress(call.args, begin, end); });
   return call.payload;

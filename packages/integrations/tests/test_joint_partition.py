@@ -4,6 +4,8 @@ With ``ACTCORE_LONG=1`` all nets are compiled, otherwise some.
 """
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -187,10 +189,79 @@ def test_inside_of_a_function_that_is_one_graph(divided):
     model(*inputs).square().mean().backward()
     function, other = (torch.compile(lambda x, one=one: one(x), fullgraph=True) for one in (model, plain))
     assert_as_plain(outcome(model, function, inputs), outcome(plain, other, inputs))
-    assert divided == [checkpoint.plan_of(model)]
-    joint = trace_joint(model)
+    # The graph is the same for steps that add to gradients, whose budget is the smaller one.
+    plan = checkpoint.plan_of(model).accumulating
+    assert divided == [plan]
+    joint = plan.others[JOINT]
     assert joint.recomputed > 0
-    assert joint.peak <= checkpoint.plan_of(model).uncompressed_peak // 2
+    assert joint.peak <= plan.uncompressed_peak // 2
+
+
+def test_two_plans_in_one_graph_are_refused():
+    """One of the budgets was lost: the graph was divided by the plan that was traced last."""
+    (one, inputs), (other, _) = build("block"), build("block")
+    for model in (one, other):
+        checkpoint.apply(model, integrations.plan(model, *inputs, memory=0.6, error=0))
+    function = torch.compile(lambda x: one(x) + other(x), fullgraph=True)
+    with pytest.raises(Exception, match=r"have a plan each, and torch.compile makes one graph of both"):
+        function(*inputs)
+    assert torch._inductor.config.custom_partitioner_fn is None
+
+
+def test_a_checkpoint_around_the_model_stays():
+    """Its marks were removed with those of plans before, and what it recomputes was kept."""
+    model, (x,) = build("block")
+    checkpoint.apply(model, integrations.plan(model, x, memory=0.99, error=0))
+
+    def around(y):
+        return y + torch.sin(torch.cos(torch.sin(y).exp()).exp())
+
+    def step(x):
+        return torch.utils.checkpoint.checkpoint(around, model(x), use_reentrant=False)
+
+    saved = []
+    count = partition.count_peak
+
+    def counted(forward, backward, outputs, plan, stored):
+        names = {node.name for node in backward.graph.find_nodes(op="placeholder")}
+        saved.extend(str(node.target) for node in forward.graph.nodes if node.name in names)
+        return count(forward, backward, outputs, plan, stored)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(partition, "count_peak", counted)
+        torch.compile(step, fullgraph=True)(x).square().mean().backward()
+    assert saved
+    assert not {"aten.sin.default", "aten.cos.default", "aten.exp.default"} & set(saved)
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_sizes_that_only_the_data_tell_have_no_bytes():
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.Tanh())))
+
+    class Selecting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x):
+            return self.layers(x[x[:, 0] > -3])
+
+    model, x = Selecting().train(), normal(64, 32)
+    checkpoint.apply(model, integrations.plan(model, x, memory=0.8, error=0))
+    with pytest.raises(ValueError, match="follows from data, so that its bytes cannot be counted"):
+        torch.compile(model, fullgraph=True)(x)
+
+
+def test_what_was_found_of_a_graph_does_not_keep_its_inputs():
+    model, (x,) = build("mlp")
+    x = x.clone()
+    planned(model)(x).square().mean().backward()
+    reference = weakref.ref(x)
+    del x
+    torch.compiler.reset()
+    gc.collect()
+    assert reference() is None
 
 
 # ---- budgets ----

@@ -130,7 +130,8 @@ class GradientLook:
     """
 
     def __init__(self) -> None:
-        self._large: list[tuple[weakref.ref[nn.Module], str, int]] = []  # modules, names and elements of parameters
+        # Modules, names and elements of parameters, and whether these are trained.
+        self._large: list[tuple[weakref.ref[nn.Module], str, int, bool]] = []
         self._left = 0  # so many times they may be read without the others
 
     def has_gradients(self, model: nn.Module) -> bool:
@@ -145,11 +146,13 @@ class GradientLook:
     def _read_large(self) -> bool | None:
         """Return whether all large parameters have gradients; ``None`` if they do not tell, or are not as they were."""
         found: bool | None = None
-        for reference, name, count in self._large:
+        for reference, name, count, trained in self._large:
             module = reference()
             parameter = None if module is None else module._parameters.get(name)
-            if parameter is None or not parameter.requires_grad or parameter.numel() != count:
+            if parameter is None or parameter.requires_grad is not trained or parameter.numel() != count:
                 return None
+            if not trained:
+                continue
             has = get_gradient(parameter) is not None
             if found is not None and has is not found:
                 return None
@@ -157,21 +160,25 @@ class GradientLook:
         return found
 
 
-def _find_large(model: nn.Module) -> list[tuple[weakref.ref[nn.Module], str, int]]:
-    """Return the largest parameters, which have more than half of the elements of all trained ones."""
+def _find_large(model: nn.Module) -> list[tuple[weakref.ref[nn.Module], str, int, bool]]:
+    """Return the largest parameters, each with whether it is trained: those that have more than half of the elements of
+    all trained ones, and those that have more than half of the elements of all frozen ones, which may be trained
+    later."""
     known = {
-        id(parameter): (parameter.numel(), module, name)
+        id(parameter): (parameter.numel(), module, name, parameter.requires_grad)
         for module in all_modules(model)
         for name, parameter in module._parameters.items()
-        if parameter is not None and parameter.requires_grad
+        if parameter is not None
     }
-    largest = sorted(known.values(), key=lambda one: one[0], reverse=True)
-    trained, found, elements = sum(count for count, _, _ in largest), [], 0
-    for count, module, name in largest:
-        if 2 * elements > trained:
-            break
-        found.append((weakref.ref(module), name, count))
-        elements += count
+    found = []
+    for trained in (True, False):
+        alike = [one for one in known.values() if one[3] is trained]
+        left = sum(count for count, *_ in alike) / 2
+        for count, module, name, _ in sorted(alike, key=lambda one: one[0], reverse=True):
+            found.append((weakref.ref(module), name, count, trained))
+            left -= count
+            if left < 0:
+                break
     return found
 
 

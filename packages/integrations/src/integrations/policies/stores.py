@@ -12,6 +12,9 @@ NODE_KEY = "actcore_store"
 """A key of ``node.meta`` in a graph that torch compiles: the store that a plan has for a node's result; ``None`` if the
 result is kept as it is."""
 
+PLANNED_KEY = "actcore_planned"
+"""A key of ``node.meta`` in a graph that torch compiles: there if a model with a plan has made the node."""
+
 _WORDS = re.compile(r"(?:exact|([1-8]) bits)(?:, ([1-8])-bit derivative)?(, on the host)?")
 
 

@@ -254,7 +254,8 @@ def _breaks_graph(key: str) -> bool:
     if manager is None or manager.plans is None or why:
         raise ValueError(_cannot_be_inside(handle, why))
     await_no_longer(handle)
-    plan = manager.plans.followed
+    # The graph is the same in all states of the gradients. A plan for steps that add to them fits the others, too.
+    plan = manager.plans.last.accumulating if manager.plans.last.is_bounded else manager.plans.followed
     if manager.inside is None or manager.inside.asked is not plan:
         manager.inside = Compiled(handle.model, plan, manager.bounds.falls_back)
     return False

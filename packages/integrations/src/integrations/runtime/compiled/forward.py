@@ -157,10 +157,11 @@ def _check_parts(compiled: Compiled) -> None:
     if not compiled.is_training():
         return
     found = None if runs is None else runs.find_joint()
-    if found is None:
+    if runs is None or found is None:
         _drop_plan(compiled)
     else:
-        require_together(compiled.plan, [*found, *_find_loss(compiled.plan)])
+        eager = runs.count_eager()
+        require_together(compiled.plan, found, [*_find_loss(compiled.plan), JointPlan(0, eager, eager)])
 
 
 def _find_loss(plan: Plan) -> list[JointPlan]:

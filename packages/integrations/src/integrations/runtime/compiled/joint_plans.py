@@ -53,20 +53,24 @@ joint_plans: WeakKeyDictionary[Graph, JointPlan] = WeakKeyDictionary()
 """By the forward graph that inductor gets: what the joint graph's plan has found."""
 
 
-def require_together(plan: Plan, found: Sequence[JointPlan]) -> None:
+def require_together(plan: Plan, graphs: Sequence[JointPlan], beside: Sequence[JointPlan] = ()) -> None:
     """Checks a forward that has run several compiled graphs.
 
     Args:
         plan: the plan of the eager step.
-        found: the graphs' plans, in the order of their runs; one that has run twice is there twice.
+        graphs: the graphs' plans, in the order of their runs; one that has run twice is there twice.
+        beside: what eager code between the graphs takes.
 
     Raises:
         BudgetError: together they exceed the budget.
     """
+    found = (*graphs, *beside)
     held = sum(one.held for one in found)
     peak = held + max(one.peak - one.held for one in found)
     together = plan.others[JOINT] = JointPlan(sum(one.recomputed for one in found), peak, held)
-    require_budget(plan, together, "its graph" if len(found) == 1 else f"the {len(found)} graphs into which it breaks")
+    what = "its graph" if len(graphs) == 1 else f"the {len(graphs)} graphs into which it breaks"
+    eager = " and the eager code between them" if any(one.held for one in beside) else ""
+    require_budget(plan, together, what + eager)
 
 
 def find_allowed(plan: Plan, plain: int | None = None) -> int:

@@ -87,13 +87,15 @@ class JointSearch:
     Args:
         plan: the plan of the eager step, for the state of the gradients, and the bound on their error.
         forward_outputs: how many of the graph's results are those of the forward.
+        rounds: whether anything may be rounded: not where no hooks store what is saved.
 
     Attributes:
         barred: names of nodes whose values are not to be rounded.
     """
 
-    def __init__(self, plan: Plan, forward_outputs: int) -> None:
+    def __init__(self, plan: Plan, forward_outputs: int, rounds: bool = True) -> None:
         self._plan, self._forward_outputs = plan, forward_outputs
+        self._rounds = rounds and can_round(plan)
         self.barred: set[str] = set()
         self._fronts: list[_Front] = []
 
@@ -122,7 +124,7 @@ class JointSearch:
 
     def _steps(self, gm: GraphModule) -> Iterator[JointStep]:
         yield JointStep(gm, self._forward_outputs, calibrated)
-        if can_round(self._plan) and any(VALUE_KEY in node.meta for node in gm.graph.nodes):
+        if self._rounds and any(VALUE_KEY in node.meta for node in gm.graph.nodes):
             yield JointStep(gm, self._forward_outputs, calibrated, rounded=True, is_exact=_is_exact)
 
     def _choices(self, step: JointStep, holds_less: bool) -> Iterator[JointChoice]:
@@ -228,12 +230,12 @@ def _count_held(schedule: Schedule, forms: Mapping[int, int]) -> int:
 
 
 def count_together(peak: int, held: int, runs: float) -> int:
-    """The bytes that a step takes in which several graphs run, as far as one of them tells: of all of them what is held
-    between forward and backward, and what this one takes beside.
+    """Estimates the bytes of a step with several graphs from one of them: while its backward runs, the others' saved
+    tensors are alive, too.
 
     Args:
-        peak, held: of the graph.
-        runs: how many times as much all graphs hold as this one; 1 for a step of one graph.
+        peak, held: bytes of the graph, as in ``JointPlan``.
+        runs: the bytes that all graphs hold between forward and backward, divided by ``held``; 1 for a single graph.
     """
     return int(runs * held) + peak - held
 

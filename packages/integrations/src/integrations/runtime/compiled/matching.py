@@ -1,7 +1,8 @@
 """``match``: finds the values of a plan in a trace whose operators are nearly those of the plan.
 
 ``torch.compile`` traces a forward that differs a little from the eager one: a dropout is one operator there and four
-here, BatchNorm has another name, counters are counted up. A wrong match costs memory and nothing else.
+here, BatchNorm has another name, counters are counted up. A wrong match of a plan that rounds nothing
+costs memory and nothing else; one of a plan that rounds may take the bits of another value of the same shape.
 """
 
 from __future__ import annotations

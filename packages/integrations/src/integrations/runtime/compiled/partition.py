@@ -11,11 +11,11 @@ import hashlib
 import operator
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from functools import cache
 from typing import Any
 
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from integrations._utils.compiling import compiles_with_inductor
@@ -31,7 +31,7 @@ from integrations.planner.plan import Plan
 from integrations.policies.aten_attention import is_attention
 from integrations.policies.aten_nodes import name_of
 from integrations.policies.levels import Level
-from integrations.policies.stores import NODE_KEY, Store
+from integrations.policies.stores import NODE_KEY, PLANNED_KEY, Store
 from integrations.runtime.compiled.divided_peak import count_peak
 from integrations.runtime.compiled.joint_plans import (
     JOINT,
@@ -39,12 +39,13 @@ from integrations.runtime.compiled.joint_plans import (
     find_allowed,
     has_bytes,
     joint_plans,
+    refuse,
     require_budget,
 )
 from integrations.runtime.compiled.joint_search import JointChoice, JointSearch, can_round, count_together
 from integrations.runtime.compiled.joint_step import decides_by
 from integrations.runtime.compiled.reuse import free_at_once
-from integrations.runtime.compiled.sizes import Limits
+from integrations.runtime.compiled.sizes import Limits, find_unknown_size
 from integrations.runtime.compiled.stored import Stored, find_stored
 
 _REGION = "ac_graph_id"  # torch compares it where checkpoints follow each other
@@ -102,6 +103,12 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
     plan = forget_expected()
     if plan is None:
         return min_cut_partition()(gm, joint_inputs, **options)
+    if has_bytes(plan) and (unknown := find_unknown_size(gm.graph)):
+        refuse(
+            f"{plan.model} under torch.compile: the size of {unknown} follows from data, so that its bytes cannot be "
+            "counted for memory=. Pass fallback='least' to follow the plan without a promise, or have the model follow "
+            "it in eager code with torch.compiler.disable(model)"
+        )
     limits = Limits(gm.graph, plan.graph.inputs)
     with limits.counted():
         divided = _divide(gm, joint_inputs, options, plan, limits.exceeds)
@@ -116,7 +123,8 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
     in_parts = getattr(_here, "parts", None) is plan
     count: int = options["num_fwd_outputs"]
     most = target = find_allowed(plan)
-    search, level = JointSearch(plan, count), _get_level()
+    level = _get_level()
+    search, foreign = JointSearch(plan, count, level is not None), _find_foreign(gm.graph)
     runs = 1.0
     if in_parts:
         # All graphs are taken to hold what the plain eager step does, and this one as much less as the others.
@@ -129,14 +137,15 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
     for attempt in range(1, _ATTEMPTS + 1):
         gm.graph = joint  # torch's partitioner puts another graph in its place
         choice, is_least = search.search(gm, target if attempt < _ATTEMPTS else 0, runs)
-        _mark(gm, choice)
+        _mark(gm, choice, foreign)
         forward, backward = divided = min_cut_partition()(gm, joint_inputs, **options)
         stored = () if level is None else find_stored(forward.graph, backward.graph, level, _may_repeat)
         counted = count_peak(forward, backward, count, plan, stored)
         # A form may take less than was planned, such as the truth values of a mask.
         peak = max(counted.peak, choice.peak if all(one.form.exact for one in stored) else 0)
-        schedule = choice.schedule
-        found = JointPlan(len(schedule.recomputed), peak, counted.held, len(schedule.stores), choice.variance)
+        rounded = sum(one.form.rounds for one in stored)
+        variance = choice.variance if rounded else 0.0
+        found = JointPlan(len(choice.schedule.recomputed), peak, counted.held, rounded, variance)
         taken = count_together(found.peak, found.held, runs)
         if best is None or taken < count_together(best[0].peak, best[0].held, runs):
             best = found, divided
@@ -192,6 +201,9 @@ def hash_plan(plan: Plan) -> str:
     """What tells one plan from another."""
     digest = hashlib.sha256(plan.graph.to_json().encode())
     digest.update(f"{plan.choice.content()} {plan.memory} {plan.bounds.falls_back}".encode())
+    digest.update(f"{plan.bounds.error} {plan.measured}".encode())
+    if plan.rounded_candidates is not None:
+        digest.update(f"{plan.rounded_candidates.weights} {plan.rounded_candidates.limits}".encode())
     return digest.hexdigest()
 
 
@@ -207,6 +219,13 @@ def _set(plan: Plan) -> bool:
     config, ours = inductor_config(), _make_partitioner()
     if ours is None or getattr(config, _SETTING, ours) not in (None, ours):
         return False
+    before: Plan | None = getattr(_here, "plan", None)
+    if before is not None and before is not plan and (has_bytes(before) or has_bytes(plan)):
+        forget_expected()
+        refuse(
+            f"{before.model} and {plan.model} have a plan each, and torch.compile makes one graph of both: one of the "
+            "budgets would be lost. Compile each of them by itself, or give the budget to the module around both"
+        )
     # A graph that turns out to have no backward is not divided.
     handler = callback_handler()
     if handler is not None and _end not in handler.end_callbacks:  # torch.compiler.reset() removes it
@@ -232,19 +251,33 @@ def forget_expected() -> Plan | None:
     return plan
 
 
-def _mark(joint: GraphModule, choice: JointChoice) -> None:
+def _find_foreign(joint: Graph) -> frozenset[Node]:
+    """The nodes of checkpoints around which the model is called: they have marks, and are none of the model's."""
+    if not any(PLANNED_KEY in node.meta for node in joint.nodes):
+        return frozenset()  # the graph is a part of the model
+    return frozenset(node for node in joint.nodes if "recompute" in node.meta and PLANNED_KEY not in node.meta)
+
+
+def _mark(joint: GraphModule, choice: JointChoice, foreign: Set[Node]) -> None:
     """Writes to the nodes of a joint graph what torch's partitioner is to keep and to recompute, and how what is kept
-    is stored."""
+    is stored.
+
+    Args:
+        joint: the graph.
+        choice: what is kept and how.
+        foreign: nodes whose marks are the user's, and stay.
+    """
     step, schedule = choice.step, choice.schedule
     graph = schedule.graph
     read_again = {
         value for op, planned in zip(graph.ops, schedule.ops, strict=True) if planned.segment >= 0 for value in op.reads
     }
     for node in joint.graph.nodes:
-        node.meta.pop("recompute", None)
-        node.meta.pop(_REGION, None)
+        if node not in foreign:
+            node.meta.pop("recompute", None)
+            node.meta.pop(_REGION, None)
         node.meta[NODE_KEY] = Store()
-    for node in step.fused:
+    for node in step.fused - foreign:
         _write(node, CheckpointPolicy.MUST_RECOMPUTE)
     needed = {value for value, one in enumerate(graph.values) if one.saved >= 0} | read_again
     remade = {op.makes[0] for op in graph.ops if not schedule.recomputed.isdisjoint(op.makes)}
@@ -261,9 +294,9 @@ def _mark(joint: GraphModule, choice: JointChoice) -> None:
         if store is not None and not recomputed:
             for node in nodes:
                 node.meta[NODE_KEY] = store
-        for node in kept:
+        for node in [one for one in kept if one not in foreign]:
             _write(node, CheckpointPolicy.MUST_RECOMPUTE if recomputed else CheckpointPolicy.MUST_SAVE)
-        for node in views:
+        for node in [one for one in views if one not in foreign]:
             _write(node, CheckpointPolicy.MUST_RECOMPUTE)
 
 

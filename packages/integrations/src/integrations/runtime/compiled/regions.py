@@ -31,7 +31,7 @@ from integrations.runtime.compiled.direct_calls import call_directly
 from integrations.runtime.compiled.forms import CompiledForm
 from integrations.runtime.compiled.joint_plans import JointPlan, joint_plans
 from integrations.runtime.compiled.order import Order, draw_one_stream, find_symbols
-from integrations.runtime.compiled.stored import ROLE, find_stored, get_tracing
+from integrations.runtime.compiled.stored import ROLE, find_stored, forget_stored, get_tracing
 
 if TYPE_CHECKING:
     from integrations.runtime.packing import PackedForward
@@ -177,6 +177,7 @@ def _plan(forward: Graph, backward: Graph, level: Level, session: PackedForward 
         occurrence = sum(other.saved == one.saved for other in region.entries.values())
         entry.seed = _signed(level.seed, one.saved, occurrence)
         region.entries[one.node.name] = entries[entry.number] = entry
+    forget_stored(forward)
     _forget_with_code(region)
     return region
 

@@ -52,6 +52,7 @@ def _end(given: Any) -> None:
     """Called by torch where a compilation has ended, or failed."""
     if getattr(_here, "stopped", False):
         _here.stopped = False
-        setattr(inductor_config(), _SETTING, True)
+        if not getattr(inductor_config(), _SETTING):  # torch may have put the user's own setting back already
+            setattr(inductor_config(), _SETTING, True)
         if not _is_lazy(given):
             _lazy.add(given.compile_id)

@@ -19,7 +19,7 @@ from actcore.device_streams import begin_regions
 from actcore.noise import step_key
 from integrations.runtime.compiled.joint_plans import JointPlan
 from integrations.runtime.compiled.regions import DESCRIBED, RegionEntry, regions
-from integrations.tracing.storage.records import Record, kept_by
+from integrations.tracing.storage.records import IN_CHUNKS, Record, kept_by
 
 if TYPE_CHECKING:
     from integrations.runtime.packing import PackedForward
@@ -48,7 +48,6 @@ class RegionRuns:
     def __init__(self, session: PackedForward) -> None:
         self._found = ref(session)  # which has these
         self._notes: list[int] = []
-        self._earlier: list[int] = []  # notes of the session that this one has taken over from
         self._places: list[tuple[PackedForward, str]] = []  # by run: the forward whose model it is, and the module
         self._begun = 0
         self._before: RegionRuns | None = None  # the regions of this forward that have run in another session
@@ -81,6 +80,11 @@ class RegionRuns:
         plans = [None if region is None else region.joint for region in found]
         known = [one for one in plans if one is not None]
         return known if known and len(known) == len(plans) else None
+
+    def count_eager(self) -> int:
+        """The bytes that eager code has stored between the graphs."""
+        stored = [one for one in self._session.records if not one.owner and not one.codec.startswith(IN_CHUNKS)]
+        return sum(one.stored_bytes for one in stored if not one.host)
 
     def _begin(self) -> list[int]:
         """Has regions noted for this forward. Returns what was noted before."""

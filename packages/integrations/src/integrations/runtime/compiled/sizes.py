@@ -10,6 +10,7 @@ from typing import Any
 from sympy import Integer  # type: ignore[import-untyped]
 from torch import SymInt, Tensor
 from torch.fx import Graph
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from integrations._utils.compiling import left_to_python
 from integrations.capture.graphs.signature import Signature
@@ -86,6 +87,19 @@ def largest(size: Any) -> int:
         return hint(size)
     found = node.expr.xreplace(limits)
     return int(found) if found.is_number else hint(size)
+
+
+def find_unknown_size(graph: Graph) -> str:
+    """The name of a node whose size only the data tell, as that of a selection by a mask; empty if there is none."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and any(isinstance(size, SymInt) and _is_unknown(size) for size in value.shape):
+            return str(node.name)
+    return ""
+
+
+def _is_unknown(size: SymInt) -> bool:
+    return bool(free_unbacked_symbols(size))
 
 
 def _varying_sizes(graph: Graph) -> Iterator[SymInt]:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -48,7 +47,7 @@ class Stored:
     given: bool
 
 
-_found: WeakKeyDictionary[Graph, tuple[Stored, ...]] = WeakKeyDictionary()  # by forward graph
+_STORED = "integrations_stored"  # an attribute of the forward graph, which holds what holds its nodes
 
 
 def find_stored(
@@ -67,9 +66,15 @@ def find_stored(
         level: how tensors are stored of which no plan says how.
         may_repeat: as for ``BackwardUses.uses_of``.
     """
-    if forward not in _found:
-        _found[forward] = tuple(_find(forward, backward, level, may_repeat))
-    return _found[forward]
+    found: tuple[Stored, ...] | None = forward.__dict__.get(_STORED)
+    if found is None:
+        found = forward.__dict__[_STORED] = tuple(_find(forward, backward, level, may_repeat))
+    return found
+
+
+def forget_stored(forward: Graph) -> None:
+    """Forgets what ``find_stored`` has found for a graph, with the inputs of the first call."""
+    forward.__dict__.pop(_STORED, None)
 
 
 def _find(forward: Graph, backward: Graph, level: Level, may_repeat: Callable[[Node], bool] | None) -> list[Stored]:

@@ -24,8 +24,8 @@ from integrations._utils.warn import warn
 from integrations.capture.dispatch.memory import iter_tensors
 from integrations.capture.dispatch.operators import get_traits
 from integrations.planner.plan import Plan
-from integrations.policies.stores import NODE_KEY, Store
-from integrations.runtime.compiled.joint_plans import has_promise, refuse
+from integrations.policies.stores import NODE_KEY, PLANNED_KEY, Store
+from integrations.runtime.compiled.joint_plans import has_bytes, has_promise, refuse
 from integrations.runtime.compiled.joint_search import VALUE_KEY, EagerValue, can_round
 from integrations.runtime.compiled.matching import Operator, Shape, is_same_path, match
 from integrations.runtime.compiled.partition import expect
@@ -108,6 +108,7 @@ class Tagging(TorchDispatchMode):
         theirs = any("recompute" in node.meta for node in nodes)
         for node in () if theirs else nodes:
             node.meta["ac_graph_id"] = self.ac_graph_id
+            node.meta[PLANNED_KEY] = True
         for place in changed:
             if isinstance(args[place], Tensor):
                 args[place].copy_(given[place])
@@ -137,7 +138,7 @@ class Tagging(TorchDispatchMode):
                 "follows the plan"
             )
             return
-        if has_promise(self._plan):
+        if has_bytes(self._plan):
             self._hold_sizes()
         if other_sizes:
             warn(
