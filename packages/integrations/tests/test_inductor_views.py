@@ -151,7 +151,8 @@ def test_lean_is_as_exact_as_in_eager_code():
 def test_a_plan(error):
     """If nothing is rounded, the only difference is that inductor adds up in another order."""
     pairs, memory = (SOME, 0.85) if LONG else (EACH[: len(PRODUCERS)], 0.95)
-    stores = {"stores": ("exact", "bits")} if error else {}
+    # Inductor makes of these views copies, which no plan without recomputation can do without.
+    stores = {"stores": ("exact", "bits"), "fallback": "least"} if error else {}
     model, function, exact = compiled_and_exact(pairs, memory=memory, error=error, **stores)
     assert relative_error(whole(exact), whole(grads_of(function, model, X))) <= (error or 1e-5)
     assert (len({row.codec for row in rows(model) if "GroupAffine" in row.codec}) > 0) == bool(error)

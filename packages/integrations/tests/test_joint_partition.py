@@ -498,3 +498,26 @@ def test_many_graphs_share_a_budget_by_what_they_hold():
     assert joint.recomputed % 8 == 0
     assert joint.recomputed > 0
     assert joint.held >= 8 * x.nbytes  # what each block hands on
+
+
+class Saving(Loop):
+    """Eager code between the graphs, which saves tensors."""
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            torch._dynamo.graph_break()
+            for _ in range(8):
+                x = torch.tanh(x)
+                torch._dynamo.graph_break()
+        return x
+
+
+def test_what_eager_code_stores_between_graphs_counts():
+    model, x = Saving().train(), normal(64, 16, 32)
+    integrations.compress_model(model, memory=0.95, error=0, fallback="least")
+    torch.compile(model)(x).square().mean().backward()
+    rows = integrations.compression(model).report().rows
+    eager = sum(row.stored_bytes for row in rows if row.role != "compiled" and not row.owner)
+    graphs = sum(row.stored_bytes for row in rows if row.role == "compiled" and not row.owner)
+    assert trace_joint(model).held >= eager + graphs

@@ -11,8 +11,8 @@ from torch import nn
 
 import integrations
 from integrations.runtime.compiled import partition, tagging
-from integrations.runtime.compiled.joint_plans import joint_plans
 from integrations.runtime.compiled.joint_search import make_candidates
+from integrations.runtime.compiled.regions import regions
 
 from .joint_nets import Attention, Block
 from .long_form import LONG
@@ -67,15 +67,16 @@ def compress(model, memory, error=ERROR):
 
 def find_joint():
     """What the graph that was compiled last follows."""
-    return list(joint_plans.values())[-1]
+    return list(regions.values())[-1].joint
 
 
 def find_least(name, error):
     """The bytes of the least plan within an error."""
     model, x = build(name)
     gradient(model, compress(model, "least", error), x)
+    peak = find_joint().peak
     torch.compiler.reset()
-    return find_joint().peak
+    return peak
 
 
 @pytest.mark.parametrize("name", ["attention", "convolutions"] if LONG else ["attention"])

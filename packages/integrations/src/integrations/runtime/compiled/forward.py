@@ -160,8 +160,9 @@ def _check_parts(compiled: Compiled) -> None:
     if runs is None or found is None:
         _drop_plan(compiled)
     else:
-        eager = runs.count_eager()
-        require_together(compiled.plan, found, [*_find_loss(compiled.plan), JointPlan(0, eager, eager)])
+        loss = _find_loss(compiled.plan)
+        eager = max(0, runs.count_eager() - sum(one.held for one in loss))  # which eager code stores, too
+        require_together(compiled.plan, found, [*loss, JointPlan(0, eager, eager)])
 
 
 def _find_loss(plan: Plan) -> list[JointPlan]:

@@ -173,7 +173,10 @@ def can_round(plan: Plan) -> bool:
 
 
 def _in_state(graph: Graph, plan: Plan) -> Graph:
-    """The step of a joint graph in the state of the gradients that a plan is for."""
+    """The step of a joint graph in the state of the gradients that a plan is for, and without recomputation if the plan
+    was asked to do without."""
+    if not plan.bounds.recomputes:
+        graph = graph.keeping_all
     if plan.graph.accumulates:
         return replace(graph, gradients=0, accumulates=True)
     return graph.clearing if plan.graph.clears else graph

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from sympy import Integer  # type: ignore[import-untyped]
 from torch import SymInt, Tensor
 from torch.fx import Graph
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from integrations._utils.compiling import left_to_python
 from integrations.capture.graphs.signature import Signature
@@ -48,7 +46,9 @@ class Limits:
     def __init__(self, graph: Graph, planned: Signature) -> None:
         larger, self.exceeds = _compare_sizes(planned)
         self._sizes = list(_varying_sizes(graph))
-        self._symbols: dict[Any, Integer] = {}
+        from sympy import Integer  # type: ignore[import-untyped]  # only a compiler needs it
+
+        self._symbols: dict[Any, Any] = {}
         for size in self._sizes:
             now, symbol = hint(size), size.node.expr
             self._symbols[symbol] = Integer(max(now, larger.get(now, 0), _declared(size)))
@@ -74,7 +74,7 @@ def _declared(size: SymInt) -> int:
     """The largest size that the user has declared, by ``mark_dynamic(x, 0, max=64)``; 0 for none."""
     bounds = getattr(size.node.shape_env, "var_to_range", {}).get(size.node.expr)
     most = getattr(bounds, "upper", None)
-    return int(most) if isinstance(most, Integer) and most < _UNLIMITED else 0
+    return int(most) if getattr(most, "is_Integer", False) and most < _UNLIMITED else 0
 
 
 _UNLIMITED = 1 << 31  # torch gives it to sizes of which nothing is known
@@ -99,6 +99,8 @@ def find_unknown_size(graph: Graph) -> str:
 
 
 def _is_unknown(size: SymInt) -> bool:
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols  # imports sympy
+
     return bool(free_unbacked_symbols(size))
 
 
