@@ -73,7 +73,7 @@ class Limits:
 def _declared(size: SymInt) -> int:
     """The largest size that the user has declared, by ``mark_dynamic(x, 0, max=64)``; 0 for none."""
     bounds = getattr(size.node.shape_env, "var_to_range", {}).get(size.node.expr)
-    most = getattr(bounds, "upper", None)
+    most: Any = getattr(bounds, "upper", None)
     return int(most) if getattr(most, "is_Integer", False) and most < _UNLIMITED else 0
 
 
