@@ -35,7 +35,7 @@ CALLS = {
 }
 
 
-def operator_of(name):
+def find_operator(name):
     """The operator of a kernel: its overload for graphs, or the one without a name."""
     packet = getattr(torch.ops.actcore, name.removesuffix("_graph"))
     return packet.graph if name.endswith("_graph") else packet.default
@@ -47,7 +47,7 @@ def test_each_has_a_case():
 
 @pytest.mark.parametrize("name", CALLS)
 def test_the_same_bytes(name):
-    found, expected = KERNELS[name](*CALLS[name]), operator_of(name)(*CALLS[name])
+    found, expected = KERNELS[name](*CALLS[name]), find_operator(name)(*CALLS[name])
     pairs = [(found, expected)] if isinstance(expected, torch.Tensor) else list(zip(found, expected, strict=True))
     assert pairs
     for one, other in pairs:

@@ -152,7 +152,7 @@ def test_two_regions_in_a_graph_are_never_merged():
 CODES, BOUNDS = ops.group_affine_compress(X, 3, 256, True, 9, 5)
 
 
-def payload_of(codes, bounds):
+def make_payload(codes, bounds):
     """Codes and bounds in one tensor, with zeros between them up to a multiple of a pair of bounds."""
     gap = -codes.numel() % (2 * bounds.element_size())
     return torch.cat([codes, codes.new_zeros(gap), bounds.view(-1).view(torch.uint8)])
@@ -162,7 +162,7 @@ GRAPHS = {
     "group_affine_compress": ((X, 3, 256, True, 9, 5), (X, 3, 256, True, 9, torch.tensor([5]))),
     "group_affine_decompress": (
         (CODES, BOUNDS, 1000, 3, 256),
-        (payload_of(CODES, BOUNDS), 1000, torch.float32, 3, 256),
+        (make_payload(CODES, BOUNDS), 1000, torch.float32, 3, 256),
     ),
     "bit_mask_compress": ((X.gt(0), 0.0, 1.0),) * 2,
     "bit_mask_decompress": ((ops.bit_mask_compress(X.gt(0), 0.0, 1.0)[0], 1000, torch.bool, 0.0, 1.0),) * 2,
@@ -173,7 +173,7 @@ GRAPHS = {
 def one_tensor(name, found):
     """The results of an operator as its overload for graphs returns them."""
     if name == "group_affine_compress":
-        return payload_of(*found)
+        return make_payload(*found)
     return found[0] if name == "bit_mask_compress" else found
 
 
@@ -197,7 +197,7 @@ def test_one_payload_has_the_codes_and_the_bounds(numel, dtype, bits):
     key = 9, torch.tensor([5])
     payload = ops.group_affine_compress.graph(x, bits, 32, True, *key)
     codes, bounds = ops.group_affine_compress(x, bits, 32, True, 9, 5)
-    assert same_bits(payload, payload_of(codes, bounds))
+    assert same_bits(payload, make_payload(codes, bounds))
     assert payload.numel() == payload_bytes(numel, dtype, bits, 32)
     restored = ops.group_affine_decompress.graph(payload, numel, dtype, bits, 32)
     assert same_bits(restored, ops.group_affine_decompress(codes, bounds, numel, bits, 32))
@@ -230,7 +230,7 @@ def test_a_graph_overload_reads_its_stream_in_each_run(stream):
     graph = make_fx(lambda x, stream: ops.group_affine_compress.graph(x, 3, 256, True, 9, stream))(X, given)
     given.fill_(stream)
     found, expected = graph(X, given), ops.group_affine_compress(X, 3, 256, True, 9, stream)
-    assert same_bits(found, payload_of(*expected))
+    assert same_bits(found, make_payload(*expected))
 
 
 def test_vmap_takes_each_row_by_itself():

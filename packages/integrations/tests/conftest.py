@@ -137,3 +137,31 @@ def fresh_compiler():
     gc.collect()
     yield
     torch.compiler.reset()
+
+
+@pytest.fixture
+def nothing_expected():
+    """Inductor's settings are the user's after every test, and no plan waits for a graph."""
+    import torch._inductor.config
+
+    from integrations.runtime.compiled import partition
+
+    yield
+    assert torch._inductor.config.custom_partitioner_fn is None
+    assert torch._inductor.config.allow_buffer_reuse
+    assert getattr(partition._here, "plan", None) is None
+
+
+@pytest.fixture
+def divided(monkeypatch):
+    """The plans by which graphs are divided."""
+    from integrations.runtime.compiled import partition
+
+    found, count = [], partition.count_peak
+
+    def noted(forward, backward, outputs, plan, stored):
+        found.append(plan)
+        return count(forward, backward, outputs, plan, stored)
+
+    monkeypatch.setattr(partition, "count_peak", noted)
+    return found

@@ -1,8 +1,14 @@
-"""Small nets for the plans of joint graphs, with what each has that could go wrong when its graph is divided."""
+"""Small nets for the plans of joint graphs, with what each has that could go wrong when its graph is divided; their
+steps, and what is compared of them."""
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import integrations
+from integrations import checkpoint
+from integrations.runtime.compiled.joint_plans import JOINT
 
 from .nets import normal
 
@@ -91,3 +97,34 @@ def build(name):
     make, inputs = NETS[name]
     torch.manual_seed(0)
     return make().train(), inputs()
+
+
+def outcome(model, function, inputs, steps=2):
+    """Gradients of steps that add to each other, the last step's outputs and all buffers, by name."""
+    torch.manual_seed(3)
+    model.zero_grad()
+    for _ in range(steps):
+        outputs = tree_leaves(function(*inputs))
+        sum(output.square().mean() for output in outputs).backward()
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    found.update((name, buffer.clone()) for name, buffer in model.named_buffers())
+    return found | {f"output {index}": output.detach() for index, output in enumerate(outputs)}
+
+
+def planned(model, memory="least"):
+    integrations.compress_model(model, memory=memory, error=0)
+    return torch.compile(model)
+
+
+def assert_as_plain(ours, plain):
+    """Bit for bit: what is recomputed is computed by the same operators from the same elements. Inductor may put a
+    recomputed operator into another kernel than the first time, which fuses a product and a sum or not: that is one
+    rounding of the elements that it reads, and the gradients' sums of them average it."""
+    assert ours.keys() == plain.keys()
+    for name, expected in plain.items():
+        error = (ours[name] - expected).norm() / expected.norm().clamp_min(1e-30)
+        assert error <= torch.finfo(expected.dtype).eps, f"{name}: {error:.2g}"
+
+
+def trace_joint(model):
+    return checkpoint.plan_of(model).others.get(JOINT)

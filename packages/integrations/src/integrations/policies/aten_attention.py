@@ -30,8 +30,8 @@ def recompute_attention(backward: Graph, rounds: Callable[[Node], bool]) -> froz
 
     Args:
         backward: the graph.
-        rounds: whether an input of the graph waits in fewer bits. Attention of which backward reads nothing that
-            depends on such an input is left as it is.
+        rounds: whether an input of the graph is stored in fewer bits. Attention whose backward reads nothing that
+            depends on such an input is not changed.
 
     Returns:
         Names of the inputs that no node reads any more.

@@ -122,8 +122,8 @@ class BackwardUses:
         Args:
             saved: the node.
             planned: whether a plan stores it in bits, and has weighed what is recomputed from it.
-            may_repeat: whether the plan has weighed what an operator does to rounded values, be it that backward
-                repeats it or that it reads what was repeated. ``None``: only the operators that are known here are.
+            may_repeat: whether an operator of backward may read rounded values, because the plan has measured their
+                effect on the gradient. ``None``: only the operators that this module knows may.
         """
         start = self._inputs.get(saved.name)
         if start is None:

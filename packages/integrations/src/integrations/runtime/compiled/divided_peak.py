@@ -36,7 +36,7 @@ def count_peak(
         forward, backward: its graphs.
         forward_outputs: how many of the forward's results are the model's.
         plan: the plan of the eager step, for the state of its gradients.
-        stored: how what goes from one graph to the other waits; what is not there waits as it is.
+        stored: the tensors that the forward saves for backward, with their stored forms; others are kept unchanged.
     """
     outputs = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
     ahead = GraphMemory(forward.graph, lambda node: False, lambda node: True)

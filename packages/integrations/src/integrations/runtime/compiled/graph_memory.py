@@ -51,12 +51,12 @@ class Memory:
 
 
 class Waiting(NamedTuple):
-    """How a memory waits for backward that does not wait as it is.
+    """The stored form of a tensor that is compressed between forward and backward.
 
     Attributes:
-        nbytes: the bytes of its stored form.
-        beside: bytes that storing and restoring take beside the memory and the form, while they run.
-        restored: the bytes of what is restored.
+        nbytes: bytes of the stored form.
+        beside: bytes of the workspace for storing and for restoring.
+        restored: bytes of the restored tensor.
     """
 
     nbytes: int
@@ -162,8 +162,8 @@ class GraphMemory:
             kernels: in order.
             memories: those that count. What none of the kernels makes is alive from the start.
             lasting: those that are alive to the end.
-            waiting: those that wait in another form: from the last kernel that reads them, if a kernel makes them, and
-                else up to the first one.
+            waiting: the stored forms of those that are compressed. A kernel's result is stored after the last kernel
+                that reads it; an input of the graph is restored before the first one.
         """
         place = {node: event for event, node in enumerate(kernels)}
         first: dict[Memory, int] = {}

@@ -19,7 +19,7 @@ from integrations.report.words import format_bytes
 _here = threading.local()  # .failure: the last error for which a graph was refused in this thread
 
 _OTHER_BITS = 1.05
-"""What a plan that rounds may take beside one for another budget, for which other errors were measured."""
+"""The margin of a budget that a message names: a plan for it is measured anew, and may need more bits."""
 
 JOINT = "joint"
 """The key in ``Plan.others`` of the plan that a compiled graph follows."""

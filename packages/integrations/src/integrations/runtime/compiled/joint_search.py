@@ -73,7 +73,7 @@ class JointChoice(NamedTuple):
 
 @dataclass
 class _Front:
-    """The choices of a graph, and what they were searched for."""
+    """The best choices of a graph, with the graph and the candidates for which they were found."""
 
     graph: Graph
     candidates: StorageCandidates | None
@@ -116,8 +116,8 @@ class JointSearch:
         return best, best is least
 
     def count_plain(self, gm: GraphModule) -> tuple[int, int]:
-        """The activation peak of a joint graph of which everything is kept, and what it holds between forward and
-        backward, in bytes."""
+        """Counts a joint graph that keeps everything: its activation peak, and the bytes that are alive between forward
+        and backward."""
         graph = _in_state(JointStep(gm, self._forward_outputs, calibrated).graph, self._plan)
         peak = simulate(training_step(graph), [True] * len(graph.values)).peak - graph.gradients
         return peak, _count_held(Schedule.of(graph, range(len(graph.values))), {})
@@ -168,7 +168,7 @@ def _is_exact(node: Node) -> bool:
 
 
 def can_round(plan: Plan) -> bool:
-    """Whether a plan may round values of a compiled graph: it knows what that does to the gradient."""
+    """Whether a plan may round values of a compiled graph: it allows an error, and has the measured weights."""
     return not plan.bounds.exact and plan.rounded is not None and plan.rounded_candidates is not None
 
 

@@ -221,7 +221,7 @@ class JointStep:
 
 
 def decides_by(node: Node) -> bool:
-    """Whether an operator decides by what it reads, so that it may give another result for rounded elements."""
+    """Whether an operator is discontinuous, like a comparison: rounded arguments may give a wholly different result."""
     if not isinstance(node.target, OpOverload):
         return False
     args = map_arg(node.args, lambda given: given.meta.get("val"))

@@ -127,7 +127,7 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
     search, foreign = JointSearch(plan, count, level is not None), _find_foreign(gm.graph)
     runs = 1.0
     if in_parts:
-        # All graphs are taken to hold what the plain eager step does, and this one as much less as the others.
+        # The other graphs are not known yet. They are assumed to save the same part of what the eager step holds.
         runs = max(1.0, plan.uncompressed_peak / max(search.count_plain(gm)[1], 1))
         most = target = int(_SHARED * most)
     elif larger:
