@@ -10,18 +10,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from integrations.capture.costs import calibrating
+
 from .heap import fake_tensors
 from .lanes import take_cpu_for_gpu
+from .machine_rates import recorded
 from .nets import assert_nothing_active
 
 
 def pytest_addoption(parser):
-    """Of tests that measure many subjects: ``test_sweep.py`` and ``test_operator_database.py``."""
+    """The first four are of tests that measure many subjects: ``test_sweep.py`` and ``test_operator_database.py``."""
     options = parser.getgroup("recorded measurements")
     options.addoption("--record", type=Path, metavar="FILE", help="measure all, into a record of actcore-bench")
     options.addoption("--subject", action="append", default=[], metavar="NAME", help="measure these alone; repeatable")
     options.addoption("--level", default=None, help="of the sweep; default: L1")
     options.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="of the sweep; default: cpu")
+    parser.addoption(
+        "--rates", default="recorded", choices=("recorded", "measured"), help="by which tests plan; default: recorded"
+    )
 
 
 def pytest_configure(config):
@@ -40,6 +46,15 @@ def one_thread():
     """
     torch.set_num_threads(1)
     torch.ones(1, requires_grad=True).sum().backward()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def recorded_rates(request):
+    """Plans are those of one machine: what tests expect of them must not depend on how fast, or busy, another is."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--rates", "recorded") == "recorded":
+            patch.setattr(calibrating, "_measured", recorded)
+        yield
 
 
 @pytest.fixture(autouse=True)

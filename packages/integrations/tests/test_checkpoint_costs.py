@@ -17,6 +17,7 @@ from integrations.capture.costs.rates import BYTES, FLOPS, LARGE, LAUNCH, MAPPED
 from integrations.checkpoint import capture
 from integrations.policies.operators import Kernel
 
+from .machine_rates import measure
 from .nets import mlp, normal
 
 aten = torch.ops.aten
@@ -30,8 +31,15 @@ def work(function, *args, **kwargs):
     return estimate_work(function, args, kwargs, out if isinstance(out, tuple) else (out,))
 
 
-@pytest.fixture(scope="module")
-def rates():
+@pytest.fixture
+def of_this_machine(monkeypatch):
+    """Rates are measured anew, and not those by which other tests plan."""
+    measure.cache_clear()
+    monkeypatch.setattr(calibrating, "_measured", measure)
+
+
+@pytest.fixture
+def rates(of_this_machine):
     return calibrated("cpu", torch.float32)
 
 
@@ -137,8 +145,7 @@ def test_seconds_of_a_codec(codec, store, restore):
     assert restore_seconds(KNOWN, codec, 256) == pytest.approx(KNOWN.host.restore + restore)
 
 
-def test_rates_of_this_machine():
-    rates = calibrated("cpu", torch.float32)
+def test_rates_of_this_machine(rates):
     assert rates.measured
     assert rates is calibrated("cpu", torch.int64)  # measured once; integers move as floats do
     numbers = [number for number in vars(rates).values() if isinstance(number, float)]
@@ -156,14 +163,7 @@ def test_rates_come_in_coarse_steps(rates):
     assert other.rounded == rates
 
 
-@pytest.fixture
-def unmeasured():
-    calibrating._measured.cache_clear()
-    yield
-    calibrating._measured.cache_clear()
-
-
-def test_measuring_touches_nothing_and_is_touched_by_nothing(unmeasured):
+def test_measuring_touches_nothing_and_is_touched_by_nothing(of_this_machine):
     before = torch.get_rng_state()
     with FakeTensorMode(), torch.device("meta"), torch.autocast("cpu"), torch.inference_mode():
         assert calibrated("cpu", torch.float32).measured
@@ -185,7 +185,7 @@ def test_memory_of_the_host_is_asked_for_on_the_host(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure")
-def test_rates_of_a_device_that_is_not_there_are_constants():
+def test_rates_of_a_device_that_is_not_there_are_constants(of_this_machine):
     assert calibrated("cuda", torch.float32) == constant("cuda", torch.float32)
     assert not calibrated("cuda", torch.float32).measured
     assert calibrated("xpu", torch.float32) == constant("xpu", torch.float32)

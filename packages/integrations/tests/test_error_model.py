@@ -9,7 +9,6 @@ from torch import nn
 from integrations.api.error_control.error_model import TARGET, ErrorModel
 from integrations.api.error_control.gradient_errors import OF_TENSOR, GradientErrors, TensorError, large_parameters
 from integrations.api.error_control.plan_within_bounds import chosen, measured, weighed_again
-from integrations.capture.costs.rates import constant
 from integrations.planner.bounds import Bounds
 from integrations.planner.plan_with_stores import planned
 from integrations.policies.levels import LEVELS
@@ -17,12 +16,6 @@ from integrations.policies.levels import LEVELS
 from .nets import normal
 
 BOUNDS = Bounds(error=0.1)
-
-
-@pytest.fixture(autouse=True)
-def usual_rates(monkeypatch):
-    """Plans are the same on every machine."""
-    monkeypatch.setattr("integrations.planner.plan_with_stores.calibrated", constant)
 
 
 def net(depth=4):

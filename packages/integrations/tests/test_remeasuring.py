@@ -23,8 +23,8 @@ from .rounding_plans import blocks
 
 
 @pytest.fixture(autouse=True)
-def usual_rates(monkeypatch):
-    """Plans are the same on every machine."""
+def constant_rates(monkeypatch):
+    """By these a small net has several plans that round."""
     monkeypatch.setattr("integrations.planner.plan_with_stores.calibrated", constant)
 
 
