@@ -164,6 +164,7 @@ def nothing_expected():
     yield
     assert torch._inductor.config.custom_partitioner_fn is None
     assert torch._inductor.config.allow_buffer_reuse
+    assert torch._inductor.config._post_fusion_custom_pass is None
     assert getattr(partition._here, "plan", None) is None
 
 

@@ -48,9 +48,9 @@ ROOM = 1.05
 
 SOME = {
     "timm: vit_tiny_patch16_224": "lean",
-    "transformers: llama": "memory=0.4, error=0",
+    "transformers: llama": "L1",
     "transformers: bert, padded": "memory=0.3, error=0.1",
-    "diffusers: sd3": "L1",
+    "diffusers: sd3": "memory=0.4, error=0",
     "pyg: SAGEConv": "lean",
     "pyg: GATConv": "memory=0.4, error=0",
 }

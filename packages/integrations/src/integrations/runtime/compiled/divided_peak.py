@@ -60,14 +60,14 @@ def count_peak(
     inputs = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
     restored = _find_waiting(behind, {inputs[one.node.name]: one for one in forms if one.node.name in inputs})
     kernels = behind.kernels()
-    alive = behind.alive(kernels, behind.memories.values(), behind.lasting, restored)
+    alive = behind.alive(kernels, behind.memories.values(), behind.lasting, restored, is_backward=True)
     alive = [nbytes + count_workspace(node) for node, nbytes in zip(kernels, alive, strict=True)]
     gradients = sum(one.nbytes for one in behind.lasting if one.maker.op == "call_function")
     standing = gradients if plan.graph.clears else 0
     most = [nbytes + standing for nbytes in peaks]
     most += [held + nbytes for nbytes in alive]
     between = sum(one.nbytes for one in ahead.lasting if one not in waiting or one in returned)
-    between += sum(one.nbytes for one in waiting.values())
+    between += sum(one.nbytes for one in waiting.values()) + behind.count_copies()
     return StepBytes(max(most, default=0) - (0 if plan.graph.accumulates else gradients), between)
 
 

@@ -153,6 +153,7 @@ class GraphMemory:
         memories: Iterable[Memory],
         lasting: Iterable[Memory],
         waiting: Mapping[Memory, Waiting] = _NONE,
+        is_backward: bool = False,
     ) -> list[int]:
         """The bytes of these memories, and of copies for convolutions, that are alive while each kernel runs.
 
@@ -164,6 +165,7 @@ class GraphMemory:
             lasting: those that are alive to the end.
             waiting: the stored forms of those that are compressed. A kernel's result is stored after the last kernel
                 that reads it; an input of the graph is restored before the first one.
+            is_backward: whether the graph is the backward of another, which has made the copies for convolutions.
         """
         place = {node: event for event, node in enumerate(kernels)}
         first: dict[Memory, int] = {}
@@ -198,12 +200,16 @@ class GraphMemory:
                 add(form.nbytes, end, None)
                 add(form.beside, end, end)
         for start, end, nbytes in self._copies(place):
-            add(nbytes, start, end)
+            add(nbytes, 0 if is_backward else start, end)
         alive, total = [], 0
         for change in changes[: len(place)]:
             total += change
             alive.append(total)
         return alive
+
+    def count_copies(self) -> int:
+        """The bytes of the copies for convolutions that are alive from a graph's start, or to its end."""
+        return sum(nbytes for _, _, nbytes in self._copies(dict.fromkeys(self.kernels(), 0)))
 
     def _copies(self, place: dict[Node, int]) -> Iterator[tuple[int, int, int]]:
         """The copies with channels last that inductor makes of a convolution's weight, and of its image where that is

@@ -44,7 +44,7 @@ from integrations.runtime.compiled.joint_plans import (
 )
 from integrations.runtime.compiled.joint_search import JointChoice, JointSearch, can_round, count_together
 from integrations.runtime.compiled.joint_step import decides_by
-from integrations.runtime.compiled.reuse import free_at_once
+from integrations.runtime.compiled.scheduling import schedule_for_budget
 from integrations.runtime.compiled.sizes import Limits, find_unknown_size
 from integrations.runtime.compiled.stored import Stored, find_stored
 
@@ -114,7 +114,7 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
         divided = _divide(gm, joint_inputs, options, plan, limits.exceeds)
     if has_bytes(plan):
         limits.hold()
-    free_at_once()
+    schedule_for_budget()
     return divided
 
 

@@ -1,0 +1,101 @@
+"""How inductor schedules graphs that have a budget."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from integrations.runtime.compiled import partition
+from integrations.runtime.compiled.scheduling import order_by_last_member
+
+from .joint_nets import Block, planned
+from .nets import normal, profiled_bytes
+
+
+class SchedulerNode:
+    """As much of inductor's as the order is decided by."""
+
+    def __init__(self, name, first, last, *reads):
+        self.name, self.min_order, self.max_order = name, first, last
+        self.unmet_dependencies = [SimpleNamespace(name=read) for read in reads]
+
+    def get_buffer_names(self):
+        return [self.name]
+
+
+def order(*nodes):
+    return [node.name for node in order_by_last_member(list(nodes))]
+
+
+def test_a_fused_kernel_comes_where_its_last_member_was():
+    """Inductor gives the order by first members, with all that the fused one needs before it."""
+    late, product, fused = (
+        SchedulerNode("late", 2, 2),
+        SchedulerNode("product", 1, 1),
+        SchedulerNode("sums", 0, 3, "late"),
+    )
+    assert order(late, fused, product) == ["product", "late", "sums"]
+
+
+def test_what_reads_a_fused_kernel_comes_after_it():
+    fused = SchedulerNode("sums", 0, 3, "late")
+    reader, late = SchedulerNode("reader", 1, 1, "sums", "given"), SchedulerNode("late", 2, 2)
+    assert order(late, fused, reader, SchedulerNode("end", 4, 4)) == ["late", "sums", "reader", "end"]
+
+
+def test_unfused_nodes_keep_their_order():
+    nodes = [SchedulerNode(str(place), place, place, str(place - 2)) for place in range(6)]
+    assert order(*nodes) == list("012345")
+
+
+@pytest.mark.usefixtures("fresh_compiler", "nothing_expected")
+def test_a_pass_of_the_users_stays(monkeypatch):
+    import torch._inductor.config
+
+    called = []
+
+    def passed(nodes):
+        called.append(len(nodes))
+        return nodes
+
+    with torch._inductor.config.patch(_post_fusion_custom_pass=passed):
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        planned(model)(normal(16, 8)).square().mean().backward()
+        assert torch._inductor.config._post_fusion_custom_pass is passed
+    assert len(called) == 2
+
+
+class Patches(nn.Module):
+    """The first layer of a ViT."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.first = nn.Conv2d(128, 32, 1), nn.Parameter(torch.zeros(1, 1, 32))
+
+    def forward(self, image):
+        return torch.cat([self.first.expand(len(image), -1, -1), self.convolution(image).flatten(2).mT], 1)
+
+
+@pytest.mark.usefixtures("fresh_compiler", "nothing_expected")
+def test_a_copy_of_an_image_is_alive_until_its_weights_gradient_is_made(monkeypatch):
+    """Backward computes the convolution again, of the copy that the forward has made."""
+    counted, count = [], partition.count_peak
+
+    def noted(*arguments):
+        counted.append(count(*arguments))
+        return counted[-1]
+
+    monkeypatch.setattr(partition, "count_peak", noted)
+    torch.manual_seed(0)
+    model, image = nn.Sequential(Patches(), Block()), normal(32, 128, 8, 8)
+    function = planned(model)
+
+    def step():
+        model.zero_grad()
+        function(image).square().mean().backward()
+
+    step()
+    peak, gradients = profiled_bytes(step)
+    assert counted[-1].held >= image.nbytes
+    assert peak - gradients <= 1.05 * counted[-1].peak
