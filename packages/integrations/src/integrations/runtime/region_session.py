@@ -51,7 +51,6 @@ class RegionSession(Session):
         self.regions = RegionRuns(self)
         self._make, self._observer, self._inputs = make, observer, list[Tensor]()
         self._on_stack: OnStack | None = None
-        self._full = ExitStack()
         self._entered = self._is_checked = False
 
     def __getattr__(self, name: str) -> Any:
@@ -72,6 +71,7 @@ class RegionSession(Session):
     def pack(self, tensor: Tensor) -> Packed:
         """The pack hook for what eager code saves."""
         if not self._entered:
+            self._full = ExitStack()
             self._entered = True  # first: an interrupt may come
             self._full.enter_context(self.full)
         return self.full.pack(tensor)
