@@ -42,7 +42,6 @@ from integrations.planner.errors import BudgetError, PlanningError, for_user
 from integrations.planner.plan import Plan
 from integrations.runtime.compiled.forward import Compiled
 from integrations.runtime.compiled.joint_plans import take_failure
-from integrations.tracing.tensors import tensors_in
 
 
 class CompressedForward(ForwardWrapper):
@@ -158,7 +157,7 @@ def _open(
     take_failure(None)
     if session is not None:
         opened.append(session)
-        session.__enter__().add_inputs(tensors_in((args, kwargs)))
+        session.__enter__().add_inputs((args, kwargs))
     return run, function
 
 
