@@ -143,7 +143,7 @@ def _run_compiled(
     return result
 
 
-@left_to_python_with_callees  # costs a step less than ``without_dynamo``
+@left_to_python_with_callees  # takes less time than ``without_dynamo``, whose wrapper dynamo also compiled as a frame
 def _open(
     opened: list[RunningSession],
     forward: CompressedForward,
