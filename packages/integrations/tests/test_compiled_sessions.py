@@ -140,6 +140,18 @@ class Loose(nn.Module):
         return self.second(x)
 
 
+@pytest.mark.parametrize("options", [{"level": "L1"}, {"memory": 0.8, "error": 0}])
+def test_dynamo_compiles_the_models_forward_alone(options):
+    """It skips what plans the forward, and what enters and leaves its session, with all that these call."""
+    torch._dynamo.utils.counters.clear()
+    model = integrations.compress_model(blocks(), **options)
+    function = compiled(model)
+    for _ in range(3):
+        trained(model, function)
+    counters = torch._dynamo.utils.counters
+    assert counters["frames"]["total"] == counters["stats"]["unique_graphs"] > 0
+
+
 def test_a_graph_break_in_a_later_step(sessions):
     model = Loose()
     exact = gradients(copy.deepcopy(model), X)

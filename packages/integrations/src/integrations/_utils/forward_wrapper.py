@@ -60,11 +60,13 @@ class ForwardWrapper(ABC):
     @property
     def forward(self) -> Callable[..., Any]:
         """The original forward."""
-        if self._method is None:
-            return self._callable
-        if torch.compiler.is_compiling():  # dynamo does not trace the creation of a method
+        if self._method is not None and torch.compiler.is_compiling():  # dynamo does not trace the creation of a method
             return functools.partial(self._method, self.model)
-        return MethodType(self._method, self.model)
+        return self.bind()
+
+    def bind(self) -> Callable[..., Any]:
+        """Return the original forward where dynamo is not tracing."""
+        return self._callable if self._method is None else MethodType(self._method, self.model)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:

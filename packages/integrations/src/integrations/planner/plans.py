@@ -153,7 +153,7 @@ class Plans:
             BudgetError: no plan keeps to the bounds for these inputs or this state, and there is no fallback.
         """
         inputs = Signature.of(args, kwargs)
-        if (why := self._refused.get((inputs, state))) is not None:
+        if self._refused and (why := self._refused.get((inputs, state))) is not None:
             raise BudgetError(why)
         self._attempts.start()
         if self._varies is None:  # a tape has compiled parts run as eager code, so nothing tells whether they differ
@@ -161,10 +161,11 @@ class Plans:
         with self._lock.held:
             asks = self._asks_for_capture(inputs)
         with users.alone() if asks else nullcontext(), self._lock.held:
-            plan, mismatch = self._plan_of(inputs), self._mismatches.get(inputs, _Mismatches())
+            plan = self._plan_of(inputs)
             if plan is None and self._shapes == "refuse":
                 raise ValueError(shapes_refused(self._first.graph.inputs, inputs))
             if asks and self._asks_for_capture(inputs):
+                mismatch = self._mismatches.get(inputs, _Mismatches())
                 real = mismatch.captures == _MOST_CAPTURES
                 # Sharded parameters have no real tensors to capture with, and other ranks do not take part in a
                 # capture.
@@ -191,8 +192,8 @@ class Plans:
 
     def _asks_for_capture(self, inputs: Signature) -> bool:
         """Whether a forward with these inputs has no plan, or one that was not its own."""
-        mismatch = self._mismatches.get(inputs, _Mismatches())
-        again = mismatch.due and mismatch.captures <= _MOST_CAPTURES
+        mismatch = self._mismatches.get(inputs)
+        again = mismatch is not None and mismatch.due and mismatch.captures <= _MOST_CAPTURES
         return (again or self._plan_of(inputs) is None) and self._has_room(inputs)
 
     def note_returned(self) -> None:
@@ -307,8 +308,9 @@ class Plans:
 
     def _plan_of(self, inputs: Signature) -> Plan | None:
         """The plan for such inputs. If only plans for larger inputs fit, the one for the smallest of them."""
-        if inputs in self._plans:
-            return self._plans[inputs]
+        own = self._plans.get(inputs)
+        if own is not None:
+            return own
         fitting = [plan for known, plan in self._plans.items() if inputs.within(known)]
         return min(fitting, key=lambda plan: plan.plain_peak, default=None)
 

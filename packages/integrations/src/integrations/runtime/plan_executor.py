@@ -94,7 +94,7 @@ class PlanExecutor:
         self._compiled, self._keeps = compiled, keeps
         self._tape: Tape | None = None
         self._others = self._nodes = 0
-        self._contexts = ExitStack()
+        self._contexts: ExitStack | None = None
 
     @property
     def plan(self) -> Plan:
@@ -263,4 +263,5 @@ class PlanExecutor:
 
     def leave(self) -> None:
         """Leaves what ``begin`` has entered, if that was not left: an interrupt may have come before ``end``."""
-        self._contexts.close()
+        if self._contexts is not None:
+            self._contexts.close()

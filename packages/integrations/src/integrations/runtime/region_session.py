@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,7 @@ from integrations.tracing.hook_stack import OnStack
 from integrations.tracing.storage.forms import Packed
 from integrations.tracing.storage.records import Record
 from integrations.tracing.storage.watch import Observer
+from integrations.tracing.tensors import tensors_in
 
 
 class RegionSession(Session):
@@ -49,9 +50,8 @@ class RegionSession(Session):
         self.specs, self.level, self.step, self.rank, self.redraw = specs, level, step, rank, redraw
         self.records: list[Record] = []
         self.regions = RegionRuns(self)
-        self._make, self._observer, self._inputs = make, observer, list[Tensor]()
+        self._make, self._observer, self._inputs = make, observer, list[Any]()
         self._on_stack: OnStack | None = None
-        self._full = ExitStack()
         self._entered = self._is_checked = False
 
     def __getattr__(self, name: str) -> Any:
@@ -60,18 +60,19 @@ class RegionSession(Session):
             raise AttributeError(name)
         if name == "full":
             self.full = self._make()
-            self.full.owners.add_inputs(self._inputs)
+            self.full.owners.add_inputs(tensors_in(self._inputs))
             self.full.regions.take_over(self.regions)
             return self.full
         return getattr(self.full, name)
 
-    def add_inputs(self, tensors: Iterable[Tensor]) -> None:
-        """Declares what the caller gave to the model."""
-        self._inputs.extend(tensors)
+    def add_inputs(self, given: Any) -> None:
+        """Declare what the caller gave to the model. Its tensors are looked for once a full session is needed."""
+        self._inputs.append(given)
 
     def pack(self, tensor: Tensor) -> Packed:
         """The pack hook for what eager code saves."""
         if not self._entered:
+            self._full = ExitStack()
             self._entered = True  # first: an interrupt may come
             self._full.enter_context(self.full)
         return self.full.pack(tensor)

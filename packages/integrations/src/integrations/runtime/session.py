@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from integrations.tracing.hook_stack import OnStack
 from integrations.tracing.storage.forms import Packed
 from integrations.tracing.storage.storage_policy import StoragePolicy
 from integrations.tracing.storage.watch import Observer
+from integrations.tracing.tensors import tensors_in
 
 
 class Session(PackedForward):
@@ -33,9 +34,13 @@ class Session(PackedForward):
 
     left = False
 
-    def add_inputs(self, tensors: Iterable[Tensor]) -> None:
-        """Declares what the caller gave to the model."""
-        self.owners.add_inputs(tensors)
+    def add_inputs(self, given: Any) -> None:
+        """Declare what the caller gave to the model.
+
+        Args:
+            given: the tensors, nested in tuples, lists and mappings.
+        """
+        self.owners.add_inputs(tensors_in(given))
 
     def begin_as(self, specs: Specs, step: int, observer: Observer | None) -> None:
         """Continues as another forward of the same level, before anything was saved."""

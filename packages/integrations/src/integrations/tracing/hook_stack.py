@@ -40,7 +40,11 @@ class OnStack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Raises ``RuntimeError`` if the stack is not as it was left; warns instead if an error is being raised."""
-        found = _all() if self._below or not self._is_ours(_top()) else [self._pair]
+        if self._below == 0 and self._is_ours(_top()):
+            pop_saved_tensors_default_hooks()
+            self._below = -1
+            return
+        found = _all()
         if len(found) == self._below + 1 and self._is_ours(found[-1]):
             pop_saved_tensors_default_hooks()
             return

@@ -29,10 +29,10 @@ def tensors_in(values: Any) -> list[Tensor]:
     """The tensors in nested tuples, lists and mappings, in order."""
     if type(values) is Tensor or isinstance(values, Tensor):
         return [values]
-    if isinstance(values, Mapping):
+    if not isinstance(values, (tuple, list)):  # first: asking for a mapping takes longer
+        if not isinstance(values, Mapping):
+            return []
         values = values.values()
-    elif not isinstance(values, (tuple, list)):
-        return []
     found: list[Tensor] = []
     for value in values:
         kind = type(value)

@@ -22,6 +22,7 @@ from integrations._utils.compiling import (
     compiles_callees,
     compiles_with_inductor,
     left_to_python,
+    left_to_python_with_callees,
     may_break_graph,
     not_inlined,
     own_frame,
@@ -41,7 +42,6 @@ from integrations.planner.errors import BudgetError, PlanningError, for_user
 from integrations.planner.plan import Plan
 from integrations.runtime.compiled.forward import Compiled
 from integrations.runtime.compiled.joint_plans import take_failure
-from integrations.tracing.tensors import tensors_in
 
 
 class CompressedForward(ForwardWrapper):
@@ -131,10 +131,10 @@ def _run_compiled(
     """Opens and closes the session with dynamo off; between, dynamo compiles the model's own forward."""
     opened: list[RunningSession] = []  # filled before the session is entered: an interrupt may come at any time
     try:
-        run, function = without_dynamo(_open)(opened, forward, frame, args, kwargs)
+        run, function = _open(opened, forward, frame, args, kwargs)
         result = run(function, args, kwargs)
         if opened:
-            without_dynamo(_close)(forward, opened[0], args, kwargs, result)
+            _close(forward, opened[0], args, kwargs, result)
     except BaseException as error:
         failure = without_dynamo(_give_up)(forward, opened, error)
         if failure is None:
@@ -143,6 +143,7 @@ def _run_compiled(
     return result
 
 
+@left_to_python_with_callees  # takes less time than ``without_dynamo``, whose wrapper dynamo also compiled as a frame
 def _open(
     opened: list[RunningSession],
     forward: CompressedForward,
@@ -156,7 +157,7 @@ def _open(
     take_failure(None)
     if session is not None:
         opened.append(session)
-        session.__enter__().add_inputs(tensors_in((args, kwargs)))
+        session.__enter__().add_inputs((args, kwargs))
     return run, function
 
 
@@ -172,14 +173,15 @@ def _prepared(
         return None, run, copy
     if forward._compiled is not None:
         _tell_of_codec(forward.handle)
-        return None, forward._compiled.run, forward.forward
+        return None, forward._compiled.run, forward.bind()
     session = forward.handle.session_of_forward(args, kwargs, compiled=True)
     if session is None or session.plan is None:
-        return session, run, forward.forward
+        return session, run, forward.bind()
     _tell_of_codec(forward.handle)
-    return session, _compiled_for(forward, session.plan).run, forward.forward
+    return session, _compiled_for(forward, session.plan).run, forward.bind()
 
 
+@left_to_python_with_callees
 def _close(
     forward: CompressedForward, session: RunningSession, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
 ) -> None:

@@ -32,7 +32,7 @@ from integrations.runtime.specs import Specs
 from integrations.runtime.timed import TimedSession
 from integrations.tracing.storage.records import Record
 from integrations.tracing.storage.storage_policy import StoragePolicy
-from integrations.tracing.tensors import MOST_NODES, tensors_in
+from integrations.tracing.tensors import MOST_NODES
 
 if TYPE_CHECKING:
     from integrations.runtime.plan_executor import PlanExecutor
@@ -192,7 +192,7 @@ class RunningSession:
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call a forward under the session."""
         with self as entered:
-            entered.add_inputs(tensors_in((args, kwargs)))
+            entered.add_inputs((args, kwargs))
             result = forward(*args, **kwargs)
         if self._following is not None and not self.repeats:
             self._following.state = None  # it holds gradients, which may be cleared before backward

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from integrations._utils.compiling import left_to_python, own_frame, without_dynamo
+from integrations._utils.compiling import left_to_python, left_to_python_with_callees, own_frame, without_dynamo
 from integrations._utils.in_model import ModelRef
 from integrations._utils.torch_internals import WRAP, TorchDispatchMode, constant_when_traced, dynamo_counters
 from integrations._utils.warn import warn
@@ -69,7 +69,7 @@ class Compiled:
             forward: the model's.
             args, kwargs: what it is called with.
         """
-        run = without_dynamo(_prepare)(self)
+        run = _prepare(self)
         outer = note_given((args, kwargs))
         try:
             return run(self.trace, (forward, args, kwargs), {})
@@ -122,6 +122,7 @@ def _get_frames(compiled: Compiled) -> tuple[Frame, Frame]:
     return found
 
 
+@left_to_python_with_callees
 def _prepare(compiled: Compiled) -> Frame:
     """Notes the graph breaks before a forward. Returns the frame that dynamo compiles with the plan."""
     if not compiled.warned:
