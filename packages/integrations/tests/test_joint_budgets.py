@@ -191,6 +191,20 @@ def test_the_measured_peak_is_within_the_planned_one():
     assert peak - gradients <= trace_joint(model).peak
 
 
+def test_a_budget_of_a_step_that_keeps_everything(divided):
+    """The third compiled step had no plan, since eager code needs none, and was compiled anew: inductor alone may take
+    more than eager code."""
+    model, inputs = build("mlp")
+    most = 2 * integrations.plan(model, *inputs, memory="least", error=0).uncompressed_peak
+    function = planned(model, most)
+    for step in range(4):
+        with torch.compiler.set_stance("default" if step == 0 else "fail_on_recompile"):
+            model.zero_grad()
+            function(*inputs).square().mean().backward()
+    assert len(divided) == 1
+    assert trace_joint(model).peak <= most
+
+
 # ---- forwards that break ----
 
 
