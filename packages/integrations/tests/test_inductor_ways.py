@@ -77,8 +77,9 @@ def assert_reported(found):
         assert found.alive_bytes <= found.stored_bytes + found.other_bytes + SMALL, found
     assert not found.unknown, found
     assert not found.changes, found
-    # Eager code tells of a tensor whose gradient is off by more than was estimated.
-    assert all("error" in found.way and "was measured" in one for one in found.warned), found
+    # Eager code warns of a tensor whose gradient was measured further off than was estimated, where a plan rounds.
+    rounds = PLANS.get(found.way, {}).get("error", 0) > 0
+    assert all(rounds and "was measured" in one for one in found.warned), found
 
 
 @pytest.mark.parametrize(("net", "way"), [case for case in CASES if case[1] in LEVELS])
