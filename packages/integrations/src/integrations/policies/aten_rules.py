@@ -160,6 +160,16 @@ def find_copies(nodes: set[Node], graph: Graph) -> set[Node]:
     return found
 
 
+def find_normalized(node: Node) -> int:
+    """Return the features of each row if the node is the result of a normalization of rows, or a view, copy or cast of
+    it; 0 for any other node."""
+    shape = get_shape(node)
+    while name_of(node.target) in _SAME and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+        shape = get_shape(node) or shape  # an operator with several results has none
+    return hint(shape[-1]) if shape and find_origin(node) in _ROW_NORMS else 0
+
+
 def _reached(nodes: list[Node]) -> set[Node]:
     """The nodes that depend on any of these nodes."""
     found = set(nodes)

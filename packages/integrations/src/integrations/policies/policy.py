@@ -286,6 +286,11 @@ def is_narrow(saved: SavedTensor) -> bool:
     return saved.operator in ("linear", "addmm") and saved.shape[-1] <= _NARROW
 
 
+def keeps_norm_input(features: int) -> bool:
+    """Whether levels keep the input of a normalization exactly, because rows of so many features share groups."""
+    return features % 32 != 0
+
+
 def fixed_bits(level: Level) -> FixedBits:
     """A level's policy."""
     return Sources(level) if level.recompute else FixedBits(level)

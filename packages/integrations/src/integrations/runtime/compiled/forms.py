@@ -13,7 +13,7 @@ from actcore import BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTen
 from integrations.policies.aten_rules import NORM_BACKWARDS, Use
 from integrations.policies.norms import RowByRow, Standardized, Statistics
 from integrations.policies.operators import OPERATORS, Kernel
-from integrations.policies.policy import UNKNOWN, is_narrow
+from integrations.policies.policy import UNKNOWN, is_narrow, keeps_norm_input
 from integrations.policies.rules import Need
 from integrations.tracing.storage.forms import SATURATED, Placeholder
 from integrations.tracing.storage.storage_policy import StoragePolicy
@@ -151,7 +151,9 @@ def _elements(stored: Tensor, numel: int, dtype: torch.dtype, bits: int, group_s
     return flat
 
 
-def make_form(way: StoragePolicy, saved: SavedTensor, uses: Iterable[Use], made_by: str) -> CompiledForm:
+def make_form(
+    way: StoragePolicy, saved: SavedTensor, uses: Iterable[Use], made_by: str, normalized: int = 0
+) -> CompiledForm:
     """The form that suits all uses of a tensor.
 
     Args:
@@ -159,6 +161,7 @@ def make_form(way: StoragePolicy, saved: SavedTensor, uses: Iterable[Use], made_
         saved: the tensor's description; its operator and role are ignored.
         uses: what backward does with the tensor.
         made_by: the operator that computed it.
+        normalized: the features of a row if it is the result of a normalization of rows, otherwise 0.
     """
     if missing := missing_on(saved.device):
         return CompiledForm(Raw(), f"kept exactly: {missing}")
@@ -209,6 +212,8 @@ def make_form(way: StoragePolicy, saved: SavedTensor, uses: Iterable[Use], made_
     if level.recompute and made_by not in _COSTLY:
         # Eager code recomputes it from tensors that are stored in these bits.
         bits = max(bits, level.pointwise_bits)
+        if not way.planned and normalized and keeps_norm_input(normalized):
+            bits = 8  # from an input that is kept exactly
     if sign and made_by != "relu":
         # Elements that rounding takes across zero are put back to it, a bias of less than a step. A ReLU's result has
         # no such bias: its zeros are a bound of their group, and so exact.
