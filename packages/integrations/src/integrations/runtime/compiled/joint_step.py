@@ -29,6 +29,8 @@ from integrations.runtime.compiled.sizes import largest
 TANGENTS = "tangents"
 """The start of the names that AOTAutograd gives to the gradients of the forward's results."""
 
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+
 
 class JointStep:
     """The training step of a joint graph.
@@ -236,12 +238,13 @@ def count_workspace(node: Node) -> int:
 
 def _estimate(node: Node) -> Work | None:
     """The work of a node; ``None`` where it is no operator of torch, or returns no tensor."""
-    results = tuple(map(_with_fixed_sizes, get_results(node)))
+    lay_out = _with_channels_last if node.target in _CONVOLUTIONS else _with_fixed_sizes
+    results = tuple(map(lay_out, get_results(node)))
     if not isinstance(node.target, OpOverload) or not results:
         return None
 
     def value(given: Node) -> Any:
-        return tree_map(_with_fixed_sizes, given.meta.get("val"))
+        return tree_map(lay_out, given.meta.get("val"))
 
     return estimate_work(node.target, map_arg(node.args, value), map_arg(node.kwargs, value), results)
 
@@ -256,6 +259,14 @@ def _with_fixed_sizes(value: Any) -> Any:
     if all(type(size) is int for size in (*sizes, *strides)):
         return value
     return value.new_empty_strided(tuple(map(largest, sizes)), tuple(map(largest, strides)))
+
+
+def _with_channels_last(value: Any) -> Any:
+    """The same for a convolution: on a CPU, inductor has the channels of images and weights last."""
+    value = _with_fixed_sizes(value)
+    if not isinstance(value, Tensor) or value.dim() != 4 or value.device.type != "cpu":
+        return value
+    return value.contiguous(memory_format=torch.channels_last)
 
 
 def _split(outputs: list[Any], count: int) -> tuple[list[Any], list[Any]]:
