@@ -17,7 +17,7 @@ from integrations.capture.costs.rates import BYTES, FLOPS, LARGE, LAUNCH, MAPPED
 from integrations.checkpoint import capture
 from integrations.policies.operators import Kernel
 
-from .machine_rates import measure
+from .machine_rates import measure, recorded
 from .nets import mlp, normal
 
 aten = torch.ops.aten
@@ -143,6 +143,16 @@ KNOWN = replace(
 def test_seconds_of_a_codec(codec, store, restore):
     assert store_seconds(KNOWN, codec, 256) == pytest.approx(KNOWN.host.store + store)
     assert restore_seconds(KNOWN, codec, 256) == pytest.approx(KNOWN.host.restore + restore)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_other_tests_plan_by_recorded_rates(asked, dtype):
+    """A record that cannot be read would leave them with constants, and say nothing."""
+    if asked("rates") == "measured":
+        pytest.skip("tests plan by measured rates")
+    found = calibrated("cpu", dtype)
+    assert found.measured
+    assert found is recorded("cpu", 0, dtype, torch.get_num_threads())
 
 
 def test_rates_of_this_machine(rates):

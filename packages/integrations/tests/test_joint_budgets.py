@@ -204,12 +204,14 @@ def test_the_measured_peak_of_a_convolution_of_each_channel_is_within_the_planne
     assert peak - gradients <= 1.05 * trace_joint(model).peak
 
 
-def test_a_budget_of_a_step_that_keeps_everything(divided):
+@pytest.mark.parametrize("options", [{}, {"fallback": "least"}])
+def test_a_budget_of_a_step_that_keeps_everything(divided, options):
     """The third compiled step had no plan, since eager code needs none, and was compiled anew: inductor alone may take
     more than eager code."""
     model, inputs = build("mlp")
     most = 2 * integrations.plan(model, *inputs, memory="least", error=0).uncompressed_peak
-    function = planned(model, most)
+    integrations.compress_model(model, memory=most, error=0, **options)
+    function = torch.compile(model)
     for step in range(4):
         with torch.compiler.set_stance("default" if step == 0 else "fail_on_recompile"):
             model.zero_grad()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from integrations.runtime.compiled import partition
+from integrations.runtime.compiled import partition, scheduling
 from integrations.runtime.compiled.scheduling import order_by_last_member
 
 from .joint_nets import Block, planned
@@ -49,21 +49,62 @@ def test_unfused_nodes_keep_their_order():
     assert order(*nodes) == list("012345")
 
 
+def test_nothing_is_lost_where_two_wait_for_each_other():
+    nodes = [SchedulerNode("one", 0, 0, "other"), SchedulerNode("other", 1, 1, "one"), SchedulerNode("free", 2, 2)]
+    assert order(*nodes) == ["one", "other", "free"]
+
+
+def as_function(called):
+    def passed(nodes):
+        called.append("user's")
+        return nodes
+
+    return passed
+
+
+def as_class(called):
+    base = pytest.importorskip("torch._inductor.custom_graph_pass")
+
+    class Passed(getattr(base, "CustomSchedulerPass", object)):
+        def __call__(self, nodes):
+            called.append("user's")
+            return nodes
+
+        def uuid(self):
+            return "passed"
+
+    return Passed()
+
+
 @pytest.mark.usefixtures("fresh_compiler", "nothing_expected")
-def test_a_pass_of_the_users_stays(monkeypatch):
+@pytest.mark.parametrize("make", [None, as_function, as_class])
+def test_a_pass_of_the_users_runs_first_and_stays(monkeypatch, make):
     import torch._inductor.config
 
     called = []
+    passed = None if make is None else make(called)
 
-    def passed(nodes):
-        called.append(len(nodes))
-        return nodes
+    def ordered(nodes):
+        called.append("ours")
+        return order_by_last_member(nodes)
 
-    with torch._inductor.config.patch(_post_fusion_custom_pass=passed):
+    monkeypatch.setattr(scheduling, "order_by_last_member", ordered)
+    with torch._inductor.config.patch(_post_fusion_custom_pass=passed, fx_graph_cache=False):
         model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
         planned(model)(normal(16, 8)).square().mean().backward()
         assert torch._inductor.config._post_fusion_custom_pass is passed
-    assert len(called) == 2
+    assert called == 2 * (["ours"] if make is None else ["user's", "ours"])
+
+
+@pytest.mark.usefixtures("fresh_compiler", "nothing_expected")
+def test_settings_are_put_back_where_the_pass_cannot_be_made(monkeypatch):
+    def fails(users):
+        raise TypeError("no such class")
+
+    monkeypatch.setattr(scheduling, "_make_pass", fails)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    with pytest.raises(Exception, match="no such class"):
+        planned(model)(normal(16, 8))
 
 
 class Patches(nn.Module):

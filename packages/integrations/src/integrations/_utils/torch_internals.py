@@ -224,6 +224,9 @@ noted(f"torch._functorch.config.{HOOKS_FILTERING}", _COMPILED, spared=True)
 # What inductor divides a joint graph with; before torch 2.11 it asks its own partitioner alone.
 inductor_config = later("torch._inductor.config", _COMPILED, None)
 custom_partitioner_fn = later("torch._inductor.custom_graph_pass.CustomPartitionerFn", _COMPILED, None)
+REUSE, AFTER_FUSION = "allow_buffer_reuse", "_post_fusion_custom_pass"  # settings in it
+noted(f"torch._inductor.config.{REUSE}", _COMPILED, spared=True)
+noted(f"torch._inductor.config.{AFTER_FUSION}", _COMPILED, spared=True)
 custom_scheduler_pass = later("torch._inductor.custom_graph_pass.CustomSchedulerPass", _COMPILED, None)
 # What writes the calls of operators into inductor's code, by their names there.
 custom_extern_kernel_codegen = later(

@@ -160,7 +160,7 @@ def find_copies(nodes: set[Node], graph: Graph) -> set[Node]:
     return found
 
 
-def find_normalized(node: Node) -> int:
+def count_norm_features(node: Node) -> int:
     """Return the features of each row if the node is the result of a normalization of rows, or a view, copy or cast of
     it; 0 for any other node."""
     shape = get_shape(node)

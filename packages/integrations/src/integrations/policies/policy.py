@@ -29,6 +29,7 @@ _BITS = {
 }
 _COARSE = 4  # up to this many bits, smaller groups are worth their bytes
 _NARROW = 32  # features up to which what a linear layer reads is a small part of what is stored
+_SMALLEST_GROUP = 32  # elements; groups of rows have a multiple of it, and other rows share groups
 # On which side of the bounds an element is stays exact.
 _JUMPING = frozenset(name for entry in OPERATORS if entry.slope_jumps for name in entry.names)
 UNKNOWN = "the operator that saves it is unknown"
@@ -288,7 +289,7 @@ def is_narrow(saved: SavedTensor) -> bool:
 
 def keeps_norm_input(features: int) -> bool:
     """Whether levels keep the input of a normalization exactly, because rows of so many features share groups."""
-    return features % 32 != 0
+    return features % _SMALLEST_GROUP != 0
 
 
 def fixed_bits(level: Level) -> FixedBits:
@@ -328,13 +329,24 @@ def _row_group(saved: SavedTensor, limit: int) -> int:
     )
     if not contiguous:
         return 0
-    return max((size for size in range(32, limit + 1, 32) if saved.shape[-1] % size == 0), default=0)
+    return max(
+        (size for size in range(_SMALLEST_GROUP, limit + 1, _SMALLEST_GROUP) if saved.shape[-1] % size == 0), default=0
+    )
+
+
+def _find_group(features: int, limit: int) -> int:
+    """The largest group up to a limit that divides a row; 0 where there is none."""
+    sizes = range(_SMALLEST_GROUP, limit + 1, _SMALLEST_GROUP)
+    return max((size for size in sizes if features % size == 0), default=0)
 
 
 def _group_across(saved: SavedTensor, limit: int) -> int:
     """The same where rows lie across each other, and are to be stored one after the other; 0 where there is none."""
     if saved.strides and 0 not in saved.strides and Layout(saved.shape, saved.strides).dense:
-        return max((size for size in range(32, limit + 1, 32) if saved.shape[-1] % size == 0), default=0)
+        return max(
+            (size for size in range(_SMALLEST_GROUP, limit + 1, _SMALLEST_GROUP) if saved.shape[-1] % size == 0),
+            default=0,
+        )
     return 0
 
 

@@ -25,7 +25,6 @@ from integrations.capture.graphs.schedule import Schedule
 from integrations.planner.sensitivity.bit_plan import BitPlan
 from integrations.planner.sensitivity.surroundings import meet
 from integrations.policies.levels import Level
-from integrations.runtime.compiled.joint_plans import has_bytes
 from integrations.runtime.forward_state import ForwardStates
 from integrations.runtime.plan_executor import PlanExecutor, runs_transformed
 from integrations.runtime.specs import PlannedSpecs
@@ -192,7 +191,7 @@ class ForwardRunner(HandleState):
                 None if self._trials else earlier[0].step if earlier else self.step,
             )
             alike = self._plain.is_as_before(following) and not self._looks and self._timed is None
-            if compiled and following is not None and has_bytes(following.plan):
+            if compiled and following is not None and following.plan.memory is not None:
                 alike = False  # compiled code may take more than eager code, and its graph is divided for the budget
             if following is not None and alike and not self._plan_manager.may_take_less(following.plan):
                 if not compiled:

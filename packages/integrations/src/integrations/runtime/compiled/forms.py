@@ -152,7 +152,7 @@ def _elements(stored: Tensor, numel: int, dtype: torch.dtype, bits: int, group_s
 
 
 def make_form(
-    way: StoragePolicy, saved: SavedTensor, uses: Iterable[Use], made_by: str, normalized: int = 0
+    way: StoragePolicy, saved: SavedTensor, uses: Iterable[Use], made_by: str, norm_features: int = 0
 ) -> CompiledForm:
     """The form that suits all uses of a tensor.
 
@@ -161,7 +161,7 @@ def make_form(
         saved: the tensor's description; its operator and role are ignored.
         uses: what backward does with the tensor.
         made_by: the operator that computed it.
-        normalized: the features of a row if it is the result of a normalization of rows, otherwise 0.
+        norm_features: the features of a row if it is the result of a normalization of rows, otherwise 0.
     """
     if missing := missing_on(saved.device):
         return CompiledForm(Raw(), f"kept exactly: {missing}")
@@ -212,8 +212,8 @@ def make_form(
     if level.recompute and made_by not in _COSTLY:
         # Eager code recomputes it from tensors that are stored in these bits.
         bits = max(bits, level.pointwise_bits)
-        if not way.planned and normalized and keeps_norm_input(normalized):
-            bits = 8  # from an input that is kept exactly
+        if not way.planned and norm_features and keeps_norm_input(norm_features):
+            bits = max(bits, 8)  # eager code has the input exactly
     if sign and made_by != "relu":
         # Elements that rounding takes across zero are put back to it, a bias of less than a step. A ReLU's result has
         # no such bias: its zeros are a bound of their group, and so exact.

@@ -44,7 +44,7 @@ from integrations.runtime.compiled.joint_plans import (
 )
 from integrations.runtime.compiled.joint_search import JointChoice, JointSearch, can_round, count_together
 from integrations.runtime.compiled.joint_step import decides_by
-from integrations.runtime.compiled.scheduling import schedule_for_budget
+from integrations.runtime.compiled.scheduling import hash_sources, schedule_for_budget
 from integrations.runtime.compiled.sizes import Limits, find_unknown_size
 from integrations.runtime.compiled.stored import Stored, find_stored
 
@@ -200,6 +200,7 @@ def expect_part() -> None:
 def hash_plan(plan: Plan) -> str:
     """What tells one plan from another."""
     digest = hashlib.sha256(plan.graph.to_json().encode())
+    digest.update(hash_sources().encode())
     digest.update(f"{plan.choice.content()} {plan.memory} {plan.bounds.falls_back}".encode())
     digest.update(f"{plan.bounds.error} {plan.measured}".encode())
     if plan.rounded_candidates is not None:

@@ -5,23 +5,31 @@ Two of its settings are changed while such a graph is compiled:
 - A buffer is freed when it was read for the last time. By itself inductor keeps it for a later result of the same size
   where that does not raise the peak, as it estimates it. The estimate has less than what is alive, and the step of a
   Llama took 1.16 times its budget.
-- A fused kernel runs where the last of its operators was. By itself inductor runs it where the first was, and what the
-  others need before it. A kernel with sums of several layers then has the backward of all these layers run first, while
-  what their weights' gradients read stays alive. The step of a DiT took 1.49 times its budget.
+- A fused kernel is put where the last of its operators was, unless inductor estimates a smaller peak for another order
+  (``reorder_for_peak_memory``). By itself inductor puts it where the first was, and what the others need before it. A
+  kernel with sums of several layers then has the backward of all these layers run first, while what their weights'
+  gradients read stays alive. The step of a DiT took 1.49 times its budget.
 """
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import threading
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
-from integrations._utils.torch_internals import callback_handler, custom_scheduler_pass, inductor_config
+from integrations._utils.torch_internals import (
+    AFTER_FUSION,
+    REUSE,
+    callback_handler,
+    custom_scheduler_pass,
+    inductor_config,
+)
 
-_REUSE, _AFTER_FUSION = "allow_buffer_reuse", "_post_fusion_custom_pass"
-
-_here = threading.local()  # .before: the user's settings, while others hold in this thread
+_here = threading.local()  # .changed: by setting that is changed in this thread: the user's value, and ours
 
 _lazy: set[str] = set()  # torch's ids of graphs whose backward may be compiled later, by their first backward
 
@@ -63,54 +71,85 @@ def order_by_last_member(nodes: list[Any]) -> list[Any]:
             waits[reader] -= 1
             if not waits[reader]:
                 heapq.heappush(ready, (nodes[reader].max_order, reader))
-    return found
+    return found if len(found) == len(nodes) else nodes  # none may be lost where two wait for each other
 
 
 @cache
-def _make_pass() -> Any:
-    """What inductor calls after fusion, whose class imports inductor. Before torch had such a class it did not store
-    graphs with a pass in its cache."""
+def hash_sources() -> str:
+    """What tells torch's caches of another version of this package, which may count and order otherwise."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _get_pass_type() -> Any:
+    """The class of what inductor calls after fusion, for its cache to know; importing it imports inductor. ``None``
+    where torch has none."""
     base = custom_scheduler_pass()
     if base is None:
-        return order_by_last_member
+        return None
 
     class OrderByLastMember(base):  # type: ignore[misc,valid-type]
-        """``order_by_last_member``."""
+        """``order_by_last_member``, after a pass of the user's."""
+
+        def __init__(self, users: Any) -> None:
+            self._users = users
 
         def __call__(self, nodes: list[Any]) -> list[Any]:
-            return order_by_last_member(nodes)
+            return order_by_last_member(nodes if self._users is None else self._users(nodes))
 
         def uuid(self) -> str:
             """What tells torch's caches of this order."""
-            return "actcore, order_by_last_member, 1"
+            return f"{hash_sources()} {None if self._users is None else self._users.uuid()}"
 
         def __reduce__(self) -> Any:
-            return _make_pass, ()
+            return _make_pass, (self._users,)
 
-    return OrderByLastMember()
+    return OrderByLastMember
+
+
+def _make_pass(users: Callable[[list[Any]], list[Any]] | None) -> Any:
+    """What inductor calls after fusion, where the user has it call a pass, or none."""
+    kind = _get_pass_type()
+    if kind is not None and (users is None or isinstance(users, custom_scheduler_pass())):
+        return kind(users)
+    if users is None:
+        return order_by_last_member
+    return partial(_order_after, users)  # which torch's cache does not store, as it does not store the user's own
+
+
+def _order_after(users: Callable[[list[Any]], list[Any]], nodes: list[Any]) -> list[Any]:
+    return order_by_last_member(users(nodes))
+
+
+def _is_ours(found: Any) -> bool:
+    """Whether another thread has changed the setting, where a version of torch has one for all threads."""
+    kind = _get_pass_type()
+    ours = isinstance(found, partial) and found.func is _order_after
+    return ours or found is order_by_last_member or (kind is not None and isinstance(found, kind))
 
 
 def _change() -> None:
-    """Changes the settings that a version of torch has and the user has not changed."""
-    settings = inductor_config()
-    before: dict[str, Any] = {}
-    if getattr(settings, _REUSE, False):
-        before[_REUSE] = True
-        setattr(settings, _REUSE, False)
-    if getattr(settings, _AFTER_FUSION, False) is None:
-        before[_AFTER_FUSION] = None
-        setattr(settings, _AFTER_FUSION, _make_pass())
-    if before:
-        _here.before = before
+    """Changes the settings that a version of torch has, where that is not done."""
+    settings, changed = inductor_config(), getattr(_here, "changed", {})
+    if getattr(settings, REUSE, False):
+        changed = _here.changed = {**changed, REUSE: (True, False)}
+        setattr(settings, REUSE, False)
+    if hasattr(settings, AFTER_FUSION) and not _is_ours(users := getattr(settings, AFTER_FUSION)):
+        ours = _make_pass(users)
+        _here.changed = {**changed, AFTER_FUSION: (users, ours)}
+        setattr(settings, AFTER_FUSION, ours)
 
 
 def _put_back() -> None:
-    """Puts back what was changed; torch may have put the user's own settings back already."""
-    settings = inductor_config()
-    for name, value in getattr(_here, "before", {}).items():
-        if getattr(settings, name) in (False, _make_pass()):
-            setattr(settings, name, value)
-    _here.before = {}
+    """Puts the user's settings back, as far as torch has not done it."""
+    settings, changed = inductor_config(), getattr(_here, "changed", {})
+    _here.changed = {}
+    for name, (users, ours) in changed.items():
+        if getattr(settings, name) is ours:
+            setattr(settings, name, users)
 
 
 def _is_lazy(given: Any) -> bool:
@@ -119,6 +158,7 @@ def _is_lazy(given: Any) -> bool:
 
 def _start(given: Any) -> None:
     """Called by torch where a compilation starts."""
+    _put_back()  # what is left of one whose end torch has not told this thread of
     if not _is_lazy(given):
         _lazy.discard(given.compile_id)  # torch gives ids anew after torch.compiler.reset()
     elif given.compile_id in _lazy:
@@ -127,7 +167,7 @@ def _start(given: Any) -> None:
 
 def _end(given: Any) -> None:
     """Called by torch where a compilation has ended, or failed."""
-    if getattr(_here, "before", {}):
+    if getattr(_here, "changed", {}):
         _put_back()
         if not _is_lazy(given):
             _lazy.add(given.compile_id)

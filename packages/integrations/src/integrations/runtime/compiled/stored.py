@@ -17,7 +17,7 @@ from actcore import Raw, SavedTensor
 from integrations._utils.torch_internals import instruction_translator
 from integrations.policies.aten_attention import RECOMPUTED_ATTENTION, recompute_attention
 from integrations.policies.aten_nodes import get_operator, hint
-from integrations.policies.aten_rules import BackwardUses, find_copies, find_normalized
+from integrations.policies.aten_rules import BackwardUses, count_norm_features, find_copies
 from integrations.policies.levels import Level
 from integrations.policies.stores import NODE_KEY, WAITING
 from integrations.runtime.compiled.forms import CompiledForm, make_form
@@ -104,7 +104,7 @@ def _find(forward: Graph, backward: Graph, level: Level, may_repeat: Callable[[N
         elif node.name in dropped:
             form = CompiledForm(None, RECOMPUTED_ATTENTION)
         else:
-            form = make_form(way, saved, found, get_operator(node), find_normalized(node))
+            form = make_form(way, saved, found, get_operator(node), count_norm_features(node))
         stored.append(Stored(node, saved, form, storage, example, given))
         if form.exact:
             exact.setdefault(storage, CompiledForm(Raw(), "its storage is kept exactly for another operator"))
