@@ -2,7 +2,6 @@
 
 import copy
 import json
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -21,7 +20,7 @@ from integrations.planner.plan_with_stores import planned
 from integrations.planner.problem import chosen_entries, training_step
 from integrations.policies.levels import LEVELS
 
-from .decoder import CLASSES, IDS, SUMS, Decoder, shifted, step, twin
+from .decoder import CLASSES, IDS, SUMS, Decoder, shifted, step
 from .largest import Largest
 from .libraries import library_or_skip
 from .nets import assert_same, relative_error
@@ -219,35 +218,6 @@ def test_a_model_that_needs_its_logits_keeps_them():
     assert_same(step(model)[1], step(found)[1])
     assert plan_of(found).chunked is None
     assert ChunkedHead.of(found.head) is None
-
-
-def test_code_of_torch_compile_makes_its_logits():
-    model = compressed(decoder(), memory="least")
-    step(torch.compile(model, backend="aot_eager"))
-    assert plan_of(model).chunked is None
-
-
-def test_a_loss_in_chunks_that_was_asked_for_is_computed_in_a_compiled_forward(fresh_compiler):
-    """The graph breaks at the head. Dynamo traces nothing of what is done to the logits, which runs in Python."""
-    model, found = decoder(), twin(decoder())
-    compiled = torch.compile(found, backend="aot_eager")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(2):
-            loss, gradients = step(compiled)
-    expected, whole = step(model)
-    assert torch.allclose(loss, expected)
-    assert relative_error(whole, {name.removeprefix("_orig_mod."): one for name, one in gradients.items()}) < SUMS
-    assert "a loss in chunks of 128 rows, without logits" in exchanged(found)
-    with torch.no_grad():
-        assert torch.allclose(compiled(IDS), expected)
-
-
-def test_a_loss_in_chunks_in_one_graph_raises(fresh_compiler):
-    """It made the logits. Dynamo wraps the error into its own."""
-    compiled = torch.compile(twin(decoder()), backend="aot_eager", fullgraph=True)
-    with pytest.raises(Exception, match=r"ValueError: a loss in chunks breaks the graph .* or pass loss='full'"):
-        compiled(IDS)
 
 
 def test_neither_loss_fits():

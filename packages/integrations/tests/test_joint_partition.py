@@ -152,7 +152,7 @@ def test_two_plans_in_one_graph_are_refused():
 
 
 def test_a_checkpoint_around_the_model_stays():
-    """Its marks were removed with those of plans before, and what it recomputes was kept."""
+    """What a user's checkpoint recomputes is not kept, although its input comes from a model with a plan."""
     model, (x,) = build("block")
     checkpoint.apply(model, integrations.plan(model, x, memory=0.99, error=0))
 

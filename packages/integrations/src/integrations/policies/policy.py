@@ -329,9 +329,7 @@ def _row_group(saved: SavedTensor, limit: int) -> int:
     )
     if not contiguous:
         return 0
-    return max(
-        (size for size in range(_SMALLEST_GROUP, limit + 1, _SMALLEST_GROUP) if saved.shape[-1] % size == 0), default=0
-    )
+    return _find_group(saved.shape[-1], limit)
 
 
 def _find_group(features: int, limit: int) -> int:
@@ -343,10 +341,7 @@ def _find_group(features: int, limit: int) -> int:
 def _group_across(saved: SavedTensor, limit: int) -> int:
     """The same where rows lie across each other, and are to be stored one after the other; 0 where there is none."""
     if saved.strides and 0 not in saved.strides and Layout(saved.shape, saved.strides).dense:
-        return max(
-            (size for size in range(_SMALLEST_GROUP, limit + 1, _SMALLEST_GROUP) if saved.shape[-1] % size == 0),
-            default=0,
-        )
+        return _find_group(saved.shape[-1], limit)
     return 0
 
 

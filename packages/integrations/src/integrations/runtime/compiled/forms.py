@@ -213,7 +213,7 @@ def make_form(
         # Eager code recomputes it from tensors that are stored in these bits.
         bits = max(bits, level.pointwise_bits)
         if not way.planned and norm_features and keeps_norm_input(norm_features):
-            bits = max(bits, 8)  # eager code has the input exactly
+            bits = max(bits, 8)  # eager code keeps the norm's input exactly
     if sign and made_by != "relu":
         # Elements that rounding takes across zero are put back to it, a bias of less than a step. A ReLU's result has
         # no such bias: its zeros are a bound of their group, and so exact.

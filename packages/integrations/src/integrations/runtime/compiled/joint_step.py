@@ -262,7 +262,7 @@ def _with_fixed_sizes(value: Any) -> Any:
 
 
 def _with_channels_last(value: Any) -> Any:
-    """The same for a convolution: on a CPU, inductor has the channels of images and weights last."""
+    """The same for a convolution: on a CPU, inductor lays images and weights out with channels last."""
     value = _with_fixed_sizes(value)
     if not isinstance(value, Tensor) or value.dim() != 4 or value.device.type != "cpu":
         return value

@@ -8,7 +8,7 @@ Two of its settings are changed while such a graph is compiled:
 - A fused kernel is put where the last of its operators was, unless inductor estimates a smaller peak for another order
   (``reorder_for_peak_memory``). By itself inductor puts it where the first was, and what the others need before it. A
   kernel with sums of several layers then has the backward of all these layers run first, while what their weights'
-  gradients read stays alive. The step of a DiT took 1.49 times its budget.
+  gradients read stays alive. The step of a DiT took 1.48 times its budget.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def order_by_last_member(nodes: list[Any]) -> list[Any]:
 
     Args:
         nodes: ``BaseSchedulerNode``s with ``min_order`` and ``max_order``, the places of their first and last member,
-            in any order in which each comes after what it depends on.
+            each after those that it depends on.
     """
     makers = {name: place for place, node in enumerate(nodes) for name in node.get_buffer_names()}
     readers: list[list[int]] = [[] for _ in nodes]
@@ -71,7 +71,7 @@ def order_by_last_member(nodes: list[Any]) -> list[Any]:
             waits[reader] -= 1
             if not waits[reader]:
                 heapq.heappush(ready, (nodes[reader].max_order, reader))
-    return found if len(found) == len(nodes) else nodes  # none may be lost where two wait for each other
+    return found if len(found) == len(nodes) else nodes  # where two depend on each other, both would be missing
 
 
 @cache
@@ -111,7 +111,11 @@ def _get_pass_type() -> Any:
 
 
 def _make_pass(users: Callable[[list[Any]], list[Any]] | None) -> Any:
-    """What inductor calls after fusion, where the user has it call a pass, or none."""
+    """What inductor calls after fusion.
+
+    Args:
+        users: the user's own pass, which runs first; ``None`` if there is none.
+    """
     kind = _get_pass_type()
     if kind is not None and (users is None or isinstance(users, custom_scheduler_pass())):
         return kind(users)
@@ -132,7 +136,7 @@ def _is_ours(found: Any) -> bool:
 
 
 def _change() -> None:
-    """Changes the settings that a version of torch has, where that is not done."""
+    """Changes both settings, as far as this version of torch has them and they are not changed yet."""
     settings, changed = inductor_config(), getattr(_here, "changed", {})
     if getattr(settings, REUSE, False):
         changed = _here.changed = {**changed, REUSE: (True, False)}
@@ -158,7 +162,7 @@ def _is_lazy(given: Any) -> bool:
 
 def _start(given: Any) -> None:
     """Called by torch where a compilation starts."""
-    _put_back()  # what is left of one whose end torch has not told this thread of
+    _put_back()  # torch does not tell this thread of a compilation's end while another thread compiles
     if not _is_lazy(given):
         _lazy.discard(given.compile_id)  # torch gives ids anew after torch.compiler.reset()
     elif given.compile_id in _lazy:
