@@ -228,6 +228,9 @@ REUSE, AFTER_FUSION = "allow_buffer_reuse", "_post_fusion_custom_pass"  # settin
 noted(f"torch._inductor.config.{REUSE}", _COMPILED, spared=True)
 noted(f"torch._inductor.config.{AFTER_FUSION}", _COMPILED, spared=True)
 custom_scheduler_pass = later("torch._inductor.custom_graph_pass.CustomSchedulerPass", _COMPILED, None)
+# What inductor asks which operators to join: its choices are in it.
+inductor_virtualized = later("torch._inductor.virtualized.V", _COMPILED, None)
+noted("torch._inductor.choices.InductorChoices.can_fuse_horizontal", _COMPILED, spared=True)
 # What writes the calls of operators into inductor's code, by their names there.
 custom_extern_kernel_codegen = later(
     "torch._inductor.codegen.custom_extern_kernel_codegen.CUSTOM_EXTERN_KERNEL_CODEGEN", _COMPILED, None

@@ -1,6 +1,6 @@
 """``schedule_for_budget``: how inductor schedules graphs that have a budget, so that their peaks are the counted ones.
 
-Two of its settings are changed while such a graph is compiled:
+Three of its settings are changed while such a graph is compiled:
 
 - A buffer is freed when it was read for the last time. By itself inductor keeps it for a later result of the same size
   where that does not raise the peak, as it estimates it. The estimate has less than what is alive, and the step of a
@@ -9,6 +9,8 @@ Two of its settings are changed while such a graph is compiled:
   (``reorder_for_peak_memory``). By itself inductor puts it where the first was, and what the others need before it. A
   kernel with sums of several layers then has the backward of all these layers run first, while what their weights'
   gradients read stays alive. The step of a DiT took 1.48 times its budget.
+- Operators that read the same are joined in one kernel only where nothing is alive for longer (``fusing``). The step of a
+  Gemma took 1.12 times its budget.
 """
 
 from __future__ import annotations
@@ -27,9 +29,12 @@ from integrations._utils.torch_internals import (
     callback_handler,
     custom_scheduler_pass,
     inductor_config,
+    inductor_virtualized,
 )
+from integrations.runtime.compiled.fusing import is_ours, make_choices
 
-_here = threading.local()  # .changed: by setting that is changed in this thread: the user's value, and ours
+_here = threading.local()
+"""What is changed in this thread: in ``changed``, by setting, the user's value and ours; in ``choices``, the user's."""
 
 _lazy: set[str] = set()  # torch's ids of graphs whose backward may be compiled later, by their first backward
 
@@ -136,7 +141,7 @@ def _is_ours(found: Any) -> bool:
 
 
 def _change() -> None:
-    """Changes both settings, as far as this version of torch has them and they are not changed yet."""
+    """Changes the settings, as far as this version of torch has them and they are not changed yet."""
     settings, changed = inductor_config(), getattr(_here, "changed", {})
     if getattr(settings, REUSE, False):
         changed = _here.changed = {**changed, REUSE: (True, False)}
@@ -145,6 +150,10 @@ def _change() -> None:
         ours = _make_pass(users)
         _here.changed = {**changed, AFTER_FUSION: (users, ours)}
         setattr(settings, AFTER_FUSION, ours)
+    virtualized = inductor_virtualized()
+    if virtualized is not None and not is_ours(choices := virtualized.choices):
+        _here.choices = choices
+        virtualized.set_choices_handler(make_choices(choices))  # from now on; the context that it returns puts it back
 
 
 def _put_back() -> None:
@@ -154,6 +163,9 @@ def _put_back() -> None:
     for name, (users, ours) in changed.items():
         if getattr(settings, name) is ours:
             setattr(settings, name, users)
+    choices, _here.choices = getattr(_here, "choices", None), None
+    if choices is not None and is_ours(inductor_virtualized().choices):
+        inductor_virtualized().set_choices_handler(choices)
 
 
 def _is_lazy(given: Any) -> bool:
@@ -171,7 +183,7 @@ def _start(given: Any) -> None:
 
 def _end(given: Any) -> None:
     """Called by torch where a compilation has ended, or failed."""
-    if getattr(_here, "changed", {}):
+    if getattr(_here, "changed", {}) or getattr(_here, "choices", None) is not None:
         _put_back()
         if not _is_lazy(given):
             _lazy.add(given.compile_id)

@@ -1,0 +1,82 @@
+"""``make_choices``: which operators inductor runs in one kernel in graphs that have a budget.
+
+Inductor joins operators that read the same, if their results do not depend on each other, so that this is read once.
+All that the kernel reads and makes is then alive at once, and what the earlier operator reads is alive until the later
+one. In graphs with a budget they are joined only where nothing is alive for longer: where the later operator, or one
+behind it, reads that as well.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from integrations._utils.torch_internals import inductor_virtualized
+
+_readers: WeakKeyDictionary[Any, dict[str, list[str]]] = WeakKeyDictionary()
+"""By scheduler, by name of a buffer: the names of the nodes that read it. A node would keep its scheduler alive."""
+
+
+def make_choices(users: Any) -> Any:
+    """What inductor asks which nodes to join.
+
+    Args:
+        users: the ``InductorChoices`` that it would ask, which still says everything else.
+    """
+    made, kind = copy.copy(users), users.__class__
+    made.__class__ = _get_type(kind)
+    return made
+
+
+@cache
+def _get_type(users: Any) -> Any:
+    class Choices(users):  # type: ignore[misc]
+        """As the user's, but keeps nothing alive for longer."""
+
+        def can_fuse_horizontal(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+            """Whether two nodes that do not depend on each other are joined."""
+            allowed = super().can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
+            return allowed and not lengthens(scheduler, node1, node2, _find_lasting())
+
+    return Choices
+
+
+def is_ours(choices: Any) -> bool:
+    """Whether inductor asks what ``make_choices`` has made."""
+    return type(choices).__module__ == __name__
+
+
+def _find_lasting() -> frozenset[str]:
+    """The names of what is alive as long as the graph that is compiled: parameters, and what it returns."""
+    graph = inductor_virtualized().graph
+    return frozenset(name for name in graph.graph_inputs if name.startswith("primals")) | {*graph.get_output_names()}
+
+
+def lengthens(scheduler: Any, node1: Any, node2: Any, lasting: frozenset[str] = frozenset()) -> bool:
+    """Whether something would be alive for longer if two nodes ran in one kernel, where the later one is.
+
+    Args:
+        scheduler: inductor's, with ``nodes``, and by their names ``name_to_fused_node``.
+        node1, node2: nodes of it, with ``max_order``, the place of their last operator.
+        lasting: names of buffers that are not freed.
+    """
+    early, late = sorted((node1, node2), key=lambda node: node.max_order)
+    also = {read.name for read in late.read_writes.reads} | lasting
+    return any(
+        _find_last(scheduler, read.name) < late.max_order for read in early.read_writes.reads if read.name not in also
+    )
+
+
+def _find_last(scheduler: Any, buffer: str) -> int:
+    """The place at which a buffer is read for the last time; -1 if it is not read."""
+    readers = _readers.get(scheduler)
+    if readers is None:
+        readers = _readers[scheduler] = defaultdict(list)
+        for node in scheduler.nodes:
+            for read in node.read_writes.reads:
+                readers[read.name].append(node.get_name())
+    joined = scheduler.name_to_fused_node
+    return max((joined[node].max_order for node in readers.get(buffer, ())), default=-1)
