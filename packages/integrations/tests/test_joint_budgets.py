@@ -1,6 +1,8 @@
 """Budgets of joint graphs under inductor: kept or refused, for sizes that vary, and in forwards that break."""
 
 import copy
+import itertools
+import re
 
 import pytest
 import torch
@@ -163,7 +165,8 @@ def test_steps_that_add_to_gradients_have_a_plan_of_their_own(divided, autocast)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         found, expected = outcome(model, function, inputs, steps=3), outcome(plain, plain, inputs, steps=3)
     assert relative_error(expected, found) < (0.01 if autocast else 1e-5)
-    assert [plan.graph.accumulates for plan in divided] == [False, True]
+    states = [plan.graph.accumulates for plan in divided]  # as often as a graph is divided until it fits
+    assert [state for state, _ in itertools.groupby(states)] == [False, True]
     assert all(plan.others[JOINT].peak <= plan.uncompressed_peak for plan in divided)
 
 
@@ -305,3 +308,18 @@ def test_what_eager_code_stores_between_graphs_counts():
     eager = sum(row.stored_bytes for row in rows if row.role != "compiled" and not row.owner)
     graphs = sum(row.stored_bytes for row in rows if row.role == "compiled" and not row.owner)
     assert trace_joint(model).held >= eager + graphs
+
+
+def test_a_budget_that_several_graphs_name_holds():
+    """With the bytes that they took when they were refused, graphs had larger shares, and took more."""
+    torch.manual_seed(0)
+    model = Broken(*(nn.Sequential(Block(), Block(), Block()) if place == 5 else nn.Tanh() for place in range(10)))
+    plain, x = copy.deepcopy(model), normal(64, 16, 32).requires_grad_()
+    integrations.compress_model(model, memory=0.4, error=0)
+    with pytest.raises(ValueError, match=r"the 3 graphs into which it breaks .* Pass memory=\d+") as refused:
+        torch.compile(model)(x)
+    took, named = (int(one) for one in re.search(r"take (\d+) .* Pass memory=(\d+)", str(refused.value)).groups())
+    torch.compiler.reset()
+    integrations.compress_model(plain, memory=named, error=0)
+    torch.compile(plain)(x).square().mean().backward()
+    assert took < trace_joint(plain).peak <= named

@@ -39,7 +39,7 @@ def count_peak(
         stored: the tensors that the forward saves for backward, with their stored forms; others are kept unchanged.
     """
     outputs = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
-    ahead = GraphMemory(forward.graph, lambda node: False, lambda node: True)
+    ahead = GraphMemory(forward.graph, lambda node: False, lambda node: True, joins_sums=True)
     forms = [one for one in stored if not one.form.exact]
     returned = {
         one for node in outputs[:forward_outputs] if isinstance(node, Node) for one in ahead.find_memories(node)
@@ -56,6 +56,7 @@ def count_peak(
         backward.graph,
         lambda node: node.name.startswith(TANGENTS) or (node.name in saved and node.name not in shared),
         lambda node: True,
+        joins_sums=True,
     )
     inputs = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
     restored = _find_waiting(behind, {inputs[one.node.name]: one for one in forms if one.node.name in inputs})

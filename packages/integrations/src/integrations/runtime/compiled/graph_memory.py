@@ -12,25 +12,13 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from integrations._utils.torch_internals import OpOverload
 from integrations.capture.dispatch.memory import iter_tensors
-from integrations.policies.operators import OPERATORS, Kernel
+from integrations.runtime.compiled.realized import can_fuse, find_realized, find_sums
 from integrations.runtime.compiled.sizes import largest
 
 _PRIMALS = "primals"  # the start of the names that AOTAutograd gives to a forward's inputs
 
 _FORWARD, _BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
-
-_EXTERN = (Kernel.PRODUCT, Kernel.CONVOLUTION, Kernel.CONVOLUTION_BACKWARD, Kernel.ATTENTION, Kernel.CHUNKED)
-_NOT_FUSED = frozenset(one.name for entry in OPERATORS for one in entry.kernels if one.kernel in _EXTERN)
-# Besides those that torch tags as pointwise.
-_FUSED = frozenset(
-    (
-        *("sum", "mean", "amax", "amin", "var", "var_mean", "prod", "any", "all", "argmax", "argmin"),
-        *("expand", "clone", "_to_copy", "convert_element_type", "copy", "slice", "constant_pad_nd"),
-        *("full", "full_like", "scalar_tensor", "iota", "where"),
-    )
-)
 
 
 @dataclass(eq=False)
@@ -74,6 +62,7 @@ class GraphMemory:
         graph: the graph.
         counts: whether an input of the graph is memory of its own.
         part: which of several parts a node belongs to; what one part makes is not fused into another.
+        joins_sums: whether the compiler gets this graph, and joins products of matrices with the sums that read them.
 
     Attributes:
         order: the graph's nodes.
@@ -83,14 +72,20 @@ class GraphMemory:
         fused: nodes that the compiler computes in the kernels that read them, so that they have no memory of their own.
     """
 
-    def __init__(self, graph: Graph, counts: Callable[[Node], bool], part: Callable[[Node], object]) -> None:
+    def __init__(
+        self, graph: Graph, counts: Callable[[Node], bool], part: Callable[[Node], object], joins_sums: bool = False
+    ) -> None:
         self.order = list(graph.nodes)
         self.memories: dict[int, Memory] = {}
         self.made: dict[Node, list[Memory]] = defaultdict(list)
         self._find(counts)
         results = graph.output_node().all_input_nodes
         self.lasting = {memory for node in results for memory in self.find_memories(node)}
-        self.fused = frozenset(node for node in self.order if self._is_fused(node, part))
+        sums = find_sums(self.order) if joins_sums else {}
+        realized = find_realized(self.order, part, sums)
+        self.fused = frozenset(
+            node for node in self.order if node in sums or (node not in realized and self._is_fused(node, part))
+        )
 
     def _find(self, counts: Callable[[Node], bool]) -> None:
         for node in self.order:
@@ -227,17 +222,6 @@ class GraphMemory:
         for node in self.order:
             if node.name in starts or node.name in ends:
                 yield starts.get(node.name, 0), ends.get(node.name, last), _bytes_of_copy(node)
-
-
-def can_fuse(node: Node) -> bool:
-    """Whether the compiler can compute a node in a kernel with others: it is no product, convolution or the like."""
-    target = node.target
-    if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims"):
-        return False
-    name = target._schema.name.partition("::")[2]
-    if name in _NOT_FUSED or torch.Tag.nondeterministic_seeded in target.tags:
-        return False
-    return isinstance(node.meta.get("val"), Tensor) and (torch.Tag.pointwise in target.tags or name in _FUSED)
 
 
 def _bytes_of_copy(node: Node) -> int:

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 from torch.fx import Graph
@@ -21,8 +21,28 @@ _here = threading.local()  # .failure: the last error for which a graph was refu
 _OTHER_BITS = 1.05
 """The margin of a budget that a message names: a plan for it is measured anew, and may need more bits."""
 
+SHARED = 0.9
+"""The part of a budget that the graphs share into which a forward breaks. The rest is for what they hand on."""
+
+_OTHER_PLANS = 1.05
+"""The margin of a budget with which some of these graphs would get other plans: what the search counts of a plan may be
+less than what is counted once torch has divided the graph."""
+
 JOINT = "joint"
 """The key in ``Plan.others`` of the plan that a compiled graph follows."""
+
+
+class Share(NamedTuple):
+    """A plan that one of several graphs would get.
+
+    Attributes:
+        least: the smallest share of a budget with which it would get it, in bytes.
+        peak, held: bytes, as in ``JointPlan``.
+    """
+
+    least: int
+    peak: int
+    held: int
 
 
 @dataclass(frozen=True)
@@ -35,6 +55,7 @@ class JointPlan:
         held: bytes that are alive between forward and backward.
         rounded: how many values wait in fewer bits.
         variance: the predicted square of the gradient's relative error.
+        shares: of one of several graphs, the plans that it would get with other budgets; the least share first.
     """
 
     recomputed: int
@@ -42,6 +63,7 @@ class JointPlan:
     held: int
     rounded: int = 0
     variance: float = 0.0
+    shares: tuple[Share, ...] = ()
 
     @property
     def error(self) -> float:
@@ -65,12 +87,42 @@ def require_together(plan: Plan, graphs: Sequence[JointPlan], beside: Sequence[J
         BudgetError: together they exceed the budget.
     """
     found = (*graphs, *beside)
-    held = sum(one.held for one in found)
-    peak = held + max(one.peak - one.held for one in found)
+    peak, held = _add(found)
     together = plan.others[JOINT] = JointPlan(sum(one.recomputed for one in found), peak, held)
     what = "its graph" if len(graphs) == 1 else f"the {len(graphs)} graphs into which it breaks"
     eager = " and the eager code between them" if any(one.held for one in beside) else ""
-    require_budget(plan, together, what + eager)
+    require_budget(plan, together, what + eager, enough=_find_enough(graphs, beside, peak))
+
+
+def _add(graphs: Sequence[JointPlan]) -> tuple[int, int]:
+    """The peak of graphs that run one after the other, and what they hold between forward and backward, in bytes."""
+    held = sum(one.held for one in graphs)
+    return held + max(one.peak - one.held for one in graphs), held
+
+
+def _find_enough(graphs: Sequence[JointPlan], beside: Sequence[JointPlan], peak: int) -> int:
+    """The bytes of a budget that several graphs keep to. With the bytes that they take now, each of them would have
+    another share, and could get a plan that takes more.
+
+    Args:
+        graphs, beside: as for ``require_together``.
+        peak: the bytes that they take now.
+    """
+    budget = peak
+    while True:
+        others = [_with_share(one, int(SHARED * budget)) for one in graphs]
+        taken = _add((*others, *beside))[0]
+        if any(other is not one for other, one in zip(others, graphs, strict=True)):
+            taken = int(_OTHER_PLANS * taken)
+        if taken <= budget:
+            return budget
+        budget = taken  # there are finitely many plans
+
+
+def _with_share(graph: JointPlan, share: int) -> JointPlan:
+    """The plan that a graph would get with a share of a budget; the one that it has, if that is its least."""
+    possible = [one for one in graph.shares if one.least <= share]
+    return graph if len(possible) < 2 else JointPlan(graph.recomputed, possible[-1].peak, possible[-1].held)
 
 
 def find_allowed(plan: Plan, plain: int | None = None) -> int:
@@ -94,7 +146,7 @@ def has_promise(plan: Plan) -> bool:
     return plan.memory is not None and not plan.bounds.falls_back
 
 
-def require_budget(plan: Plan, joint: JointPlan, what: str, most: int | None = None) -> None:
+def require_budget(plan: Plan, joint: JointPlan, what: str, most: int | None = None, enough: int | None = None) -> None:
     """Checks a compiled step against its model's budget.
 
     Args:
@@ -102,6 +154,7 @@ def require_budget(plan: Plan, joint: JointPlan, what: str, most: int | None = N
         joint: the compiled step's.
         what: what was compiled, in words.
         most: the bytes that it may take; ``None``: those of the plan's budget.
+        enough: a budget that it would keep to; ``None``: what it takes.
 
     Raises:
         BudgetError: the step exceeds the budget, and may not.
@@ -109,7 +162,8 @@ def require_budget(plan: Plan, joint: JointPlan, what: str, most: int | None = N
     most = find_allowed(plan) if most is None else most
     if joint.peak <= most or not has_bytes(plan):
         return
-    least = int(_OTHER_BITS * joint.peak) if joint.rounded else joint.peak
+    enough = joint.peak if enough is None else enough
+    least = int(_OTHER_BITS * enough) if joint.rounded else enough
     refuse(
         f"{plan.model} under torch.compile: {what} would take {joint.peak} bytes ({format_bytes(joint.peak)}) at its "
         f"peak, and memory={plan.memory!r} allows {most}. torch.compile takes operators apart, and others than the "

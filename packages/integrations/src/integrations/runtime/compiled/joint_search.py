@@ -7,6 +7,8 @@ graph. A value that backward reads, and that the eager step does not have, is ne
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -22,6 +24,7 @@ from integrations.planner.problem import training_step
 from integrations.planner.storage_candidates import Option, StorageCandidates
 from integrations.policies.aten_nodes import name_of
 from integrations.policies.operators import OPERATORS, Effect
+from integrations.runtime.compiled.joint_plans import Share
 from integrations.runtime.compiled.joint_step import JointStep
 
 VALUE_KEY = "actcore_value"
@@ -98,6 +101,7 @@ class JointSearch:
         self._rounds = rounds and can_round(plan)
         self.barred: set[str] = set()
         self._fronts: list[_Front] = []
+        self._found: list[JointChoice] = []
 
     def search(self, gm: GraphModule, most: int, runs: float = 1.0) -> tuple[JointChoice, bool]:
         """The fastest schedule within so many bytes, or else the one that takes the least; and whether that is the
@@ -108,12 +112,27 @@ class JointSearch:
             most: the bytes.
             runs: as for ``count_together``.
         """
-        found = [one for step in self._steps(gm) for one in self._choices(step, runs > 1)]
+        found = self._found = [one for step in self._steps(gm) for one in self._choices(step, runs > 1)]
         taken = {id(one): count_together(one.peak, one.held, runs) for one in found}
         least = min(found, key=lambda one: (taken[id(one)], one.seconds))
         fitting = [one for one in found if taken[id(one)] <= most]
         best = min(fitting, key=lambda one: (one.seconds, taken[id(one)]), default=least)
         return best, best is least
+
+    def find_shares(self, runs: float) -> Iterator[Share]:
+        """What the last search would have chosen with other budgets, the least first.
+
+        Args:
+            runs: as for ``count_together``.
+        """
+        fastest = math.inf
+        for taken, seconds, one in sorted(
+            ((count_together(one.peak, one.held, runs), one.seconds, one) for one in self._found),
+            key=operator.itemgetter(0, 1),
+        ):
+            if seconds < fastest:
+                fastest = seconds
+                yield Share(taken, one.peak, one.held)
 
     def count_plain(self, gm: GraphModule) -> tuple[int, int]:
         """Counts a joint graph that keeps everything: its activation peak, and the bytes that are alive between forward

@@ -23,7 +23,8 @@ from integrations.capture.dispatch.operators import get_traits
 from integrations.capture.graphs.graph import Graph, Op, Step, Value
 from integrations.capture.graphs.signature import Signature
 from integrations.policies.aten_attention import find_made
-from integrations.runtime.compiled.graph_memory import GraphMemory, Memory, can_fuse, get_results
+from integrations.runtime.compiled.graph_memory import GraphMemory, Memory, get_results
+from integrations.runtime.compiled.realized import can_fuse
 from integrations.runtime.compiled.sizes import largest
 
 TANGENTS = "tangents"

@@ -35,7 +35,9 @@ from integrations.policies.stores import NODE_KEY, PLANNED_KEY, Store
 from integrations.runtime.compiled.divided_peak import count_peak
 from integrations.runtime.compiled.joint_plans import (
     JOINT,
+    SHARED,
     JointPlan,
+    Share,
     find_allowed,
     has_bytes,
     joint_plans,
@@ -51,9 +53,6 @@ from integrations.runtime.compiled.stored import Stored, find_stored
 _REGION = "ac_graph_id"  # torch compares it where checkpoints follow each other
 
 _SETTING = "custom_partitioner_fn"
-
-_SHARED = 0.9
-"""The part of a budget that the graphs share into which a forward breaks. The rest is for what they hand on."""
 
 _ATTEMPTS = 5
 """How often a graph is divided until it keeps to its budget. The last attempt is the plan of the least peak."""
@@ -129,14 +128,16 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
     if in_parts:
         # The other graphs are not known yet. They are assumed to save the same part of what the eager step holds.
         runs = max(1.0, plan.uncompressed_peak / max(search.count_plain(gm)[1], 1))
-        most = target = int(_SHARED * most)
+        most = target = int(SHARED * most)
     elif larger:
         most = target = find_allowed(plan, max(search.count_plain(gm)[0], plan.uncompressed_peak))
     best: tuple[JointPlan, Any] | None = None
-    joint = gm.graph
+    joint, shares = gm.graph, tuple[Share, ...]()
     for attempt in range(1, _ATTEMPTS + 1):
         gm.graph = joint  # torch's partitioner puts another graph in its place
         choice, is_least = search.search(gm, target if attempt < _ATTEMPTS else 0, runs)
+        if in_parts and not shares:
+            shares = tuple(search.find_shares(runs))
         _mark(gm, choice, foreign)
         forward, backward = divided = min_cut_partition()(gm, joint_inputs, **options)
         stored = () if level is None else find_stored(forward.graph, backward.graph, level, _may_repeat)
@@ -145,7 +146,7 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
         peak = max(counted.peak, choice.peak if all(one.form.exact for one in stored) else 0)
         rounded = sum(one.form.rounds for one in stored)
         variance = choice.variance if rounded else 0.0
-        found = JointPlan(len(choice.schedule.recomputed), peak, counted.held, rounded, variance)
+        found = JointPlan(len(choice.schedule.recomputed), peak, counted.held, rounded, variance, shares)
         taken = count_together(found.peak, found.held, runs)
         if best is None or taken < count_together(best[0].peak, best[0].held, runs):
             best = found, divided

@@ -1,0 +1,152 @@
+"""``find_realized``: which of the values that inductor could compute in the kernels that read them it stores.
+
+Inductor calls that realizing. It decides while it lowers a graph, from how often a value is read and what it is
+computed from, and takes no account of memory: a sigmoid that two operators read is stored, and so is the result of a
+batch norm, which is computed from five tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from integrations._utils.torch_internals import OpOverload, inductor_config
+from integrations.policies.aten_nodes import get_shape
+from integrations.policies.operators import OPERATORS, Kernel
+
+_EXTERN = (Kernel.PRODUCT, Kernel.CONVOLUTION, Kernel.CONVOLUTION_BACKWARD, Kernel.ATTENTION, Kernel.CHUNKED)
+_NOT_FUSED = frozenset(one.name for entry in OPERATORS for one in entry.kernels if one.kernel in _EXTERN)
+_REDUCTIONS = frozenset(("sum", "mean", "amax", "amin", "var", "var_mean", "prod", "any", "all", "argmax", "argmin"))
+# Besides those that torch tags as pointwise.
+_FUSED = _REDUCTIONS | {
+    *("expand", "clone", "_to_copy", "convert_element_type", "copy", "slice", "constant_pad_nd"),
+    *("full", "full_like", "scalar_tensor", "iota", "where"),
+}
+_HEAVY = frozenset(("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"))
+_ADD, _PRODUCT = torch.ops.aten.add.Tensor, torch.ops.aten.mm.default
+
+_SOME_READS = 4  # a value that is read more than once is stored if it is computed from more tensors
+_MOST_READS = "realize_cpu_acc_reads_threshold"  # inductor's setting for any value on a CPU
+_MOST_READS_ELSEWHERE = 8
+
+
+@dataclass(eq=False)
+class _Value:
+    """What inductor computes.
+
+    Attributes:
+        maker: the node that computes it.
+        reads: the nodes whose memory it is computed from; itself, once it is stored.
+        is_heavy: whether it is computed with what a CPU takes long for.
+    """
+
+    maker: Node
+    reads: frozenset[Node]
+    is_heavy: bool = False
+
+
+def can_fuse(node: Node) -> bool:
+    """Whether the compiler can compute a node in a kernel with others: it is no product, convolution or the like."""
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims"):
+        return False
+    name = _get_name(target)
+    if name in _NOT_FUSED or torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    return isinstance(node.meta.get("val"), Tensor) and (torch.Tag.pointwise in target.tags or name in _FUSED)
+
+
+def find_realized(
+    nodes: Iterable[Node], part: Callable[[Node], object], sums: Mapping[Node, Node] = MappingProxyType({})
+) -> frozenset[Node]:
+    """The nodes of a graph whose results are stored, though each could be computed in the kernels that read it.
+
+    Args:
+        nodes: of the graph, in order.
+        part: which of several parts a node belongs to; what one part makes is not computed in another.
+        sums: as of ``find_sums``, whose nodes are kernels of their own.
+    """
+    values: dict[Node, _Value] = {}
+    found, totals = set[Node](), {*sums.values()}
+
+    def realize(value: _Value) -> None:
+        value.reads, value.is_heavy = frozenset((value.maker,)), False
+        if value.maker.op == "call_function":
+            found.add(value.maker)
+
+    for node in nodes:
+        given = [values[one] for one in node.all_input_nodes if one in values]
+        if given and _is_view(node):
+            value = given[0]
+        else:
+            value = _Value(node, frozenset((node,)))
+            here = [one for one in given if part(one.maker) == part(node)]
+            if not can_fuse(node) or node in totals:
+                for one in here:
+                    realize(one)
+            else:
+                others = {one.maker for one in given} - {one.maker for one in here}
+                value.reads = frozenset(others).union(*(one.reads for one in here))
+                name = _get_name(node.target)
+                value.is_heavy = name in _HEAVY or any(one.is_heavy for one in here)
+            if node in totals or (can_fuse(node) and _get_name(node.target) in _REDUCTIONS):
+                realize(value)
+        values[node] = value
+        reused = sum(part(user) == part(node) for user in node.users) > 1
+        if _is_realized(node, value, reused):
+            realize(value)
+    return frozenset(found)
+
+
+def _is_realized(node: Node, value: _Value, is_reused: bool) -> bool:
+    """Whether inductor stores what it could compute again for each reader."""
+    tensor = node.meta.get("val")
+    if not isinstance(tensor, Tensor):
+        return False
+    is_cpu = tensor.device.type == "cpu"
+    most = getattr(inductor_config(), _MOST_READS, _MOST_READS_ELSEWHERE) if is_cpu else _MOST_READS_ELSEWHERE
+    if is_reused and ((is_cpu and value.is_heavy) or len(value.reads) > _SOME_READS):
+        return True
+    return len(value.reads) > most
+
+
+def find_sums(nodes: Iterable[Node]) -> dict[Node, Node]:
+    """The products of matrices to which inductor adds another matrix at once, in a kernel where the sum was, each with
+    its sum."""
+    found: dict[Node, Node] = {}
+    for node in nodes:
+        if node.target is not _ADD or node.kwargs:
+            continue
+        one, other = node.args
+        for product, addend in ((one, other), (other, one)):
+            if isinstance(product, Node) and isinstance(addend, Node) and _is_added(product, addend, node):
+                found[product] = node
+                break
+    return found
+
+
+def _is_added(product: Node, addend: Node, total: Node) -> bool:
+    if product.target is not _PRODUCT or len(product.users) > 1 or get_shape(product) != get_shape(total):
+        return False
+    made, added = product.meta.get("val"), addend.meta.get("val")
+    if not isinstance(added, Tensor) or not isinstance(made, Tensor) or added.dtype != made.dtype:
+        return False
+    return made.device.type == "cpu" or added.shape == made.shape
+
+
+def _get_name(target: Any) -> str:
+    return str(target._schema.name.partition("::")[2])
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a node's result lies in the memory of what it is given."""
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return False
+    return any(one.alias_info is not None and not one.alias_info.is_write for one in target._schema.arguments)

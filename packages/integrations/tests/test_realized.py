@@ -1,0 +1,75 @@
+"""Which values inductor stores, though it could compute them in the kernels that read them."""
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from integrations.runtime.compiled.realized import find_realized, find_sums
+
+aten = torch.ops.aten
+
+
+def trace(function, *shapes):
+    made = make_fx(function, tracing_mode="fake")(*map(torch.empty, shapes))
+    return list(made.graph.nodes)
+
+
+def find_names(nodes):
+    """The names of those that are stored, besides what the graph returns."""
+    found = find_realized(nodes, lambda node: True)
+    returned = set(nodes[-1].all_input_nodes)
+    assert returned <= found
+    return {node.name for node in found - returned}
+
+
+@pytest.mark.parametrize(("heavy", "names"), [(torch.sigmoid, {"sigmoid"}), (torch.relu, set())])
+def test_what_a_cpu_takes_long_for_is_stored_for_two_readers(heavy, names):
+    def function(x):
+        y = heavy(x)
+        return (y + 1) * (y + 2)
+
+    assert find_names(trace(function, (4, 4))) == names
+
+
+def test_nothing_is_stored_for_one_reader():
+    assert not find_names(trace(lambda x: torch.sigmoid(x) + 1, (4, 4)))
+
+
+@pytest.mark.parametrize(("count", "stored"), [(4, False), (5, True)])
+def test_what_is_computed_from_many_tensors_is_stored_for_two_readers(count, stored):
+    def function(*given):
+        total = sum(given[1:], given[0])
+        return total.relu() * total.neg()
+
+    nodes = trace(function, *[(4, 4)] * count)
+    assert (nodes[-5].name in find_names(nodes)) == stored, nodes
+
+
+def test_what_a_product_reads_is_stored():
+    assert find_names(trace(lambda x: ((x + 1) @ x).sum(), (4, 4))) == {"add"}
+
+
+def test_a_view_is_stored_with_what_it_is_a_view_of():
+    def function(x):
+        y = torch.sigmoid(x).view(16)
+        return (y + 1) * (y + 2)
+
+    assert find_names(trace(function, (4, 4))) == {"sigmoid"}
+
+
+def test_a_product_is_computed_with_the_sum_that_reads_it():
+    nodes = trace(lambda x, y, z: (x @ y) + z, (4, 4), (4, 4), (4, 4))
+    assert {one.name: other.name for one, other in find_sums(nodes).items()} == {"mm": "add"}
+
+
+def test_a_product_with_other_readers_is_not():
+    def function(x, y, z):
+        product = x @ y
+        return product + z, product * 2
+
+    assert not find_sums(trace(function, (4, 4), (4, 4), (4, 4)))
+
+
+def test_two_products_make_one_sum():
+    nodes = trace(lambda x, y: (x @ y) + (y @ x), (4, 4), (4, 4))
+    assert len(find_sums(nodes)) == 1
