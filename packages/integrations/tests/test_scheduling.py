@@ -9,23 +9,27 @@ from torch import nn
 from integrations.runtime.compiled import partition, scheduling
 from integrations.runtime.compiled.scheduling import order_by_last_member
 
-from .joint_nets import Block, planned
+from .joint_nets import Attention, Block, planned
 from .nets import normal, profiled_bytes
 
 
 class SchedulerNode:
     """As much of inductor's as the order is decided by."""
 
-    def __init__(self, name, first, last, *reads):
+    def __init__(self, name, first, last, *reads, made_by=()):
         self.name, self.min_order, self.max_order = name, first, last
         self.unmet_dependencies = [SimpleNamespace(name=read) for read in reads]
+        self.node = SimpleNamespace(get_origins=lambda: made_by)
 
     def get_buffer_names(self):
         return [self.name]
 
+    def get_nodes(self):
+        return [self]
 
-def order(*nodes):
-    return [node.name for node in order_by_last_member(list(nodes))]
+
+def order(*nodes, places=()):
+    return [node.name for node in order_by_last_member(list(nodes), dict(places))]
 
 
 def test_a_fused_kernel_comes_where_its_last_member_was():
@@ -52,6 +56,58 @@ def test_unfused_nodes_keep_their_order():
 def test_nothing_is_lost_where_two_wait_for_each_other():
     nodes = [SchedulerNode("one", 0, 0, "other"), SchedulerNode("other", 1, 1, "one"), SchedulerNode("free", 2, 2)]
     assert order(*nodes) == ["one", "other", "free"]
+
+
+def test_an_operator_has_its_own_place_wherever_its_buffer_is_made():
+    """The buffer of "scaled" is made where the product needs it, behind what another layer computes again."""
+    places = {"square": 0, "scale": 1, "again": 2, "product": 3}
+    nodes = [
+        SchedulerNode("again", 1, 1, made_by=["again"]),
+        SchedulerNode("scaled", 0, 2, made_by=["square", "scale"]),
+        SchedulerNode("copy", 3, 3, "scaled"),  # of no operator
+        SchedulerNode("product", 4, 4, "again", "copy", made_by=["scale", "again", "product"]),
+    ]
+    assert order(*nodes) == ["again", "scaled", "copy", "product"]
+    assert order(*nodes, places=places.items()) == ["scaled", "copy", "again", "product"]
+
+
+def test_a_function_ends_where_something_is_read_for_the_last_time(monkeypatch):
+    monkeypatch.setattr(scheduling, "find_lasting", lambda: frozenset(["primals_1", "result"]))
+    backend = SimpleNamespace(ready_to_flush=lambda: False)
+    scheduler = SimpleNamespace(get_backend=lambda device: backend)
+    node = SimpleNamespace(get_device=lambda: torch.device("cpu"), scheduler=scheduler)
+    nothing, other = SimpleNamespace(get_device=lambda: None), SimpleNamespace(get_device=lambda: torch.device("cuda"))
+    scheduling._free_between_kernels([nothing, other])
+    assert not backend.ready_to_flush()
+    scheduling._free_between_kernels([nothing, other, node])
+    scheduler.current_node = SimpleNamespace(last_usage={"primals_1", "result"})
+    assert not backend.ready_to_flush()
+    scheduler.current_node.last_usage = {"primals_1", "saved"}
+    assert backend.ready_to_flush()
+
+
+@pytest.mark.usefixtures("fresh_compiler", "nothing_expected")
+def test_a_step_takes_less_where_buffers_are_freed_between_kernels(monkeypatch):
+    import torch._inductor.config
+
+    def measure():
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        model, x = nn.Sequential(Attention(), Attention()), normal(16, 64, 32)
+        function = planned(model)
+
+        def step():
+            model.zero_grad()
+            function(x).square().mean().backward()
+
+        step()
+        peak, gradients = profiled_bytes(step)
+        return peak - gradients
+
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        ours = measure()
+        monkeypatch.setattr(scheduling, "_free_between_kernels", lambda nodes: None)
+        assert ours < measure()
 
 
 def as_function(called):
@@ -84,9 +140,9 @@ def test_a_pass_of_the_users_runs_first_and_stays(monkeypatch, make):
     called = []
     passed = None if make is None else make(called)
 
-    def ordered(nodes):
+    def ordered(nodes, places):
         called.append("ours")
-        return order_by_last_member(nodes)
+        return order_by_last_member(nodes, places)
 
     monkeypatch.setattr(scheduling, "order_by_last_member", ordered)
     with torch._inductor.config.patch(_post_fusion_custom_pass=passed, fx_graph_cache=False):

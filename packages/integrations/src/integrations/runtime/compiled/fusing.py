@@ -39,7 +39,7 @@ def _get_type(users: Any) -> Any:
         def can_fuse_horizontal(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
             """Whether two nodes that do not depend on each other are joined."""
             allowed = super().can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
-            return allowed and not lengthens(scheduler, node1, node2, _find_lasting())
+            return allowed and not lengthens(scheduler, node1, node2, find_lasting())
 
     return Choices
 
@@ -49,7 +49,7 @@ def is_ours(choices: Any) -> bool:
     return type(choices).__module__ == __name__
 
 
-def _find_lasting() -> frozenset[str]:
+def find_lasting() -> frozenset[str]:
     """The names of what is alive as long as the graph that is compiled: parameters, and what it returns."""
     graph = inductor_virtualized().graph
     return frozenset(name for name in graph.graph_inputs if name.startswith("primals")) | {*graph.get_output_names()}
