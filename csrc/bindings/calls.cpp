@@ -108,6 +108,10 @@ PyObject* member(Calls* self, Calls::Member which) {
   return found == Py_None ? nullptr : found;
 }
 
+// Whether a tensor is torch's own: others may keep their elements in tensors that have no history, such as the part of a
+// DTensor.
+bool is_plain(PyObject* tensor) { return Py_IS_TYPE(tensor, known->tensor) || Py_IS_TYPE(tensor, known->parameter); }
+
 // The memory of a tensor, as sets of storages know it.
 struct Memory {
   Ref storage, address;
@@ -115,7 +119,7 @@ struct Memory {
   // Of torch's own tensors that have a storage to ask for; of others there is none, without an error.
   static Memory of(PyObject* tensor) {
     Memory found;
-    if (!Py_IS_TYPE(tensor, known->tensor) && !Py_IS_TYPE(tensor, known->parameter)) return found;
+    if (!is_plain(tensor)) return found;
     found.storage = Ref(PyObject_CallMethodNoArgs(tensor, known->name_untyped_storage));
     if (found.storage) found.address = Ref(PyObject_GetAttr(found.storage.get(), known->name_cdata));
     return found;
@@ -165,7 +169,7 @@ bool meet(Calls* self, PyObject* arguments) {
   return true;
 }
 
-// Marks a result without a history, as CallTracker._bear does. False: an error.
+// Marks a result, as CallTracker._bear does. False: an error.
 bool bear(Calls* self, PyObject* output, PyObject* call) {
   PyObject* arguments = known->arguments.of(call);
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arguments); ++i) {
@@ -275,7 +279,8 @@ PyObject* tracked(PyObject* object, PyObject* const* given, Py_ssize_t count) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(outputs.get()); ++i) {
     PyObject* output = PyList_GET_ITEM(outputs.get(), i);
     const int history = has_history(output);
-    if (history < 0 || (history == 0 && !bear(self, output, call.get()))) return nullptr;
+    if (history < 0) return nullptr;
+    if ((history == 0 || !is_plain(output)) && !bear(self, output, call.get())) return nullptr;
   }
   return result.release();
 }

@@ -81,7 +81,7 @@ def dtensors():
     rows = [row for row in integrations.compression(net).report().rows if row.operator == "relu"]
     return {
         "error": max(((whole(a.grad) - b.grad).norm() / b.grad.norm()).item() for a, b in pairs),
-        "relu": [(row.codec, row.why.partition(" of ")[0], row.stored_bytes) for row in rows],
+        "relu": [(row.codec.partition("(")[0], row.stored_bytes) for row in rows],
     }
 
 

@@ -28,14 +28,14 @@ from integrations.tracing.call import Call
 from integrations.tracing.checkpoints import Boundary, Checkpoints
 from integrations.tracing.data_dependence import DECIDES
 from integrations.tracing.owners import CAST, Owners
-from integrations.tracing.storage.forms import Packed
+from integrations.tracing.storage.forms import Packed, Part
 from integrations.tracing.storage.records import RECOMPUTED, Record
 from integrations.tracing.storage.regions import inner
 from integrations.tracing.storage.storage import Storages
 from integrations.tracing.storage.storage_policy import StoragePolicy
 from integrations.tracing.storage.store import StoredLater, Storing
 from integrations.tracing.storage.watch import Observer
-from integrations.tracing.tensors import Extent, get_storage
+from integrations.tracing.tensors import Extent, find_local, get_memory
 from integrations.tracing.tracker import CallTracker
 
 
@@ -183,7 +183,7 @@ class PackedForward:
     def _pack_anew(self, tensor: Tensor, module: str, obstacle: str = "") -> Packed:
         """Stores a tensor of which nothing is known from the forward before."""
         call = self.tracker.call
-        storage = get_storage(tensor)
+        storage, part = get_memory(tensor), find_local(tensor)
         if call is None:
             role = "" if self.checkpoints is None else self.checkpoints.role(tensor)
             operator = CHECKPOINT if role else ""
@@ -193,26 +193,33 @@ class PackedForward:
             operator, role = call.operator, call.role(tensor, storage)
         place = (module, operator, role)
         occurrence = self.occurrence(place)
-        if storage is None:
+        if storage is None or (part is not None and self._keeps_whole(tensor)):
             self.records.append(self.record_of_compound(tensor, place, occurrence))
             return Kept.of(tensor)
-        spec = self.specs.of(tensor, place, occurrence)
-        if self._look is not None:
+        spec = self.specs.of(tensor if part is None else part, place, occurrence)
+        if self._look is not None and part is None:
             self._look(spec.saved, tensor)
         owner = self.owner(tensor, storage, call)
         beside = bool(obstacle) or isinstance(call, Boundary)
         due = None if beside else self.announced.due(storage)
         site: Site | None = None
-        if not beside and due is None:
+        if not beside and due is None and part is None:
             site = self._sites.site_of(spec, place, occurrence, call, owner, storage)
         if owner:
             add_record(self.records, spec.kept_by(owner), due)
             packed: Packed = Kept.of(tensor)
+        elif part is not None:
+            packed = Part.of(self.store(part, storage, spec, call, site, due, obstacle), tensor)
         else:
             packed = self.store(tensor, storage, spec, call, site, due, obstacle)
         if site is not None:
             self._sites.note(site, tensor, storage, call, packed)
         return packed
+
+    def _keeps_whole(self, tensor: Tensor) -> bool:
+        """Whether a DTensor is kept as it is: plans know nothing of its part, measurements cannot change it, and the
+        part does not tell whether the whole was changed in place."""
+        return self.plan_decisions is not None or self._observer is not None or tensor._version > 0
 
     def store(
         self,

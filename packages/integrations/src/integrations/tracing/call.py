@@ -10,7 +10,7 @@ from torch import Tensor
 
 from integrations.policies.arguments import ASSUMED, Arguments, variant
 from integrations.policies.rules import operator_name
-from integrations.tracing.tensors import get_storage, has_history, tensors_in
+from integrations.tracing.tensors import get_memory, has_history, tensors_in
 
 
 class Call:
@@ -70,7 +70,7 @@ class Call:
             return "input"
         addresses = self._addresses
         if addresses is None:
-            addresses = self._addresses = [_address(get_storage(argument)) for argument in arguments]
+            addresses = self._addresses = [_address(get_memory(argument)) for argument in arguments]
         address = _address(storage)
         if address:
             if address in addresses:

@@ -29,7 +29,7 @@ from integrations.policies.discontinuous_ops import JUMPING, OF_SHAPES, may_jump
 from integrations.tracing.call import Call
 from integrations.tracing.checkpoint_held import held_by
 from integrations.tracing.storage.forms import Packed
-from integrations.tracing.tensors import get_storage, has_history
+from integrations.tracing.tensors import get_memory, has_history
 
 DECIDES = "its segment decides something by its activations, such as a router of experts, or may: kept exactly"
 
@@ -57,7 +57,7 @@ class Deciding:
             return False
         whole = [output for output in outputs if not (output.is_floating_point() or output.is_complex())]
         for output in outputs:
-            if not output.requires_grad and (storage := get_storage(output)) is not None:
+            if not output.requires_grad and (storage := get_memory(output)) is not None:
                 self._followed.add(storage)
         jumps = call.name in JUMPING or may_jump_unseen(call.name)
         return bool(whole) or jumps or (not outputs and call.name in _ASKING)
@@ -67,7 +67,7 @@ class Deciding:
             return False
         if tensor.requires_grad:
             return has_history(tensor)
-        storage = get_storage(tensor)
+        storage = get_memory(tensor)
         return storage is not None and storage in self._followed
 
 

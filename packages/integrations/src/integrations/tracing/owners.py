@@ -12,7 +12,7 @@ from actcore.replay import hold
 from integrations._utils.running_module import all_modules
 from integrations._utils.storages import StorageSet
 from integrations.tracing.call import Call
-from integrations.tracing.tensors import find_node, find_storages, get_storage, has_history
+from integrations.tracing.tensors import find_node, find_storages, get_memory, has_history
 
 PARAMETER, BUFFER, INPUT = "parameter", "buffer", "input of the model"
 BEFORE = "made before the forward"
@@ -136,7 +136,7 @@ class Owners:
         return [] if call is None else [argument for argument in call.arguments if self._is_weight(argument)]
 
     def _is_weight(self, tensor: Tensor) -> bool:
-        storage = get_storage(tensor)
+        storage = get_memory(tensor)
         return storage is not None and self.holders.get(storage._cdata) == PARAMETER
 
 

@@ -9,6 +9,7 @@ a lock, and raise if the view's base was changed in place and autograd cannot fo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from integrations._utils.torch_internals import DisableTorchFunction, is_traceab
 
 _STRIDED = torch.strided
 _PLAIN = (Tensor, nn.Parameter)
+_DTENSOR = "torch.distributed.tensor"  # takes 0.1 s to import, and whoever has a DTensor has imported it
 LEAVES = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device, slice})
 """The types of most values that hold no tensor, except the bounds of a slice, of which nothing is saved."""
 
@@ -63,6 +65,39 @@ def get_storage(tensor: Tensor) -> torch.UntypedStorage | None:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError, ValueError):  # ValueError: a lazy module's parameter, not made yet
         return None
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether a tensor is a ``DTensor``, of which each rank has a part."""
+    if type(tensor) in _PLAIN:
+        return False
+    module = sys.modules.get(_DTENSOR)
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def get_memory(tensor: Tensor) -> torch.UntypedStorage | None:
+    """The one storage that holds the elements that this rank has of a tensor: its own, or that of a DTensor's part;
+    ``None`` for other tensors without a storage."""
+    storage = get_storage(tensor)
+    if storage is not None or not is_dtensor(tensor):
+        return storage
+    found = find_storages(tensor)
+    return found[0] if len(found) == 1 else None
+
+
+def find_local(tensor: Any) -> Tensor | None:
+    """This rank's part of a DTensor, which requires a gradient if the DTensor does, as a plain tensor; ``None`` for
+    other tensors, and where the part has no storage. Waits for collectives that make it."""
+    if not is_dtensor(tensor):
+        return None
+    with DisableTorchFunction(), torch.no_grad():
+        part = tensor._local_tensor
+        if type(part) not in _PLAIN and callable(wait := getattr(part, "wait", None)):
+            part = wait()  # an AsyncCollectiveTensor
+        if get_storage(part) is None:
+            return None
+        local: Tensor = part.detach()
+    return local.requires_grad_() if tensor.requires_grad else local
 
 
 def find_storages(tensor: Tensor) -> list[torch.UntypedStorage]:

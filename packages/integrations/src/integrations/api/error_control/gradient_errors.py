@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from actcore import current_rank
 from integrations._utils.progress import stage
 from integrations._utils.running_module import ModulePaths
+from integrations.capture.graphs.sharding import find_noise_rank
 from integrations.capture.graphs.signature import Signature
 from integrations.capture.loss import Loss
 from integrations.planner.budget import allowed_bytes
@@ -214,7 +214,7 @@ def following(model: nn.Module, given: Any, plan: Plan, draw: int = 0) -> Iterat
     base = LEVELS["L0"] if plan.level is None else plan.level
     way = ahead.way(base)
     policy, level = (FixedBits(base), base) if way is None else (way.policy, way.level)
-    session = Session(model, ModulePaths(model), Specs(policy), level, draw, current_rank())
+    session = Session(model, ModulePaths(model), Specs(policy), level, draw, find_noise_rank(model))
     with session:
         ahead.begin(session)
         complete = False

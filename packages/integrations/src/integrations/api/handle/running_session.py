@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from actcore import current_rank
 from integrations.api.handle.effectiveness_check import warn_if_ineffective
 from integrations.api.handle.handle_state import HandleState
+from integrations.capture.graphs.sharding import find_noise_rank
 from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan as FollowedPlan
 from integrations.planner.sensitivity.bit_plan import BitPlan, PlannedBits
@@ -107,17 +107,19 @@ class RunningSession:
         specs = specs_under(handle, plan, way, None if following is None else following.schedule)
         level = handle.stores_at if way is None else way.level
 
+        rank = find_noise_rank(handle.model)
+
         def make() -> Session:
             kind = Session if handle._timed is None else TimedSession
             look_at = None if look is None else look.at
-            known = handle.model, handle._paths, specs, level, step, current_rank()
+            known = handle.model, handle._paths, specs, level, step, rank
             session = kind(*known, observer=probe, redraw=handle._redraw, look=look_at)
             session.storages.last.double = handle._double
             return session
 
         trial = None if following is None else following.trial
         if compiled and specs.only_regions and handle._timed is None and trial is None and session_here() is None:
-            self._session: Session = RegionSession(specs, level, step, current_rank(), make, probe, handle._redraw)
+            self._session: Session = RegionSession(specs, level, step, rank, make, probe, handle._redraw)
             return
         self._session = make()
         if trial is not None:

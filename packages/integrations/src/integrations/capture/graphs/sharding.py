@@ -1,4 +1,4 @@
-"""Models whose parameters ``torch.distributed.fsdp.fully_shard`` has sharded.
+"""Models whose parameters ranks share: ``torch.distributed.fsdp.fully_shard`` has sharded them, or they are DTensors.
 
 A module that was given to it is a *unit*: its parameters are whole from the start of its forward to the end, and from
 the first gradient of its outputs to the last of its inputs. In between their memory is given back, so an operator that
@@ -15,11 +15,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from actcore import current_rank
 from integrations._utils.running_module import all_modules
 from integrations._utils.torch_internals import collectives_of_groups, tree_map
 from integrations.capture.graphs.graph import Graph
 
 _FSDP = "torch.distributed.fsdp"
+_DTENSOR = "torch.distributed.tensor"
 
 
 class Follower(Protocol):
@@ -32,6 +34,50 @@ def distributed() -> bool:
     """Whether there is more than one rank."""
     module = torch.distributed
     return module.is_available() and module.is_initialized() and module.get_world_size() > 1
+
+
+def find_noise_rank(model: nn.Module) -> int:
+    """Return the rank whose noise this rank rounds with: its own, or under tensor parallelism the first of those that
+    compute with the same activations.
+
+    With noise of their own, they would have other gradients for parameters that each of them has whole, such as those
+    of norms, and no collective would make these the same again.
+    """
+    rank = current_rank()
+    if not distributed() or _DTENSOR not in sys.modules:
+        return rank
+    from torch.distributed.tensor import DTensor
+
+    meshes = dict.fromkeys(one.device_mesh for one in model.parameters() if isinstance(one, DTensor))
+    if not meshes:
+        return rank
+    apart = _find_ranks_with_other_data(model)
+    return min((_get_first(mesh, apart, rank) for mesh in meshes), default=rank)
+
+
+def _find_ranks_with_other_data(model: nn.Module) -> set[int]:
+    """The ranks over which ``fully_shard`` has sharded a model: each has a part of the batch."""
+    found = set[int]()
+    for module in filter(is_unit, all_modules(model)):
+        state: Any = module._get_fsdp_state()  # type: ignore[operator]
+        several = getattr(state, "_fsdp_param_groups", None)  # torch 2.14 has a list
+        for group in [state._fsdp_param_group] if several is None else several:
+            if group is not None:
+                found.update(group.mesh_info.mesh.mesh.flatten().tolist())
+    return found
+
+
+def _get_first(mesh: Any, apart: Collection[int], rank: int) -> int:
+    """The first rank of a mesh in the dimensions along which ranks have the same data."""
+    place = mesh.get_coordinate()
+    if place is None:
+        return rank
+    first = list(place)
+    for dim in range(mesh.ndim):
+        beside = mesh.mesh[tuple(slice(None) if one == dim else at for one, at in enumerate(place))]
+        if not set(beside.tolist()) <= set(apart):
+            first[dim] = 0
+    return int(mesh.mesh[tuple(first)])
 
 
 def collectives_started() -> object:

@@ -15,7 +15,7 @@ from integrations._utils.random_states import random_states
 from integrations._utils.storages import StorageSet
 from integrations._utils.torch_internals import RESET_HOOKS, DisableTorchFunction
 from integrations.planner.sensitivity.surroundings import Met, surroundings
-from integrations.tracing.tensors import get_storage, tensors_in
+from integrations.tracing.tensors import get_memory, tensors_in
 
 
 class ParametersChanged(RuntimeError):
@@ -75,7 +75,7 @@ class _Guard(TorchFunctionMode):
         self._met = met
         self._storages = StorageSet()
         for parameter in parameters.values():
-            if (storage := get_storage(parameter)) is not None:
+            if (storage := get_memory(parameter)) is not None:
                 self._storages.add(storage)
 
     def __torch_function__(
@@ -90,7 +90,7 @@ class _Guard(TorchFunctionMode):
             name = str(getattr(func, "__name__", ""))
             written = [*(args[:1] if _writes(name) else ()), kwargs.get("out")]
             for tensor in tensors_in(written):
-                storage = get_storage(tensor)
+                storage = get_memory(tensor)
                 if storage is not None and storage in self._storages:
                     raise ParametersChanged(f"{name} was about to write to a parameter in it")
             self._note(name, args, kwargs)

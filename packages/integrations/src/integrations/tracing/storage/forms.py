@@ -21,6 +21,7 @@ from integrations.tracing.storage.regions import Exact, View, codec_name
 
 SLOPE = "backward asks only for the derivative, of which these bits tell the nearest level"
 """The reason in a report's row."""
+_PART = "_local_tensor"  # of a DTensor
 _NO_CURVATURE = (
     "an activation whose derivative is stored in a few bits has no second derivative, and create_graph=True would give "
     "another number for it. From the next forward on, a plan of compress_model rounds nothing: repeat the step. To "
@@ -168,6 +169,37 @@ class WindowIndices:
     def unpack(self) -> Tensor:
         indices: Tensor = torch.ops.actcore.window_index_unpack(self.packed.unpack(), self.input_shape, *self.options)
         return indices
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A DTensor of which this rank's part is held.
+
+    Attributes:
+        held: what is held in place of the part.
+        kind: the DTensor's class.
+        others: by name, what it has besides its part.
+        context, shape, strides: of the whole.
+    """
+
+    held: Packed
+    kind: Any
+    others: Mapping[str, Any]
+    context: Any
+    shape: Sequence[int]
+    strides: Sequence[int]
+
+    @classmethod
+    def of(cls, held: Packed, whole: Any) -> Part:
+        """What is held in place of a DTensor."""
+        names, context = whole.__tensor_flatten__()
+        others = {name: getattr(whole, name) for name in names if name != _PART}
+        return cls(held, type(whole), others, context, whole.shape, whole.stride())
+
+    def unpack(self) -> Tensor:
+        parts = {_PART: self.held.unpack(), **self.others}
+        whole: Tensor = self.kind.__tensor_unflatten__(parts, self.context, self.shape, self.strides)
+        return whole
 
 
 def _saturating(slope_jumps: bool) -> Mapping[str, tuple[float, float]]:

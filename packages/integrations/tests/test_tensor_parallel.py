@@ -1,0 +1,84 @@
+"""Models in tensor and sequence parallel, whose activations are DTensors or parts of them."""
+
+import pytest
+import torch
+
+from integrations.capture.graphs.sharding import find_noise_rank
+
+from .nets import mlp
+from .two_ranks import run_two_ranks
+
+if not torch.distributed.is_available():
+    pytest.skip("torch was built without torch.distributed", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What each of two ranks found (see ``tensor_parallel_child.py``)."""
+    return run_two_ranks("tensor_parallel_child.py", tmp_path_factory.mktemp("ranks") / "meet")
+
+
+@pytest.mark.parametrize("way", ["tensor", "sequence"])
+@pytest.mark.parametrize("level", ["L1", "lean"])
+def test_losses_and_gradients(found, level, way):
+    """A loss is the plain one, and errors of gradients are those of one rank. At lean, the input of a linear layer that
+    is gathered from all ranks is stored in 4 bits, where one rank recomputes it from the norm's."""
+    for ranks in found:
+        one, several = ranks[level]["one rank"], ranks[level][way]
+        assert several["losses"][0] == several["losses"][1]
+        most = ranks["L1"]["one rank"] if way == "sequence" else one
+        assert several["error"] < 1.15 * most["error"]  # a few hundred thousand roundings scatter by less
+
+
+@pytest.mark.parametrize("way", ["tensor", "sequence"])
+@pytest.mark.parametrize("level", ["L1", "lean"])
+def test_parameters_that_all_ranks_have_get_the_same_gradient(found, level, way):
+    """With noise of their own, ranks had other gradients for norms and embeddings, which drifted apart."""
+    assert [ranks[level][way]["spread"] for ranks in found] == [0.0, 0.0]
+    assert found[0][level]["one rank"]["spread"] > 0  # nothing tells ranks with plain models that they are to agree
+
+
+@pytest.mark.parametrize("way", ["tensor", "sequence"])
+def test_as_many_times_less_is_kept_as_on_one_rank(found, way):
+    for ranks in found:
+        one, several = (
+            before / after for before, after in (ranks["L1"][which]["bytes"] for which in ("one rank", way))
+        )
+        assert several > 0.95 * one
+
+
+@pytest.mark.parametrize("way", ["tensor", "sequence"])
+def test_each_tensor_is_stored_as_on_one_rank(found, way):
+    """What differs is the size of groups, which follows from the shape of a rank's part, and the loss."""
+
+    def read(which):
+        rows = [row for row in found[0]["L1"][which]["rows"] if row[0]]  # the loss is in no module
+        return [(*row[:3], row[3].partition(", group_size")[0]) for row in rows]
+
+    assert read(way) == read("one rank")
+
+
+@pytest.fixture
+def last_of_four():
+    """Makes this process rank 3 of a group of four in which no other rank is there."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("last_of_four")
+def test_ranks_with_the_same_data_round_alike():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    model = mlp(32, 2)
+    assert find_noise_rank(model) == 3
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    assert find_noise_rank(fully_shard(mlp(32, 2), mesh=mesh["data"])) == 3
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel()})
+    assert find_noise_rank(model) == 2
+    fully_shard(model, mesh=mesh["data"])
+    assert find_noise_rank(model) == 2
