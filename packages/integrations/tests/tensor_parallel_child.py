@@ -10,6 +10,7 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from nets import profiled_bytes
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -92,9 +93,13 @@ def spread(gradient):
     return (found[0] - found[1]).abs().max().item()
 
 
-def compare(way, mesh, level):
-    plain, model = make(way, mesh), make(way, mesh)
-    integrations.compress_model(model, level=level, min_bytes=0)
+def compare(way, mesh, level, before=False):
+    plain = make(way, mesh)
+    if before:
+        torch.manual_seed(0)
+        model = parallelize_module(integrations.compress_model(Net(), level=level, min_bytes=0), mesh, WAYS[way])
+    else:
+        model = integrations.compress_model(make(way, mesh), level=level, min_bytes=0)
     losses = step(plain), step(model)
     exact, found = (torch.cat([whole(one.grad).flatten() for one in net.parameters()]) for net in (plain, model))
     report = integrations.compression(model).report()
@@ -111,9 +116,28 @@ def compare(way, mesh, level):
     }
 
 
+def plan(way, mesh):
+    """The peaks of a plan for all memory, planned and measured, and what a plan for a third of it raises."""
+    model = integrations.compress_model(make(way, mesh), memory=1.0, error=0)
+    plain, found = step(make(way, mesh)), step(model)
+    model.zero_grad()
+    peak, gradients = profiled_bytes(lambda: step(model))
+    other = integrations.compress_model(make(way, mesh), memory=0.3, error=0)
+    try:
+        step(other)
+        refused = ""
+    except ValueError as error:
+        refused = str(error)
+    planned = integrations.checkpoint.plan_of(model).peak
+    return {"losses": [plain, found], "planned": planned, "measured": peak - gradients, "refused": refused}
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=ranks)
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
-    leave({level: {way: compare(way, mesh, level) for way in WAYS} for level in ("L1", "lean")})
+    found = {level: {way: compare(way, mesh, level) for way in WAYS} for level in ("L1", "lean")}
+    found["L1, compressed before"] = {way: compare(way, mesh, "L1", before=True) for way in WAYS if WAYS[way]}
+    found["plan"] = {way: plan(way, mesh) for way in WAYS if WAYS[way]}
+    leave(found)

@@ -58,6 +58,22 @@ def test_each_tensor_is_stored_as_on_one_rank(found, way):
     assert read(way) == read("one rank")
 
 
+@pytest.mark.parametrize("way", ["tensor", "sequence"])
+def test_compressed_before_it_is_parallel(found, way):
+    for ranks in found:
+        before, after = ranks["L1, compressed before"][way], ranks["L1"][way]
+        assert before == after
+
+
+@pytest.mark.parametrize("way", ["tensor", "sequence"])
+def test_a_plan_keeps_its_peak_or_raises(found, way):
+    for ranks in found:
+        plan = ranks["plan"][way]
+        assert plan["losses"][0] == plan["losses"][1]
+        assert plan["measured"] <= 1.05 * plan["planned"]
+        assert "memory with error=0 must be at least" in plan["refused"]
+
+
 @pytest.fixture
 def last_of_four():
     """Makes this process rank 3 of a group of four in which no other rank is there."""

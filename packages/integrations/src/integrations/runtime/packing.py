@@ -193,8 +193,9 @@ class PackedForward:
             operator, role = call.operator, call.role(tensor, storage)
         place = (module, operator, role)
         occurrence = self.occurrence(place)
-        if storage is None or (part is not None and self._keeps_whole(tensor)):
-            self.records.append(self.record_of_compound(tensor, place, occurrence))
+        whole = "" if part is None else self._why_whole(tensor)
+        if storage is None or whole:
+            self.records.append(self.record_of_compound(tensor, place, occurrence, whole))
             return Kept.of(tensor)
         spec = self.specs.of(tensor if part is None else part, place, occurrence)
         if self._look is not None and part is None:
@@ -216,10 +217,14 @@ class PackedForward:
             self._sites.note(site, tensor, storage, call, packed)
         return packed
 
-    def _keeps_whole(self, tensor: Tensor) -> bool:
-        """Whether a DTensor is kept as it is: plans know nothing of its part, measurements cannot change it, and the
-        part does not tell whether the whole was changed in place."""
-        return self.plan_decisions is not None or self._observer is not None or tensor._version > 0
+    def _why_whole(self, tensor: Tensor) -> str:
+        """Why a DTensor is kept as it is, rather than this rank's part of it stored; empty if it is not."""
+        if self.plan_decisions is not None:
+            return "a DTensor, which plans keep exactly"
+        if self._observer is not None:
+            return "a DTensor, whose rounding is not measured: kept exactly in the step that is measured"
+        # Its part does not count its versions.
+        return "a DTensor that was changed in place: kept exactly" if tensor._version > 0 else ""
 
     def store(
         self,
@@ -323,7 +328,7 @@ class PackedForward:
         else:
             self._observer.stored(saved, tensor, codec, packed)
 
-    def record_of_compound(self, tensor: Tensor, place: Place, occurrence: int) -> Record:
-        """The record of a tensor that has no storage of its own."""
+    def record_of_compound(self, tensor: Tensor, place: Place, occurrence: int, why: str = "") -> Record:
+        """The record of a tensor that has no storage of its own, and is kept. See ``specs.record_of_compound``."""
         holder = partial(self.owners.holder, foreign=self.tracker.foreign)
-        return record_of_compound(tensor, place, occurrence, holder, self.storages)
+        return record_of_compound(tensor, place, occurrence, holder, self.storages, why)

@@ -2,7 +2,8 @@
 
 In most models a forward saves the same tensors as the one before. So each description is made once, and the policy,
 which depends on nothing else, is asked once. A tensor that keeps its elements in other tensors, be it sparse, nested or
-a wrapper subclass, has no such description: ``record_of_compound`` keeps it exactly.
+a wrapper subclass, has no such description: ``record_of_compound`` keeps it exactly. Of a DTensor, this rank's part has
+one.
 """
 
 from __future__ import annotations
@@ -174,7 +175,12 @@ class PlannedSpecs:
 
 
 def record_of_compound(
-    tensor: Tensor, place: Place, occurrence: int, holder: Callable[[torch.UntypedStorage], str], storages: Storages
+    tensor: Tensor,
+    place: Place,
+    occurrence: int,
+    holder: Callable[[torch.UntypedStorage], str],
+    storages: Storages,
+    why: str = "",
 ) -> Record:
     """The record of a tensor that keeps its elements in others: it is kept exactly.
 
@@ -182,6 +188,7 @@ def record_of_compound(
         tensor, place, occurrence: the tensor, its place, and how many tensors were saved there before it.
         holder: tells what keeps a storage alive besides autograd, in words; empty for nothing.
         storages: the storages of the forward, of which each counts once.
+        why: why it is kept; empty if it is because it has no storage.
     """
     saved = _described(tensor, place, occurrence)
     parts = find_storages(tensor)
@@ -190,7 +197,7 @@ def record_of_compound(
         return kept_by(holders[0], saved)
     free = [storage for storage, held in zip(parts, holders, strict=True) if not held]
     nbytes = sum(storages.original_bytes(storage) for storage in free)
-    why = f"{type(tensor).__name__} of layout {tensor.layout} has no storage of its own: kept exactly"
+    why = why or f"{type(tensor).__name__} of layout {tensor.layout} has no storage of its own: kept exactly"
     return Record(saved, "kept", why, "", nbytes, nbytes)
 
 
