@@ -31,6 +31,7 @@ from integrations.capture.graphs.sharding import (
     find_units,
     get_class,
     is_of_unit,
+    is_partitioned,
     whole_parameters,
     within_units,
     without_hooks,
@@ -134,6 +135,11 @@ def capture_reaching(
     Raises:
         Exception: as for ``capture``.
     """
+    if any(map(is_partitioned, model.parameters())):
+        raise NotCaptured(
+            "DeepSpeed's ZeRO-3 has partitioned its parameters, and gathers them for modules, not for what a plan "
+            "would recompute: use ZeRO-1 or 2, or fully_shard"
+        )
     if nested := [tensor for tensor in tensors_in((args, kwargs)) if tensor.is_nested]:
         raise NotCaptured(
             f"an input is a nested tensor ({nested[0].layout}), whose memory a plan cannot count; pass plain tensors, "

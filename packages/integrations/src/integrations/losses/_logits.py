@@ -19,7 +19,7 @@ from torch.overrides import enable_reentrant_dispatch
 from integrations._utils.compiling import compiles_callees, not_inlined, without_dynamo
 from integrations._utils.torch_internals import DisableTorchFunctionSubclass, make_wrapper_subclass, tree_map_only
 from integrations._utils.warn import warn
-from integrations.capture.graphs.sharding import is_of_unit
+from integrations.capture.graphs.sharding import is_of_engine
 from integrations.losses import _deriving as deriving
 from integrations.losses._derived import Derived
 from integrations.losses._differentiated import NO_SECOND_DERIVATIVE
@@ -77,8 +77,8 @@ class Logits(Tensor):
 
     def _listen(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Registers for the gradients of these logits. The loss that was computed without them gives none."""
-        # FSDP registers for all outputs of a model, and gets what it needs from the loss.
-        if not is_of_unit(args[1] if len(args) > 1 else None):
+        # Engines register for all outputs of a model, and get what they need from the loss.
+        if not is_of_engine(args[1] if len(args) > 1 else None):
             warn(
                 f"{function.__name__}() of chunked logits comes after their loss, which gives them no gradient: ask "
                 "before the loss is computed, which has the logits made, or pass loss='full'"

@@ -27,7 +27,7 @@ from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.torch_internals import constant_when_traced, in_forward_mode, peek_interpreter_stack
 from integrations._utils.warn import warn
 from integrations.capture.capture import is_capturing
-from integrations.capture.graphs.sharding import is_unit
+from integrations.capture.graphs.sharding import is_partitioned, is_unit
 from integrations.losses._derived import Derived, Source
 from integrations.losses._logits import Logits
 
@@ -88,6 +88,7 @@ class ChunkedHead(ForwardWrapper):
         if copy is not None:  # with parameters of its own, of which this object knows nothing
             return type(copy).forward(copy, *args, **kwargs)
         if not self.chunks or not self._defers(module, args, kwargs):
+            self._tell_of_freed(module)
             return self.forward(*args, **kwargs)
         self.rows = self.made_for = None
         (hidden,) = args
@@ -112,7 +113,7 @@ class ChunkedHead(ForwardWrapper):
         """Whether the outputs of a call may wait."""
         if not module.training or not torch.is_grad_enabled():
             return False
-        if is_unit(module):  # its weight is freed once the layer's own forward is over
+        if _is_freed(module):
             return False
         if len(args) != 1 or kwargs or peek_interpreter_stack() is not None or in_forward_mode():
             return False
@@ -147,9 +148,16 @@ class ChunkedHead(ForwardWrapper):
             return f"a loss in chunks, though the logits were made, for {made}()"
         if rows := next((head.rows for head in heads if head.rows is not None), None):
             return f"a loss in chunks of {rows} rows, without logits"
+        if any(_is_freed(head.model) for head in heads):
+            return f"a loss with whole logits, {_FREED}"
         if not any(head.model.training for head in heads):
             return "a loss in chunks, which takes a forward in train()"
         return "a loss in chunks, for which no forward asked yet"
+
+    def _tell_of_freed(self, module: nn.Module) -> None:
+        if self.chunks and module.training and not self.by_plan and not self.told and _is_freed(module):
+            self.told = True
+            warn(f"the loss is computed with whole logits, not in chunks, {_FREED}: pass loss='full' to silence this")
 
     def _note_made(self, function: str) -> None:
         # A session asks for the memory of a tensor before the function that writes to it runs.
@@ -165,6 +173,14 @@ class ChunkedHead(ForwardWrapper):
 
     def _note_rows(self, rows: int) -> None:
         self.rows = max(rows, self.rows or 0)
+
+
+_FREED = "since the weight of the layer that makes them is given back after its forward (fully_shard of it, or ZeRO-3)"
+
+
+def _is_freed(module: nn.Module) -> bool:
+    """Whether a layer's weight is given back once its own forward is over."""
+    return is_unit(module) or any(map(is_partitioned, module.parameters()))
 
 
 def _parameters(module: nn.Module) -> tuple[Tensor, ...]:

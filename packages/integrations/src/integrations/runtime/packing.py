@@ -27,6 +27,7 @@ from integrations.runtime.specs import Place, SavedTensorSpec, Specs, record_of_
 from integrations.tracing.call import Call
 from integrations.tracing.checkpoints import Boundary, Checkpoints
 from integrations.tracing.data_dependence import DECIDES
+from integrations.tracing.engine_calls import find_engine_call
 from integrations.tracing.owners import CAST, Owners
 from integrations.tracing.storage.forms import Packed, Part
 from integrations.tracing.storage.records import RECOMPUTED, Record
@@ -184,6 +185,8 @@ class PackedForward:
         """Stores a tensor of which nothing is known from the forward before."""
         call = self.tracker.call
         storage, part = get_memory(tensor), find_local(tensor)
+        by_engine = find_engine_call() if call is None else None
+        call = call or by_engine
         if call is None:
             role = "" if self.checkpoints is None else self.checkpoints.role(tensor)
             operator = CHECKPOINT if role else ""
@@ -204,7 +207,7 @@ class PackedForward:
         beside = bool(obstacle) or isinstance(call, Boundary)
         due = None if beside else self.announced.due(storage)
         site: Site | None = None
-        if not beside and due is None and part is None:
+        if not beside and due is None and part is None and by_engine is None:
             site = self._sites.site_of(spec, place, occurrence, call, owner, storage)
         if owner:
             add_record(self.records, spec.kept_by(owner), due)

@@ -95,9 +95,19 @@ def is_unit(module: nn.Module) -> bool:
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
+def is_partitioned(parameter: Tensor) -> bool:
+    """Whether DeepSpeed's ZeRO-3 has partitioned a parameter, which has no elements but while its module runs."""
+    return hasattr(parameter, "ds_status")
+
+
 def is_of_unit(hook: Callable[..., Any] | None) -> bool:
     """Whether a hook, of a module or a tensor, was added by ``fully_shard``."""
     return getattr(hook, "__module__", "").startswith(_FSDP)
+
+
+def is_of_engine(hook: Callable[..., Any] | None) -> bool:
+    """Whether a hook was added by what shards models: ``fully_shard``, or DeepSpeed."""
+    return is_of_unit(hook) or getattr(hook, "__module__", "").startswith("deepspeed.")
 
 
 def find_units(model: nn.Module) -> frozenset[str]:

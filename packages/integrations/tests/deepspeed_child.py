@@ -1,0 +1,78 @@
+"""One of two ranks, for ``test_deepspeed.py``: a small Llama under one of DeepSpeed's ZeRO stages.
+
+Writes, by way and stage, its losses, warnings, and the bytes and operators of the report into a file of the folder.
+"""
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+os.environ["DS_ACCELERATOR"] = "cpu"
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from transformers import LlamaConfig, LlamaForCausalLM
+from two_ranks import leave
+
+import integrations
+
+# Without these, small parameters are whole all the time.
+PARTITIONS_ALL = {
+    f"stage3_{name}": 0
+    for name in ("param_persistence_threshold", "max_live_parameters", "max_reuse_distance", "prefetch_bucket_size")
+}
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 4,
+    "optimizer": {"type": "SGD", "params": {"lr": 0.05}},
+    "zero_allow_untested_optimizer": True,
+}
+
+
+WAYS = {
+    "plain": None,
+    "L1": {"level": "L1", "min_bytes": 0},
+    "lean": {"level": "lean", "min_bytes": 0},
+    "chunked": {"level": "L1", "min_bytes": 0, "loss": "chunked"},
+    "plan": {"memory": 0.8, "error": 0},
+}
+
+
+def train(stage, options):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 256}
+    model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **shape))
+    zero = {"stage": stage, **(PARTITIONS_ALL if stage == 3 else {})}
+    tokens = torch.randint(256, (4, 32), generator=torch.Generator().manual_seed(dist.get_rank()))
+    losses, found = [], {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if options is not None:
+            integrations.compress_model(model, **options)
+        engine = deepspeed.initialize(
+            model=model, config={**CONFIG, "zero_optimization": zero}, model_parameters=model.parameters()
+        )[0]
+        try:
+            for _ in range(3):
+                loss = engine(input_ids=tokens, labels=tokens).loss
+                engine.backward(loss)
+                engine.step()
+                losses.append(loss.item())
+        except ValueError as error:
+            found["refused"] = str(error)
+    if options is not None and losses:
+        report = integrations.compression(model).report()
+        rows = [(row.operator, row.codec) for row in report.rows if not row.owner]
+        found |= {"bytes": [report.original_bytes, report.stored_bytes], "rows": rows}
+    told = sorted({str(one.message) for one in caught if "logits" in str(one.message)})
+    return {"losses": losses, "told": told, **found}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    deepspeed.init_distributed("gloo")
+    found = {f"{way} {stage}": train(stage, options) for stage in (1, 2, 3) for way, options in WAYS.items()}
+    Path(sys.argv[1], f"{dist.get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")
+    leave()

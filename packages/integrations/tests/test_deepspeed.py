@@ -1,0 +1,129 @@
+"""DeepSpeed's ZeRO stages, where it is installed; and what stands in for it where it is not."""
+
+import importlib.util
+import json
+import sys
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import integrations
+
+from .nets import normal, relative_error
+from .two_ranks import run_torchrun
+
+NOT_THERE = "deepspeed and transformers are not both installed"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each of two ranks found (see ``deepspeed_child.py``)."""
+    if any(importlib.util.find_spec(name) is None for name in ("deepspeed", "transformers")):
+        pytest.skip(NOT_THERE)
+    folder = tmp_path_factory.mktemp("ranks")
+    run_torchrun("deepspeed_child.py", folder)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("level", ["L1", "lean"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_levels_store_as_much_at_each_stage(ranks, stage, level):
+    for found in ranks:
+        one, plain, first = (found[f"{way} {number}"] for way, number in ((level, stage), ("plain", stage), (level, 1)))
+        assert one["losses"] == pytest.approx(plain["losses"], rel=1e-3)  # rounding changes the loss after a step
+        assert one["bytes"] == first["bytes"]
+        assert one["rows"] == first["rows"]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_plan_is_exact_or_says_why_there_is_none(ranks, stage):
+    for found in ranks:
+        if stage == 3:
+            assert "DeepSpeed's ZeRO-3 has partitioned its parameters" in found["plan 3"]["refused"]
+        else:
+            assert found[f"plan {stage}"]["losses"] == pytest.approx(found[f"plain {stage}"]["losses"], rel=1e-6)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_loss_in_chunks_is_computed_or_a_warning_says_why_not(ranks, stage):
+    for found in ranks:
+        assert found[f"chunked {stage}"]["losses"] == pytest.approx(found[f"plain {stage}"]["losses"], rel=1e-3)
+        told = found[f"chunked {stage}"]["told"]
+        assert [text.partition(",")[0] for text in told] == (["the loss is computed with whole logits"] * (stage == 3))
+
+
+# ---- without DeepSpeed ----
+
+
+class Product(torch.autograd.Function):
+    """As DeepSpeed's ``LinearFunctionForZeroStage3``."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t() + bias
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.t() @ x, gradient.sum(0)
+
+
+class Linear(nn.Linear):
+    def forward(self, x):
+        return sys.modules["deepspeed.runtime.zero.linear"].zero3_linear_wrap(x, self.weight, self.bias)
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """Stands in for DeepSpeed's linear layers."""
+
+    def zero3_linear_wrap(input, weight, bias=None):
+        return Product.apply(input, weight, bias)
+
+    module = types.ModuleType("deepspeed.runtime.zero.linear")
+    module.zero3_linear_wrap = zero3_linear_wrap
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def make(kind):
+    torch.manual_seed(0)
+    return nn.Sequential(kind(32, 32), nn.GELU(), kind(32, 32))
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("level", ["L1", "lean"])
+def test_what_a_linear_layer_of_the_engine_saves_is_stored_as_a_linear_layers(level):
+    x, found = normal(64, 32), {}
+    for kind in (nn.Linear, Linear):
+        model = integrations.compress_model(make(kind), level=level, min_bytes=0)
+        for _ in range(2):  # the second forward repeats what the first has decided
+            model.zero_grad()
+            model(x).square().mean().backward()
+        kept = [row for row in integrations.compression(model).report().rows if not row.owner]
+        rows = [(row.module, row.operator, row.role, row.codec, row.stored_bytes) for row in kept]
+        found[kind] = rows, {name: one.grad for name, one in model.named_parameters()}
+    assert found[Linear][0] == found[nn.Linear][0]
+    assert relative_error(found[nn.Linear][1], found[Linear][1]) < 1e-6  # the same noise; sums in another order
+
+
+def test_a_function_of_ones_own_is_unknown():
+    class Net(nn.Linear):
+        def forward(self, x):
+            return F.gelu(Product.apply(x.tanh(), self.weight, self.bias))
+
+    model = integrations.compress_model(Net(32, 32), level="L1", min_bytes=0)
+    model(normal(64, 32)).square().mean().backward()
+    rows = [row for row in integrations.compression(model).report().rows if not row.owner]
+    assert [row.why for row in rows if not row.operator] == ["the operator that saves it is unknown"]
+
+
+def test_partitioned_parameters_cannot_be_planned_for():
+    model = make(nn.Linear)
+    model[0].weight.ds_status = "NOT_AVAILABLE"
+    integrations.compress_model(model, memory=0.8, error=0)
+    with pytest.raises(ValueError, match=r"ZeRO-3 has partitioned its parameters, .* use ZeRO-1 or 2"):
+        model(normal(64, 32))
