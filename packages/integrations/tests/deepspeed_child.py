@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from two_ranks import leave
 
 import integrations
+from integrations.deepspeed import initialize
 
 # Without these, small parameters are whole all the time.
 PARTITIONS_ALL = {
@@ -40,12 +41,39 @@ WAYS = {
 }
 
 
-def train(stage, options):
+def make():
     torch.manual_seed(0)
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 256}
-    model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **shape))
-    zero = {"stage": stage, **(PARTITIONS_ALL if stage == 3 else {})}
+    return LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **shape))
+
+
+def step(engine):
     tokens = torch.randint(256, (4, 32), generator=torch.Generator().manual_seed(dist.get_rank()))
+    loss = engine(input_ids=tokens, labels=tokens).loss
+    engine.backward(loss)
+    engine.step()
+    return loss.item()
+
+
+def resume(folder):
+    """The losses of steps behind a checkpoint, in the run that saved it and in one that is resumed from it."""
+    config = {**CONFIG, "zero_optimization": {"stage": 2}, "actcore": {"level": "L1.2", "min_bytes": 0}}
+    found = []
+    for resumed in (False, True):
+        model = make()
+        engine = initialize(model=model, config=config, model_parameters=model.parameters())[0]
+        if resumed:
+            engine.load_checkpoint(folder)
+        else:
+            step(engine)
+            engine.save_checkpoint(folder)
+        found.append([step(engine) for _ in range(3)])
+    return found
+
+
+def train(stage, options):
+    model = make()
+    zero = {"stage": stage, **(PARTITIONS_ALL if stage == 3 else {})}
     losses, found = [], {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -55,11 +83,7 @@ def train(stage, options):
             model=model, config={**CONFIG, "zero_optimization": zero}, model_parameters=model.parameters()
         )[0]
         try:
-            for _ in range(3):
-                loss = engine(input_ids=tokens, labels=tokens).loss
-                engine.backward(loss)
-                engine.step()
-                losses.append(loss.item())
+            losses = [step(engine) for _ in range(3)]
         except ValueError as error:
             found["refused"] = str(error)
     if options is not None and losses:
@@ -74,5 +98,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     deepspeed.init_distributed("gloo")
     found = {f"{way} {stage}": train(stage, options) for stage in (1, 2, 3) for way, options in WAYS.items()}
+    found["resumed"] = resume(str(Path(sys.argv[1], "checkpoints")))
     Path(sys.argv[1], f"{dist.get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")
     leave()

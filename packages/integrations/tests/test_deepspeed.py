@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import integrations
+from integrations.deepspeed import initialize
 
 from .nets import normal, relative_error
 from .two_ranks import run_torchrun
@@ -55,7 +56,95 @@ def test_the_loss_in_chunks_is_computed_or_a_warning_says_why_not(ranks, stage):
         assert [text.partition(",")[0] for text in told] == (["the loss is computed with whole logits"] * (stage == 3))
 
 
+def test_a_resumed_run_rounds_as_one_without_a_break(ranks):
+    for found in ranks:
+        one, resumed = found["resumed"]
+        assert one == resumed
+
+
 # ---- without DeepSpeed ----
+
+
+class Engine:
+    """As much of DeepSpeed's as saves and loads checkpoints."""
+
+    saved: dict
+
+    def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True):
+        Engine.saved = client_state
+
+    def load_checkpoint(self, load_dir):
+        return load_dir, dict(Engine.saved)
+
+
+@pytest.fixture
+def deepspeed(monkeypatch):
+    """Stands in for DeepSpeed. The list has what its ``initialize`` was called with."""
+    called = []
+
+    def initialize(**given):
+        called.append(given)
+        if "fails" in given:
+            raise RuntimeError("no such option")
+        return Engine(), None, None, None
+
+    monkeypatch.setitem(sys.modules, "deepspeed", types.SimpleNamespace(initialize=initialize))
+    return called
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_options_come_from_the_configuration(deepspeed, tmp_path, as_file):
+    config = {"train_batch_size": 4, "actcore": {"level": "L1", "bits": 6}}
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(config), encoding="utf-8")
+    model = make(nn.Linear)
+    initialize(model=model, config=file if as_file else config, model_parameters=[])
+    assert integrations.compression(model).level.bits == 6
+    assert deepspeed == [{"model": model, "config": {"train_batch_size": 4}, "model_parameters": []}]
+    assert "actcore" in config
+
+
+@pytest.mark.usefixtures("deepspeed")
+def test_the_state_is_saved_with_the_engines():
+    runs = [make(nn.Linear), make(nn.Linear)]
+    config = {"actcore": {"level": "L1", "min_bytes": 0}}
+    engines = [initialize(model=model, config=config)[0] for model in runs]
+    for _ in range(2):
+        runs[0](normal(64, 32)).sum().backward()
+    engines[0].save_checkpoint("there", client_state={"epoch": 3})
+    assert engines[1].load_checkpoint("there") == ("there", {"epoch": 3})
+    assert [integrations.compression(model).step for model in runs] == [2, 2]
+
+
+@pytest.mark.usefixtures("deepspeed")
+@pytest.mark.parametrize(
+    ("config", "error", "told"),
+    [
+        (
+            {"train_batch_size": 4},
+            ValueError,
+            r'config must have a section "actcore" .* got the sections train_batch_size',
+        ),
+        ({"actcore": "L1"}, TypeError, "must be a mapping, got 'L1'"),
+        (4, TypeError, "config must be a mapping or the path of a JSON file, got int"),
+        ({"actcore": {"level": "L17"}}, ValueError, "L17"),
+    ],
+)
+def test_what_is_no_configuration(config, error, told):
+    model = make(nn.Linear)
+    with pytest.raises(error, match=told):
+        initialize(model=model, config=config)
+    with pytest.raises(ValueError, match="is not compressed"):
+        integrations.compression(model)
+
+
+@pytest.mark.usefixtures("deepspeed")
+def test_a_model_is_restored_where_deepspeed_raises():
+    model = make(nn.Linear)
+    with pytest.raises(RuntimeError, match="no such option"):
+        initialize(model=model, config={"actcore": {"level": "L1"}}, fails=True)
+    with pytest.raises(ValueError, match="is not compressed"):
+        integrations.compression(model)
 
 
 class Product(torch.autograd.Function):

@@ -80,6 +80,16 @@ def test_a_model_that_is_not_compressed():
             integrations.compression(model)
 
 
+def test_a_wrapper_of_a_compressed_model():
+    class Wrapper(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+    with pytest.raises(ValueError, match=r"Wrapper is not compressed, and its module is; pass model\.module"):
+        integrations.compression(Wrapper(integrations.compress_model(mlp())))
+
+
 @pytest.mark.parametrize(
     ("done", "undo"),
     [

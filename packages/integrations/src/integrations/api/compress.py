@@ -232,6 +232,9 @@ def _handle_in(model: nn.Module) -> Compression:
     model = compiled_module(model)
     handle = model.__dict__.get(_HANDLE)
     if not isinstance(handle, Compression):
+        inner = getattr(model, "module", None)  # of DistributedDataParallel, or of an engine
+        if isinstance(inner, nn.Module) and isinstance(compiled_module(inner).__dict__.get(_HANDLE), Compression):
+            raise ValueError(f"{type(model).__name__} is not compressed, and its module is; pass model.module")
         raise ValueError(
             f"{type(model).__name__} is not compressed; call compress_model(model, memory=0.5), or level='L1'"
         )
