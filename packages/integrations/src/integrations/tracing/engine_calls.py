@@ -31,7 +31,7 @@ def find_engine_call() -> Call | None:
         if frame.f_code is code:
             given = frame.f_locals
             names = code.co_varnames[: code.co_argcount]
-            return Call(torch._C._nn.linear, tuple(given[name] for name in names), {})
+            return Call(torch.ops.aten.linear.default, tuple(given[name] for name in names), {})
         frame = frame.f_back
     return None
 
