@@ -116,6 +116,15 @@ def compare(way, mesh, level, before=False):
     }
 
 
+def refuse(way, mesh):
+    """What an adaptive level raises."""
+    try:
+        step(integrations.compress_model(make(way, mesh), level="L2", min_bytes=0))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def plan(way, mesh):
     """The peaks of a plan for all memory, planned and measured, and what a plan for a third of it raises."""
     model = integrations.compress_model(make(way, mesh), memory=1.0, error=0)
@@ -139,5 +148,6 @@ if __name__ == "__main__":
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
     found = {level: {way: compare(way, mesh, level) for way in WAYS} for level in ("L1", "lean")}
     found["L1, compressed before"] = {way: compare(way, mesh, "L1", before=True) for way in WAYS if WAYS[way]}
+    found["L2"] = {way: refuse(way, mesh) for way in WAYS if WAYS[way]}
     found["plan"] = {way: plan(way, mesh) for way in WAYS if WAYS[way]}
     leave(found)

@@ -4,6 +4,7 @@ What they are made of is asked for its owner and its bytes, and counted once, wh
 """
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -285,6 +286,51 @@ def test_a_dtensor_that_was_changed_in_place_is_kept(mesh):
     found, compressed, model = plain_and_compressed(Net(forward, **WEIGHTS), X, level="L1.1")
     assert relative_error(found, compressed) < 3 * EIGHT_BITS  # of the layers in turn
     assert {row.codec.partition("(")[0] for row in rows(model, "mul")} == {"GroupAffine", "kept"}
+
+
+@pytest.mark.parametrize("min_bytes", [0, 1 << 20])
+def test_a_dtensor_that_is_changed_after_it_was_saved(mesh, min_bytes):
+    """Autograd raises. What is stored is what was saved; what is kept raises, too."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    def forward(self, x):
+        h = DTensor.from_local(F.linear(x, self.w), mesh, [Shard(0)])
+        y = h * h.sigmoid()
+        h.mul_(3)
+        return y.to_local()
+
+    model = integrations.compress_model(Net(forward, w=W), level="L1.1", min_bytes=min_bytes)
+    loss = model(X).square().sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation") if min_bytes else nullcontext():
+        loss.backward()
+
+
+@pytest.mark.parametrize("level", ["L1.1", "lean"])
+def test_nothing_that_was_stored_before_stands_for_a_dtensor_that_was_changed(mesh, level):
+    """Its part, which a plain tensor saves, has the version that it had before."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    def forward(self, x):
+        h = DTensor.from_local(F.linear(x, self.w), mesh, [Shard(0)])
+        h * h.sigmoid()  # saved, and in no loss
+        h.mul_(5)
+        return F.gelu(h.to_local())
+
+    found, compressed, _ = plain_and_compressed(Net(forward, w=W), X, level=level)
+    assert relative_error(found, compressed) < 3 * EIGHT_BITS  # of the layers in turn
+
+
+def test_pooling_of_dtensors(mesh):
+    """Their indices are those of a rank's part, and are kept."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    def forward(self, x):
+        h = DTensor.from_local(F.linear(x, self.w).view(2, 4, -1, 16), mesh, [Shard(0)])
+        return F.max_pool2d(h, 2).to_local()
+
+    found, compressed, model = plain_and_compressed(Net(forward, w=W), X, level="L1.1")
+    assert relative_error(found, compressed) < 3 * EIGHT_BITS
+    assert {row.codec for row in rows(model, "max_pool2d") if row.role == "result"} <= {"kept"}
 
 
 def test_dtensor_activations_that_the_forward_makes(mesh):

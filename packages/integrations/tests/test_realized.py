@@ -45,6 +45,16 @@ def test_what_is_computed_from_many_tensors_is_stored_for_two_readers(count, sto
     assert (nodes[-5].name in find_names(nodes)) == stored, nodes
 
 
+@pytest.mark.parametrize(("count", "stored"), [(10, False), (60, True)])
+def test_what_many_operators_compute_is_stored_for_two_readers(count, stored):
+    def function(x):
+        for _ in range(count):
+            x = x * 2
+        return x + 1, x + 2
+
+    assert bool(find_names(trace(function, (4, 4)))) == stored
+
+
 def test_what_a_product_reads_is_stored():
     assert find_names(trace(lambda x: ((x + 1) @ x).sum(), (4, 4))) == {"add"}
 

@@ -19,7 +19,7 @@ class SchedulerNode:
     def __init__(self, name, first, last, *reads, made_by=()):
         self.name, self.min_order, self.max_order = name, first, last
         self.unmet_dependencies = [SimpleNamespace(name=read) for read in reads]
-        self.node = SimpleNamespace(get_origins=lambda: made_by)
+        self.node = SimpleNamespace(origins=made_by)
 
     def get_buffer_names(self):
         return [self.name]

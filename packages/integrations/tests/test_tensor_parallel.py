@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from integrations.capture.graphs.sharding import find_noise_rank
 
@@ -74,6 +75,12 @@ def test_a_plan_keeps_its_peak_or_raises(found, way):
         assert "memory with error=0 must be at least" in plan["refused"]
 
 
+@pytest.mark.parametrize("way", ["tensor", "sequence"])
+def test_adaptive_levels_raise(found, way):
+    for ranks in found:
+        assert "level must have fixed bits for a model in tensor parallel, got 'L2'" in ranks["L2"][way]
+
+
 @pytest.fixture
 def last_of_four():
     """Makes this process rank 3 of a group of four in which no other rank is there."""
@@ -98,3 +105,6 @@ def test_ranks_with_the_same_data_round_alike():
     assert find_noise_rank(model) == 2
     fully_shard(model, mesh=mesh["data"])
     assert find_noise_rank(model) == 2
+    fully_shard(everywhere := mlp(32, 2))
+    assert find_noise_rank(everywhere) == 3
+    assert find_noise_rank(nn.Sequential(model, everywhere)) == 2

@@ -155,7 +155,9 @@ class ChunkedHead(ForwardWrapper):
         return "a loss in chunks, for which no forward asked yet"
 
     def _tell_of_freed(self, module: nn.Module) -> None:
-        if self.chunks and module.training and not self.by_plan and not self.told and _is_freed(module):
+        if not self.chunks or self.by_plan or self.told or not module.training or not torch.is_grad_enabled():
+            return
+        if _is_freed(module) and not is_capturing():
             self.told = True
             warn(f"the loss is computed with whole logits, not in chunks, {_FREED}: pass loss='full' to silence this")
 

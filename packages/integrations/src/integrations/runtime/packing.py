@@ -31,12 +31,12 @@ from integrations.tracing.engine_calls import find_engine_call
 from integrations.tracing.owners import CAST, Owners
 from integrations.tracing.storage.forms import Packed, Part
 from integrations.tracing.storage.records import RECOMPUTED, Record
-from integrations.tracing.storage.regions import inner
+from integrations.tracing.storage.regions import Exact, inner
 from integrations.tracing.storage.storage import Storages
 from integrations.tracing.storage.storage_policy import StoragePolicy
 from integrations.tracing.storage.store import StoredLater, Storing
 from integrations.tracing.storage.watch import Observer
-from integrations.tracing.tensors import Extent, find_local, get_memory
+from integrations.tracing.tensors import Extent, find_local, get_memory, get_storage, is_dtensor
 from integrations.tracing.tracker import CallTracker
 
 
@@ -184,7 +184,10 @@ class PackedForward:
     def _pack_anew(self, tensor: Tensor, module: str, obstacle: str = "") -> Packed:
         """Stores a tensor of which nothing is known from the forward before."""
         call = self.tracker.call
-        storage, part = get_memory(tensor), find_local(tensor)
+        storage, part, whole = get_storage(tensor), None, ""
+        if storage is None and is_dtensor(tensor) and not (whole := self._why_whole(tensor)):
+            part = find_local(tensor)
+            storage = None if part is None else get_storage(part)
         by_engine = find_engine_call() if call is None else None
         call = call or by_engine
         if call is None:
@@ -193,11 +196,10 @@ class PackedForward:
             if self.checkpoints is not None and role == "input":
                 obstacle = self.checkpoints.obstacle()
         else:
-            operator, role = call.operator, call.role(tensor, storage)
+            operator, role = call.operator, call.role(tensor, get_memory(tensor) if storage is None else storage)
         place = (module, operator, role)
         occurrence = self.occurrence(place)
-        whole = "" if part is None else self._why_whole(tensor)
-        if storage is None or whole:
+        if storage is None:
             self.records.append(self.record_of_compound(tensor, place, occurrence, whole))
             return Kept.of(tensor)
         spec = self.specs.of(tensor if part is None else part, place, occurrence)
@@ -213,7 +215,9 @@ class PackedForward:
             add_record(self.records, spec.kept_by(owner), due)
             packed: Packed = Kept.of(tensor)
         elif part is not None:
-            packed = Part.of(self.store(part, storage, spec, call, site, due, obstacle), tensor)
+            stored = self.store(part, storage, spec, call, site, due, obstacle)
+            # What is kept is told by its version if it is changed afterwards, and the part has none of its own.
+            packed = Kept.of(tensor) if isinstance(stored, (Exact, Kept)) else Part.of(stored, tensor)
         else:
             packed = self.store(tensor, storage, spec, call, site, due, obstacle)
         if site is not None:

@@ -29,8 +29,9 @@ def find_engine_call() -> Call | None:
         if frame is None:
             return None
         if frame.f_code is code:
-            given = frame.f_locals
-            names = code.co_varnames[: code.co_argcount]
+            given, names = frame.f_locals, code.co_varnames[: code.co_argcount]
+            if not all(name in given for name in names):
+                return None
             return Call(torch.ops.aten.linear.default, tuple(given[name] for name in names), {})
         frame = frame.f_back
     return None

@@ -22,7 +22,7 @@ from integrations._utils.storages import StorageSet
 from integrations._utils.torch_internals import RESET_HOOKS, top_saved_tensors_default_hooks
 from integrations.tracing import attention
 from integrations.tracing.call import Call
-from integrations.tracing.tensors import LEAVES, find_storages, get_storage, tensors_in
+from integrations.tracing.tensors import LEAVES, find_storages, get_storage, is_dtensor, tensors_in
 
 if TYPE_CHECKING:
     from integrations.tracing.checkpoints import Checkpoints
@@ -171,6 +171,9 @@ class CallTracker(Calls, TorchFunctionMode):
         for storage in find_storages(output):
             if storage not in self.foreign:
                 self.born.add(storage)
+            # The part of a DTensor does not count the versions of the whole.
+            if is_dtensor(output) and any(argument is output for argument in call.arguments):
+                self.exposed.add(storage)
 
     def _expose(self, arguments: list[Tensor]) -> None:
         for argument in arguments:

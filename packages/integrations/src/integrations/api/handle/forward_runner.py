@@ -22,6 +22,7 @@ from integrations.api.handle.retry_with_less import takes_less
 from integrations.api.handle.running_session import EarlierRun, RunningSession
 from integrations.capture.capture import is_capturing
 from integrations.capture.graphs.schedule import Schedule
+from integrations.capture.graphs.sharding import is_tensor_parallel
 from integrations.planner.sensitivity.bit_plan import BitPlan
 from integrations.planner.sensitivity.surroundings import meet
 from integrations.policies.levels import Level
@@ -222,6 +223,12 @@ class ForwardRunner(HandleState):
         if step is None:
             with _STEPS:  # gives each forward its own number, in whichever thread it starts
                 step, self.step = self.step, self.step + 1
+        if self.level.adaptive and self.level.bits is not None and is_tensor_parallel(self.model):
+            raise ValueError(
+                f"level must have fixed bits for a model in tensor parallel, got {self.level_name!r}: each rank would "
+                "measure its part of the activations, and round those that all ranks have in other bits; use 'L1' or "
+                "'lean'"
+            )
         measured = measured and (not self._trials or self._adapter.adapting)
         plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.bit_plan, None)
         if probe is not None:  # the probe looks at what this forward stores

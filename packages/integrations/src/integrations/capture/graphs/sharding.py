@@ -41,43 +41,50 @@ def find_noise_rank(model: nn.Module) -> int:
     compute with the same activations.
 
     With noise of their own, they would have other gradients for parameters that each of them has whole, such as those
-    of norms, and no collective would make these the same again.
+    of norms, and no collective would make these the same again. Call it where the model's forward begins: in a unit of
+    ``fully_shard`` around the model, parameters are whole then.
     """
     rank = current_rank()
+    # Along each dimension, ranks have a regular distance.
+    firsts = [rank - sum(rank - ranks[0] for ranks in dimensions) for dimensions in _find_parallel(model)]
+    return min(firsts, default=rank)
+
+
+def is_tensor_parallel(model: nn.Module) -> bool:
+    """Whether ranks compute with the same activations, and each with its part of the model."""
+    return any(map(any, _find_parallel(model)))
+
+
+def _find_parallel(model: nn.Module) -> list[list[tuple[int, ...]]]:
+    """By mesh of a model's parameters: for each dimension along which ranks have the same data, the ranks along it that
+    this rank is one of."""
     if not distributed() or _DTENSOR not in sys.modules:
-        return rank
+        return []
     from torch.distributed.tensor import DTensor
 
     meshes = dict.fromkeys(one.device_mesh for one in model.parameters() if isinstance(one, DTensor))
     if not meshes:
-        return rank
-    apart = _find_ranks_with_other_data(model)
-    return min((_get_first(mesh, apart, rank) for mesh in meshes), default=rank)
+        return []
+    sharded = {ranks for mesh in _find_sharding_meshes(model) for ranks in _get_dimensions(mesh)}
+    return [[ranks for ranks in _get_dimensions(mesh) if ranks not in sharded] for mesh in meshes]
 
 
-def _find_ranks_with_other_data(model: nn.Module) -> set[int]:
-    """The ranks over which ``fully_shard`` has sharded a model: each has a part of the batch."""
-    found = set[int]()
+def _find_sharding_meshes(model: nn.Module) -> list[Any]:
+    """The meshes over which ``fully_shard`` has sharded a model: each rank has its own part of the batch."""
+    found = dict[Any, None]()
     for module in filter(is_unit, all_modules(model)):
         state: Any = module._get_fsdp_state()  # type: ignore[operator]
         several = getattr(state, "_fsdp_param_groups", None)  # torch 2.14 has a list
         for group in [state._fsdp_param_group] if several is None else several:
             if group is not None:
-                found.update(group.mesh_info.mesh.mesh.flatten().tolist())
-    return found
+                found[group.mesh_info.mesh] = None
+    return list(found)
 
 
-def _get_first(mesh: Any, apart: Collection[int], rank: int) -> int:
-    """The first rank of a mesh in the dimensions along which ranks have the same data."""
-    place = mesh.get_coordinate()
-    if place is None:
-        return rank
-    first = list(place)
-    for dim in range(mesh.ndim):
-        beside = mesh.mesh[tuple(slice(None) if one == dim else at for one, at in enumerate(place))]
-        if not set(beside.tolist()) <= set(apart):
-            first[dim] = 0
-    return int(mesh.mesh[tuple(first)])
+def _get_dimensions(mesh: Any) -> list[tuple[int, ...]]:
+    """By dimension of a mesh: the ranks along it that this rank is one of. No operator on tensors is called."""
+    groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
+    return [tuple(torch.distributed.get_process_group_ranks(group)) for group in groups]
 
 
 def collectives_started() -> object:

@@ -52,6 +52,7 @@ from integrations.planner.sensitivity.shared_storage import (
 from integrations.tracing.storage.forms import Packed
 from integrations.tracing.storage.regions import fineness
 from integrations.tracing.storage.watch import watched_unpacks
+from integrations.tracing.tensors import find_local
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -323,7 +324,11 @@ def _noting(unpacked: list[Packed], packed: Packed) -> Tensor:
 
 
 def _energy(tensor: Tensor) -> Tensor:
-    """The squared norm, in float32 at least, since the square of a half overflows."""
+    """The squared norm, in float32 at least, since the square of a half overflows; of a DTensor, that of this rank's
+    part."""
+    part = find_local(tensor)
+    if part is not None:
+        tensor = part.detach()
     if tensor.layout is not torch.strided:
         tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
     if tensor.is_complex():

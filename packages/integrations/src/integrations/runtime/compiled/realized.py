@@ -31,9 +31,12 @@ _FUSED = _REDUCTIONS | {
 _HEAVY = frozenset(("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"))
 _ADD, _PRODUCT = torch.ops.aten.add.Tensor, torch.ops.aten.mm.default
 
-_SOME_READS = 4  # a value that is read more than once is stored if it is computed from more tensors
-_MOST_READS = "realize_cpu_acc_reads_threshold"  # inductor's setting for any value on a CPU
-_MOST_READS_ELSEWHERE = 8
+# Inductor's settings, each for a CPU and elsewhere, and their defaults. A value that is read more than once is stored
+# if it is computed from more tensors than the first, or by more operations than the second; any value, if it is
+# computed from more tensors than the third.
+_READS = ("realize_reads_threshold", 4), ("realize_reads_threshold", 4)
+_OPERATIONS = ("realize_cpu_opcount_threshold", 50), ("realize_opcount_threshold", 30)
+_MOST_READS = ("realize_cpu_acc_reads_threshold", 12), ("realize_acc_reads_threshold", 8)
 
 
 @dataclass(eq=False)
@@ -43,12 +46,14 @@ class _Value:
     Attributes:
         maker: the node that computes it.
         reads: the nodes whose memory it is computed from; itself, once it is stored.
-        is_heavy: whether it is computed with what a CPU takes long for.
+        is_heavy: whether it is computed with operators that are slow on a CPU.
+        operations: how many operators compute it, and loads of what they read.
     """
 
     maker: Node
     reads: frozenset[Node]
     is_heavy: bool = False
+    operations: int = 1
 
 
 def can_fuse(node: Node) -> bool:
@@ -76,7 +81,7 @@ def find_realized(
     found, totals = set[Node](), {*sums.values()}
 
     def realize(value: _Value) -> None:
-        value.reads, value.is_heavy = frozenset((value.maker,)), False
+        value.reads, value.is_heavy, value.operations = frozenset((value.maker,)), False, 1
         if value.maker.op == "call_function":
             found.add(value.maker)
 
@@ -95,6 +100,7 @@ def find_realized(
                 value.reads = frozenset(others).union(*(one.reads for one in here))
                 name = _get_name(node.target)
                 value.is_heavy = name in _HEAVY or any(one.is_heavy for one in here)
+                value.operations = 1 + len(given) - len(here) + sum(one.operations for one in here)
             if node in totals or (can_fuse(node) and _get_name(node.target) in _REDUCTIONS):
                 realize(value)
         values[node] = value
@@ -110,10 +116,17 @@ def _is_realized(node: Node, value: _Value, is_reused: bool) -> bool:
     if not isinstance(tensor, Tensor):
         return False
     is_cpu = tensor.device.type == "cpu"
-    most = getattr(inductor_config(), _MOST_READS, _MOST_READS_ELSEWHERE) if is_cpu else _MOST_READS_ELSEWHERE
-    if is_reused and ((is_cpu and value.is_heavy) or len(value.reads) > _SOME_READS):
+    if is_reused and ((is_cpu and value.is_heavy) or len(value.reads) > _get_setting(_READS, is_cpu)):
         return True
-    return len(value.reads) > most
+    if is_reused and value.operations > _get_setting(_OPERATIONS, is_cpu):
+        return True
+    return len(value.reads) > _get_setting(_MOST_READS, is_cpu)
+
+
+def _get_setting(names: tuple[tuple[str, int], tuple[str, int]], is_cpu: bool) -> int:
+    name, default = names[0 if is_cpu else 1]
+    found = getattr(inductor_config(), name, None)
+    return default if found is None else int(found)
 
 
 def find_sums(nodes: Iterable[Node]) -> dict[Node, Node]:

@@ -91,10 +91,11 @@ def order_by_last_member(nodes: list[Any], places: Mapping[Node, int] = MappingP
 
 
 def _find_places(nodes: list[Any], places: Mapping[Node, int]) -> list[tuple[int, int]]:
-    """By node: the place of its last operator, and that of its last buffer, for those of one operator."""
+    """By node: the place of its last operator, and that of its last buffer, by which buffers of one operator are in
+    order."""
     found, before = {}, -1
     for node in sorted(nodes, key=lambda node: node.max_order):
-        made = [operator for member in node.get_nodes() if member.node for operator in member.node.get_origins()]
+        made = [operator for member in node.get_nodes() for operator in getattr(member.node, "origins", ())]
         before = max((places[one] for one in made if one in places), default=before)  # copies may be of no operator
         found[id(node)] = before, node.max_order
     return [found[id(node)] for node in nodes]

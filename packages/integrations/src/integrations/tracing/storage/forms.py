@@ -18,6 +18,7 @@ from integrations.policies.operators import OPERATORS
 from integrations.policies.rules import Need
 from integrations.tracing.double_backward import DoubleBackward
 from integrations.tracing.storage.regions import Exact, View, codec_name
+from integrations.tracing.tensors import is_dtensor
 
 SLOPE = "backward asks only for the derivative, of which these bits tell the nearest level"
 """The reason in a report's row."""
@@ -279,8 +280,8 @@ def window_indices(operator: str, given: Arguments, indices: Tensor, codec: Code
     window has more than 256 places."""
     dims = {"max_pool2d": 2, "max_pool3d": 3}.get(operator.removesuffix("_with_indices"))
     source = given.get(0, "input")
-    if dims is None or indices.dtype is not torch.int64 or not isinstance(source, Tensor):
-        return None
+    if dims is None or indices.dtype is not torch.int64 or not isinstance(source, Tensor) or is_dtensor(source):
+        return None  # a DTensor's indices are those of a rank's part
     kernel = _sizes(given.get(1, "kernel_size"), dims)
     stride = given.get(2, "stride")
     strides = _sizes(stride, dims) if stride else kernel  # it is missing or no number
