@@ -139,6 +139,15 @@ def test_what_is_no_configuration(config, error, told):
 
 
 @pytest.mark.usefixtures("deepspeed")
+@pytest.mark.parametrize("section", [{"level": "lean"}, {"level": "L1", "bits": 8}, {"memory": 0.9}])
+def test_a_checkpoint_of_another_level_raises(section):
+    engines = [initialize(model=make(nn.Linear), config={"actcore": one})[0] for one in ({"level": "L1"}, section)]
+    engines[0].save_checkpoint("there")
+    with pytest.raises(ValueError, match=r"the checkpoint is of a run .* give the configuration"):
+        engines[1].load_checkpoint("there")
+
+
+@pytest.mark.usefixtures("deepspeed")
 def test_a_model_is_restored_where_deepspeed_raises():
     model = make(nn.Linear)
     with pytest.raises(RuntimeError, match="no such option"):
@@ -214,5 +223,6 @@ def test_partitioned_parameters_cannot_be_planned_for():
     model = make(nn.Linear)
     model[0].weight.ds_status = "NOT_AVAILABLE"
     integrations.compress_model(model, memory=0.8, error=0)
-    with pytest.raises(ValueError, match=r"ZeRO-3 has partitioned its parameters, .* use ZeRO-1 or 2"):
+    with pytest.raises(ValueError, match=r"ZeRO-3 has partitioned its parameters, .* use ZeRO-1 or 2") as refused:
         model(normal(64, 32))
+    assert "a part" not in str(refused.value)

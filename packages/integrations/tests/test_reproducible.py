@@ -216,6 +216,6 @@ def test_streams_differ_by_identity_step_and_rank():
 def test_ranks_round_independently(monkeypatch, rank):
     found = []
     for current in (0, rank):
-        monkeypatch.setattr("integrations.api.handle.running_session.current_rank", lambda current=current: current)
+        monkeypatch.setattr("integrations.capture.graphs.sharding.current_rank", lambda current=current: current)
         found.append(gradients(integrations.compress_model(mlp(), "L1.2"), X))
     assert not torch.equal(found[0]["2.weight"], found[1]["2.weight"])

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from integrations._utils.ecosystem import library
-from integrations.api.compress import compress_model, compression, restore_model
+from integrations.api.trainers.training import CompressedTraining
 
 __all__ = ["initialize"]
 
@@ -32,10 +32,12 @@ def initialize(*, model: nn.Module, config: Mapping[str, Any] | str | Path, **op
         {"train_batch_size": 32, "zero_optimization": {"stage": 2}, "actcore": {"level": "L1"}}
 
     ``engine.save_checkpoint`` saves the state of the compression with the engine's, and ``engine.load_checkpoint`` goes
-    on with it: a run that is resumed rounds as one without a break.
+    on with it: a run that is resumed rounds as one without a break. A checkpoint of another level or plan raises
+    ``ValueError``.
 
     Args:
-        model: the model. If DeepSpeed raises, it is restored.
+        model: the model. One that is compressed already, with the same arguments, keeps its handle. If DeepSpeed
+            raises, a model that this has compressed is restored.
         config: DeepSpeed's configuration, or the path of its JSON file. It is not changed.
         options: other arguments of ``deepspeed.initialize``.
 
@@ -50,15 +52,17 @@ def initialize(*, model: nn.Module, config: Mapping[str, Any] | str | Path, **op
     """
     deepspeed = library("deepspeed", "deepspeed")
     settings, section = _split(config)
-    compress_model(model, **section)
+    level = section.pop("level", None)
+    training = CompressedTraining(level, None, restore=True, resume=True, arguments=section, asker="configuration")
+    training.begin(model, None)
     try:
         made: tuple[Any, ...] = deepspeed.initialize(model=model, config=settings, **options)
     except BaseException:
-        restore_model(model)
+        training.end()
         raise
     engine = made[0]
-    engine.save_checkpoint = _saving(engine.save_checkpoint, model)
-    engine.load_checkpoint = _loading(engine.load_checkpoint, model)
+    engine.save_checkpoint = _saving(engine.save_checkpoint, training)
+    engine.load_checkpoint = _loading(engine.load_checkpoint, training)
     return made
 
 
@@ -80,23 +84,22 @@ def _split(config: Mapping[str, Any] | str | Path) -> tuple[dict[str, Any], dict
     return settings, dict(section)
 
 
-def _saving(save: Callable[..., Any], model: nn.Module) -> Callable[..., Any]:
+def _saving(save: Callable[..., Any], training: CompressedTraining) -> Callable[..., Any]:
     @functools.wraps(save)
     def save_checkpoint(
         save_dir: Any, tag: Any = None, client_state: Mapping[str, Any] | None = None, *args: Any, **options: Any
     ) -> Any:
-        state = {**(client_state or {}), _SECTION: compression(model).state_dict()}
-        return save(save_dir, tag, state, *args, **options)
+        return save(save_dir, tag, {**(client_state or {}), _SECTION: training.state()}, *args, **options)
 
     return save_checkpoint
 
 
-def _loading(load: Callable[..., Any], model: nn.Module) -> Callable[..., Any]:
+def _loading(load: Callable[..., Any], training: CompressedTraining) -> Callable[..., Any]:
     @functools.wraps(load)
     def load_checkpoint(*args: Any, **options: Any) -> Any:
         path, state = load(*args, **options)
-        if isinstance(state, dict) and _SECTION in state:
-            compression(model).load_state_dict(state.pop(_SECTION))
+        if isinstance(state, dict) and _SECTION in state and training.handle is not None:
+            training.go_on(training.handle, state.pop(_SECTION))
         return path, state
 
     return load_checkpoint

@@ -24,7 +24,7 @@ from integrations.capture.costs.workspaces import measured
 from integrations.capture.dispatch.fakes import Fakes, quiet
 from integrations.capture.dispatch.indices import keeps_elements
 from integrations.capture.dispatch.memory import is_plain
-from integrations.capture.errors import NoGradient, NotCaptured
+from integrations.capture.errors import NoGradient, NoPartCaptured, NotCaptured
 from integrations.capture.graphs.fingerprint import fingerprint
 from integrations.capture.graphs.graph import Graph
 from integrations.capture.graphs.sharding import (
@@ -136,7 +136,7 @@ def capture_reaching(
         Exception: as for ``capture``.
     """
     if any(map(is_partitioned, model.parameters())):
-        raise NotCaptured(
+        raise NoPartCaptured(
             "DeepSpeed's ZeRO-3 has partitioned its parameters, and gathers them for modules, not for what a plan "
             "would recompute: use ZeRO-1 or 2, or fully_shard"
         )

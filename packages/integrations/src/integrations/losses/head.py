@@ -30,6 +30,7 @@ from integrations.capture.capture import is_capturing
 from integrations.capture.graphs.sharding import is_partitioned, is_unit
 from integrations.losses._derived import Derived, Source
 from integrations.losses._logits import Logits
+from integrations.tracing.tensors import is_dtensor
 
 
 class ChunkedHead(ForwardWrapper):
@@ -49,7 +50,9 @@ class ChunkedHead(ForwardWrapper):
     planned_rows: int | None = None
     """Rows of a chunk by the plan that is followed; ``None`` for the default."""
     told: bool = False
-    """Whether it was warned of logits that were made though a plan has chosen the loss in chunks."""
+    """Whether it was warned of logits that were made though the loss was to be in chunks."""
+    why_whole: str = ""
+    """Why the last training forward made whole logits, in words; empty if it did not, or a function asked for them."""
 
     def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool) -> None:
         super().__init__(model, forward, replaced)
@@ -88,7 +91,7 @@ class ChunkedHead(ForwardWrapper):
         if copy is not None:  # with parameters of its own, of which this object knows nothing
             return type(copy).forward(copy, *args, **kwargs)
         if not self.chunks or not self._defers(module, args, kwargs):
-            self._tell_of_freed(module)
+            self._tell_of_whole(module)
             return self.forward(*args, **kwargs)
         self.rows = self.made_for = None
         (hidden,) = args
@@ -113,7 +116,7 @@ class ChunkedHead(ForwardWrapper):
         """Whether the outputs of a call may wait."""
         if not module.training or not torch.is_grad_enabled():
             return False
-        if _is_freed(module):
+        if _why_whole(module):
             return False
         if len(args) != 1 or kwargs or peek_interpreter_stack() is not None or in_forward_mode():
             return False
@@ -148,18 +151,19 @@ class ChunkedHead(ForwardWrapper):
             return f"a loss in chunks, though the logits were made, for {made}()"
         if rows := next((head.rows for head in heads if head.rows is not None), None):
             return f"a loss in chunks of {rows} rows, without logits"
-        if any(_is_freed(head.model) for head in heads):
-            return f"a loss with whole logits, {_FREED}"
+        if why := next((head.why_whole for head in heads if head.why_whole), ""):
+            return f"a loss with whole logits, {why}"
         if not any(head.model.training for head in heads):
             return "a loss in chunks, which takes a forward in train()"
         return "a loss in chunks, for which no forward asked yet"
 
-    def _tell_of_freed(self, module: nn.Module) -> None:
-        if not self.chunks or self.by_plan or self.told or not module.training or not torch.is_grad_enabled():
+    def _tell_of_whole(self, module: nn.Module) -> None:
+        if not self.chunks or self.by_plan or not module.training or not torch.is_grad_enabled() or is_capturing():
             return
-        if _is_freed(module) and not is_capturing():
+        self.why_whole = why = _why_whole(module)
+        if why and not self.told:
             self.told = True
-            warn(f"the loss is computed with whole logits, not in chunks, {_FREED}: pass loss='full' to silence this")
+            warn(f"the loss is computed with whole logits, not in chunks, {why}: pass loss='full' to silence this")
 
     def _note_made(self, function: str) -> None:
         # A session asks for the memory of a tensor before the function that writes to it runs.
@@ -177,12 +181,13 @@ class ChunkedHead(ForwardWrapper):
         self.rows = max(rows, self.rows or 0)
 
 
-_FREED = "since the weight of the layer that makes them is given back after its forward (fully_shard of it, or ZeRO-3)"
-
-
-def _is_freed(module: nn.Module) -> bool:
-    """Whether a layer's weight is given back once its own forward is over."""
-    return is_unit(module) or any(map(is_partitioned, module.parameters()))
+def _why_whole(module: nn.Module) -> str:
+    """Why the loss cannot use a layer's parameters after its forward, in words; empty if it can."""
+    if is_unit(module) or any(map(is_partitioned, module.parameters())):
+        return "since the weight of their layer is given back after its forward (fully_shard of the layer, or ZeRO-3)"
+    if any(map(is_dtensor, module.parameters())):
+        return "since the weight of their layer is a DTensor"
+    return ""
 
 
 def _parameters(module: nn.Module) -> tuple[Tensor, ...]:

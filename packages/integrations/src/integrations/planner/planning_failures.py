@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from integrations._utils.out_of_memory import is_out_of_memory
 from integrations._utils.running_module import where_raised
-from integrations.capture.errors import NoGradient, NotCaptured
+from integrations.capture.errors import NoGradient, NoPartCaptured, NotCaptured
 from integrations.capture.graphs.sharding import get_class
 from integrations.capture.graphs.signature import Signature
 from integrations.capture.loss import Loss
@@ -79,9 +79,14 @@ def _no_plan(model: nn.Module, inputs: Signature, failure: Exception) -> str:
         path = where_raised(failure, model)
         where = f"in {path} ({get_class(model.get_submodule(path)).__name__}), " if path else ""
         why = f"{where}{type(failure).__name__}: {failure}".rstrip(": ")
+    no_plan = (
+        f"no plan can be made of {get_class(model).__name__} for inputs {inputs}: {why}. Use a level, which needs no "
+        "plan: integrations.compress_model(model, level='L1')"
+    )
+    if isinstance(failure, NoPartCaptured):
+        return f"{no_plan}, or torch.utils.checkpoint"
     part = f"a part without {path}" if path else "a part of the model"
     return (
-        f"no plan can be made of {get_class(model).__name__} for inputs {inputs}: {why}. Use a level, which needs no "
-        "plan: integrations.compress_model(model, level='L1'). Or wrap modules in torch.utils.checkpoint. Or plan for "
-        f"{part}: integrations.compress_model(part, memory=...). checkpoint= needs a plan, too"
+        f"{no_plan}. Or wrap modules in torch.utils.checkpoint. Or plan for {part}: "
+        "integrations.compress_model(part, memory=...). checkpoint= needs a plan, too"
     )

@@ -40,6 +40,7 @@ class CompressedTraining:
         restore: whether the model is restored then, if ``begin`` has compressed it.
         resume: whether a checkpoint's state is taken over.
         arguments: the other arguments of ``compress_model``.
+        asker: who has these arguments, for errors.
 
     Attributes:
         handle: the handle of the model that is trained, or was trained last; ``None`` before.
@@ -50,11 +51,19 @@ class CompressedTraining:
     """
 
     def __init__(
-        self, level: str | None, report: Reported, restore: bool, resume: bool, arguments: Mapping[str, Any]
+        self,
+        level: str | None,
+        report: Reported,
+        restore: bool,
+        resume: bool,
+        arguments: Mapping[str, Any],
+        asker: str = "callback",
     ) -> None:
         for name, value in (("restore", restore), ("resume", resume), ("strict", arguments.get("strict", False))):
             if not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, got {value!r}")
+        self._asker = asker
+        self._anew = ", or resume=False, which begins the rounding anew" if asker == "callback" else ""
         memory, time, error, stores = (arguments.get(name) for name in ("memory", "time", "error", "stores"))
         options = {name: arguments[name] for name in arguments if name not in _KEYWORDS}
         checkpoint, fallback, loss = arguments.get("checkpoint"), arguments.get("fallback"), arguments.get("loss")
@@ -100,7 +109,7 @@ class CompressedTraining:
         self.handle = handle
         try:
             if state is not None and self.resume:
-                self._go_on(handle, state)
+                self.go_on(handle, state)
         except BaseException:
             if not found:
                 restore_model(model)
@@ -142,22 +151,26 @@ class CompressedTraining:
         """Checks that a compressed model is compressed in this way."""
         wanted, found = self.level.title(self.level_name), handle.level.title(handle.level_name)
         if handle.level != self.level:
-            difference = f"at {found}, and the callback's level is {wanted}"
+            difference = f"at {found}, and the {self._asker}'s level is {wanted}"
         elif handle.strict != self.arguments.get("strict", False):
-            difference = f"with strict={handle.strict}, and the callback's is {not handle.strict}"
+            difference = f"with strict={handle.strict}, and the {self._asker}'s is {not handle.strict}"
         elif (None if handle._plan_manager is None else handle._plan_manager.asked) != self.asked:
-            difference = f"with another plan than the callback's: {_in_words(self.asked)}"
+            difference = f"with another plan than the {self._asker}'s: {_in_words(self.asked)}"
         elif (Conversions.of(handle.model) or Conversions()) != self.exchanges:
-            difference = "with another choice of activations, linear, layers and loss than the callback's"
+            difference = f"with another choice of activations, linear, layers and loss than the {self._asker}'s"
         else:
             return
         raise ValueError(
-            f"{type(handle.model).__name__} is compressed already, {difference}: give the callback what compress_model "
-            "got, or call integrations.restore_model(model) before training"
+            f"{type(handle.model).__name__} is compressed already, {difference}: give the {self._asker} what "
+            "compress_model got, or call integrations.restore_model(model) before training"
         )
 
-    def _go_on(self, handle: Compression, state: Mapping[str, Any]) -> None:
-        """Takes over the state of the run that is resumed."""
+    def go_on(self, handle: Compression, state: Mapping[str, Any]) -> None:
+        """Takes over the state of the run that is resumed.
+
+        Raises:
+            ValueError: the run had another level, plan or exchanged layers.
+        """
         state = dict(state)
         exchanged, ours = state.pop(_EXCHANGED, None), self.exchanges.plain()
         # A checkpoint may be older than an option, and then the run did not use it.
@@ -165,25 +178,23 @@ class CompressedTraining:
         if exchanged is not None and other is not None:
             raise ValueError(
                 f"{other} must be what it was in the run that the checkpoint is of, got {ours[other]} in the place of "
-                f"{exchanged.get(other)}: give the callback that, or resume=False, which begins the rounding anew"
+                f"{exchanged.get(other)}: give the {self._asker} that{self._anew}"
             )
         known = {"level", "options"} <= state.keys()
         level = resolve_level(state["level"], state["options"]) if known else self.level
         raised = ((state.get("monitor") or {}).get("settings") or {}).get("raise_bits", False)
         if level != self.level and not raised:  # a monitor that raises bits changes the level by itself
             raise ValueError(
-                f"the checkpoint is of a run at {level.title(state['level'])}, and the callback's level is "
-                f"{self.level.title(self.level_name)}: give the callback that level and its options, or resume=False, "
-                "which begins the rounding anew"
+                f"the checkpoint is of a run at {level.title(state['level'])}, and the {self._asker}'s level is "
+                f"{self.level.title(self.level_name)}: give the {self._asker} that level and its options{self._anew}"
             )
         asked = (state.get("recomputing") or {}).get("asked")
         wanted = self.asked.content() if isinstance(self.asked, Bounds) else None
         if asked != wanted and (wanted is not None or isinstance(asked, Mapping)):
             theirs = f"plan({Bounds.of(asked)})" if isinstance(asked, Mapping) else "no such plan"
             raise ValueError(
-                f"the checkpoint is of a run with {theirs}, and the callback's has "
-                f"{_in_words(self.asked)}: give the callback the same memory, time, "
-                "error and stores, or resume=False, which begins the rounding anew"
+                f"the checkpoint is of a run with {theirs}, and the {self._asker}'s has "
+                f"{_in_words(self.asked)}: give the {self._asker} the same memory, time, error and stores{self._anew}"
             )
         handle.load_state_dict(state)
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from actcore import current_rank
 from integrations._utils.running_module import all_modules
 from integrations._utils.torch_internals import collectives_of_groups, tree_map
+from integrations.capture.errors import NoPartCaptured
 from integrations.capture.graphs.graph import Graph
 
 _FSDP = "torch.distributed.fsdp"
@@ -207,7 +208,7 @@ def whole_parameters(model: nn.Module) -> dict[int, tuple[torch.dtype, torch.dev
     """The dtypes and devices of a model's sharded parameters when they are whole, by the parameters' ids.
 
     Raises:
-        ValueError: some are sharded in another way, too, so that their units compute with parts.
+        NoPartCaptured: some are sharded in another way, too, so that their units compute with parts.
     """
     found: dict[int, tuple[torch.dtype, torch.device]] = {}
     if _FSDP not in sys.modules:
@@ -222,9 +223,9 @@ def whole_parameters(model: nn.Module) -> dict[int, tuple[torch.dtype, torch.dev
             if id(parameter) in found or not isinstance(parameter, DTensor):
                 continue
             if sum(not placement.is_replicate() for placement in parameter.placements) > 1:
-                raise ValueError(
-                    f"model must have no parameters that are cut by anything but fully_shard; {name} of a "
-                    f"{get_class(module).__name__} is placed as {parameter.placements}: plan before it is distributed"
+                raise NoPartCaptured(
+                    "its parameters are cut by fully_shard and in tensor parallel, and a plan needs them cut by one of "
+                    f"them: {name} of a {get_class(module).__name__} is placed as {parameter.placements}"
                 )
             device = torch.device(parameter.device_mesh.device_type)
             kept = parameter.dtype if dtype is None or not parameter.is_floating_point() else dtype
