@@ -67,7 +67,7 @@ def _find_parallel(model: nn.Module) -> list[list[tuple[int, ...]]]:
     if not meshes:
         return []
     sharded = {ranks for mesh in _find_sharding_meshes(model) for ranks in _get_dimensions(mesh)}
-    return [[ranks for ranks in _get_dimensions(mesh) if ranks not in sharded] for mesh in meshes]
+    return [[ranks for ranks in _get_dimensions(mesh) if len(ranks) > 1 and ranks not in sharded] for mesh in meshes]
 
 
 def _find_sharding_meshes(model: nn.Module) -> list[Any]:
