@@ -116,10 +116,10 @@ def compare(way, mesh, level, before=False):
     }
 
 
-def refuse(way, mesh):
-    """What an adaptive level raises."""
+def refuse(way, mesh, **options):
+    """What a step with options that cannot be followed raises."""
     try:
-        step(integrations.compress_model(make(way, mesh), level="L2", min_bytes=0))
+        step(integrations.compress_model(make(way, mesh), **options))
     except ValueError as error:
         return str(error)
     return ""
@@ -148,6 +148,7 @@ if __name__ == "__main__":
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
     found = {level: {way: compare(way, mesh, level) for way in WAYS} for level in ("L1", "lean")}
     found["L1, compressed before"] = {way: compare(way, mesh, "L1", before=True) for way in WAYS if WAYS[way]}
-    found["L2"] = {way: refuse(way, mesh) for way in WAYS if WAYS[way]}
+    found["L2"] = {way: refuse(way, mesh, level="L2", min_bytes=0) for way in WAYS if WAYS[way]}
+    found["chunked"] = {"sequence": refuse("sequence", mesh, level="L1", loss={"head": "head"})}
     found["plan"] = {way: plan(way, mesh) for way in WAYS if WAYS[way]}
     leave(found)

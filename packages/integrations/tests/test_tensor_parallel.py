@@ -81,6 +81,12 @@ def test_adaptive_levels_raise(found, way):
         assert "level must have fixed bits for a model in tensor parallel, got 'L2'" in ranks["L2"][way]
 
 
+def test_a_chunked_loss_raises_for_a_head_that_is_a_dtensor(found):
+    for ranks in found:
+        assert "loss must be 'full' for this model" in ranks["chunked"]["sequence"]
+        assert "the weight is a DTensor" in ranks["chunked"]["sequence"]
+
+
 @pytest.fixture
 def last_of_four():
     """Makes this process rank 3 of a group of four in which no other rank is there."""

@@ -77,7 +77,7 @@ class Logits(Tensor):
 
     def _listen(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Registers for the gradients of these logits. The loss that was computed without them gives none."""
-        # Engines register for all outputs of a model, and get what they need from the loss.
+        # fully_shard and DeepSpeed register hooks on all outputs of a model; that of the loss is enough for them.
         if not is_of_engine(args[1] if len(args) > 1 else None):
             warn(
                 f"{function.__name__}() of chunked logits comes after their loss, which gives them no gradient: ask "

@@ -50,9 +50,7 @@ class ChunkedHead(ForwardWrapper):
     planned_rows: int | None = None
     """Rows of a chunk by the plan that is followed; ``None`` for the default."""
     told: bool = False
-    """Whether it was warned of logits that were made though the loss was to be in chunks."""
-    why_whole: str = ""
-    """Why the last training forward made whole logits, in words; empty if it did not, or a function asked for them."""
+    """Whether it was warned of logits that were made though a plan has chosen the loss in chunks."""
 
     def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool) -> None:
         super().__init__(model, forward, replaced)
@@ -91,7 +89,7 @@ class ChunkedHead(ForwardWrapper):
         if copy is not None:  # with parameters of its own, of which this object knows nothing
             return type(copy).forward(copy, *args, **kwargs)
         if not self.chunks or not self._defers(module, args, kwargs):
-            self._tell_of_whole(module)
+            self._require_weight(module)
             return self.forward(*args, **kwargs)
         self.rows = self.made_for = None
         (hidden,) = args
@@ -151,19 +149,19 @@ class ChunkedHead(ForwardWrapper):
             return f"a loss in chunks, though the logits were made, for {made}()"
         if rows := next((head.rows for head in heads if head.rows is not None), None):
             return f"a loss in chunks of {rows} rows, without logits"
-        if why := next((head.why_whole for head in heads if head.why_whole), ""):
-            return f"a loss with whole logits, {why}"
         if not any(head.model.training for head in heads):
             return "a loss in chunks, which takes a forward in train()"
         return "a loss in chunks, for which no forward asked yet"
 
-    def _tell_of_whole(self, module: nn.Module) -> None:
+    def _require_weight(self, module: nn.Module) -> None:
+        """Raises where a loss in chunks was asked for, and cannot have the layer's weight after its forward."""
         if not self.chunks or self.by_plan or not module.training or not torch.is_grad_enabled() or is_capturing():
             return
-        self.why_whole = why = _why_whole(module)
-        if why and not self.told:
-            self.told = True
-            warn(f"the loss is computed with whole logits, not in chunks, {why}: pass loss='full' to silence this")
+        if why := _why_whole(module):
+            raise ValueError(
+                f"loss must be 'full' for this model: a loss in chunks multiplies with the weight of its last "
+                f"{type(module).__name__} after that layer's forward, and {why}"
+            )
 
     def _note_made(self, function: str) -> None:
         # A session asks for the memory of a tensor before the function that writes to it runs.
@@ -184,9 +182,9 @@ class ChunkedHead(ForwardWrapper):
 def _why_whole(module: nn.Module) -> str:
     """Why the loss cannot use a layer's parameters after its forward, in words; empty if it can."""
     if is_unit(module) or any(map(is_partitioned, module.parameters())):
-        return "since the weight of their layer is given back after its forward (fully_shard of the layer, or ZeRO-3)"
+        return "the weight is given back by then, by fully_shard of this layer or by DeepSpeed's ZeRO-3"
     if any(map(is_dtensor, module.parameters())):
-        return "since the weight of their layer is a DTensor"
+        return "the weight is a DTensor"
     return ""
 
 
