@@ -108,8 +108,7 @@ PyObject* member(Calls* self, Calls::Member which) {
   return found == Py_None ? nullptr : found;
 }
 
-// Whether a tensor is torch's own: others may keep their elements in tensors that have no history, such as the part of a
-// DTensor.
+// Whether a tensor is torch's own. Another may have its elements in a tensor without a history, as a DTensor does.
 bool is_plain(PyObject* tensor) { return Py_IS_TYPE(tensor, known->tensor) || Py_IS_TYPE(tensor, known->parameter); }
 
 // The memory of a tensor, as sets of storages know it.

@@ -7,18 +7,16 @@ import gc
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
 from integrations._utils.autocast import fresh_casts
 from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.running_module import NOTHING_TRAINS, ModulePaths, trains
-from integrations._utils.torch_internals import FakeTensor, FakeTensorMode, is_traceable_wrapper_subclass, tree_leaves
+from integrations._utils.torch_internals import FakeTensor, FakeTensorMode, tree_leaves
 from integrations.capture.costs.modelled import Costs, modelled
 from integrations.capture.costs.workspaces import measured
 from integrations.capture.dispatch.fakes import Fakes, quiet
@@ -37,7 +35,7 @@ from integrations.capture.graphs.sharding import (
     without_hooks,
 )
 from integrations.capture.graphs.signature import Signature
-from integrations.capture.loss import Differentiated, Loss, differentiated, is_scalar_loss
+from integrations.capture.loss import Differentiated, Loss, LossOfOutputs, differentiated, is_scalar_loss
 from integrations.capture.reachable_state import ReachableState
 from integrations.capture.recorder import Recorder
 from integrations.capture.recording import Recording
@@ -258,37 +256,6 @@ class _Recorded(NamedTuple):
     double_backward: bool
 
 
-class _Loss(Function):
-    """A loss of some of the outputs. Their gradients are made when backward starts, and freed as others are."""
-
-    @staticmethod
-    def forward(ctx: Any, *outputs: Tensor) -> Tensor:
-        ctx.make = [_gradient_of(output) for output in outputs]
-        return torch.zeros((), device=outputs[0].device)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return tuple(make() for make in ctx.make)
-
-
-def _gradient_of(output: Any) -> Callable[[], Tensor]:
-    """What makes a gradient of an output, without holding the output."""
-    if not is_traceable_wrapper_subclass(output):
-        return partial(torch.ones, output.shape, dtype=output.dtype, device=output.device)
-    kind, shape, strides = type(output), output.shape, output.stride()
-    names, context = output.__tensor_flatten__()
-    parts = {name: getattr(output, name) for name in names}
-    others = {name: part for name, part in parts.items() if not isinstance(part, Tensor)}
-    tensors = {name: _gradient_of(part) for name, part in parts.items() if isinstance(part, Tensor)}
-
-    def make() -> Tensor:
-        made = {name: make_part() for name, make_part in tensors.items()}
-        gradient: Tensor = kind.__tensor_unflatten__({**others, **made}, context, shape, strides)
-        return gradient.detach()
-
-    return make
-
-
 def _captured(trial: _Trial, fake: bool) -> _Recorded:
     model, args, kwargs, hooks, loss, holds, reach = trial
     mode = Fakes() if fake else None
@@ -331,7 +298,7 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
         found = found if holds is None else found._replace(held=holds)
         if not found.held:
             del outputs
-        total = found.tensors[0] if is_scalar_loss(found.tensors) else _Loss.apply(*found.tensors)
+        total = found.tensors[0] if is_scalar_loss(found.tensors) else LossOfOutputs.apply(*found.tensors)
         found.tensors.clear()
         total.backward()
         return returned, found

@@ -1,13 +1,18 @@
-"""``differentiated``: which tensors, among what a model returns, the training step calls ``backward`` on."""
+"""``differentiated``: which tensors, among what a model returns, the training step calls ``backward`` on; and
+``LossOfOutputs``, which stands in for a loss of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.autograd.graph import Node
 
+from integrations._utils.torch_internals import is_traceable_wrapper_subclass
 from integrations.tracing.tensors import MOST_NODES, tensors_in
 
 Loss = Callable[[Any], Any]
@@ -68,6 +73,37 @@ def differentiated(outputs: Any, loss: Loss | None) -> Differentiated:
 def is_scalar_loss(tensors: list[Tensor]) -> bool:
     """Return whether backward starts from a single number, which needs no gradient of its own. A complex one does."""
     return len(tensors) == 1 and tensors[0].dim() == 0 and not tensors[0].is_complex()
+
+
+class LossOfOutputs(Function):
+    """A loss of some of the outputs. Their gradients are made when backward starts, and freed as others are."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: Tensor) -> Tensor:
+        ctx.make = [_prepare_gradient(output) for output in outputs]
+        return torch.zeros((), device=outputs[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return tuple(make() for make in ctx.make)
+
+
+def _prepare_gradient(output: Any) -> Callable[[], Tensor]:
+    """A function that makes a gradient for an output, and does not keep the output alive."""
+    if not is_traceable_wrapper_subclass(output):
+        return partial(torch.ones, output.shape, dtype=output.dtype, device=output.device)
+    kind, shape, strides = type(output), output.shape, output.stride()
+    names, context = output.__tensor_flatten__()
+    parts = {name: getattr(output, name) for name in names}
+    others = {name: part for name, part in parts.items() if not isinstance(part, Tensor)}
+    tensors = {name: _prepare_gradient(part) for name, part in parts.items() if isinstance(part, Tensor)}
+
+    def make() -> Tensor:
+        made = {name: make_part() for name, make_part in tensors.items()}
+        gradient: Tensor = kind.__tensor_unflatten__({**others, **made}, context, shape, strides)
+        return gradient.detach()
+
+    return make
 
 
 def own_loss(outputs: Any) -> Tensor | None:

@@ -20,9 +20,9 @@ from integrations._utils.running_module import all_modules
 from integrations._utils.torch_internals import collectives_of_groups, tree_map
 from integrations.capture.errors import NoPartCaptured
 from integrations.capture.graphs.graph import Graph
+from integrations.tracing.tensors import is_dtensor
 
 _FSDP = "torch.distributed.fsdp"
-_DTENSOR = "torch.distributed.tensor"
 
 
 class Follower(Protocol):
@@ -53,17 +53,16 @@ def find_noise_rank(model: nn.Module) -> int:
 
 def is_tensor_parallel(model: nn.Module) -> bool:
     """Whether ranks compute with the same activations, and each with its part of the model."""
-    return any(map(any, _find_parallel(model)))
+    return any(_find_parallel(model))
 
 
 def _find_parallel(model: nn.Module) -> list[list[tuple[int, ...]]]:
     """By mesh of a model's parameters: for each dimension along which ranks have the same data, the ranks along it that
     this rank is one of."""
-    if not distributed() or _DTENSOR not in sys.modules:
+    if not distributed():
         return []
-    from torch.distributed.tensor import DTensor
-
-    meshes = dict.fromkeys(one.device_mesh for one in model.parameters() if isinstance(one, DTensor))
+    parameters: list[Any] = [one for one in model.parameters() if is_dtensor(one)]
+    meshes = dict.fromkeys(one.device_mesh for one in parameters)
     if not meshes:
         return []
     sharded = {ranks for mesh in _find_sharding_meshes(model) for ranks in _get_dimensions(mesh)}
@@ -75,8 +74,8 @@ def _find_sharding_meshes(model: nn.Module) -> list[Any]:
     found = dict[Any, None]()
     for module in filter(is_unit, all_modules(model)):
         state: Any = module._get_fsdp_state()  # type: ignore[operator]
-        several = getattr(state, "_fsdp_param_groups", None)  # torch 2.14 has a list
-        for group in [state._fsdp_param_group] if several is None else several:
+        groups = getattr(state, "_fsdp_param_groups", None)  # up to torch 2.13 there is one, or none
+        for group in [state._fsdp_param_group] if groups is None else groups:
             if group is not None:
                 found[group.mesh_info.mesh] = None
     return list(found)

@@ -154,7 +154,7 @@ def require_budget(plan: Plan, joint: JointPlan, what: str, most: int | None = N
         joint: the compiled step's.
         what: what was compiled, in words.
         most: the bytes that it may take; ``None``: those of the plan's budget.
-        enough: a budget that it would keep to; ``None``: what it takes.
+        enough: the bytes that the message names, which the step would keep to; ``None``: those that it takes.
 
     Raises:
         BudgetError: the step exceeds the budget, and may not.

@@ -1,8 +1,8 @@
 """``find_realized``: which of the values that inductor could compute in the kernels that read them it stores.
 
-Inductor calls that realizing. It decides while it lowers a graph, from how often a value is read and what it is
-computed from, and takes no account of memory: a sigmoid that two operators read is stored, and so is the result of a
-batch norm, which is computed from five tensors.
+Inductor calls this realizing. While it lowers a graph, it decides by how many operators read a value and how many
+tensors the value is computed from, whatever memory that takes: a sigmoid that two operators read is stored, and so is
+the result of a batch norm, which is computed from five tensors.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Value:
         maker: the node that computes it.
         reads: the nodes whose memory it is computed from; itself, once it is stored.
         is_heavy: whether it is computed with operators that are slow on a CPU.
-        operations: how many operators compute it, and loads of what they read.
+        operations: how many operators compute it, with one more for each stored value that they read.
     """
 
     maker: Node
@@ -111,7 +111,7 @@ def find_realized(
 
 
 def _is_realized(node: Node, value: _Value, is_reused: bool) -> bool:
-    """Whether inductor stores what it could compute again for each reader."""
+    """Whether inductor stores a value that it could compute anew in each kernel that reads it."""
     tensor = node.meta.get("val")
     if not isinstance(tensor, Tensor):
         return False
@@ -158,7 +158,7 @@ def _get_name(target: Any) -> str:
 
 
 def _is_view(node: Node) -> bool:
-    """Whether a node's result lies in the memory of what it is given."""
+    """Whether a node returns a view of its argument."""
     target = node.target
     if not isinstance(target, OpOverload):
         return False

@@ -1,6 +1,6 @@
 """``schedule_for_budget``: how inductor schedules graphs that have a budget, so that their peaks are the counted ones.
 
-What is changed while such a graph is compiled:
+While such a graph is compiled, inductor works otherwise in four ways:
 
 - A buffer is freed when it was read for the last time. By itself inductor keeps it for a later result of the same size
   where that does not raise the peak, as it estimates it. The estimate has less than what is alive, and the step of a

@@ -179,7 +179,7 @@ class Part:
     Attributes:
         held: what is held in place of the part.
         kind: the DTensor's class.
-        others: by name, what it has besides its part.
+        others: the DTensor's other attributes, such as its mesh, by name.
         context, shape, strides: of the whole.
     """
 
