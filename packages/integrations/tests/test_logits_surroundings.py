@@ -64,10 +64,10 @@ def whole_gradients(model):
     return {name: grad.full_tensor() if hasattr(grad, "full_tensor") else grad for name, grad in named}
 
 
-@pytest.mark.parametrize(("shards", "chunked"), [((), True), (("layer",), True), (("head",), False)], ids=str)
+@pytest.mark.parametrize("shards", [(), ("layer",)], ids=str)
 @pytest.mark.usefixtures("one_rank")
-def test_fully_sharded(shards, chunked):
-    """FSDP listens to all outputs. The weight of a head that it shards by itself is gone before the loss."""
+def test_fully_sharded(shards):
+    """FSDP listens to all outputs."""
     model = Decoder(lambda logits, ids: (shifted(logits, ids), logits)).train()
     sharded = twin(model)
     for name in shards:
@@ -78,7 +78,22 @@ def test_fully_sharded(shards, chunked):
     wanted.backward()
     assert abs(loss - wanted) <= 1e-6 * wanted
     assert relative_error(whole_gradients(model), whole_gradients(sharded)) <= SUMS
-    assert ("without logits" in exchanged(sharded)) == chunked
+    assert "without logits" in exchanged(sharded)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_head_that_is_sharded_by_itself_is_refused():
+    """Its weight is gone before the loss. Without gradients, or with loss="full", nothing needs it then."""
+    model = twin(Decoder(shifted).train())
+    fully_shard(model.head)
+    with pytest.raises(ValueError, match=r"loss must be 'full' for this model.*by fully_shard of this layer"):
+        fully_shard(model)(IDS)
+    with torch.no_grad():
+        assert model(IDS).isfinite()
+    whole = integrations.compress_model(Decoder(shifted).train(), "L1", loss="full")
+    fully_shard(whole.head)
+    fully_shard(whole)(IDS).backward()
+    assert whole.head.weight.grad is not None
 
 
 @pytest.mark.usefixtures("one_rank")
