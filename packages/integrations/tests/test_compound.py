@@ -320,6 +320,15 @@ def test_nothing_that_was_stored_before_stands_for_a_dtensor_that_was_changed(me
     assert relative_error(found, compressed) < 3 * EIGHT_BITS  # of the layers in turn
 
 
+def test_few_bit_activations_of_dtensors_raise(mesh):
+    from torch.distributed.tensor import DTensor, Shard
+
+    h = DTensor.from_local(X.clone().requires_grad_(), mesh, [Shard(0)])
+    with pytest.raises(TypeError, match=r"few-bit activations \(activations=\) store plain tensors, got a DTensor"):
+        integrations.fewbit.functional.gelu(h)
+    assert torch.equal(integrations.fewbit.functional.gelu(h.detach()).to_local(), F.gelu(X))
+
+
 def test_pooling_of_dtensors(mesh):
     """Their indices are those of a rank's part, and are kept."""
     from torch.distributed.tensor import DTensor, Shard

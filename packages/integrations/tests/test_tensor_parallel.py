@@ -87,6 +87,18 @@ def test_a_chunked_loss_raises_for_a_head_that_is_a_dtensor(found):
         assert "the weight is a DTensor" in ranks["chunked"]["sequence"]
 
 
+@pytest.mark.parametrize("layers", ["layers", "linear"])
+def test_layers_that_store_for_themselves_raise_for_dtensors(found, layers):
+    for ranks in found:
+        assert f"({layers}=" in ranks["layers"][layers]
+        assert "store plain tensors, got a DTensor of shape (16, 32" in ranks["layers"][layers]
+
+
+def test_few_bit_activations_of_local_tensors_train(found):
+    """Between a column-wise and a row-wise layer there are no DTensors."""
+    assert [ranks["layers"]["activations"] for ranks in found] == ["", ""]
+
+
 @pytest.fixture
 def last_of_four():
     """Makes this process rank 3 of a group of four in which no other rank is there."""

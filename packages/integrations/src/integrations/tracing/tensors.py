@@ -75,6 +75,19 @@ def is_dtensor(tensor: Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def make_dtensor_error(tensor: Tensor, layers: str) -> TypeError:
+    """The error of layers that were asked for and would keep a ``DTensor`` as it is.
+
+    Args:
+        tensor: the input of such a layer.
+        layers: what they are, and the argument of ``compress_model`` that makes them.
+    """
+    return TypeError(
+        f"{layers} store plain tensors, got a DTensor of shape {tuple(tensor.shape)}: in tensor and sequence parallel "
+        "leave them out and use a level, such as compress_model(model, 'L1'), which stores the part that each rank has"
+    )
+
+
 def get_memory(tensor: Tensor) -> torch.UntypedStorage | None:
     """The one storage that holds the elements that this rank has of a tensor: its own, or that of a DTensor's part;
     ``None`` for other tensors without a storage."""

@@ -13,13 +13,19 @@ from integrations._utils.torch_internals import (
     in_forward_mode,
     peek_interpreter_stack,
 )
+from integrations.tracing.tensors import is_dtensor, make_dtensor_error
 
 
 def keeps_few_bits(x: Tensor) -> bool:
     """Whether autograd will ask for the gradient of ``x``, a plain tensor of a dtype that the operators take.
 
     If not, torch's own function is the right one: it costs nothing more, and its errors are the ones to raise.
+
+    Raises:
+        TypeError: ``x`` is a ``DTensor``.
     """
+    if is_dtensor(x) and torch.is_grad_enabled() and x.requires_grad:
+        raise make_dtensor_error(x, "few-bit activations (activations=)")
     return (
         type(x) in PLAIN
         and torch.is_grad_enabled()

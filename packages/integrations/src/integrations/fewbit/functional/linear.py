@@ -25,6 +25,7 @@ from integrations._utils.warn import warn
 from integrations.fewbit.functional.conditions import in_transform
 from integrations.fewbit.sketches import Sketching, drawn_key, project, sample_tokens, seeded_key, storage
 from integrations.tracing.double_backward import DoubleBackward, is_wanted
+from integrations.tracing.tensors import is_dtensor, make_dtensor_error
 
 
 def linear_randomized(
@@ -172,7 +173,12 @@ def keeps_input(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
     For shapes that are no linear layer's, a vector as weight among them, torch's function is the right one: it computes
     what it defines for them, or raises its own error.
+
+    Raises:
+        TypeError: ``x`` is a ``DTensor``.
     """
+    if is_dtensor(x) and torch.is_grad_enabled() and weight.requires_grad:
+        raise make_dtensor_error(x, "randomized linear layers (linear=)")
     return (
         torch.is_grad_enabled()
         and weight.requires_grad

@@ -19,6 +19,7 @@ from integrations.qmodules.layers.saving import Saving
 from integrations.qmodules.levels import QLevel
 from integrations.qmodules.precision import LayerPrecision
 from integrations.qmodules.scheme import ModelPrecision
+from integrations.tracing.tensors import is_dtensor, make_dtensor_error
 
 Forward = Callable[..., Any]
 
@@ -60,7 +61,7 @@ class QLayer(StandIn):
     saves as its level says. In ``eval()``, without gradients and at level L0 it *is* the counterpart's, and so it is
     for inputs with which nothing else is safe: subclasses of tensors, sparse and complex ones, those inside
     ``torch.func``, forward-mode differentiation and ``torch.jit.trace``, and those that inference mode made, which
-    torch refuses. ``torch.fx`` records it as one call.
+    torch refuses. A ``DTensor`` raises a ``TypeError``. ``torch.fx`` records it as one call.
 
     Attributes:
         precision: with how many bits the layer stores its input. It is copied and pickled with the layer.
@@ -112,16 +113,25 @@ class QLayer(StandIn):
         return LayerPrecision(level, "other", group)
 
     def _stores(self, x: Tensor, *parameters: Tensor | None) -> bool:
-        """Whether this forward stores ``x`` in its own way; if not, torch's own is the right one."""
-        return (
+        """Whether this forward stores ``x`` in its own way; if not, torch's own is the right one.
+
+        Raises:
+            TypeError: ``x`` is a ``DTensor``.
+        """
+        saved = (
             self.training
             and torch.is_grad_enabled()
             and not self.precision.level.off
+            and (x.requires_grad or any(p is not None and p.requires_grad for p in parameters))
+        )
+        if saved and is_dtensor(x):
+            raise make_dtensor_error(x, 'Q-layers (layers="q")')
+        return (
+            saved
             and type(x) in PLAIN
             and x.layout is torch.strided
             and not x.is_nested
             and not x.is_complex()
-            and (x.requires_grad or any(p is not None and p.requires_grad for p in parameters))
             and (torch.compiler.is_compiling() or not (_transformed() or x.is_inference()))
         )
 
