@@ -186,7 +186,7 @@ def test_plans_at_a_level_start_from_the_same(of_level):
 
 def test_what_is_no_loss_is_refused():
     model = nn.Sequential(nn.Linear(16, 4)).train()
-    with pytest.raises(TypeError, match="loss must be a function"):
+    with pytest.raises(TypeError, match="criterion must be a function"):
         checkpoint.plan(model, X, loss="mean")
-    with pytest.raises(TypeError, match="loss must return a tensor"):
+    with pytest.raises(TypeError, match="criterion must return one or several tensors"):
         checkpoint.plan(model, X, loss=lambda out: None)

@@ -73,7 +73,7 @@ def test_in_a_compressed_forward():
     note = note_of(raised)
     assert "stored for backward" in note
     assert "model.layers.0.mlp" in note
-    assert "ask integrations.fit(model, sample, memory=...) what would fit, or train inside" in note
+    assert "ask integrations.fit(model, args, memory=...) what would fit, or train inside" in note
     with pytest.raises(RuntimeError) as raised, integrations.explain_oom(model, memory="1MiB"):
         model(**sample())
     assert "of 1.0 MiB" in note_of(raised)

@@ -230,10 +230,21 @@ def test_the_papers_objective(name):
 
 
 def test_the_papers_objective_has_no_budget():
-    with pytest.raises(ValueError, match="budget must be None with objective='paper'"):
-        plan(mlp().train(), normal(4, 64), objective="paper", budget=0.5)
+    with pytest.raises(ValueError, match="memory must be None with objective='paper'"):
+        plan(mlp().train(), normal(4, 64), objective="paper", memory=0.5)
     with pytest.raises(ValueError, match="objective must be 'peak' or 'paper', got 'time'"):
         plan(mlp().train(), normal(4, 64), objective="time")
+
+
+def test_arguments_by_their_older_names():
+    model, x = mlp().train(), normal(64, 64)
+    found = plan(model, x, memory=0.6, criterion=torch.sum)
+    older = plan(model, x, budget=0.6, loss=torch.sum)
+    assert (older.peak, older.kept) == (found.peak, found.kept)
+    with pytest.raises(TypeError, match="budget is the older name of memory, got both; pass memory alone"):
+        plan(model, x, memory=0.6, budget=0.6)
+    trained = integrations.checkpoint.optimal_grad_checkpointing(model, x, memory=0.6, criterion=torch.sum)
+    assert integrations.checkpoint.plan_of(trained).kept == found.kept
 
 
 class Named(nn.Module):

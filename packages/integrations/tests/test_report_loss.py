@@ -46,7 +46,7 @@ def test_cross_entropy_saves_as_it_is_and_makes_a_gradient():
     assert all((row.operator, row.codec) == ("cross_entropy", "kept") for row in rows)
     assert all(row.stored_bytes == row.original_bytes for row in rows)
     assert report.gradient_bytes == LOGITS
-    assert "The loss is assumed: cross entropy of what the model returns" in report.caption
+    assert "The loss is assumed: cross entropy of the model's output" in report.caption
     assert "gradient of what the model returns, 12.0 KiB, beside all that is kept" in report.caption
 
 
@@ -99,7 +99,7 @@ def test_an_output_without_logits_has_no_loss_that_could_be_assumed():
 
 @pytest.mark.parametrize(("loss", "error"), [("mse", ValueError), (3, TypeError)])
 def test_what_is_no_loss_is_refused(loss, error):
-    with pytest.raises(error, match=r"loss must be .*cross_entropy"):
+    with pytest.raises(error, match=r"criterion must be .*cross_entropy"):
         integrations.forecast(mlp(), X, loss=loss)
 
 

@@ -45,6 +45,7 @@ def plan(
     stores: Iterable[str] | None = None,
     measure: bool = True,
     real: bool = False,
+    criterion: Loss | None = None,
     loss: Loss | Literal["full"] | None = None,
     holds_outputs: bool | None = None,
 ) -> Plan:
@@ -82,38 +83,42 @@ def plan(
             the error is estimated by the operators, as it always is for inputs without elements, and where there are
             several ranks and the model talks to them.
         real, holds_outputs: as for ``integrations.checkpoint.plan``.
-        loss: a function, as for ``integrations.checkpoint.plan``; or ``"full"`` for a plan that computes the model's
-            loss from whole logits. By default, a plan within ``memory`` may compute it in chunks, see
-            ``compress_model``; ``plan.chunked`` says so. A plan for a function never does.
+        criterion: as for ``integrations.checkpoint.plan``. A plan with one never computes the loss in chunks.
+        loss: ``"full"`` for a plan that computes the model's loss from whole logits. By default, a plan within
+            ``memory`` may compute it in chunks, see ``compress_model``; ``plan.chunked`` says so. A function is taken
+            as ``criterion``, which was called so.
 
     Returns:
         The plan: of several inputs, that of the one whose plain step takes the most memory, with the others' as
         ``plan.also``.
 
     Raises:
-        TypeError: an argument has the wrong type, or ``loss`` returned no tensor.
+        TypeError: an argument has the wrong type, or ``criterion`` returned no tensor.
         ValueError: an argument is out of range; the model is not in training mode, or none of its outputs requires a
             gradient; no plan can be made, and the message names the cause and the alternatives; or no plan keeps to the
             bounds, and the message names the lowest possible bound, and ways to lower it.
         Exception: what the model raises with these inputs.
     """
-    bounds = Bounds.given(memory, time, error, stores, loss=None if loss is None else FULL)
+    if callable(loss):
+        if criterion is not None:
+            raise TypeError("loss is the older name of criterion, got both; pass criterion alone")
+        criterion, loss = loss, None
+    if loss not in (None, FULL):
+        raise ValueError(f"loss must be 'full' or None, got {loss!r}; criterion takes a function of the model's output")
+    require_loss(criterion)
+    bounds = Bounds.given(memory, time, error, stores, loss=None if loss is None and criterion is None else FULL)
     model = plannable(model)
-    of_output = None if isinstance(loss, str) and loss == FULL else loss
-    if isinstance(of_output, str):
-        raise ValueError(f"loss must be 'full', a function of the model's output, or None, got {loss!r}")
-    require_loss(of_output)
     if isinstance(args, list) and not args:
         raise ValueError("args must be one input, or several in a list, got an empty list")
     calls = [_call(one, kwargs) for one in (args if isinstance(args, list) else [args])]
     level = LEVELS["L0"]
-    how: dict[str, Any] = {"real": real, "loss": of_output, "holds_outputs": holds_outputs}
+    how: dict[str, Any] = {"real": real, "loss": criterion, "holds_outputs": holds_outputs}
     errors = ErrorModel(model, bounds.error) if bounds.error else None
     how |= {"rating": rating_for(bounds), **ErrorModel.weighing(model, errors)}
 
     def front(number: int) -> Plan:
         given, named = calls[number]
-        with planning(model, given, named, of_output):
+        with planning(model, given, named, criterion):
             return planned(model, level, given, named, bounds, **how)
 
     with computing_loss(model, None):
@@ -129,7 +134,7 @@ def plan(
             with computing_loss(model, better.head):
                 made = chosen(better, bounds, errors)
                 if measure and errors is not None:
-                    made = measured(made, bounds, errors, partial(_measured, model, calls[number], of_output))
+                    made = measured(made, bounds, errors, partial(_measured, model, calls[number], criterion))
             found.append(made)
     except BudgetError as error:
         if free is not None:

@@ -287,7 +287,7 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
                 raise NotCaptured(
                     f"{get_class(model).__name__} returned no tensor that requires a gradient, and autograd holds "
                     f"{saved.held} bytes for a backward: return the tensor in a tuple, a list or a mapping; or name "
-                    "the tensor in plan = integrations.plan(model, args, loss=lambda output: output.loss), and call "
+                    "it in plan = integrations.plan(model, args, criterion=lambda output: output.loss), and call "
                     "integrations.apply(model, plan)"
                 )
             why = "check that no_grad is not in its forward" if trains(model) else NOTHING_TRAINS

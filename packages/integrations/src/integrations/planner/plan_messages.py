@@ -75,7 +75,7 @@ def loss_missing(made: Plan) -> str:
     return (
         f"the plan of {made.model} was made with a loss, which is not saved with a plan: for inputs "
         f"{made.graph.inputs}, backward is taken to start from {made.graph.differentiated}; apply a plan that "
-        "is made in this process, integrations.checkpoint.plan(model, inputs, loss=...)"
+        "is made in this process, integrations.checkpoint.plan(model, inputs, criterion=...)"
     )
 
 

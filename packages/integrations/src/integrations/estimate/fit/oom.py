@@ -29,7 +29,7 @@ from integrations.tracing.tensors import get_gradient
 
 _WAYS = ("plain", "chunked", "lean", "checkpoint")
 _MODULES = 3  # that are named
-_ASK = "ask integrations.fit(model, sample, memory=...) what would fit"
+_ASK = "ask integrations.fit(model, args, memory=...) what would fit"
 
 
 @contextmanager

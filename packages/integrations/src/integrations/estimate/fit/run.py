@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from integrations._utils.older_names import accepts_older_names
 from integrations._utils.progress import shows_planning
 from integrations.capture.loss import Loss, require_loss
 from integrations.estimate.fit.answer import Fit
@@ -18,7 +19,7 @@ from integrations.estimate.fit.layers import find_blocks
 from integrations.estimate.fit.profile import Profile
 from integrations.estimate.fit.profiles import Profiles
 from integrations.estimate.fit.static_memory import Standing, count_static_memory
-from integrations.estimate.fit.trainings import Training, make_training
+from integrations.estimate.fit.trainings import Training, join_inputs, make_training
 from integrations.estimate.fit.ways import PLANNED, WAYS, Room, Tried, Tries
 from integrations.estimate.forecast.dtypes import read_precision
 from integrations.planner.bounds import USUAL_ERROR
@@ -28,10 +29,12 @@ from integrations.planner.optimizers import find_optimizer, nbytes
 from integrations.report.words import format_bytes
 
 
+@accepts_older_names(args="sample", criterion="loss")
 @shows_planning
 def fit(
     model: Any,
-    sample: Any = None,
+    args: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
     *,
     memory: Budget,
     optimizer: str = "adamw",
@@ -39,7 +42,7 @@ def fit(
     lora: Any = None,
     batch: int | None = None,
     tokens: int | None = None,
-    loss: Loss | None = None,
+    criterion: Loss | None = None,
     ranks: int = 1,
     accumulate: bool = False,
     error: float = USUAL_ERROR,
@@ -67,8 +70,10 @@ def fit(
     Args:
         model: a module on any device, ``meta`` too, which is not touched; or a configuration of transformers, a model
             type, or the path of a ``config.json``. One that is compressed is judged as it is without that.
-        sample: the inputs of one training step: a mapping by name, a tuple, or the only one; numbers may be on
-            ``meta``. A language model's has labels. ``None``: tokens of the size of ``batch`` and ``tokens``.
+        args: the inputs of one training step, as for ``integrations.plan``: a tuple, a mapping by name, or the only
+            one; numbers may be on ``meta``. Those of a language model have labels. ``None``: ``batch`` sequences of
+            ``tokens`` tokens. ``sample`` is an older name.
+        kwargs: further inputs by name.
         memory: bytes of the device, as an int or a string such as ``"24GiB"``; or, if the device is here, a fraction of
             it, such as ``0.9`` or ``"90%"``, or ``"auto"`` for what is free and what the model has allocated there
             already, as for ``compress_model``. ``"least"`` tries all ways and answers with the one of the least memory.
@@ -78,8 +83,9 @@ def fit(
             is autocast over weights in float32. ``None``: the model's own.
         lora: train adapters alone: a rank, ``"r=16"``, or a mapping of the arguments of ``peft.LoraConfig``, with
             ``targets`` for ``target_modules`` (``"all-linear"``).
-        batch, tokens: sizes of the inputs, to which a sample is repeated or cut; 1 and 512 without a sample.
-        loss: from the model's output to what is differentiated; ``None`` for the loss that the model returns.
+        batch, tokens: sizes of the inputs, to which ``args`` are repeated or cut; 1 and 512 without ``args``.
+        criterion: a function from the model's output to the loss; ``None`` for the loss that the model returns.
+            ``loss`` is an older name.
         ranks: processes that share weights, gradients and states by FSDP2, of whose units two are whole at once.
         accumulate: whether steps add to gradients that are there, instead of making them.
         error: bound on the gradient's relative error in the way ``"plan"``.
@@ -97,13 +103,13 @@ def fit(
     Raises:
         ImportError: ``lora`` without peft, or a configuration without transformers.
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range; a language model's sample has no labels;
+        ValueError: an argument is out of range; a language model's ``args`` have no labels;
             ``ways`` names the loss in chunks, and the head is no linear layer; or the weights alone take more than the
             memory.
         Exception: what the model raises with these inputs.
     """
     chosen, precision = find_optimizer(optimizer), read_precision(dtype)
-    require_loss(loss)
+    require_loss(criterion)
     require_error(error)
     _require_counts(batch=batch, tokens=tokens, ranks=ranks)
     _require_ways(ways)
@@ -111,7 +117,8 @@ def fit(
         raise ValueError(f"reserve must be a part of the memory from 0 to below 1, such as 0.05, got {reserve!r}")
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device must be 'cpu', 'cuda' or None, got {device!r}")
-    training = make_training(model, sample, batch, tokens, precision, lora, loss, device)
+    sample = join_inputs(args, kwargs)
+    training = make_training(model, sample, batch, tokens, precision, lora, criterion, device)
     least = memory == LEAST
     given, available = (0, 0) if least else _find_memory(memory, model, sample, training, reserve)
     blocks = find_blocks(training.model)

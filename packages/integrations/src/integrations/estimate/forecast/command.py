@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from integrations._utils.autocast import autocast_as_on
+from integrations._utils.command_line import count
 from integrations._utils.whole_files import write_text
 from integrations.api import plan as planning
 from integrations.estimate.forecast import hf, pyg, timm
@@ -50,12 +51,12 @@ def add_to(commands: Any) -> None:
     )
 
     inputs = parser.add_argument_group("its inputs")
-    inputs.add_argument("--batch", type=_count, default=8, help="images or sequences; default: 8")
-    inputs.add_argument("--image-size", type=_count, metavar="PIXELS", help="of a side; default: the model's own")
-    inputs.add_argument("--length", type=_count, default=128, help="tokens or samples of a sequence; default: 128")
+    inputs.add_argument("--batch", type=count, default=8, help="images or sequences; default: 8")
+    inputs.add_argument("--image-size", type=count, metavar="PIXELS", help="of a side; default: the model's own")
+    inputs.add_argument("--length", type=count, default=128, help="tokens or samples of a sequence; default: 128")
     graph = {"--nodes": 2708, "--edges": 10556, "--features": 1433, "--hidden": 64, "--classes": 7, "--layers": 2}
     for name, default in graph.items():
-        inputs.add_argument(name, type=_count, default=default, help=f"of --pyg; default: {default}")
+        inputs.add_argument(name, type=count, default=default, help=f"of --pyg; default: {default}")
 
     parser.add_argument("--dtype", help=f"of weights and numbers, one of {', '.join(NAMES)}; default: the model's own")
     parser.add_argument(
@@ -64,10 +65,11 @@ def add_to(commands: Any) -> None:
         help="switch on the model's own gradient checkpointing, of timm or transformers",
     )
     inputs.add_argument(
+        "--criterion",
         "--loss",
         choices=("cross_entropy", "none"),
         default="cross_entropy",
-        help="of what the model returns, where that is no loss already; default: cross_entropy",
+        help="the loss of a model that does not return one; default: cross_entropy",
     )
 
     parser.add_argument(
@@ -109,7 +111,7 @@ def run(options: argparse.Namespace) -> None:
     surroundings = nullcontext() if narrow is None else autocast_as_on(options.device, narrow)
     if options.memory is not None:
         with surroundings:
-            plan = _planned_for(subject, options.memory, options.error, options.loss != "none")
+            plan = _planned_for(subject, options.memory, options.error, options.criterion != "none")
         print(f"{subject.name}\n{plan}")
         _write(options, plan.to_json, plan.plot, plan.page)
         return
@@ -147,7 +149,7 @@ def _forecast(
 ) -> Report:
     level = options.level or "L1"
     asked = {"activations": options.activations, "linear": options.linear, "layers": options.q_layers}
-    loss = None if options.loss == "none" else CROSS_ENTROPY
+    loss = None if options.criterion == "none" else CROSS_ENTROPY
     try:
         with surroundings:
             report = forecast(
@@ -155,7 +157,7 @@ def _forecast(
                 subject.args,
                 subject.kwargs,
                 level=level,
-                loss=loss,
+                criterion=loss,
                 device=options.device,
                 **asked,
                 **chosen,
@@ -206,13 +208,6 @@ def _print(title: str, content: Any) -> None:
     console.print(content)
 
 
-def _count(text: str) -> int:
-    """A number of at least 1, as an argument's type."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text!r}")
-    return int(text)
-
-
 def _word_or_number(text: str) -> str | int | float:
     """``"3"`` as 3, ``"0.2"`` as 0.2, a name as it is."""
     for number in (int, float):
@@ -259,6 +254,6 @@ def _planned_for(subject: Subject, memory: str, error: float | None, loss: bool)
         subject.kwargs,
         memory=budget_in(memory),
         error=error,
-        loss=starts,
+        criterion=starts,
         measure=False,
     )

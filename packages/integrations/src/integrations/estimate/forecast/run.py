@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from integrations._utils.older_names import accepts_older_names
 from integrations._utils.torch_internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -42,6 +43,7 @@ NOTE = "A forecast: the forward ran on tensors without elements, as on {}; nothi
 MEAN = "The level is adaptive: each tensor is shown in the average bits, and a plan spreads as many in all over them."
 
 
+@accepts_older_names(criterion="loss")
 def forecast(
     model: nn.Module,
     args: Any = (),
@@ -51,7 +53,7 @@ def forecast(
     activations: str | int | Mapping[str, Any] | None = None,
     linear: str | float | Mapping[str, Any] | None = None,
     layers: str | Mapping[str, Any] | None = None,
-    loss: Loss | str | None = None,
+    criterion: Loss | str | None = None,
     device: str | torch.device = "cpu",
     **options: Any,
 ) -> Report:
@@ -73,9 +75,9 @@ def forecast(
         kwargs: inputs by name.
         level: as for ``compress_model``; of an adaptive one, every tensor has the bits that a plan gives on average.
         activations, linear, layers: as for ``compress_model``; the copy is exchanged.
-        loss: what the training computes of the model's output: a function of it, or ``"cross_entropy"`` of its logits.
-            What it saves has rows of its own, as it is, for a model's hooks do not see it. A model that returns its
-            loss has no other.
+        criterion: the loss that the training computes: a function of the model's output, or ``"cross_entropy"`` of its
+            logits. Its saved tensors have rows of their own and are kept, because the hooks of the model do not see
+            them. For a model that returns its loss it is not used. ``loss`` is an older name.
         device: ``"cpu"`` or ``"cuda"``, or a ``torch.device`` of these: whose operators are meant. Some of CUDA's save
             other tensors.
         **options: as for ``compress_model``.
@@ -90,7 +92,7 @@ def forecast(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    require_loss(loss)
+    require_loss(criterion)
     where = forecast_device(device)
     mode = Fakes()
     wanted = resolve_level(level, options)
@@ -105,7 +107,7 @@ def forecast(
         for block in surroundings:
             stack.enter_context(block)
         try:
-            report = make_report(fake, given, named, loss)
+            report = make_report(fake, given, named, criterion)
         finally:
             reach.restore()
     note = NOTE.format("the CPU" if where.type == "cpu" else "CUDA")
