@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from actcore import simulate
-from integrations.checkpoint import Plan, capture, plan
+from integrations.checkpoint import Plan, capture, optimal_grad_checkpointing, plan, plan_of
 from integrations.planner.feng_huang_objective import paper_segments
 from integrations.planner.problem import training_step
 
@@ -236,15 +236,14 @@ def test_the_papers_objective_has_no_budget():
         plan(mlp().train(), normal(4, 64), objective="time")
 
 
-def test_arguments_by_their_older_names():
-    model, x = mlp().train(), normal(64, 64)
-    found = plan(model, x, memory=0.6, criterion=torch.sum)
-    older = plan(model, x, budget=0.6, loss=torch.sum)
+def test_arguments_by_their_older_names(deep):
+    found = plan(*deep, memory=0.6, criterion=torch.sum)
+    older = plan(*deep, budget=0.6, loss=torch.sum)
     assert (older.peak, older.kept) == (found.peak, found.kept)
     with pytest.raises(TypeError, match="budget is the older name of memory, got both; pass memory alone"):
-        plan(model, x, memory=0.6, budget=0.6)
-    trained = integrations.checkpoint.optimal_grad_checkpointing(model, x, memory=0.6, criterion=torch.sum)
-    assert integrations.checkpoint.plan_of(trained).kept == found.kept
+        plan(*deep, memory=0.6, budget=0.6)
+    trained = optimal_grad_checkpointing(*deep, memory=0.6, criterion=torch.sum)
+    assert plan_of(trained).kept == found.kept
 
 
 class Named(nn.Module):
