@@ -117,21 +117,23 @@ def norms():
 
 PAGES = {
     "README.md": dict,
-    "docs/checkpoint.md": of_vectors,
     "docs/core.md": dict,
     "docs/experts.md": classified_tokens,
     "docs/fewbit.md": few_bits,
     "docs/fewbit_linear.md": a_linear_layer,
     "docs/fewbit_norms.md": norms,
-    "docs/fit.md": of_tokens,
     "docs/index.md": of_images,
     "docs/levels.md": with_integrations,
     "docs/losses.md": of_tokens,
     "docs/operators.md": dict,
-    "docs/options.md": of_vectors,
     "docs/qmodules.md": convolutions,
     "docs/report.md": compressed,
     "docs/trainers.md": trained,
+    "docs/explanation/plans.md": of_vectors,
+    "docs/how-to/checkpointing.md": of_vectors,
+    "docs/how-to/fit-into-memory.md": of_vectors,
+    "docs/how-to/forecast.md": of_tokens,
+    "docs/reference/compress_model.md": of_vectors,
 }
 
 
