@@ -177,8 +177,8 @@ def test_the_entry_on_the_page_is_the_one_in_the_registry():
 
 
 def listed(section):
-    """The words in the first column of a table of ``docs/operators.md``."""
-    page = (DOCS / "operators.md").read_text(encoding="utf-8")
+    """The words in the first column of a table of ``docs/reference/operators.md``."""
+    page = (DOCS / "reference" / "operators.md").read_text(encoding="utf-8")
     table = re.search(rf"^## {section}\n(.*?)^## ", page, re.MULTILINE | re.DOTALL).group(1)
     return set(re.findall(r"\w+", " ".join(re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE))))
 

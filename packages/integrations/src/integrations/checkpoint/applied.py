@@ -37,11 +37,11 @@ def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec |
             in the proportion of their sizes. For others, or under another autocast, ``"replan"`` makes a plan with
             the same budget, in the time of a capture; ``"refuse"`` raises.
         codec: stores what the plan keeps, such as ``actcore.GroupAffine(bits=8)``; ``None`` keeps it as it is. It
-            stores what a level would round (``docs/operators.md``). Tensors of which backward only needs signs, masks
-            or indices are stored exactly, in as few bits as that takes, and others are kept. Where rows are normalised
-            one by one, each group of a ``GroupAffine`` is within one row, whatever size it has. What is recomputed
-            follows from the stored values, so gradients are no longer those of the model bit for bit. Each forward
-            rounds with noise of its own. ``compress_model(checkpoint=plan)`` stores what is recomputed, too.
+            stores what a level would round (``docs/reference/operators.md``). Tensors of which backward only needs
+            signs, masks or indices are stored exactly, in as few bits as that takes, and others are kept. Where rows
+            are normalised one by one, each group of a ``GroupAffine`` is within one row, whatever size it has. What is
+            recomputed follows from the stored values, so gradients are no longer those of the model bit for bit. Each
+            forward rounds with noise of its own. ``compress_model(checkpoint=plan)`` stores what is recomputed, too.
 
     Returns:
         The same object.

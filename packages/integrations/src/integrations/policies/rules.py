@@ -1,7 +1,7 @@
 """Which operator saved a tensor decides how it may be stored: the rules of all operators, and yours.
 
-``operators`` has the entry of each operator of torch, with its rule and the reason. ``docs/operators.md`` is the table
-for readers, ``docs/internals/adaptive.md`` has the measurements.
+``operators`` has the entry of each operator of torch, with its rule and the reason. ``docs/reference/operators.md`` is
+the table for readers, ``docs/explanation/how-tensors-are-stored.md`` explains it.
 """
 
 from __future__ import annotations

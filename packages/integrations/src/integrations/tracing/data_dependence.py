@@ -9,8 +9,8 @@ as deciding.
 A ReLU, a clamp or a max pooling does not count, though its slope jumps: its result does not jump, and changes by no
 more than its input, whereas a router that decides otherwise exchanges a whole expert. That is a choice for memory, and
 it costs: the elements whose sides change bias the gradient, by 0.0001 of its norm through one ReLU, by 0.04 through
-five in a row (``docs/operators.md``). To count them would keep the inputs of nearly every segment of a convolutional
-network.
+five in a row (``docs/reference/operators.md``). To count them would keep the inputs of nearly every segment of a
+convolutional network.
 """
 
 from __future__ import annotations
