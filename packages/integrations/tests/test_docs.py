@@ -104,33 +104,22 @@ def a_linear_layer():
     return {"linear": nn.Linear(768, 3072)}
 
 
-def norms():
-    model = nn.Sequential(nn.Linear(768, 768), nn.LayerNorm(768), nn.GELU())
-    return {
-        "model": model,
-        "torchs": nn.LayerNorm(768),
-        "x": normal(4, 768),
-        "weight": torch.ones(768),
-        "bias": torch.zeros(768),
-    }
-
-
 PAGES = {
     "README.md": dict,
     "docs/checkpoint.md": of_vectors,
     "docs/core.md": dict,
     "docs/experts.md": classified_tokens,
-    "docs/fewbit.md": few_bits,
-    "docs/fewbit_linear.md": a_linear_layer,
-    "docs/fewbit_norms.md": norms,
     "docs/fit.md": of_tokens,
     "docs/index.md": of_images,
     "docs/levels.md": with_integrations,
     "docs/losses.md": of_tokens,
     "docs/operators.md": dict,
     "docs/options.md": of_vectors,
-    "docs/qmodules.md": convolutions,
     "docs/report.md": compressed,
+    "docs/how-to/drop-in-layers.md": convolutions,
+    "docs/reference/few-bit.md": few_bits,
+    "docs/reference/q-layers.md": convolutions,
+    "docs/reference/randomized-linear.md": a_linear_layer,
     "docs/trainers.md": trained,
 }
 
