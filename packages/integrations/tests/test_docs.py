@@ -104,37 +104,26 @@ def a_linear_layer():
     return {"linear": nn.Linear(768, 3072)}
 
 
-def norms():
-    model = nn.Sequential(nn.Linear(768, 768), nn.LayerNorm(768), nn.GELU())
-    return {
-        "model": model,
-        "torchs": nn.LayerNorm(768),
-        "x": normal(4, 768),
-        "weight": torch.ones(768),
-        "bias": torch.zeros(768),
-    }
-
-
 PAGES = {
     "README.md": dict,
     "docs/core.md": dict,
     "docs/explanation/error.md": of_vectors,
     "docs/explanation/how-tensors-are-stored.md": of_vectors,
     "docs/explanation/plans.md": of_vectors,
-    "docs/fewbit.md": few_bits,
-    "docs/fewbit_linear.md": a_linear_layer,
-    "docs/fewbit_norms.md": norms,
     "docs/how-to/checkpointing.md": of_vectors,
+    "docs/how-to/drop-in-layers.md": convolutions,
     "docs/how-to/fit-into-memory.md": of_vectors,
     "docs/how-to/forecast.md": of_tokens,
     "docs/how-to/limit-the-error.md": of_vectors,
     "docs/how-to/offload.md": of_vectors,
     "docs/index.md": of_images,
     "docs/losses.md": of_tokens,
-    "docs/qmodules.md": convolutions,
     "docs/reference/compress_model.md": of_vectors,
+    "docs/reference/few-bit.md": few_bits,
     "docs/reference/levels.md": with_integrations,
     "docs/reference/operators.md": dict,
+    "docs/reference/q-layers.md": convolutions,
+    "docs/reference/randomized-linear.md": a_linear_layer,
     "docs/report.md": compressed,
     "docs/trainers.md": trained,
 }
