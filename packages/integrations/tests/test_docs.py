@@ -118,8 +118,10 @@ def norms():
 PAGES = {
     "README.md": dict,
     "docs/checkpoint.md": of_vectors,
-    "docs/core.md": dict,
     "docs/experts.md": classified_tokens,
+    "docs/explanation/architecture.md": with_integrations,
+    "docs/explanation/native-core.md": dict,
+    "docs/explanation/runtime.md": with_integrations,
     "docs/fewbit.md": few_bits,
     "docs/fewbit_linear.md": a_linear_layer,
     "docs/fewbit_norms.md": norms,
@@ -130,6 +132,7 @@ PAGES = {
     "docs/operators.md": dict,
     "docs/options.md": of_vectors,
     "docs/qmodules.md": convolutions,
+    "docs/reference/actcore.md": dict,
     "docs/report.md": compressed,
     "docs/trainers.md": trained,
 }
@@ -170,6 +173,6 @@ def test_a_recipe_of_the_page_of_trainers(heading, names):
 
 
 def test_all_pages_with_an_example_are_here():
-    pages = {path for path in ROOT.glob("docs/*.md") if path.name not in TESTED_ELSEWHERE}
+    pages = {path for path in ROOT.glob("docs/**/*.md") if path.name not in TESTED_ELSEWHERE}
     with_example = {str(page.relative_to(ROOT).as_posix()) for page in pages if first_example(page.relative_to(ROOT))}
     assert with_example | {"README.md"} == set(PAGES)
