@@ -1,4 +1,4 @@
-"""The examples of ``docs/extend.md``, as they stand there."""
+"""The examples of ``docs/how-to/extend.md``, as they stand there."""
 
 import argparse
 import re
@@ -13,7 +13,7 @@ from bench.runner.command import Options
 from integrations.policies import rules
 from integrations.rules import Need, Rule, add_rule
 
-PAGE = Path(__file__).parents[3] / "docs" / "extend.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "extend.md"
 
 
 def example(heading):

@@ -119,11 +119,12 @@ def a_linear_layer():
 
 PAGES = {
     "README.md": dict,
-    "docs/start.md": dict,
-    "docs/core.md": dict,
+    "docs/explanation/architecture.md": with_integrations,
     "docs/explanation/error.md": of_vectors,
     "docs/explanation/how-tensors-are-stored.md": of_vectors,
+    "docs/explanation/native-core.md": dict,
     "docs/explanation/plans.md": of_vectors,
+    "docs/explanation/runtime.md": with_integrations,
     "docs/how-to/checkpointing.md": of_vectors,
     "docs/how-to/debug.md": compressed,
     "docs/how-to/distributed.md": one_rank,
@@ -139,12 +140,14 @@ PAGES = {
     "docs/how-to/torch-compile.md": of_vectors,
     "docs/how-to/trainers.md": trained,
     "docs/index.md": of_images,
+    "docs/reference/actcore.md": dict,
     "docs/reference/compress_model.md": of_vectors,
     "docs/reference/few-bit.md": few_bits,
     "docs/reference/levels.md": with_integrations,
     "docs/reference/operators.md": dict,
     "docs/reference/q-layers.md": convolutions,
     "docs/reference/randomized-linear.md": a_linear_layer,
+    "docs/start.md": dict,
 }
 
 
