@@ -22,7 +22,7 @@ def unmeasured(kind: str = "cpu") -> str:
     name = f" ({torch.cuda.get_device_name()})" if kind == "cuda" and torch.cuda.is_available() else ""
     return (
         f"device {kind}{name}: no figure of this project has been measured on this kind of device; "
-        "docs/benchmarks/gpu.md says what would be"
+        "docs/reference/benchmarks.md has the commands that measure it"
     )
 
 
