@@ -77,14 +77,6 @@ def of_tokens():
     return {"model": transformers.GPT2LMHeadModel(config).train(), "batch": {"input_ids": ids, "labels": ids}}
 
 
-def classified_tokens():
-    transformers = library_or_skip("transformers")
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=128, **sizes)).train()
-    ids = torch.randint(0, 128, (8, 32), generator=torch.Generator().manual_seed(0))
-    return {"model": model, "batch": {"input_ids": ids, "labels": torch.arange(8) % 2}}
-
-
 def trained():
     transformers = library_or_skip("transformers")
     library_or_skip("accelerate")
@@ -165,6 +157,25 @@ def test_the_first_example(page, tmp_path, monkeypatch):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             names.clear()  # DistributedDataParallel holds the group
             torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("heading", "library"),
+    [
+        ("Save the first byte", "torch"),
+        ("A language model", "transformers"),
+        ("A vision model", "timm"),
+        ("A graph network", "torch_geometric"),
+    ],
+)
+def test_the_examples_of_the_first_page(heading, library):
+    library_or_skip(library)
+    page = (ROOT / "docs/start.md").read_text(encoding="utf-8")
+    code = re.search(rf"^## {heading}\n.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL).group(1)
+    torch.manual_seed(0)
+    names = {}
+    exec(compile(code, heading, "exec"), names)
+    assert integrations.compression(names["model"]).report().ratio > 1
 
 
 def test_the_loop_of_the_page_of_trainers():
