@@ -162,7 +162,7 @@ def test_the_first_example(page, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("heading", "library"),
     [
-        ("Save the first byte", "torch"),
+        ("Compress a model", "torch"),
         ("A language model", "transformers"),
         ("A vision model", "timm"),
         ("A graph network", "torch_geometric"),
