@@ -234,7 +234,7 @@ def _handle_in(model: nn.Module) -> Compression:
     if not isinstance(handle, Compression):
         inner = getattr(model, "module", None)  # of DistributedDataParallel, or of an engine
         if isinstance(inner, nn.Module) and isinstance(compiled_module(inner).__dict__.get(_HANDLE), Compression):
-            raise ValueError(f"{type(model).__name__} is not compressed, and its module is; pass model.module")
+            raise ValueError(f"{type(model).__name__} is not compressed, but its module is; pass model.module")
         raise ValueError(
             f"{type(model).__name__} is not compressed; call compress_model(model, memory=0.5), or level='L1'"
         )
@@ -297,8 +297,8 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
     for name in ("checkpoint", "memory", "time", "error", "stores", "plan", "fallback"):
         if name in options:
             raise ValueError(
-                f"{name} must be left out of a block, whose forward follows no plan of what backward recomputes; "
-                f"integrations.compress_model(model, {name}=...) has the model follow one"
+                f"{name} must be left out of a block of integrations.compress, which does not follow a recomputation "
+                f"plan; call integrations.compress_model(model, {name}=...) instead"
             )
     handle = new_handle(BlockCompression, model, level, strict, options)
     require_paths(model, handle.level.keep)

@@ -127,7 +127,7 @@ class Compression(ForwardRunner):
         if followed is not None and self.level.off:
             if self._plan_manager is not None and self._plan_manager.codec is not None:
                 raise ValueError(
-                    "closure must be given where codec stores what a plan keeps, which predicts no error: "
+                    "closure must be given for a plan with codec=, because such a plan does not predict the error: "
                     "handle.gradient_error(closure)"
                 )
             joint: JointPlan | None = followed.others.get(JOINT)
@@ -135,7 +135,7 @@ class Compression(ForwardRunner):
             return self.measured or GradientError(error, measured=False)
         if self.bit_plan is None:
             raise ValueError(
-                "closure must be given while there is no plan to predict from: handle.gradient_error(closure)"
+                "closure must be given as long as no plan predicts the error: handle.gradient_error(closure)"
             )
         return GradientError(self.bit_plan.relative_error, measured=False)
 
@@ -248,7 +248,10 @@ def _measure_times(handle: HandleState, closure: Callable[[], Any]) -> TimedSess
     require_closure(closure)
     require_compressed(handle, "report")
     if handle.off:
-        raise ValueError(f"the level must compress to take time, got {handle.level_name}; try level='L1'")
+        raise ValueError(
+            f"level must be one that compresses, so that there is a time to measure, got {handle.level_name!r}; try "
+            "level='L1'"
+        )
     with handle.trial_run(), trial(handle.model) as met:
         closure()
         met.draw_again()
