@@ -35,7 +35,7 @@ def require_loss(loss: object) -> None:
         TypeError: it cannot be called.
     """
     if loss is not None and not callable(loss):
-        raise TypeError(f"loss must be a function from the model's output to what is differentiated, got {loss!r}")
+        raise TypeError(f"loss must be a function that takes the model's output and returns the loss, got {loss!r}")
 
 
 class Differentiated(NamedTuple):
@@ -62,7 +62,7 @@ def differentiated(outputs: Any, loss: Loss | None) -> Differentiated:
     if loss is not None:
         made = tensors_in(loss(outputs))
         if not made:
-            raise TypeError("loss must return a tensor, or several, made of the model's output, and returned none")
+            raise TypeError("loss must return one or more tensors computed from the model's output, but returned none")
         return Differentiated(_trained(made), OF_LOSS, True)
     own = own_loss(outputs)
     if own is not None:

@@ -29,7 +29,7 @@ from integrations.tracing.tensors import get_gradient
 
 _WAYS = ("plain", "chunked", "lean", "checkpoint")
 _MODULES = 3  # that are named
-_ASK = "ask integrations.fit(model, sample, memory=...) what would fit"
+_ASK = "call integrations.fit(model, sample, memory=...)"
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def _outline(tensor: Tensor) -> _Outline:
 
 def told(model: nn.Module) -> str:
     """Where a model's bytes are, in words, and who says what would have fitted."""
-    return f"{_told(model)}\nWhat would have fitted: {_ASK}, or train inside of integrations.explain_oom(model)."
+    return f"{_told(model)}\nTo find a change that fits, {_ASK}, or train inside of integrations.explain_oom(model)."
 
 
 def _told(model: nn.Module) -> str:
@@ -129,7 +129,7 @@ def _told(model: nn.Module) -> str:
         "optimizer states": bytes_of_tensors(find_states(find_optimizers(model))),
     }
     told = ", ".join(f"{name} {format_bytes(count)}" for name, count in parts.items())
-    return f"There were, of {type(model).__name__}: {told}{_waiting(model)}{_device_in_words(_get_device(model))}."
+    return f"Memory of {type(model).__name__}: {told}{_waiting(model)}{_device_in_words(_get_device(model))}."
 
 
 def _waiting(model: nn.Module) -> str:
@@ -180,16 +180,18 @@ def _told_what_fits(model: nn.Module, forward: _Forward, limit: int | None) -> s
         found = fit(model, forward.inputs, memory=memory, optimizer=name, dtype=precision, ways=ways, grow=False)
     except Exception as error:  # whatever it is, the error that memory ran out is to be seen
         first = (str(error).splitlines() or [""])[0]
-        return f"What would have fitted is not known ({type(error).__name__}: {first:.200}): {_ASK}."
+        return f"No change that fits is known ({type(error).__name__}: {first:.200}): {_ASK}."
     said = f"{format_bytes(found.total)} with {name}, of {format_bytes(memory)}"
     if found.fits:
-        return f"By its tensors, the training takes {said}, which fits: look for what else holds memory."
+        return (
+            f"The training's own tensors take {said}, which fits: find the other tensors or processes that hold memory."
+        )
     if found.answer is not None:
         return (
             f"The training takes {said}. The cheapest change that fits, {format_bytes(found.answer.peak)}: {found.code}"
         )
     return (
-        f"The training takes {said}; of what was tried, {found.best.name} takes the least, "
+        f"The training takes {said}; of the options that were tried, {found.best.name} takes the least, "
         f"{format_bytes(found.best.peak)}: take a smaller batch, or {_ASK}."
     )
 

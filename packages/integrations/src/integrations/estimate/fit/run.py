@@ -108,7 +108,9 @@ def fit(
     _require_counts(batch=batch, tokens=tokens, ranks=ranks)
     _require_ways(ways)
     if isinstance(reserve, bool) or not isinstance(reserve, int | float) or not 0 <= reserve < 1:
-        raise ValueError(f"reserve must be a part of the memory from 0 to below 1, such as 0.05, got {reserve!r}")
+        raise ValueError(
+            f"reserve must be a fraction of the memory, at least 0 and below 1, such as 0.05, got {reserve!r}"
+        )
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device must be 'cpu', 'cuda' or None, got {device!r}")
     training = make_training(model, sample, batch, tokens, precision, lora, loss, device)
@@ -162,7 +164,9 @@ def _best(tried: Sequence[Tried]) -> Tried:
     """The first way that fits, or else the one of the least memory."""
     known = [one for one in tried if one.profile is not None]
     if not known:
-        raise ValueError("ways must name one that this model and this memory have; ways=None tries all")
+        raise ValueError(
+            "ways must name at least one that is available for this model and this memory; ways=None tries all"
+        )
     return next((one for one in known if one.way.fits), min(known, key=lambda one: one.way.peak))
 
 
@@ -192,7 +196,7 @@ def _notes(optimizer: str, ranks: int, scaled: bool, short: bool) -> tuple[str, 
         found.append("FSDP2 is taken to shard each layer and the rest, and to gather two layers at once.")
     if scaled:
         found.append(
-            "Larger inputs are judged by the same plan, whose bytes grow with them; planned for, more may fit."
+            "Larger inputs are estimated by scaling the bytes of the same plan; with a plan of their own, more may fit."
         )
     if short:
         found.append("Longer sequences would fit, but the model has no positions for them.")
@@ -240,6 +244,7 @@ def _require_room(standing: Standing, available: int, memory: int, reserve: floa
     if standing.weights <= available:
         return
     raise ValueError(
-        f"memory must be more than the weights alone take, {format_bytes(standing.weights)}, got {format_bytes(memory)}"
-        f" with reserve={reserve:g}; take weights of 16 bits (dtype='bfloat16'), or share them (ranks=8)"
+        f"memory must be more than the weights alone take, {format_bytes(standing.weights)}, got "
+        f"{format_bytes(memory)} with reserve={reserve:g}; use 16-bit weights (dtype='bfloat16'), or shard them "
+        "(ranks=8)"
     )

@@ -39,7 +39,10 @@ _LOOKS = (DataDependentOutputException, DynamicOutputShapeException)
 
 NOTE = "A forecast: the forward ran on tensors without elements, as on {}; nothing was computed or trained."
 
-MEAN = "The level is adaptive: each tensor is shown in the average bits, and a plan spreads as many in all over them."
+MEAN = (
+    "The level is adaptive: each tensor is shown with the average bits; in training, a plan distributes the same "
+    "total over the tensors."
+)
 
 
 def forecast(
@@ -155,14 +158,14 @@ def _told(model: nn.Module, device: torch.device) -> Iterator[None]:
         yield
     except _LOOKS as error:
         raise LooksAtElements(
-            f"the forward of {type(model).__name__} looks at elements, of which a forecast has none ({error}): "
-            "compress the model, call it once on a small batch, and ask integrations.compression(model).report()"
+            f"the forward of {type(model).__name__} reads tensor values, which a forecast does not have ({error}): "
+            "compress the model, call it once on a small batch, and call integrations.compression(model).report()"
         ) from error
     except RuntimeError as error:
         if device.type == "cpu" or not needs_gpu(error):
             raise
         raise RuntimeError(
-            f"the forward of {type(model).__name__} asks for the GPU itself, and there is none here: forecast with "
+            f"the forward of {type(model).__name__} uses the GPU directly, but none is available: forecast with "
             f"device='cpu', whose operators may save other tensors ({str(error).splitlines()[0]:.120})"
         ) from error
 
