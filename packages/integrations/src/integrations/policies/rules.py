@@ -55,8 +55,8 @@ def add_rule(operator: str, rule: Rule) -> None:
             raise TypeError(f"rule must have a Need for its {role}, such as Need.LINEAR, got {rule.need(role)!r}")
         if rule.need(role) in _REGISTERED:
             raise ValueError(
-                f"rule must not have {rule.need(role)} for its {role}: this takes a range of the operator's "
-                "derivative, which only operators of torch have in the registry; take Need.LINEAR or Need.PRODUCT if "
+                f"rule must not have {rule.need(role)} for its {role}: it needs the range of the operator's "
+                "derivative, which the registry has only for operators of torch; use Need.LINEAR or Need.PRODUCT if "
                 "unbiased bits suffice, Need.SIGN for a sign, or Need.EXACT"
             )
     library, _, name = operator.partition("::")
@@ -67,7 +67,7 @@ def add_rule(operator: str, rule: Rule) -> None:
         )
     if _rules.get(operator, rule) != rule:
         raise ValueError(
-            f"operator must have no other rule yet, got {operator!r}, which has one: take another name for yours"
+            f"operator must not have a rule yet, but {operator!r} has one: use another name for your operator"
         )
     _warn_of_misspelled(operator, library)
     _rules[operator] = rule

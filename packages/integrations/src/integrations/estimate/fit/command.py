@@ -19,9 +19,9 @@ def add_to(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "fit",
         help="does a training fit into memory, and what makes it fit?",
-        description="Prints the memory of a training step: weights, gradients, optimizer states, activations, the loss and "
-        "temporary tensors; whether it fits; and the line of code for the cheapest change that makes it fit. "
-        "Nothing is trained, and no memory is allocated.",
+        description="Print the memory of a training step: weights, gradients, optimizer states, activations, the "
+        "loss and temporary tensors; whether it fits; and the line of code for the cheapest change that "
+        "makes it fit. Nothing is trained, and no memory is allocated.",
     )
     parser.set_defaults(command=run)
     parser.add_argument(

@@ -36,9 +36,9 @@ def add_to(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "report",
         help="where would a model's memory go, and what would a level save?",
-        description="Prints the tensors that autograd would save in one forward, by module, and their size at a level. The "
-        "forward runs on tensors without data, which take no memory; a forward that reads tensor values runs on "
-        "two small batches. Nothing is trained.",
+        description="Print the tensors that autograd would save in one forward, by module, and their size at a "
+        "level. The forward runs on tensors without data, which take no memory; a forward that reads "
+        "tensor values runs on two small batches. Nothing is trained.",
     )
     parser.set_defaults(command=run)
     subject = parser.add_argument_group("the model, one of").add_mutually_exclusive_group(required=True)

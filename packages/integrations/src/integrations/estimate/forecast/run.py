@@ -37,7 +37,7 @@ from integrations.tracing.tensors import tensors_in
 # Torch raises these if an operator's result, or its shape, depends on elements.
 _LOOKS = (DataDependentOutputException, DynamicOutputShapeException)
 
-NOTE = "A forecast: the forward ran on tensors without elements, as on {}; nothing was computed or trained."
+NOTE = "A forecast: the forward ran on tensors without data, as on {}; nothing was computed or trained."
 
 MEAN = (
     "The level is adaptive: each tensor is shown with the average bits; in training, a plan distributes the same "

@@ -37,7 +37,10 @@ class StepTable:
         if any(low > high for low, high in pairwise(self.boundaries)):
             raise ValueError("boundaries must ascend; sort them, and their levels with them")
         if self.even and self.boundaries and self.boundaries[0] < 0:
-            raise ValueError(f"boundaries of an even table are of |x|, so at least 0, got {self.boundaries[0]}")
+            raise ValueError(
+                "boundaries of an even table must be at least 0, because they are boundaries of |x|, got "
+                f"{self.boundaries[0]}"
+            )
 
     @property
     def bits(self) -> int:
