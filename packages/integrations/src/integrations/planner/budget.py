@@ -114,7 +114,7 @@ def _bytes_in(text: str, name: str) -> int:
         return int(float(found[1]) * _UNITS[found[2].lower()])
     raise ValueError(
         f"{name} must {rule}, got {text!r}; a fraction of the plain step's peak is a float or a percentage, such as "
-        f"0.5 or '50%'; '{LEAST}' asks for the least memory, '{AUTO}' for what is free"
+        f"0.5 or '50%'; '{LEAST}' asks for the least memory, '{AUTO}' for the free memory"
     )
 
 

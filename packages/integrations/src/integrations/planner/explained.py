@@ -198,4 +198,4 @@ def _why_stored(option: Option, store: Store | None, starts: bool) -> str:
         return "rounded; a segment starts from it" if starts else "rounded within the error"
     if store.host:
         return "exact, in host memory"
-    return "exact: backward reads only this part of it"
+    return "exact: backward needs only these bits"

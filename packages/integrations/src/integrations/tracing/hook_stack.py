@@ -54,7 +54,7 @@ class OnStack:
                 f"{self._what} pushed saved-tensor hooks and did not pop them: {', '.join(map(_named, others))}. "
                 "Tensors saved after that went to these hooks and are not compressed. Exit their context in the "
                 "code that entered it (with torch.autograd.graph.saved_tensors_hooks(...):), or enter it around the "
-                "whole forward and backward. The hooks stay active, as without compression"
+                "whole forward. The hooks stay active, as without compression"
             )
             del found[self._below]
         else:

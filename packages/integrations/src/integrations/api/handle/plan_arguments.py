@@ -42,7 +42,7 @@ def require_one(bounds: Bounds | None, checkpoint: Asked | None) -> Asked | None
     if bounds is not None:
         raise ValueError(
             f"checkpoint= cannot be combined with memory=, time=, error= or stores=, got {checkpoint!r}; use memory= "
-            "alone, which takes the same budgets and recomputes what is worth it"
+            "alone, which takes the same budgets and chooses what to recompute by itself"
         )
     checkpoint = python_number(checkpoint)
     require_asked(checkpoint)
