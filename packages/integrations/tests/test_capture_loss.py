@@ -188,5 +188,5 @@ def test_what_is_no_loss_is_refused():
     model = nn.Sequential(nn.Linear(16, 4)).train()
     with pytest.raises(TypeError, match="loss must be a function"):
         checkpoint.plan(model, X, loss="mean")
-    with pytest.raises(TypeError, match="loss must return a tensor"):
+    with pytest.raises(TypeError, match="loss must return one or more tensors"):
         checkpoint.plan(model, X, loss=lambda out: None)

@@ -357,7 +357,7 @@ class PlanManager:
                     error.add_note(f"memory={free}.")
                 error.add_note(
                     "The model has no plan yet, and each training forward tries again to make one. To try other "
-                    "bounds, call integrations.restore_model(model), then compress_model."
+                    "bounds, call integrations.restore_model(model) first, then compress_model."
                 )
                 raise
             return self.plans  # the level's average was within the bounds, and other bits have the same one

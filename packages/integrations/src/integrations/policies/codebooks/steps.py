@@ -38,8 +38,7 @@ class StepTable:
             raise ValueError("boundaries must ascend; sort them, and their levels with them")
         if self.even and self.boundaries and self.boundaries[0] < 0:
             raise ValueError(
-                "boundaries of an even table must be at least 0, because they are boundaries of |x|, got "
-                f"{self.boundaries[0]}"
+                f"boundaries of an even table are boundaries of |x| and must be at least 0, got {self.boundaries[0]}"
             )
 
     @property
