@@ -184,7 +184,8 @@ def _told_what_fits(model: nn.Module, forward: _Forward, limit: int | None) -> s
     said = f"{format_bytes(found.total)} with {name}, of {format_bytes(memory)}"
     if found.fits:
         return (
-            f"The training's own tensors take {said}, which fits: find the other tensors or processes that hold memory."
+            f"By its tensors, the training takes {said}, which fits: find the other tensors or processes that hold "
+            "memory."
         )
     if found.answer is not None:
         return (
