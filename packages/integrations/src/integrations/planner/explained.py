@@ -140,17 +140,7 @@ def _get_values(plan: Solution) -> Iterator[Line]:
         shown = [value for value in made if graph.values[value].saved >= 0]
         if (planned.segment >= 0 or planned.inner >= 0) and not shown:  # recomputed only for other values
             yield Line(
-                op.module,
-                (),
-                (op.name,),
-                RECOMPUTED,
-                "recomputed to get tensors that backward reads",
-                0,
-                0,
-                0,
-                repeating,
-                0.0,
-                0.0,
+                op.module, (), (op.name,), RECOMPUTED, "needed to recompute other tensors", 0, 0, 0, repeating, 0.0, 0.0
             )
         for value in shown:
             store, nbytes = stores.get(value), graph.values[value].nbytes
