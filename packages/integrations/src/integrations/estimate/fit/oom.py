@@ -34,7 +34,7 @@ _ASK = "call integrations.fit(model, sample, memory=...)"
 
 @contextmanager
 def explain_oom(model: nn.Module, memory: Budget | None = None) -> Iterator[None]:
-    """A block in which an error that memory has run out says where the bytes were, and what would have fitted.
+    """Add a note to out-of-memory errors in a block: where the bytes were, and the cheapest change that fits.
 
     ::
 
@@ -44,18 +44,18 @@ def explain_oom(model: nn.Module, memory: Budget | None = None) -> Iterator[None
                 optimizer.step()
                 optimizer.zero_grad()
 
-    The error is the same, with a note: the bytes of weights, gradients, optimizer states and of what was stored for
-    backward, by module where the model is compressed, and the cheapest change that would have fitted, by ``fit``.
-    Before an error, the shapes of each forward's inputs are noted; nothing else is done. An error in the forward of a
-    compressed model says where the bytes were without this block, too. What would have fitted it does not say: for that
-    the model is copied, and not every model bears that in the middle of its forward.
+    The error stays the same. The note has the bytes of weights, gradients, optimizer states and tensors stored for
+    backward (by module if the model is compressed), and the cheapest change that fits, found by ``fit``. Without an
+    error, the block only records the shapes of each forward's inputs. An error in the forward of a compressed model
+    says where the bytes were even without this block. It does not name a change that fits, because that needs a copy of
+    the model, and not every model can be copied in the middle of its forward.
 
     Args:
         model: the model that is trained in the block, compressed or not.
-        memory: what the training may take, in the forms of ``fit``; ``None`` for all of the model's device.
+        memory: the memory that the training may take, in the forms of ``fit``; ``None`` for all of the model's device.
 
     Raises:
-        TypeError: ``model`` is no module, or ``memory`` is no number of bytes.
+        TypeError: ``model`` is not a module, or ``memory`` is not a number of bytes.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; give the model that is trained")
