@@ -225,7 +225,8 @@ def test_a_plan_of_a_model_of_other_sizes_is_refused():
     state = copy.deepcopy(handle.state_dict())
     _, other = sized(512)
     message = (
-        r"0\.weight of Sequential has shape \[512, 64\], and \[256, 64\] in the plan's model \(3 parameters differ\)"
+        r"0\.weight of Sequential has shape \[512, 64\], and \[256, 64\] in the plan's model \(parameters that "
+        r"differ: 3\)"
     )
     with pytest.raises(ValueError, match=message):
         other.load_state_dict(state)

@@ -267,6 +267,6 @@ def _require_shapes(shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> 
         name, shape, was = other[0]
         raise ValueError(
             f"the plan must be of this model, but {name} of {type(model).__name__} has shape {shape}, and {was} in "
-            f"the plan's model ({len(other)} parameters differ). Load the state into the model that it was saved "
-            "from, or make a new plan: handle.adapt(closure)"
+            f"the plan's model (parameters that differ: {len(other)}). Load the state into the model that it was "
+            "saved from, or make a new plan: handle.adapt(closure)"
         )

@@ -279,7 +279,7 @@ def _why_not(records: Sequence[Record]) -> str:
     places = [_get_place(record) for record in records if _is_rounded(record)]
     if not places:
         return "no tensor is quantized, so there are no bits to plan"
-    listed = " and ".join(sorted(set(places)))
+    listed = " or ".join(sorted(set(places)))
     return f"each quantized tensor is {listed}, where nothing can be measured, so all keep the level's fixed bits"
 
 
