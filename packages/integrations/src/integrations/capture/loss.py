@@ -19,7 +19,7 @@ Loss = Callable[[Any], Any]
 """A function from what the model returns to what is differentiated: one of its tensors, several, or a loss of them."""
 
 
-OF_LOSS = "what loss returned"
+OF_LOSS = "the tensors that loss returned"
 """The words for a step that differentiates what the user's function returned."""
 
 _OF_OWN = "the loss that the model returned"
