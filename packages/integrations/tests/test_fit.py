@@ -58,7 +58,7 @@ def test_plans_are_searched_where_nothing_before_them_fits():
     narrow = integrations.fit(config_of(), memory=least.peak, **options)
     assert narrow.way("plan").error == 0.1
     assert narrow.way("plan").fits  # the first step, too
-    with pytest.raises(KeyError, match="no way 'other'"):
+    with pytest.raises(KeyError, match="got 'other'"):
         fit.way("other")
 
 
@@ -223,7 +223,7 @@ def test_command_says_what_is_wrong(capsys, tmp_path):
 WRONG = {
     "memory must have a unit": {"memory": "24"},
     "memory must be unambiguous, got 1: write 1.0 for the whole": {"memory": 1},
-    "optimizer must be one of sgd.*got 'adamx'.*two like adamw": {"optimizer": "adamx"},
+    "optimizer must be one of sgd.*got 'adamx'.*adamw two": {"optimizer": "adamx"},
     "optimizer must be a name": {"optimizer": torch.optim.AdamW},
     "dtype must be one of float32.*got 'int8'": {"dtype": "int8"},
     "dtype must be one of .*got 16": {"dtype": 16},
@@ -234,9 +234,9 @@ WRONG = {
     "ranks must be an int, got 2.0": {"ranks": 2.0},
     "ways must be of plain.*got magic": {"ways": ["magic"]},
     "ways must be several": {"ways": "plain"},
-    "reserve must be a part": {"reserve": 1},
+    "reserve must be a fraction": {"reserve": 1},
     "device must be 'cpu', 'cuda' or None, got 'tpu'": {"device": "tpu"},
-    "error must be from 0": {"error": 2},
+    "error must be at least 0": {"error": 2},
 }
 
 

@@ -55,42 +55,42 @@ def plan(
     ::
 
         plan = integrations.plan(model, (images,), memory="8GiB")
-        print(plan)  # what happens to which module's values, why, and what it costs
+        print(plan)  # how each module's values are stored, why, and the cost
         integrations.apply(model, plan)
         ...train as before...
 
-    ``compress_model(model, memory="8GiB")`` does both, in front of the first training forward. Unconstrained
+    ``compress_model(model, memory="8GiB")`` does both, during the first training forward. Unconstrained
     quantities are minimized: the time within ``memory``, the memory within ``time``, the memory if neither is given. If
     ``memory``, ``time`` and ``error`` are all given, the plan has the least error that was found within them.
 
-    The model's forward runs on fake tensors, which have no elements and take no memory. Where ``measure`` has steps
-    taken aside, these are real, on aliases of the parameters. No generator moves, and parameters, gradients and buffers
-    are as before afterwards.
+    The model's forward runs on fake tensors, which have no data and take no memory. The steps that ``measure`` runs use
+    real tensors, on aliases of the parameters. Random generators, parameters, gradients and buffers are unchanged
+    afterwards.
 
-    Ranks that call this get plans of their own, by the rates of their machine and by what they measured. For one plan
-    on all, plan on one, ``plan.save(path)``, and ``compress_model(model, plan=path)`` on each;
-    ``compress_model(model, memory=...)`` under DistributedDataParallel does as much by itself.
+    Each rank that calls this gets its own plan, from the speed of its machine and its own measurements. For one plan on
+    all ranks, make the plan on one, call ``plan.save(path)``, and call ``compress_model(model, plan=path)`` on each.
+    ``compress_model(model, memory=...)`` under DistributedDataParallel makes one plan for all ranks.
 
     Args:
-        model: in training mode, and not wrapped: plan for the module that DistributedDataParallel is given.
-        args: of its forward, as in training: a tuple, a mapping by name, or the only one. A list is several inputs,
-            each of these: the plan keeps to the bounds with all of them, and a fraction is one of the largest plain
-            step's. (A model whose only argument is a list is given it in a tuple.)
-        kwargs: further arguments by name, of every input.
+        model: the model, in training mode and not wrapped: pass the module inside of DistributedDataParallel.
+        args: the arguments of its forward, as in training: a tuple, a mapping by name, or the only argument. A list has
+            several inputs, each in one of these forms: the plan keeps to the bounds with all of them, and a fraction is
+            relative to the largest plain step. (If the model's only argument is a list, pass it in a tuple.)
+        kwargs: further arguments by name, for every input.
         memory, time, error, stores: as for ``compress_model``.
-        measure: whether to measure the plan's error, in two steps for each plan that is tried, at most three, and
-            within the plan's memory. Nothing is measured if the plan rounds nothing, as without ``error``. Otherwise
-            the error is estimated by the operators, as it always is for inputs without elements, and where there are
-            several ranks and the model talks to them.
+        measure: whether to measure the plan's error, within the plan's memory: two steps for each of at most three
+            plans that are tried. Nothing is measured if the plan rounds nothing, as without ``error``. Without
+            ``measure``, the error is estimated from the operators; so it is for inputs without data, and for models
+            that communicate with other ranks.
         real, holds_outputs: as for ``integrations.checkpoint.plan``.
-        criterion: as for ``integrations.checkpoint.plan``. A plan with one never computes the loss in chunks.
+        criterion: as for ``integrations.checkpoint.plan``. With a criterion, the loss is never computed in chunks.
         loss: ``"full"`` for a plan that computes the model's loss from whole logits. By default, a plan within
-            ``memory`` may compute it in chunks, see ``compress_model``; ``plan.chunked`` says so. A function is taken
-            as ``criterion``, which was called so.
+            ``memory`` may compute it in chunks, see ``compress_model``; ``plan.chunked`` then has the details. A
+            function is taken as ``criterion``.
 
     Returns:
-        The plan: of several inputs, that of the one whose plain step takes the most memory, with the others' as
-        ``plan.also``.
+        The plan. For several inputs, the plan of the input whose plain step takes the most memory, with the plans of
+        the others as ``plan.also``.
 
     Raises:
         TypeError: an argument has the wrong type, or ``criterion`` returned no tensor.
@@ -167,8 +167,9 @@ def apply(model: Model, plan: Given) -> Model:
     """Have a model's training forward follow a plan, in place, as ``compress_model(model, plan=plan)`` does.
 
     Args:
-        model: the one that the plan was made for, or another of the same modules and shapes.
-        plan: of ``integrations.plan``, ``integrations.checkpoint.plan`` or ``handle.plan``, or the path of its file.
+        model: the model that the plan was made for, or another with the same modules and shapes.
+        plan: a plan of ``integrations.plan``, ``integrations.checkpoint.plan`` or ``handle.plan``, or the path of its
+            file.
 
     Returns:
         The same object.

@@ -72,8 +72,8 @@ def optimal_grad_checkpointing(
         given = inp if not isinstance(inp, (tuple, list)) or len(inp) > 1 else inp[0]
         twin.__dict__["forward"] = ParsedForward(*parse_graph(given))
         warn(
-            f"{type(net).__name__}'s forward cannot be captured ({type(error).__name__}: {error}); the graph of its "
-            "parse_graph is run in its place"
+            f"{type(net).__name__}'s forward cannot be captured ({type(error).__name__}: {error}); the graph that "
+            "parse_graph returns runs instead"
         )
         found = plan(twin, inp, memory=memory, criterion=criterion, holds_outputs=holds_outputs)
     return apply(twin, found)

@@ -42,7 +42,7 @@ def plan(
     criterion: Loss | None = None,
     holds_outputs: bool | None = None,
 ) -> Plan:
-    """Finds out what of a model's forward to keep for backward, and what backward had better recompute.
+    """Choose which tensors of a model's forward to keep for backward, and which ones backward recomputes.
 
     ::
 
@@ -51,42 +51,41 @@ def plan(
         integrations.checkpoint.apply(model, plan)
         ...train as before...
 
-    The model's forward runs once on fake tensors, which have no elements: no memory is taken, no generator moves, and
-    parameters, gradients and buffers such as BatchNorm's are not touched. The search is ``actcore.checkpoint_plans``,
-    on the bytes that backward keeps, gradients included. It is deterministic: ranks that plan for the same shapes get
-    the same.
+    The model's forward runs once on fake tensors, which have no data: it takes no memory, and does not change random
+    generators, parameters, gradients or buffers such as BatchNorm's. The search is ``actcore.checkpoint_plans``, on the
+    bytes that backward keeps, including gradients. It is deterministic: ranks that plan for the same shapes get the
+    same plan.
 
     Args:
-        model: in the mode in which it is trained, and not wrapped: plan for the module that DistributedDataParallel is
-            given.
-        inputs: the forward's, as in training and as the model's own hooks leave them: a tuple, a mapping by name, or
-            the only one.
-        memory: bound on the activation peak (bytes during the step beyond those before it, without the parameters'
-            gradients). An int, bytes; a string such as ``"4GiB"``; a fraction of the plain step's, such as ``0.4`` or
-            ``"40%"``; ``"auto"``, the memory that is free, as for ``compress_model``. The plan recomputes the least
-            within it. ``None`` or ``"least"``: the least peak that there is. ``budget`` is an older name.
-        kwargs: further inputs by name, where ``inputs`` is no mapping.
-        objective: ``"peak"``, or ``"paper"``: the sum of all kept tensors plus the largest segment, as in Feng & Huang,
+        model: the model, in training mode and not wrapped: pass the module inside of DistributedDataParallel.
+        inputs: the inputs of the forward, as in training and as the model's own hooks leave them: a tuple, a mapping by
+            name, or the only input.
+        memory: the budget of activation peak (bytes during the step beyond those before it, without the parameters'
+            gradients): an int, in bytes; a string such as ``"4GiB"``; a fraction of the plain step's peak, such as
+            ``0.4`` or ``"40%"``; or ``"auto"``, the free memory, as for ``compress_model``. The plan recomputes the
+            least within the budget. ``None`` or ``"least"``: the least possible peak. ``budget`` is an older name.
+        kwargs: further inputs by name, if ``inputs`` is not a mapping.
+        objective: ``"peak"``, or ``"paper"``: the sum of the kept tensors plus the largest segment, as in Feng & Huang,
             "Optimal gradient checkpoint search for arbitrary computation graphs" (CVPR 2021); without ``memory``.
-        real: capture on real tensors, in the time and memory of a plain step, for a forward that takes another way
-            where its inputs have no elements.
-        measure: run each distinct operator on this machine, for its time and for the memory that its kernel takes
-            beside its arguments and results: copies in another layout, partial sums. The planned peak is then the
-            measured one within 5 %, where activations take more than a few MiB. Takes some steps' time; and as times
-            are never quite the same, ranks get the plan from one of them. Otherwise times are modelled, and kernels
-            take nothing.
-        criterion: a function from the model's output to the tensors that backward starts from: one of the output's
-            tensors, several, or a loss that is computed of them, whose memory is then in the plan, too:
-            ``lambda out: cross_entropy(out, y)``. ``None``: the ``loss`` that the output has, as those of transformers
-            do; or the only scalar in it, if it is alone or follows from all others; or else all of it. ``print(plan)``
-            says which. ``loss`` is an older name.
-        holds_outputs: whether the step holds the whole output while backward runs: so ``out = model(x)`` does, and
-            ``model(x).loss.backward()`` does not. ``None``: it does unless the output has its loss.
+        real: capture on real tensors, in the time and memory of a plain step, for a forward that takes another path if
+            its inputs have no data.
+        measure: run each distinct operator on this machine, to measure its time and the workspace of its kernel: copies
+            in another layout, partial sums. The planned peak is then within 5 % of the measured one, if activations
+            take more than a few MiB. This takes the time of some steps. As measured times vary, ranks get the plan of
+            one of them. Otherwise times are modelled, and workspaces are counted as 0 bytes.
+        criterion: a function that takes the model's output and returns the tensors that the step differentiates: one
+            or several tensors of the output, or a loss computed from them, whose memory is then also in the plan:
+            ``lambda out: cross_entropy(out, y)``. ``None``: the output's ``loss``, as in transformers; or its only
+            scalar, if it is alone or follows from all others; or else the whole output. ``print(plan)`` names it.
+            ``loss`` is an older name.
+        holds_outputs: whether the step holds the whole output while backward runs: ``out = model(x)`` does,
+            ``model(x).loss.backward()`` does not. ``None``: it does, unless the output has its loss.
 
     Raises:
         TypeError: an argument has the wrong type, or ``criterion`` returned no tensor.
-        ValueError: ``memory`` cannot be met (the message names the least that can), the model is not in training mode,
-            none of its outputs requires a gradient, or no plan can be made (the message says why, and what to do).
+        ValueError: the budget cannot be met (the message names the least possible one), the model is not in training
+            mode, none of its outputs requires a gradient, or no plan can be made (the message says why, and what to
+            do).
         Exception: the model raises it with these inputs.
     """
     model = plannable(model)

@@ -31,7 +31,7 @@ from integrations.tracing.checkpoint_held import held_by
 from integrations.tracing.storage.forms import Packed
 from integrations.tracing.tensors import get_memory, has_history
 
-DECIDES = "its segment decides something by its activations, such as a router of experts, or may: kept exactly"
+DECIDES = "its segment makes, or may make, decisions by its activations, such as a router of experts: kept exactly"
 
 # Python gets numbers or truth values from these.
 _ASKING = frozenset(

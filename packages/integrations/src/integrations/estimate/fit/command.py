@@ -23,27 +23,34 @@ def add_to(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "fit",
         help="does a training fit into memory, and what makes it fit?",
-        description="Says what a training step takes: weights, gradients, optimizer states, activations, the loss, and "
-        "what is alive for a moment; whether that fits; and the line of code for the cheapest change that makes it "
-        "fit. Nothing is trained, and no memory is taken.",
+        description="Print the memory of a training step: weights, gradients, optimizer states, activations, the "
+        "loss and temporary tensors; whether it fits; and the line of code for the cheapest change that "
+        "makes it fit. Nothing is trained, and no memory is allocated.",
     )
     parser.set_defaults(command=run)
     subject = parser.add_argument_group("the model, one of").add_mutually_exclusive_group(required=True)
     subject.add_argument("--hf", metavar="CONFIG", help="a model type of transformers, or a config.json: llama")
     subject.add_argument("--timm", metavar="NAME", help="a model of timm, with a cross-entropy as its loss: resnet50")
-    parser.add_argument("--memory", required=True, help="of the device: 24GiB, 90%%, auto, or least")
-    parser.add_argument("--batch", type=count, default=1, help="sequences or images; default: 1")
-    parser.add_argument("--tokens", type=count, help="of a sequence; default: 512")
-    parser.add_argument("--image-size", type=count, metavar="PIXELS", help="of a side; default: the model's own")
+    parser.add_argument("--memory", required=True, help="memory of the device: 24GiB, 90%%, auto, or least")
+    parser.add_argument("--batch", type=count, default=1, help="number of sequences or images; default: 1")
+    parser.add_argument("--tokens", type=count, help="length of a sequence; default: 512")
+    parser.add_argument("--image-size", type=count, metavar="PIXELS", help="height and width; default: the model's own")
     parser.add_argument("--optimizer", default="adamw", help=f"one of {', '.join(OPTIMIZERS)}; default: adamw")
     parser.add_argument("--dtype", help=f"one of {', '.join(NAMES)}; default: the configuration's")
-    parser.add_argument("--lora", nargs="+", metavar="NAME=VALUE", help="train adapters alone: r=16 targets=all-linear")
-    parser.add_argument("--ranks", type=count, default=1, help="processes that share by FSDP2; default: 1")
-    parser.add_argument("--accumulate", action="store_true", help="steps add to gradients that are there")
-    parser.add_argument("--reserve", type=float, default=0.05, help="left to what is not counted; default: 0.05")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, help="to try; default: the cheapest first")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="whose step it is; default: cuda")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it")
+    parser.add_argument(
+        "--lora", nargs="+", metavar="NAME=VALUE", help="train only LoRA adapters: r=16 targets=all-linear"
+    )
+    parser.add_argument("--ranks", type=count, default=1, help="number of processes that shard with FSDP2; default: 1")
+    parser.add_argument("--accumulate", action="store_true", help="steps accumulate gradients")
+    parser.add_argument(
+        "--reserve",
+        type=float,
+        default=0.05,
+        help="fraction of the memory reserved for memory that is not counted; default: 0.05",
+    )
+    parser.add_argument("--ways", nargs="+", choices=WAYS, help="changes to try; default: all, the cheapest first")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="device of the step; default: cuda")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -37,9 +37,9 @@ def add_to(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "report",
         help="where would a model's memory go, and what would a level save?",
-        description="Says what autograd would keep of one forward, by module, and what a level would keep instead. "
-        "The forward runs on tensors without elements, which take no memory; one that looks at elements is run for two "
-        "small batches. Nothing is trained.",
+        description="Print the tensors that autograd would save in one forward, by module, and their size at a "
+        "level. The forward runs on tensors without data, which take no memory; a forward that reads "
+        "tensor values runs on two small batches. Nothing is trained.",
     )
     parser.set_defaults(command=run)
     subject = parser.add_argument_group("the model, one of").add_mutually_exclusive_group(required=True)
@@ -51,41 +51,43 @@ def add_to(commands: Any) -> None:
     )
 
     inputs = parser.add_argument_group("its inputs")
-    inputs.add_argument("--batch", type=count, default=8, help="images or sequences; default: 8")
-    inputs.add_argument("--image-size", type=count, metavar="PIXELS", help="of a side; default: the model's own")
-    inputs.add_argument("--length", type=count, default=128, help="tokens or samples of a sequence; default: 128")
+    inputs.add_argument("--batch", type=count, default=8, help="number of images or sequences; default: 8")
+    inputs.add_argument("--image-size", type=count, metavar="PIXELS", help="height and width; default: the model's own")
+    inputs.add_argument(
+        "--length", type=count, default=128, help="number of tokens or samples of a sequence; default: 128"
+    )
     graph = {"--nodes": 2708, "--edges": 10556, "--features": 1433, "--hidden": 64, "--classes": 7, "--layers": 2}
     for name, default in graph.items():
-        inputs.add_argument(name, type=count, default=default, help=f"of --pyg; default: {default}")
+        inputs.add_argument(name, type=count, default=default, help=f"for --pyg; default: {default}")
 
-    parser.add_argument("--dtype", help=f"of weights and numbers, one of {', '.join(NAMES)}; default: the model's own")
+    parser.add_argument("--dtype", help=f"of weights and inputs, one of {', '.join(NAMES)}; default: the model's own")
     parser.add_argument(
         "--checkpoint",
         action="store_true",
-        help="switch on the model's own gradient checkpointing, of timm or transformers",
+        help="enable the model's own gradient checkpointing (timm and transformers)",
     )
     inputs.add_argument(
         "--criterion",
         "--loss",
         choices=("cross_entropy", "none"),
         default="cross_entropy",
-        help="the loss of a model that does not return one; default: cross_entropy",
+        help="loss of the model's output if the model does not return a loss; default: cross_entropy",
     )
 
     parser.add_argument(
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="whose operators are meant; cuda needs no GPU; default: cpu",
+        help="device of the operators; cuda needs no GPU; default: cpu",
     )
     parser.add_argument("--level", help=f"one of {', '.join(LEVELS)}; default: L1")
     parser.add_argument(
         "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the level: bits=3 min_bytes=4096"
     )
-    plan = parser.add_argument_group("a plan in place of a level, as in compress_model")
-    plan.add_argument("--memory", metavar="BYTES", help="that forward and backward may take: 8GiB, 40%%, least")
-    plan.add_argument("--error", type=float, help="that the gradient may have, relative; default: 0, exact")
-    exchanged = parser.add_argument_group("layers to exchange for others that keep less, as in compress_model")
+    plan = parser.add_argument_group("a plan instead of a level, as in compress_model")
+    plan.add_argument("--memory", metavar="BYTES", help="memory budget of forward and backward: 8GiB, 40%%, least")
+    plan.add_argument("--error", type=float, help="bound on the gradient's relative error; default: 0, exact")
+    exchanged = parser.add_argument_group("layers to convert to ones that keep less, as in compress_model")
     exchanged.add_argument(
         "--activations", type=_word_or_number, metavar="BITS", help="few-bit activations: fewbit (3 bits) or 1 to 8"
     )
@@ -96,7 +98,7 @@ def add_to(commands: Any) -> None:
     output = parser.add_argument_group("what to print and write")
     output.add_argument("--depth", type=int, default=1, help="print modules down to this depth; default: 1")
     output.add_argument("--all", action="store_true", help="print every tensor")
-    for name, what in (("--json", "all of it"), ("--plot", "a chart: .png, .svg or .pdf"), ("--html", "a page")):
+    for name, what in (("--json", "all results"), ("--plot", "a chart: .png, .svg or .pdf"), ("--html", "a page")):
         output.add_argument(name, type=Path, metavar="FILE", help=f"write {what}")
 
 
@@ -135,12 +137,12 @@ def _require_one_way(options: argparse.Namespace) -> None:
     exchanged = options.activations, options.linear, options.q_layers
     if options.level is not None or options.option or any(one is not None for one in exchanged):
         raise ValueError(
-            "--memory must stand alone, got a level, its options or layers to exchange beside it: a plan says of each "
-            "value how it waits for backward"
+            "--memory cannot be combined with a level, its options or layers to convert, because a plan chooses how "
+            "each tensor is stored: leave them out, or leave --memory out"
         )
     if options.device != "cpu":
         raise ValueError(
-            f"--device must be cpu with --memory, whose plan is of the CPU's operators; got {options.device}"
+            f"--device must be cpu with --memory, because plans are made for the CPU's operators; got {options.device}"
         )
 
 
@@ -164,7 +166,7 @@ def _forecast(
             )
     except LooksAtElements as error:
         if options.device != "cpu":
-            raise LooksAtElements(f"{error}; or leave --device out: small batches are run then, on the CPU") from error
+            raise LooksAtElements(f"{error}; or leave --device out to run small batches on the CPU") from error
         batch = 1 if options.pyg else options.batch  # a graph is one
         report = scaled(lambda size: _subject(options, size, elements=True), batch, level, asked, loss, **chosen)
     return dataclasses.replace(report, model=subject.name)
