@@ -40,8 +40,8 @@ def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec |
             exactly. It stores the tensors that a level would round (``docs/reference/operators.md``). Tensors of which
             backward only needs signs, masks or indices are stored exactly, in the fewest bits; others are kept. For
             inputs of norms that normalize rows, each group of a ``GroupAffine`` is within one row, whatever its size.
-            Recomputed tensors follow from the stored values, so gradients are no longer bit for bit those of the model. Each
-            forward rounds with its own noise. ``compress_model(checkpoint=plan)`` also stores recomputed tensors.
+            Recomputed tensors follow from the stored values, so gradients are no longer bit for bit those of the model.
+            Each forward rounds with its own noise. ``compress_model(checkpoint=plan)`` also stores recomputed tensors.
 
     Returns:
         The same object.
