@@ -101,6 +101,11 @@ def one_rank():
     return of_vectors()
 
 
+def forecast_inputs():
+    names = of_tokens()
+    return {"model": names["model"], "inputs": names["batch"]}
+
+
 def few_bits():
     return {**of_vectors(), "fewbit": fewbit}
 
@@ -122,7 +127,7 @@ PAGES = {
     "docs/how-to/distributed.md": one_rank,
     "docs/how-to/drop-in-layers.md": convolutions,
     "docs/how-to/fit-into-memory.md": of_vectors,
-    "docs/how-to/forecast.md": of_tokens,
+    "docs/how-to/forecast.md": forecast_inputs,
     "docs/how-to/language-models.md": of_tokens,
     "docs/how-to/limit-the-error.md": of_vectors,
     "docs/how-to/lora.md": adapted,
