@@ -203,7 +203,7 @@ def _require_rows(
 
 def _as_cost(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be an int or a float, got {value!r}; a tensor gives them with .tolist()")
+        raise TypeError(f"{name} must be an int or a float, got {value!r}; convert tensors with .tolist()")
     if value < 0:
         raise ValueError(f"{name} must not be negative, got {value}")
     try:
@@ -224,7 +224,7 @@ def _require_int(name: str, value: object) -> None:
 
 def _require_sizes(name: str, sizes: Mapping[int, int] | Mapping[int | None, int]) -> None:
     if not sizes:
-        raise ValueError(f"{name} must have at least one choice, got none; leave out a tensor that has none")
+        raise ValueError(f"{name} must have at least one choice, got none; leave out tensors without choices")
     for choice, size in sizes.items():
         _require_int(f"{name}[{choice}]", size)
         if size < 0:
@@ -242,6 +242,6 @@ def _require_budget(sizes: Sequence[Sequence[int]], budget: int, max_steps: int)
     least = sum(min(row) for row in sizes)
     if budget < least:
         raise ValueError(
-            f"budget must be at least {least} bytes, which the smallest choices take together, got {budget}; "
+            f"budget must be at least {least} bytes, the sum of the smallest choices, got {budget}; "
             "raise it, or allow smaller choices"
         )

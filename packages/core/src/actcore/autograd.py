@@ -125,7 +125,7 @@ def save_for_backward(
     for number, pair in enumerate(pairs):
         _require_pair(number, pair)
     if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int)):
-        raise TypeError(f"stream must be an int, got {stream!r}; None takes one from the process's counter")
+        raise TypeError(f"stream must be an int, got {stream!r}; pass None to take one from the process's counter")
     if (
         not torch.compiler.is_compiling() and getattr(ctx, "next_functions", None) == ()
     ):  # no_grad, or no input asks for gradients
@@ -227,9 +227,9 @@ def _require_randomness(codec: Codec) -> None:
             continue
         if functorch.CVmapInterpreterPtr(interpreter).randomness() != functorch.RandomnessType.Same:
             raise RuntimeError(
-                f"vmap: {codec!r} rounds at random, and save_for_backward has one stream for the whole batch; pass "
-                "randomness='same' to vmap to let all samples round alike, or give a codec with rounding='nearest', or "
-                "apply the Function outside of vmap"
+                f"vmap: {codec!r} rounds at random, but save_for_backward has one stream for the whole batch; pass "
+                "randomness='same' to vmap to round all samples alike, use a codec with rounding='nearest', or apply "
+                "the Function outside of vmap"
             )
 
 
@@ -289,9 +289,9 @@ def _restore(ctx: Any, entry: _Stored, saved: tuple[Tensor, ...]) -> Tensor:
         if (tensor is not None and tensor.grad_fn is None) or (entry.layout.shape, entry.dtype) not in results:
             return value
     raise RuntimeError(
-        f"backward with create_graph=True needs the history of a tensor of shape {entry.layout.shape} that was stored "
-        "as a result of its Function and is gone or changed, and without it a term of the second derivative would be "
-        "missing; save it exactly, (tensor, None), or save the inputs and recompute it in backward"
+        f"backward with create_graph=True cannot differentiate through a saved output of shape {entry.layout.shape}: "
+        "the output was freed or changed after forward, so the second derivative would miss a term. Save the output "
+        "exactly, (tensor, None), or save the inputs and recompute it in backward"
     )
 
 

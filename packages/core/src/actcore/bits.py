@@ -30,7 +30,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
         raise TypeError(f"codes must be a uint8 tensor, got {found}; cast with .to(torch.uint8)")
     packed: Tensor
     packed, misfit = torch.ops.actcore.pack_bits(codes.contiguous(), bits)
-    require_fit(misfit, f"codes must be below 2**bits = {2**bits}, and one is not; use more bits or clamp them")
+    require_fit(misfit, f"codes must be below 2**bits = {2**bits}, but one is not; use more bits or clamp the codes")
     return packed
 
 

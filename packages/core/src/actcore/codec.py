@@ -96,7 +96,7 @@ def _require_whole(compressed: Compressed) -> None:
     for of in (compressed, vars(compressed).get("codec")):
         missing = [field.name for field in fields(of) if not hasattr(of, field.name)] if is_dataclass(of) else []
         if missing:
-            raise ValueError(f"a {type(of).__name__} must have {', '.join(missing)}, got none; {DAMAGED}")
+            raise ValueError(f"a {type(of).__name__} lacks {', '.join(missing)}; {DAMAGED}")
     codec: object = compressed.codec
     if not callable(getattr(codec, "decompress", None)) or isinstance(codec, type):
         raise ValueError(f"the codec of a Compressed must have decompress, got {codec!r:.80}; {DAMAGED}")

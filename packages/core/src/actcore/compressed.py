@@ -67,7 +67,9 @@ class Compressed:
             TypeError: ``device`` is not one; the stored form of another dtype is made by ``compress``.
         """
         if not isinstance(device, (torch.device, str, int)):
-            raise TypeError(f"device must be a device, got {device!r}; for another dtype compress tensor.to(dtype)")
+            raise TypeError(
+                f"device must be a device such as 'cuda', got {device!r}; for another dtype compress tensor.to(dtype)"
+            )
         self._settle()
         moved = tuple(part.to(device, non_blocking=non_blocking) for part in self.payload)
         return replace(self, payload=moved)

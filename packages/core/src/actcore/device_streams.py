@@ -80,8 +80,8 @@ def _counter(key: int, device: torch.device) -> Tensor:
         if found is None:
             if device.type == "cuda" and in_cuda_graph():
                 raise RuntimeError(
-                    f"actcore::next_stream: key={key} is new while a CUDA graph is captured, which would give every "
-                    "replay the same noise; run one step before the capture"
+                    f"actcore::next_stream: key={key} is first used while a CUDA graph is captured, so every replay "
+                    "would get the same noise; run one step before the capture"
                 )
             found = _made(first_stream(key), device)
             _counters[key, device] = found

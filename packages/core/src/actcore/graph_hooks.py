@@ -53,7 +53,7 @@ def graph_hooks(codec: Codec, seed: int = 0, streams: Streams | None = None) -> 
         TypeError, ValueError: as ``hooks``; TypeError for ``Offload``, which cannot be traced.
     """
     if isinstance(codec, Offload):
-        raise TypeError(f"codec must be traceable, and {codec!r} copies on streams of its own; use actcore.hooks")
+        raise TypeError(f"codec must be traceable, but {codec!r} copies on its own CUDA streams; use actcore.hooks")
     eager_pack, eager_unpack = hooks(codec, seed, streams)
 
     def pack(tensor: Tensor) -> Any:

@@ -35,7 +35,7 @@ class Kept:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
                 f"[{self.tensor.type()} {list(self.tensor.shape)}] is at version {found}; expected version "
-                f"{self.version} instead. Hint: it is kept exactly under saved-tensor hooks, which check in autograd's "
-                "place; use an out-of-place operation, or change the tensor after backward."
+                f"{self.version} instead. Hint: saved-tensor hooks keep this tensor exactly and check its version in "
+                "place of autograd; use an out-of-place operation, or change the tensor after backward."
             )
         return self.tensor

@@ -126,7 +126,7 @@ def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None, varian
     if any(step.formed):
         least = simulate(step, [True] * len(step.nbytes)).variance
         if least > variance:
-            raise ValueError(f"variance must be at least {least}, which keeping everything has, got {variance}")
+            raise ValueError(f"variance must be at least {least}, its value when everything is kept, got {variance}")
     native = step._native()
     found, exact, steps = _native.find_plans(native, max_steps, float(variance))
     peaks = [peak for *_, peak, _, _ in found]
@@ -183,7 +183,7 @@ def most_exact_plan(step: TrainingStep, budget: int, seconds: float, *, max_step
     noise = sum(max((form.noise for form in row), default=0.0) for row in step.forms)
     best = fitting(max(noise * sum(step.weights), 1e-300))
     if best is None:
-        raise ValueError(f"no plan within {budget} bytes and {seconds} seconds is known; raise one of them")
+        raise ValueError(f"found no plan within budget={budget} bytes and seconds={seconds}; raise one of them")
     low = 0.0
     while best.variance > 1.02 * low:
         variance = math.sqrt(low * best.variance) if low else best.variance / 16

@@ -129,7 +129,9 @@ class TrainingStep:
                     )
                 producers[value] = op
         if -1 in producers:
-            raise ValueError(f"makes must hold each value once, got none with {producers.index(-1)}; leave out inputs")
+            raise ValueError(
+                f"makes must hold each value once, but lacks value {producers.index(-1)}; leave out inputs"
+            )
         return producers
 
     def _require_lives(self, producers: list[int], events: int) -> None:

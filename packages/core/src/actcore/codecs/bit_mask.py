@@ -52,14 +52,19 @@ class BitMask:
         require_strided(self, tensor)
         require_dtype(self, tensor, _DTYPES, "keep it as it is: actcore.Raw()")
         if (strange := _inexact(self.values, tensor.dtype)) is not None:
-            raise ValueError(f"values of {self!r} must be exact in {tensor.dtype}, {strange} is not")
+            raise ValueError(
+                f"values of {self!r} must be exact in {tensor.dtype}, got {strange}, which is not; use values that "
+                "the dtype represents"
+            )
         layout = Layout.of(tensor)
         mask, misfit = below_autograd(
             torch.ops.actcore.bit_mask_compress.default, stored_elements(layout, tensor), *self.values
         )
         if tensor.dtype != torch.bool or self.values[0] == self.values[1]:  # a bool is one of the two
             name = f"BitMask(values={self.values})"
-            require_fit(misfit, f"{name} stores two values, and an element is neither; use actcore.Raw()")
+            require_fit(
+                misfit, f"{name} stores two values, but the tensor has an element of another value; use actcore.Raw()"
+            )
         return made(self, (mask,), layout, tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
@@ -72,7 +77,7 @@ class BitMask:
         require_form(self, compressed, _DTYPES)
         if (strange := _inexact(self.values, compressed.dtype)) is not None:
             raise ValueError(
-                f"values of {self!r} must be exact in {compressed.dtype}, {strange} is not; "
+                f"values of {self!r} must be exact in {compressed.dtype}, got {strange}, which is not; "
                 "it is damaged or truncated: store the tensor again"
             )
         _require_mask(compressed)

@@ -59,13 +59,13 @@ class Narrow:
         require_dtype(self, tensor, INTEGERS, "floats have forms of their own: actcore.GroupAffine(), actcore.Raw()")
         low, high = self._within(tensor.dtype)
         if low > high:
-            raise ValueError(f"{self!r} has no value that {tensor.dtype} can hold; give the range of the values")
+            raise ValueError(f"the range of {self!r} has no value of {tensor.dtype}; pass the range of the tensor")
         layout = Layout.of(tensor)
         flat = layout.flatten(tensor)
         packed, misfit = below_autograd(torch.ops.actcore.narrow_compress.default, flat, low, high)
         # torch.compile traces no dataclass's repr, and up to torch 2.11 no text of an int that it has for a symbol.
         name = "Narrow" if torch.compiler.is_compiling() else repr(self)
-        require_fit(misfit, f"{name} stores values from low to high, and an element is not; give the range it has")
+        require_fit(misfit, f"{name} stores values from low to high, but an element is outside; pass a wider range")
         numel = stored_numel(layout)
         if packed_bytes(numel, (high - low).bit_length()) >= numel * tensor.dtype.itemsize:
             return Raw().compress(layout.restore(flat.clone()))

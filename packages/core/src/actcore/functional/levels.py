@@ -85,13 +85,15 @@ def round_to_levels(
     if table.dim() != 1 or not 2 <= table.numel() <= 256:
         raise ValueError(f"levels must be 2 to 256 numbers in one dimension, got the shape {tuple(table.shape)}")
     if table.requires_grad:
-        raise ValueError("levels must not ask for gradients, which they have none of; detach them")
+        raise ValueError("levels must not require gradients, because none are computed for them; detach them")
     if bits is None:
         bits = (table.numel() - 1).bit_length()
     if type(bits) is not int:
         raise TypeError(f"bits must be an int or None, got {bits!r}")
     if not 1 <= bits <= 8 or table.numel() > 2**bits:
-        raise ValueError(f"levels must be at most 2**bits with bits from 1 to 8, got {table.numel()} and bits={bits}")
+        raise ValueError(
+            f"levels must have at most 2**bits entries, with bits from 1 to 8, got {table.numel()} and bits={bits}"
+        )
     ordered, order = in_memory_order(x)
     if lies_apart(x):
         # Autograd's derivative is by the elements in memory order, which the function of x as it lies knows nothing of.

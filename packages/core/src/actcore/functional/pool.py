@@ -89,8 +89,8 @@ def _max_pool(
         window *= size
     if window > 256:
         raise ValueError(
-            f"a window must have at most 256 places, whose index takes 8 bits, got {window} of kernel_size {kernel}; "
-            f"use torch.nn.functional.max_pool{dims}d for larger ones"
+            f"a window must have at most 256 elements, so that an index fits in 8 bits, got {window} for kernel_size "
+            f"{kernel}; use torch.nn.functional.max_pool{dims}d for larger windows"
         )
     for d, size in enumerate(x.shape[-dims:]):
         # As torch: only its pooling of one dimension counts what dilation adds.
@@ -120,7 +120,7 @@ def _numbers(name: str, value: _Sizes, dims: int, least: int) -> list[int]:
     if len(numbers) == 1:
         numbers = numbers * dims
     if len(numbers) != dims:
-        raise ValueError(f"{name} must be an int or {dims} of them, got {value}")
+        raise ValueError(f"{name} must be an int or a sequence of {dims} ints, got {value}")
     for number in numbers:
         if number < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -73,18 +73,20 @@ def stepwise(
     low, step = table_for(boundaries, x), table_for(levels, x)
     if low.dim() != 1 or step.dim() != 1 or step.numel() != low.numel() + 1:
         raise ValueError(
-            f"levels must be one more than boundaries, both of one dimension, got shapes {tuple(step.shape)} and "
-            f"{tuple(low.shape)}"
+            f"levels must have one entry more than boundaries, both in one dimension, got shapes {tuple(step.shape)} "
+            f"and {tuple(low.shape)}"
         )
     if low.requires_grad or step.requires_grad:
-        raise ValueError("boundaries and levels must not ask for gradients, which they have none of; detach them")
+        raise ValueError(
+            "boundaries and levels must not require gradients, because none are computed for them; detach them"
+        )
     if bits is None:
         bits = max(1, low.numel().bit_length())
     if type(bits) is not int:
         raise TypeError(f"bits must be an int or None, got {bits!r}")
     if not 1 <= bits <= 8 or low.numel() >= 2**bits:
         raise ValueError(
-            f"boundaries must be fewer than 2**bits with bits from 1 to 8, got {low.numel()} and bits={bits}"
+            f"boundaries must have fewer than 2**bits entries, with bits from 1 to 8, got {low.numel()} and bits={bits}"
         )
     check_function(function)
     check_guard(guard)
