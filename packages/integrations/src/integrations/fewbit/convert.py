@@ -111,7 +111,7 @@ def convert(
     for module, (path, is_skipped) in where.items():
         plan.consider(path, module, is_skipped)
     if inner is not model and inner in plan.layers:
-        raise ValueError(f"a compiled {type(inner).__name__} cannot be exchanged itself; convert it, then compile it")
+        raise ValueError(f"a compiled {type(inner).__name__} cannot be converted; convert it first, then compile it")
     # Whatever may be refused has been, and nothing is changed yet.
     root = plan.layers.get(inner, inner)
     found, forward = None, None
@@ -277,8 +277,8 @@ def _require_unconverted(model: nn.Module) -> None:
     for module, (path, _) in places(model, ()).items():
         if remembered(module) is not None:
             raise ValueError(
-                f"{type(model).__name__} is part of a converted model, which put a few-bit layer at {path!r}; call "
-                "fewbit.restore_model on that model first, or convert it with skip="
+                f"{type(model).__name__} is part of a converted model and has a few-bit layer at {path!r}; call "
+                "fewbit.restore_model on the converted model first, or convert that model with skip="
             )
 
 
@@ -313,7 +313,7 @@ def _require_found(skip: Skip, where: Mapping[nn.Module, tuple[str, bool]]) -> N
     """Raises unless each entry fits a module of the model."""
     for entry in skip:
         if not any(fits(path, module, (entry,)) for module, (path, _) in where.items()):
-            raise ValueError(f"skip must name modules of the model, got {entry!r}, which fits none")
+            raise ValueError(f"skip must name modules of the model, got {entry!r}, which matches none")
 
 
 def _linear_options(linear: Any) -> Mapping[str, Any] | None:
@@ -322,7 +322,9 @@ def _linear_options(linear: Any) -> Mapping[str, Any] | None:
         return linear
     if isinstance(linear, Real) and not isinstance(linear, bool):
         if not 0 < float(linear) <= 1:
-            raise ValueError(f"linear must be above 0 and at most 1, the share of rows that is kept, got {linear}")
+            raise ValueError(
+                f"linear must be above 0 and at most 1, the share of rows that a sketch keeps, got {linear}"
+            )
         return {"proj_dim_ratio": float(linear)}
     raise TypeError(
         f"linear must be the share of rows that a sketch keeps, such as 0.1, or RandomizedLinear's keyword arguments, "

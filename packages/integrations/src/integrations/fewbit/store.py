@@ -54,7 +54,7 @@ class StepwiseStore:
         if added.even:
             added = _unfolded(added)
         if not 1 <= bits <= 8 or len(added.levels) > 2**bits:
-            raise ValueError(f"bits must be from 1 to 8 and tell {len(added.levels)} levels apart, got {bits}")
+            raise ValueError(f"bits must be from 1 to 8 and give at least {len(added.levels)} codes, got {bits}")
         self._added[name, bits] = added
         for key in [key for key in self._tensors if key[:2] == (name, bits)]:
             del self._tensors[key]
@@ -85,7 +85,7 @@ class StepwiseStore:
         if (name, bits) in self._added:
             return self._added[name, bits]
         if (name, bits) not in _SHIPPED:
-            raise KeyError(f"no steps of {name!r} with {bits} bits; add() or load() them")
+            raise KeyError(f"the store has no steps of {name!r} with {bits} bits; add() or load() them")
         return table(name, bits, parity="none")
 
     def load(self, path: str | PathLike[str]) -> None:
@@ -155,10 +155,10 @@ def read_arrays(path: str | PathLike[str]) -> dict[str, Any]:
     try:
         return arrays_in(path, MOST_BYTES)
     except ImportError as error:
-        raise ImportError("a file of FewBit's needs NumPy: pip install numpy") from error
+        raise ImportError("FewBit's .npz files need NumPy: pip install numpy") from error
     except ValueError as error:
         raise ValueError(
-            f"{error}; if it is damaged, get it again, or fit its tables anew: python -m integrations.fewbit fit"
+            f"{error}; if it is damaged, download it again, or fit its tables again: python -m integrations.fewbit fit"
         ) from error
 
 
@@ -166,9 +166,9 @@ def _table(borders: Any, levels: Any) -> StepTable:
     found = [torch.as_tensor(numbers).double().tolist() for numbers in (borders, levels)]
     if not all(isinstance(numbers, list) for numbers in found) or len(found[0]) != len(found[1]) + 1:
         raise ValueError(
-            "borders must be one more than levels, both of one dimension, got shapes "
-            f"{tuple(torch.as_tensor(borders).shape)} and {tuple(torch.as_tensor(levels).shape)}; the ends of the "
-            "domain are borders, too"
+            "borders must have one entry more than levels, both in one dimension, got shapes "
+            f"{tuple(torch.as_tensor(borders).shape)} and {tuple(torch.as_tensor(levels).shape)}; include both ends of "
+            "the domain in borders"
         )
     return StepTable(tuple(found[0][1:-1]), tuple(found[1]))
 

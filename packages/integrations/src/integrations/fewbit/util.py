@@ -56,7 +56,7 @@ def map_module(root: nn.Module, func: Callable[..., nn.Module], patt: str | re.P
                 made = func(module, path) if takes_path else func(module)
                 if not isinstance(made, nn.Module):
                     raise ValueError(
-                        f"func must return a module, the one that it is given or another, got {type(made).__name__} "
+                        f"func must return a module, the given one or another, got {type(made).__name__} "
                         f"for the {type(module).__name__} at {path!r}"
                     )
                 return made
@@ -106,7 +106,7 @@ def convert_linear(module: nn.Module, ctor: Callable[..., nn.Module], **kwargs: 
     if weight is None or tuple(weight.shape) != expected:
         raise ValueError(
             f"ctor must make a layer with a weight of shape {expected}, got "
-            f"{'none' if weight is None else tuple(weight.shape)} of {type(layer).__name__}"
+            f"{'none' if weight is None else tuple(weight.shape)} in {type(layer).__name__}"
         )
     take_over(layer, module)
     return layer

@@ -73,8 +73,8 @@ def linear_cross_entropy(
     """
     if not torch.compiler.is_compiling() and peek_interpreter_stack() is not None:
         raise NotImplementedError(
-            "linear_cross_entropy must not be called under torch.func or vmap, whose transformations it does not know: "
-            "use torch.nn.functional.cross_entropy of the logits there"
+            "linear_cross_entropy does not support torch.func or vmap; use torch.nn.functional.cross_entropy of the "
+            "logits there"
         )
     _check_numbers(ignore_index, label_smoothing, scale, softcap, rows)
     _check(hidden, weight, labels, bias, class_weight, ignore_index)
@@ -198,9 +198,7 @@ def _check_numbers(ignore_index: Any, smoothing: Any, scale: Any, softcap: Any, 
     if not _is_number(smoothing) or not 0 <= smoothing <= 1:
         raise ValueError(f"label_smoothing must be from 0 to 1, got {smoothing!r}")
     if not _is_number(scale):
-        raise TypeError(
-            f"scale must be a finite number, got {scale!r}; a tensor that wants a gradient multiplies hidden"
-        )
+        raise TypeError(f"scale must be a finite number, got {scale!r}; to train the scale, multiply hidden by it")
     if softcap is not None and not (_is_number(softcap) and softcap > 0):
         raise ValueError(f"softcap must be a finite number above 0, or None, got {softcap!r}")
     if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
@@ -222,14 +220,14 @@ def _check(
             raise TypeError(f"{name} must be a tensor of floating point numbers, got {got}")
         if hasattr(tensor, "full_tensor"):
             raise TypeError(
-                f"{name} must be whole, got a {type(tensor).__name__}, which is distributed: compute the loss in the "
-                f"forward of the module that fully_shard was given, where its weights are whole, or give "
+                f"{name} must be a plain tensor, got a distributed {type(tensor).__name__}: compute the loss in the "
+                "forward of the module that you passed to fully_shard, where the weights are not sharded, or pass "
                 f"{name}.full_tensor()"
             )
     if not isinstance(labels, Tensor) or labels.dtype not in (torch.int64, torch.int32):
         got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise TypeError(
-            f"labels must be a tensor of int64 or int32, a class each, got {got}; for the probabilities of classes use "
+            f"labels must be an int64 or int32 tensor of class indices, got {got}; for class probabilities use "
             "torch.nn.functional.cross_entropy of the logits"
         )
     if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[-1]:
@@ -240,7 +238,7 @@ def _check(
     if labels.shape != hidden.shape[:-1]:
         raise ValueError(
             f"labels must have the shape of hidden without its last dimension, {tuple(hidden.shape[:-1])}, got "
-            f"{tuple(labels.shape)}; shift both first where each position predicts the next"
+            f"{tuple(labels.shape)}; if each position predicts the next, shift both first"
         )
     for name, tensor in (("bias", bias), ("class_weight", class_weight)):
         if tensor is not None and tensor.shape != weight.shape[:1]:
@@ -252,7 +250,7 @@ def _check(
         if tensor is not None and dtype_of_product(tensor) != dtype_of_product(hidden):
             raise ValueError(f"{name} must have hidden's dtype, {hidden.dtype}, got {tensor.dtype}; cast one of them")
     if class_weight is not None and class_weight.requires_grad:
-        raise ValueError("class_weight must need no gradient, got one that requires it; detach() it")
+        raise ValueError("class_weight must not require a gradient; pass class_weight.detach()")
     # Elsewhere, looking at labels would wait for the device, whose kernels refuse such labels themselves.
     if labels.device.type == "cpu" and has_elements(labels) and not torch.compiler.is_compiling() and labels.numel():
         wrong = (labels != ignored) & ((labels < 0) | (labels >= weight.shape[0]))

@@ -19,7 +19,7 @@ _NAMES = {
     "swap": "offload",
 } | {field.name: field.name for field in fields(QLevel)}
 
-_ALLOCATOR = "torch's allocator has settings of its own: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+_ALLOCATOR = "use the settings of torch's allocator: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 # ActNN's settings that have no counterpart, and why.
 _GONE = {
@@ -29,12 +29,12 @@ _GONE = {
     "empty_cache_threshold": _ALLOCATOR + " and garbage_collection_threshold:0.8",
     "pipeline_threshold": _ALLOCATOR,
     "cudnn_benchmark_conv2d": "convolutions follow torch.backends.cudnn.benchmark",
-    "debug_memory_model": "torch.cuda.memory_stats() tells",
-    "debug_speed": "torch.profiler tells",
-    "debug_memory_op_forward": "torch.profiler tells",
-    "debug_memory_op_backward": "torch.profiler tells",
-    "debug_remove_bn": "build the model without them",
-    "debug_remove_relu": "build the model without them",
+    "debug_memory_model": "use torch.cuda.memory_stats()",
+    "debug_speed": "use torch.profiler",
+    "debug_memory_op_forward": "use torch.profiler",
+    "debug_memory_op_backward": "use torch.profiler",
+    "debug_remove_bn": "build the model without batch norm layers",
+    "debug_remove_relu": "build the model without ReLU layers",
 }
 
 

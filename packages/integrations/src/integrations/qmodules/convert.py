@@ -99,8 +99,8 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
     chosen = resolve_level(config.level() if level is None else level, options)
     if isinstance(level, str) and (ignored := [name for name in config.unlike(chosen) if name not in options]):
         warn(
-            f"QModule was given level={level!r}, so it does not read what was set on config: {', '.join(ignored)}; "
-            f"leave the level out, after set_optimization_level({level!r}), or give them to QModule as options"
+            f"QModule with level={level!r} ignores these settings of config: {', '.join(ignored)}; pass them to "
+            f"QModule as options, or leave the level out after set_optimization_level({level!r})"
         )
     converted: list[tuple[str, str, str]] = []
     kept: list[tuple[str, str]] = []

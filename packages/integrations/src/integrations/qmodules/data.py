@@ -29,7 +29,7 @@ class DataLoader(data.DataLoader[Any]):
     def __init__(self, dataset: data.Dataset[Any], *args: Any, **kwargs: Any) -> None:
         if isinstance(dataset, data.IterableDataset):
             raise TypeError(
-                "dataset must have places, dataset[i]: those of an IterableDataset are unknown; use "
+                f"dataset must support dataset[i], got {type(dataset).__name__}, an IterableDataset; use "
                 "torch.utils.data.DataLoader and set QScheme.batch to indices of your own"
             )
         super().__init__(_Numbered(dataset), *args, **kwargs)

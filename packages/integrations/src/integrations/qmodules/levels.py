@@ -79,7 +79,7 @@ class QLevel:
             if not (math.isfinite(bits) and 1 <= bits <= 8):
                 raise ValueError(f"bits[{number}] must be from 1 to 8, got {bits}; 8 is the most precise")
         if not 1 <= self.initial_bits <= 8:
-            raise ValueError(f"initial_bits must be from 1 to 8, got {self.initial_bits}; 8 is ActNN's")
+            raise ValueError(f"initial_bits must be from 1 to 8, got {self.initial_bits}; ActNN has 8")
         if not -(1 << 63) <= self.seed < 1 << 64:
             raise ValueError(f"seed must fit in 64 bits, got {self.seed}")
         if self.num_samples is not None:

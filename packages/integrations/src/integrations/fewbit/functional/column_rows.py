@@ -64,7 +64,7 @@ def require_features(name: str, number: int) -> None:
     if type(number) is not int:
         raise TypeError(f"{name} must be an int, got {number!r}")
     if number < 1:
-        raise ValueError(f"{name} must be at least 1, the features that are kept, got {number}")
+        raise ValueError(f"{name} must be at least 1, the number of features to keep, got {number}")
 
 
 def sampled_linear(

@@ -95,7 +95,7 @@ def require_one_source(seed: int | None, generator: torch.Generator | None) -> N
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator or None, got {generator!r}")
     if seed is not None and generator is not None:
-        raise ValueError(f"seed and generator must not both be given, got seed={seed}; each decides the noise alone")
+        raise ValueError(f"seed and generator must not both be given, got seed={seed}; pass only one of them")
 
 
 def sketched_linear(

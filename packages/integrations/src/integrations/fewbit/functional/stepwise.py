@@ -44,12 +44,12 @@ def stepwise(
 def step_table(borders: Numbers, levels: Numbers, parity: bool | None = None, shift: float | None = None) -> StepTable:
     """The steps that ``stepwise`` is given, as a table."""
     if shift is not None and parity is not False:
-        raise ValueError(f"shift is that of an odd derivative: give parity=False, too, got parity={parity}")
+        raise ValueError(f"shift needs an odd derivative, parity=False, got parity={parity}; leave shift out otherwise")
     inner, steps = (_floats(numbers) for numbers in trimmed(borders, levels))
     if parity is None or parity:
         return StepTable(inner, steps, even=bool(parity))
     if inner and inner[0] < 0:
-        raise ValueError(f"borders with parity are those of x >= 0, got {inner[0]}")
+        raise ValueError(f"borders must not be negative with parity, got {inner[0]}; give those of x >= 0")
     twice = 2 * (shift or 0.0)
     mirrored = tuple(-border for border in reversed(inner)), tuple(twice - step for step in reversed(steps))
     return StepTable((*mirrored[0], 0.0, *inner), (*mirrored[1], *steps))

@@ -33,8 +33,8 @@ class FewBitActivation(nn.Module):
     def __prepare_scriptable__(self) -> None:
         """What ``torch.jit.script`` asks for first."""
         raise RuntimeError(
-            f"torch.jit.script does not know the operators of fewbit.{type(self).__name__}; use torch.compile, or "
-            "torch's own layer, which fewbit.restore_model puts back in a converted model"
+            f"torch.jit.script does not support fewbit.{type(self).__name__}; use torch.compile, or torch's own layer "
+            "(fewbit.restore_model brings it back in a converted model)"
         )
 
 

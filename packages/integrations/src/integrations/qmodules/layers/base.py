@@ -40,8 +40,8 @@ def leaf(forward: Forward) -> Forward:
         path = tracer.path_of_module(self)
         if hooks := [*self._forward_hooks.values(), *filter(_takes_inputs, self._forward_pre_hooks.values())]:
             raise RuntimeError(
-                "torch.fx must trace Q-layers without forward hooks, which would run in the trace and in its graph, "
-                f"got {path} with {len(hooks)}; register them on the traced module's layers"
+                f"Q-layers must have no forward hooks when torch.fx traces them, got {path} with {len(hooks)}: the "
+                "hooks would run in the trace and again in its graph; register them on the traced module's layers"
             )
         return tracer.create_proxy("call_module", path, args, kwargs)
 
