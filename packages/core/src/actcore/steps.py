@@ -39,9 +39,9 @@ class LevelFit:
     """A codebook for values that are rounded at random to one of the two levels around them.
 
     Attributes:
-        levels: ascending, the first and the last candidate among them.
+        levels: ascending; they include the first and the last candidate.
         error: the sum of ``weight * (level above - value) * (value - level below)``: each value's weight times the
-            variance that rounding gives it.
+            variance of its rounding.
     """
 
     levels: tuple[float, ...]

@@ -35,18 +35,18 @@ def max_pool2d(
     dilation: _Sizes = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """``torch.nn.functional.max_pool2d``, keeping ``ceil(log2(window))`` bits an output: ``Float["n c h w"]`` or
-    ``Float["c h w"]``.
+    """Compute ``torch.nn.functional.max_pool2d``, keeping ``ceil(log2(window))`` bits per output.
 
-    torch keeps an int64 an output, and the input. Values, the choice among equal maxima and NaN, and the shape are
-    torch's. Backward sums in a fixed order on every device: the same bits each time.
+    ``x`` is ``Float["n c h w"]`` or ``Float["c h w"]``. torch keeps an int64 per output element, and the input. Values,
+    the choice among equal maxima and NaN, and the shape are torch's. Backward sums in a fixed order on every device, so
+    it gives the same bits each time.
 
     Args:
-        x: the image; its memory order is the output's.
-        kernel_size: an int or one a dimension; a window has at most 256 places.
-        stride: likewise; ``None`` takes ``kernel_size``.
-        padding: likewise, at most half of what the kernel covers; padded places are never the maximum.
-        dilation: likewise.
+        x: the image; the output has the same memory order.
+        kernel_size: an int or one per dimension; a window has at most 256 elements.
+        stride: an int or one per dimension; ``None`` takes ``kernel_size``.
+        padding: an int or one per dimension, at most half of the kernel; padded elements are never the maximum.
+        dilation: an int or one per dimension.
         ceil_mode: let a last window reach beyond the input.
 
     Raises:
