@@ -27,11 +27,11 @@ Pair = tuple[Tensor, Tensor]
 
 
 class StepwiseStore:
-    """Step functions by ``(name, bits)``: all smooth functions in ``FUNCTIONS`` at 1 to 8 bits, and what is added.
+    """Step functions by ``(name, bits)``: all smooth functions in ``FUNCTIONS`` at 1 to 8 bits, and those that you add.
 
-    A step function is FewBit's pair: borders, the two ends of its domain among them, and levels, one fewer; ``2**bits``
-    of these at the most, in intervals of ``x``, for even derivatives, too. Nothing else reads a store: give what it
-    holds to a function of ``fewbit.functional`` (``borders=, values=``).
+    A step function is FewBit's pair of borders and levels. The borders include the two ends of the domain; there is one
+    level fewer, and at most ``2**bits`` levels. They are for ``x``, also for even derivatives. Other functions do not
+    read a store: pass its entries to a function of ``fewbit.functional`` (``borders=, values=``).
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,13 @@ class StepwiseStore:
         self._tensors: dict[tuple[str, int, torch.device, torch.dtype], Pair] = {}
 
     def add(self, name: str, bits: int, steps: StepTable | tuple[Any, Any]) -> None:
-        """Adds a ``StepTable``, or borders with their ends and levels; or replaces the one of this name and bits.
+        """Add a ``StepTable``, or a pair of borders with their ends and levels. An entry of the same name and bits is
+        replaced.
 
         Raises:
             TypeError: ``name`` is not a str, or ``bits`` not an int.
-            ValueError: bits not from 1 to 8, more levels than bits can tell apart, borders that do not ascend, or
-                are not one more than levels.
+            ValueError: ``bits`` is not from 1 to 8, there are more than ``2**bits`` levels, the borders do not ascend,
+                or their number is not one more than that of the levels.
         """
         if not isinstance(name, str):
             raise TypeError(f"name must be a str, got {name!r}")
@@ -62,10 +63,12 @@ class StepwiseStore:
     def get(
         self, name: str, bits: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Pair:
-        """Borders with their ends, and levels: the same tensors for the same device and dtype, by default float32.
+        """Return borders with their ends, and levels.
+
+        Calls with the same device and dtype, by default float32, return the same tensors.
 
         Raises:
-            KeyError: there is none of this name and bits.
+            KeyError: there is no step function of this name and bits.
         """
         key = (name, bits, torch.device(device or "cpu"), dtype or torch.float32)
         if key not in self._tensors:
@@ -77,10 +80,10 @@ class StepwiseStore:
         return self._tensors[key]
 
     def table(self, name: str, bits: int) -> StepTable:
-        """The same as a ``StepTable``, whose boundaries leave out the ends.
+        """Return the step function as a ``StepTable``, whose boundaries leave out the ends.
 
         Raises:
-            KeyError: there is none of this name and bits.
+            KeyError: there is no step function of this name and bits.
         """
         if (name, bits) in self._added:
             return self._added[name, bits]
@@ -89,12 +92,13 @@ class StepwiseStore:
         return table(name, bits, parity="none")
 
     def load(self, path: str | PathLike[str]) -> None:
-        """Adds what a file of FewBit's holds: an ``.npz`` with the arrays ``gelu03-borders`` and ``gelu03-levels``.
+        """Add the step functions of a FewBit file: an ``.npz`` with the arrays ``gelu03-borders`` and
+        ``gelu03-levels``.
 
-        Either all of it is added or nothing. Needs NumPy.
+        Adds either all of them or none. Needs NumPy.
 
         Raises:
-            ImportError: NumPy is not there.
+            ImportError: NumPy is not installed.
             OSError: the file cannot be read.
             ValueError: it is not such a file; the message says why.
         """
@@ -118,7 +122,8 @@ class StepwiseStore:
             self.add(name, bits, steps)
 
     def items(self, cached: bool = False) -> Iterator[tuple[tuple[Any, ...], Pair]]:
-        """``(name, bits)`` and the pair of each; with ``cached``, ``(name, bits, device, dtype)`` of those got."""
+        """Iterate over ``(name, bits)`` and the pair of each; with ``cached``, over ``(name, bits, device, dtype)`` of
+        earlier ``get`` calls."""
         if cached:
             yield from list(self._tensors.items())
             return

@@ -36,12 +36,12 @@ def linear_cross_entropy(
     softcap: float | None = None,
     rows: int | None = None,
 ) -> Tensor:
-    """``F.cross_entropy(F.linear(hidden, weight, bias), labels)`` without the logits.
+    """Compute ``F.cross_entropy(F.linear(hidden, weight, bias), labels)`` without storing the logits.
 
-    Logits are computed for a few rows at a time, turned into their own gradient and multiplied into the gradients of
-    ``hidden``, ``weight`` and ``bias``, all in the forward, so that no product is computed twice. With
-    ``reduction="none"``, and in compiled code, backward recomputes the logits. Losses, the softmax and the sums
-    over rows are in float32, or in float64 for such tensors. Under autocast the products are in its dtype.
+    Forward computes the logits of a few rows at a time, turns them into their gradient and multiplies it into the
+    gradients of ``hidden``, ``weight`` and ``bias``, so that no product is computed twice. With ``reduction="none"``,
+    and in compiled code, backward recomputes the logits. Losses, the softmax and the sums over rows are in float32, or
+    in float64 for float64 tensors. Under autocast the products are in its dtype.
 
     ::
 
@@ -51,24 +51,24 @@ def linear_cross_entropy(
     Args:
         hidden: (..., features), the input of the linear layer.
         weight: (classes, features), of the same dtype.
-        labels: (...), int64 or int32: a class each, or ``ignore_index``.
+        labels: (...), int64 or int32: class indices, or ``ignore_index``.
         bias: (classes,), of the same dtype as ``weight``.
-        class_weight: (classes,), a factor for the loss of each class; needs no gradient.
-        ignore_index: the label of rows that have no loss and are not counted by ``"mean"``.
+        class_weight: (classes,), a factor for the loss of each class; must not require a gradient.
+        ignore_index: the label of rows without a loss, which ``"mean"`` does not count.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``, as in ``F.cross_entropy``.
         label_smoothing: from 0 to 1, as in ``F.cross_entropy``.
         scale: the factor by which logits are multiplied first.
-        softcap: the bound to which they are squashed then, ``softcap * tanh(logits / softcap)``, as in Gemma 2.
-        rows: how many rows' logits are computed at a time. By default, they take about the memory of ``hidden``; or up
-            to half the memory of the weight's gradient, if it is wanted, and a quarter of all logits. There are at
-            least 128 on a CPU and 512 on a GPU.
+        softcap: the bound of the logits after scaling, ``softcap * tanh(logits / softcap)``, as in Gemma 2.
+        rows: the number of rows whose logits are computed at a time. By default, these logits take about the memory of
+            ``hidden``; or up to half the memory of the weight's gradient, if it is needed, and a quarter of all logits.
+            There are at least 128 rows on a CPU and 512 on a GPU.
 
     Returns:
-        A scalar, or the losses in the shape of ``labels``; float32, or float64 for such tensors.
+        A scalar, or the losses in the shape of ``labels``; float32, or float64 for float64 tensors.
 
     Raises:
-        TypeError: an argument is no tensor, or of an unsupported dtype.
-        ValueError: shapes, devices or dtypes do not go together, a number is out of its range, or a label is no class.
+        TypeError: an argument is not a tensor, or has an unsupported dtype.
+        ValueError: shapes, devices or dtypes do not match, a number is out of its range, or a label is not a class.
         NotImplementedError: it is differentiated twice, or called under ``torch.func``.
     """
     if not torch.compiler.is_compiling() and peek_interpreter_stack() is not None:
@@ -151,8 +151,9 @@ def _computed_with(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 class LinearCrossEntropyLoss(nn.Module):
-    """``linear_cross_entropy`` as a module; it has no parameters of its own, and its options are read at each call.
-    ``class_weight`` is a buffer, which moves with the module.
+    """``linear_cross_entropy`` as a module.
+
+    It has no parameters, and reads its options at each call. ``class_weight`` is a buffer, which moves with the module.
 
     ::
 
@@ -160,7 +161,7 @@ class LinearCrossEntropyLoss(nn.Module):
         loss = criterion(hidden, head.weight, labels)
 
     Args:
-        **options: of ``linear_cross_entropy``.
+        **options: options of ``linear_cross_entropy``.
 
     Raises:
         TypeError: there is no such option.
@@ -176,7 +177,7 @@ class LinearCrossEntropyLoss(nn.Module):
         self.options = options
 
     def forward(self, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return linear_cross_entropy(hidden, weight, labels, bias, class_weight=self.class_weight, **self.options)
 
     def extra_repr(self) -> str:

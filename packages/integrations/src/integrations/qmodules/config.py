@@ -39,12 +39,13 @@ _GONE = {
 
 
 class Config:
-    """What Q-layers that are built or converted from now on begin with; those that are there keep what they have, and
-    ``QModule(model, level)``, which is given a level, reads nothing of it.
+    """The default settings of Q-layers that are created or converted later.
 
-    A field of ``QLevel`` is read and set as an attribute, under its own name or ActNN's: ``compress_activation``,
+    Existing layers keep their settings, and ``QModule(model, level)`` with a level ignores ``config``.
+
+    Read and set a field of ``QLevel`` as an attribute, under its own name or ActNN's: ``compress_activation``,
     ``activation_compression_bits``, ``adaptive_conv_scheme``, ``adaptive_bn_scheme``, ``enable_quantized_bn``,
-    ``perlayer``, ``swap``; ``pergroup = False`` makes a group of each tensor. Another name raises and says why.
+    ``perlayer``, ``swap``; ``pergroup = False`` makes a group of each tensor. Any other name raises and says why.
     """
 
     def __init__(self) -> None:
@@ -100,15 +101,15 @@ config = Config()
 
 
 def set_optimization_level(level: str) -> None:
-    """Chooses the level of the Q-layers built or converted from now on; those that are there keep theirs.
+    """Set the level of Q-layers that are created or converted later; existing layers keep theirs.
 
-    Whatever was set on ``config`` before is reset.
+    Settings made on ``config`` before are reset.
 
     Args:
         level: one of ``LEVELS``.
 
     Raises:
         TypeError: the level is not a string.
-        ValueError: there is no such level; the message lists those that there are.
+        ValueError: there is no such level; the message lists the valid ones.
     """
     config.choose(level)
