@@ -1,4 +1,4 @@
-"""Measures how much code three flows pass through: the table "Walks" of docs/architecture.md.
+"""Measures how much code three flows pass through: a saved tensor, a plan and a Q-layer.
 
     python tools/measure_walks.py
 

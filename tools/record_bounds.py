@@ -1,4 +1,4 @@
-"""Records whether training keeps to ``memory=`` and ``error=``: the tables of docs/reliability.md.
+"""Records whether training keeps to ``memory=`` and ``error=``: the tables of docs/results/budgets-and-bounds.md.
 
     python tools/record_bounds.py errors bounds.jsonl
     python tools/record_bounds.py peaks bounds.jsonl
@@ -193,37 +193,59 @@ def record_times(name: str, device: torch.device) -> Iterable[dict[str, Any]]:
 
 def tables(records: list[dict[str, Any]]) -> str:
     """Return the tables in Markdown."""
-    lines = ["| net | " + " | ".join(f"{memory}: whole, tensor, memory" for memory in BUDGETS) + " |", "|---|---|---|"]
     errors = {(one["net"], one["memory"]): one for one in records if one["kind"] == "errors"}
-    for net in dict.fromkeys(net for net, _ in errors):
-        cells = []
-        for memory in BUDGETS:
-            one = errors.get((net, memory))
-            cells.append(
-                "" if one is None
-                else f"exact, {one['share']:.2f}" if not one["rounds"] and not max(one["whole"].values())
-                else f"{max(one['whole'].values()):.3f}, {max(one['tensor'].values()):.2f}, {one['share']:.2f}"
-            )  # fmt: skip
-        lines.append(f"| {net} | {' | '.join(cells)} |")
-    kinds = " | ".join(f"{memory}, error {error}" for memory in PEAK_BUDGETS for error in (0, ERROR))
-    lines += ["", f"| model | plain, MiB | planned | {kinds} |", "|---" * 9 + "|"]
     peaks = {(one["net"], one["memory"], one["error"]): one for one in records if one["kind"] == "peaks"}
-    for net in dict.fromkeys(net for net, _, _ in peaks):
-        cells, plain = [], (0, 0)
-        for memory in PEAK_BUDGETS:
-            for error in (0, ERROR):
-                one = peaks.get((net, memory, error))
-                if one is not None:
-                    plain = one["measured_plain"], one["planned_plain"]
-                cells.append("" if one is None else f"{max(one['fresh']):.2f} / {max(one['accumulating']):.2f}")
-        lines.append(f"| {net} | {plain[0] / 2**20:.0f} | {plain[1] / 2**20:.0f} | {' | '.join(cells)} |")
-    lines += ["", "| model | plain step, s | error 0: extra, later steps | error 0.1 |", "|---|---|---|---|"]
     times = {(one["net"], one["error"]): one for one in records if one["kind"] == "times"}
+    found = [
+        *(errors_table(errors, memory) for memory in BUDGETS),
+        *(peaks_table(peaks, error) for error in (0, ERROR)),
+        times_table(times),
+    ]
+    return "\n\n".join(found)
+
+
+def table(head: list[str], rows: Iterable[list[str]]) -> str:
+    """Return one table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def errors_table(errors: dict[Any, dict[str, Any]], memory: float | str) -> str:
+    """Return the largest errors of each net with one budget."""
+    rows = []
+    for net in dict.fromkeys(net for net, _ in errors):
+        one = errors.get((net, memory))
+        cells = ["", "", ""]
+        if one is not None:
+            whole, tensor = (max(one[kind].values()) for kind in ("whole", "tensor"))
+            exact = not one["rounds"] and not whole
+            cells = ["exact", "exact"] if exact else [f"{whole:.3f}", f"{tensor:.2f}"]
+            cells.append(f"{one['share']:.2f}")
+        rows.append([net, *cells])
+    return table([f"memory={memory!r}".replace("'", '"'), "whole gradient", "largest tensor", "planned memory"], rows)
+
+
+def peaks_table(peaks: dict[Any, dict[str, Any]], error: float) -> str:
+    """Return each model's largest peaks over its budgets, with one bound on the error."""
+    rows = []
+    for net in dict.fromkeys(net for net, _, _ in peaks):
+        ours = [peaks.get((net, memory, error)) for memory in PEAK_BUDGETS]
+        plain = next((one for one in ours if one is not None), {"measured_plain": 0, "planned_plain": 0})
+        cells = ["" if one is None else f"{max(one['fresh']):.2f} / {max(one['accumulating']):.2f}" for one in ours]
+        bytes_of = [f"{plain[kind] / 2**20:.0f}" for kind in ("measured_plain", "planned_plain")]
+        rows.append([net, *bytes_of, *cells])
+    return table([f"error={error}", "plain, MiB", "planned plain, MiB", *map(str, PEAK_BUDGETS)], rows)
+
+
+def times_table(times: dict[Any, dict[str, Any]]) -> str:
+    """Return what the first steps and later ones take, in plain steps."""
+    rows = []
     for net in dict.fromkeys(net for net, _ in times):
         pair = [times[net, error] for error in (0, ERROR) if (net, error) in times]
-        cells = [f"{one['extra']:.1f}, {one['later']:.2f}" for one in pair]
-        lines.append(f"| {net} | {pair[0]['plain']:.2f} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        cells = [f"{one[kind]:{digits}f}" for one in pair for kind, digits in (("extra", ".1"), ("later", ".2"))]
+        rows.append([net, f"{pair[0]['plain']:.2f}", *cells])
+    heads = [f"error={error}: {kind}" for error in (0, ERROR) for kind in ("extra", "later step")]
+    return table(["model", "plain step, s", *heads], rows)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The examples of ``docs/extend.md``, as they stand there."""
+"""The examples of ``docs/how-to/extend.md``, as they stand there."""
 
 import argparse
 import re
@@ -13,7 +13,7 @@ from bench.runner.command import Options
 from integrations.policies import rules
 from integrations.rules import Need, Rule, add_rule
 
-PAGE = Path(__file__).parents[3] / "docs" / "extend.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "extend.md"
 
 
 def example(heading):
@@ -85,7 +85,7 @@ def test_a_rule(own_rules):
         ("mine", Rule(), "operator must be of a library of your own"),
         ("aten::gelu", Rule(), "operator must be of a library of your own"),
         ("mylib::op.default", Rule(), "operator must be of a library of your own"),
-        ("integrations::linear_randomized", Rule(), "operator must have no other rule yet"),
+        ("integrations::linear_randomized", Rule(), "operator must not have a rule yet"),
         ("mylib::other", Rule(input="LINEAR"), "rule must have a Need for its input"),
         (3, Rule(), "operator must be a string"),
         ("mylib::other", Need.LINEAR, "rule must be a Rule"),

@@ -17,7 +17,8 @@ from bench.suites.search.entries import Search, Trial
 MACHINE = Machine("a processor", 2, "Linux", {"torch": "2.15.0"}, "0123456789abc", False, "python -m bench", "today")
 ROOT = Path(__file__).parents[3]
 DOCS, RESULTS = ROOT / "docs", ROOT / "packages" / "bench" / "results"
-PAGES = DOCS / "benchmarks" / "results"
+PAGES = DOCS / "results"
+GENERATED = {f"{file.stem}.md" for file in RESULTS.glob("*.json")} | {markdown.FIELDS}
 
 
 @pytest.fixture
@@ -85,16 +86,29 @@ def test_cells():
 def test_the_pages_of_the_documentation_are_those_of_the_recorded_files():
     pages = markdown.render_pages(sorted(RESULTS.glob("*.json")))
     assert len(pages) > 40
-    assert {page.name for page in PAGES.iterdir()} == set(pages)
+    assert set(pages) == GENERATED
     for name, text in pages.items():
         assert (PAGES / name).read_text(encoding="utf-8") == text, f"{name}: run python -m bench report"
+
+
+def test_every_generated_page_belongs_to_a_recorded_file():
+    """A page that `python -m bench report` wrote starts with the name of its file, or is that of the fields."""
+    titles = {page.name: page.read_text("utf-8").splitlines()[0] for page in PAGES.glob("*.md")}
+    assert {name for name, title in titles.items() if title.endswith(".json")} | {markdown.FIELDS} == GENERATED
+
+
+def test_the_index_of_results_links_to_every_page():
+    linked = set(re.findall(r"\]\(([\w-]+\.md)", (PAGES / "index.md").read_text("utf-8")))
+    assert linked == {page.name for page in PAGES.glob("*.md")} - {"index.md"}
 
 
 def test_links_of_the_documentation_name_tables_that_are_there():
     """Sphinx checks the same, where it is installed."""
     found = 0
     for page in (path for path in DOCS.rglob("*.md") if "_build" not in path.parts):
-        for target, anchor in re.findall(r"\]\(([^)#]*results/[\w-]+\.md)(?:#([^)]*))?\)", page.read_text("utf-8")):
+        for target, anchor in re.findall(r"\]\(([^)#:]*[\w-]+\.md)(?:#([^)]*))?\)", page.read_text("utf-8")):
+            if (page.parent / target).resolve().parent != PAGES:
+                continue
             text = (page.parent / target).read_text("utf-8")
             anchors = {_to_anchor(line[3:]) for line in text.splitlines() if line.startswith("## ")}
             assert not anchor or anchor in anchors, (page, target, anchor)

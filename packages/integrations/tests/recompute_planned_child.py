@@ -1,7 +1,7 @@
 """Measures, in a process of its own, the activation peak of a net of convolutions under two plans.
 
-``docs/internals/native.md`` says how. Run with ``MALLOC_MMAP_THRESHOLD_=65536``; prints one JSON object: for the plan
-of least peak and for the plain step what was planned, with and without workspaces, and what was measured.
+``docs/explanation/native-core.md`` says how. Run with ``MALLOC_MMAP_THRESHOLD_=65536``; prints one JSON object: for the
+plan of least peak and for the plain step what was planned, with and without workspaces, and what was measured.
 """
 
 import ctypes

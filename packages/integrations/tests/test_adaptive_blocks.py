@@ -185,7 +185,7 @@ def test_adapt_makes_a_plan_for_the_blocks_that_follow():
 def test_inside_of_a_block_there_is_no_trial(name):
     blocks = Blocks()
     with blocks.block() as handle:
-        with pytest.raises(RuntimeError, match="Call it when this one is left"):
+        with pytest.raises(RuntimeError, match="Call it after the with statement"):
             getattr(handle, name)(lambda: blocks.loss().backward())
         blocks.loss().backward()
 
@@ -250,7 +250,7 @@ def test_a_state_that_comes_too_late_for_a_block_is_refused(when):
     state = copy.deepcopy(blocks.handles[-1].state_dict())
     with blocks.block() as handle:
         loss = blocks.loss() if when == "after its forward" else None
-        with pytest.raises(RuntimeError, match="when it is left"):
+        with pytest.raises(RuntimeError, match="after the block"):
             (blocks.handles[0] if loss is None else handle).load_state_dict(state)
         (blocks.loss() if loss is None else loss).backward()
     assert (handle.step, handle.plan.step) == (3, 1)
@@ -259,7 +259,7 @@ def test_a_state_that_comes_too_late_for_a_block_is_refused(when):
 def test_a_state_of_another_level_is_refused_in_a_block():
     blocks = Blocks("L1")
     with blocks.block() as handle:
-        with pytest.raises(ValueError, match=r"must be of its level, L1, got one of L2\.2"):
+        with pytest.raises(ValueError, match=r"must be of the block's level, L1, got a state of L2\.2"):
             handle.load_state_dict(trained_state())
         assert (handle.level_name, handle.step, handle.plan) == ("L1", 1, None)
         blocks.loss().backward()

@@ -224,7 +224,10 @@ def test_a_plan_of_a_model_of_other_sizes_is_refused():
         model(X).sum().backward()
     state = copy.deepcopy(handle.state_dict())
     _, other = sized(512)
-    message = r"0\.weight of Sequential has shape \[512, 64\], and had \[256, 64\] in the plan's \(3 such\)"
+    message = (
+        r"0\.weight of Sequential has shape \[512, 64\], and \[256, 64\] in the plan's model \(parameters that "
+        r"differ: 3\)"
+    )
     with pytest.raises(ValueError, match=message):
         other.load_state_dict(state)
     assert (other.plan, other.step) == (None, 0)

@@ -149,7 +149,7 @@ def test_a_closure_that_measures_nothing_says_so(closure):
             with torch.no_grad():
                 trainer.model(X)
 
-    why = "the model is in eval" if closure == "eval" else "it takes a call of the model"
+    why = "the model is in eval" if closure == "eval" else "call the model itself"
     for measure in (trainer.handle.adapt, trainer.handle.gradient_error):
         with pytest.raises(RuntimeError, match=f"must run a forward .* no compressed forward of Sequential: {why}"):
             measure(run)
@@ -157,7 +157,7 @@ def test_a_closure_that_measures_nothing_says_so(closure):
 
 def test_a_closure_without_a_backward():
     trainer = Trainer()
-    with pytest.raises(RuntimeError, match="something must be quantised in it; nothing was measured"):
+    with pytest.raises(RuntimeError, match="the forward must quantize a tensor; nothing was measured"):
         trainer.handle.adapt(lambda: trainer.model(X))
     with pytest.raises(RuntimeError, match="no parameter got a gradient"):
         trainer.handle.gradient_error(lambda: trainer.model(X))
@@ -178,13 +178,13 @@ def test_a_closure_that_cannot_be_called(measure):
 def test_a_restored_model_is_not_measured(measure):
     trainer = Trainer()
     integrations.restore_model(trainer.model)
-    with pytest.raises(RuntimeError, match=f"handle.{measure} needs a model that is compressed, .* was restored"):
+    with pytest.raises(RuntimeError, match=f"handle.{measure} needs a compressed model, .* was restored"):
         getattr(trainer.handle, measure)(trainer.closure)
 
 
 def test_a_level_that_is_off_has_no_error():
     handle = integrations.compression(integrations.compress_model(mlp(), "L0"))
-    with pytest.raises(ValueError, match="the level must compress to have an error, got L0"):
+    with pytest.raises(ValueError, match="so that there is an error to measure, got 'L0'"):
         handle.gradient_error(lambda: handle.model(X).sum().backward())
 
 

@@ -14,7 +14,9 @@ import integrations
 from .nets import Net, mlp, normal
 
 X = normal(32, 64)
-COMPILED = "all that is quantised is in compiled code, where nothing can be measured, and has the level's fixed bits"
+COMPILED = (
+    "each quantized tensor is in compiled code, where nothing can be measured, so all keep the level's fixed bits"
+)
 
 
 def compiled():
@@ -74,7 +76,7 @@ def test_a_monitor_without_a_closure_says_that_nothing_predicts():
     handle, said, model = trained(compiled, every=1, bound=0.01)
     assert [COMPILED in one for one in said] == [True, True]
     assert "handle.monitor(closure) measures it" in said[1]
-    assert "no plan predicts the gradient's error: all that is quantised is in compiled code" in words(handle)
+    assert "no plan predicts the gradient's error: each quantized tensor is in compiled code" in words(handle)
     handle.monitor(lambda: model(X).square().mean().backward(), every=1, bound=10.0)
     for _ in range(2):
         model(X).square().mean().backward()
@@ -99,7 +101,7 @@ def test_where_part_of_a_model_is_compiled_the_rest_has_a_plan():
 def test_nothing_to_quantise_is_no_warning_of_its_own():
     handle, said, _ = trained(lambda: Net(lambda net, x: (x @ net.weight).relu(), weight=normal(64, 64)))
     assert said == []
-    assert "No plan: nothing is quantised" in words(handle)
+    assert "No plan: no tensor is quantized" in words(handle)
 
 
 def test_a_forward_that_another_threads_forward_interrupts_is_no_obstacle():

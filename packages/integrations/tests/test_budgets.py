@@ -221,7 +221,7 @@ def test_auto_on_a_device_of_which_nothing_is_known():
     with pytest.raises(ValueError, match=r"memory must be in bytes here, .*: the memory of meta is unknown"):
         free_memory.measure_room(torch.device("meta"))
     plan = integrations.plan(*deep(), memory=0.9)
-    with pytest.raises(ValueError, match="memory must be in bytes or a fraction for a plan that is made, got 'auto'"):
+    with pytest.raises(ValueError, match="memory must be in bytes or a fraction for a finished plan, got 'auto'"):
         plan.within("auto")
 
 

@@ -88,7 +88,7 @@ def test_a_loss_of_the_loop():
         F.cross_entropy(out, Y).backward()
 
     assert plan.peak == counted(model, step)
-    assert "what loss returned" in str(plan)
+    assert "the tensors that criterion returned" in str(plan)
 
 
 @pytest.mark.parametrize("real", [False, True], ids=["fake", "real"])
@@ -137,7 +137,7 @@ def test_a_scalar_that_does_not_follow_from_the_others_is_not_the_loss(returned)
 def test_the_call_of_the_paper_takes_a_loss():
     model = Routed(lambda made, scalar: (scalar, made))
     chosen = checkpoint.optimal_grad_checkpointing(model, X, loss=lambda out: out[1], holds_outputs=False)
-    assert checkpoint.plan_of(chosen).graph.differentiated == "what loss returned"
+    assert checkpoint.plan_of(chosen).graph.differentiated == "the tensors that criterion returned"
     assert not checkpoint.plan_of(chosen).graph.holds_outputs
 
 
@@ -146,7 +146,7 @@ def test_plans_for_other_inputs_start_from_the_same():
     made = checkpoint.plan(model, X, loss=lambda out: out.logsumexp(-1).sum())
     checkpoint.apply(model, made)
     model(normal(128, 16)).logsumexp(-1).sum().backward()
-    assert checkpoint.plan_of(model).graph.differentiated == "what loss returned"
+    assert checkpoint.plan_of(model).graph.differentiated == "the tensors that criterion returned"
 
 
 def test_a_plan_with_a_loss_is_saved_without_it():
@@ -180,13 +180,13 @@ def test_plans_at_a_level_start_from_the_same(of_level):
     compress_model(model, checkpoint=first)
     for rows in (48, 96):
         model(normal(rows, 64)).logsumexp(-1).sum().backward()
-        assert checkpoint.plan_of(model).graph.differentiated == "what loss returned"
+        assert checkpoint.plan_of(model).graph.differentiated == "the tensors that criterion returned"
         assert checkpoint.plan_of(model).loss is first.loss
 
 
 def test_what_is_no_loss_is_refused():
     model = nn.Sequential(nn.Linear(16, 4)).train()
-    with pytest.raises(TypeError, match="loss must be a function"):
+    with pytest.raises(TypeError, match="criterion must be a function"):
         checkpoint.plan(model, X, loss="mean")
-    with pytest.raises(TypeError, match="loss must return a tensor"):
+    with pytest.raises(TypeError, match="criterion must return one or more tensors"):
         checkpoint.plan(model, X, loss=lambda out: None)

@@ -71,9 +71,9 @@ def test_where_they_do_not_fit_the_loss_is_computed_in_chunks(memory):
     assert plan.plain_seconds == plain.graph.seconds
     assert plan.peak <= (0.3 if memory == 0.3 else 1) * plain.uncompressed_peak
     rows = plan.chunked.rows
-    assert exchanged(found) == f"Exchanged: a loss in chunks of {rows} rows, without logits, as the plan has chosen."
+    assert exchanged(found) == f"Exchanged: a loss in chunks of {rows} rows, without logits, chosen by the plan."
     assert "the loss in chunks" in integrations.compression(found).report().recomputed
-    assert "the logits, which head makes, are never whole" in str(plan)
+    assert "so the whole logits of head are never in memory" in str(plan)
 
 
 def test_a_budget_that_whole_logits_meet_only_in_more_time():
@@ -101,12 +101,12 @@ def test_full_forbids_it():
     found = compressed(model, memory="least", loss="full")
     assert_same(step(model)[1], step(found)[1])
     refused = compressed(model, memory=0.3, loss="full")
-    with pytest.raises(ValueError, match="leave out loss='full', which forbids to compute the loss without them"):
+    with pytest.raises(ValueError, match="leave out loss='full', which prevents computing the loss without them"):
         step(refused)
     with pytest.raises(ValueError, match="must be at least"):
         integrations.plan(model, (IDS,), memory=0.3, loss="full")
     assert integrations.plan(model, (IDS,), memory=0.3).chunked is not None
-    with pytest.raises(ValueError, match="loss must be 'full', a function"):
+    with pytest.raises(ValueError, match="loss must be 'full' or None, got 'chunked'"):
         integrations.plan(model, (IDS,), memory=0.3, loss="chunked")
 
 
@@ -231,7 +231,7 @@ def test_neither_loss_fits():
     assert f"at least {least.peak} bytes" in str(refused.value)
     assert f"or {least.accumulating.front[0].peak} bytes" in str(refused.value)
     falling = compressed(model, memory="1KiB", fallback="least")
-    with pytest.warns(UserWarning, match="The plan of the least memory is followed"):
+    with pytest.warns(UserWarning, match="The plan with the least memory is used"):
         step(falling)
     assert plan_of(falling).chunked is not None
     assert plan_of(falling).peak == least.peak

@@ -137,7 +137,7 @@ def test_rows_of_changing_length_share_groups():
     torch._dynamo.mark_dynamic(x, 1)
     trained(model, function, x)
     [row] = [row for row in rows(model, "native_layer_norm_backward") if row.shape == x.shape]
-    assert "share groups: kept exactly" in row.why
+    assert "share quantization groups: kept exactly" in row.why
 
 
 def test_training_converges():

@@ -37,7 +37,7 @@ def test_a_torch_that_does_not_show_its_graphs(monkeypatch):
         warnings.simplefilter("always")
         assert_same(gradients(mlp(), X), trained(model, compiled(model)))
     messages = [str(found.message) for found in caught]
-    assert any("does not tell which operators use it" in message for message in messages)
+    assert any("does not report which operators use them" in message for message in messages)
     assert any("nothing is stored in fewer bytes" in message for message in messages)
 
 

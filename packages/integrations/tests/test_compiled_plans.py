@@ -168,7 +168,11 @@ def test_an_exact_plan_is_followed_inside_of_a_whole_graph(monkeypatch):
     """Once it is made: a first forward there raises. Dynamo wraps the error into its own."""
     model, followed = integrations.compress_model(deep(), memory=0.4, error=0), []
     function = around(model)
-    with pytest.raises(Exception, match=r"ValueError: Sequential at plan\(.*its plan is made in a training forward"):
+    with pytest.raises(
+        Exception,
+        match=r"ValueError: Sequential at plan\(.*its plan is made in its first training "
+        r"forward",
+    ):
         function(X)
     model(X).square().mean().backward()
     torch._dynamo.reset()
@@ -193,7 +197,11 @@ def test_a_plan_that_needs_hooks_raises_inside_of_a_whole_graph(options):
     model(*inputs).square().mean().backward()
     plan = checkpoint.plan_of(model)
     assert plan.choice.stores or plan.compressed
-    with pytest.raises(Exception, match=r"cannot be compressed inside of a function .* torch sets no hooks"):
+    with pytest.raises(
+        Exception,
+        match=r"cannot be compressed inside of a function .* torch cannot set saved-tensor "
+        r"hooks",
+    ):
         around(model)(*inputs)
 
 
@@ -213,7 +221,7 @@ def test_a_backward_inside_of_the_graph_raises(applied):
 
     with (
         torch._dynamo.config.patch(trace_autograd_ops=True),
-        pytest.raises(Exception, match=r"with torch._dynamo.config.trace_autograd_ops, backward is a part of"),
+        pytest.raises(Exception, match=r"with torch._dynamo.config.trace_autograd_ops, backward is part of"),
     ):
         torch.compile(step, backend="aot_eager", fullgraph=True)(X)
 

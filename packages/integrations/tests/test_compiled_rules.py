@@ -108,7 +108,7 @@ def test_a_mask_that_backward_recomputes_is_exact():
     trained(model, function)
     [row] = [row for row in rows(model) if row.shape == (48, 64) and row.dtype == torch.float32]
     assert row.codec == "kept"
-    assert row.why == "no rule for le of what is recomputed in compiled code: kept exactly"
+    assert row.why == "no rule for le of a recomputed tensor in compiled code: kept exactly"
 
 
 def test_a_relu_whose_result_is_multiplied_keeps_its_mask():

@@ -86,7 +86,7 @@ def test_a_wrapper_of_a_compressed_model():
             super().__init__()
             self.module = module
 
-    with pytest.raises(ValueError, match=r"Wrapper is not compressed, and its module is; pass model\.module"):
+    with pytest.raises(ValueError, match=r"Wrapper is not compressed, but its module is; pass model\.module"):
         integrations.compression(Wrapper(integrations.compress_model(mlp())))
 
 
@@ -126,7 +126,7 @@ def test_asking_what_is_no_model(function):
         ({"version": 99}, "state must be of version 7, got 99"),
         ({"colour": 1}, "state must have what state_dict returned and no more; it adds colour"),
         ({"adaptive": {"plan": None}}, "the state of L1 must have no plan, got"),
-        ({"options": {"adaptive": True}}, "the state of L1 with adaptive=True must have what it has measured"),
+        ({"options": {"adaptive": True}}, "the state of L1 with adaptive=True must have its measurements"),
         ({"level": "L9"}, f"level must be one of {LEVELS}, got 'L9'"),
         ({"options": {"colour": 1}}, "options of a level are .*, got 'colour'"),
         ({"options": {"bits": 12}}, "bits must be from 1 to 8, got 12"),

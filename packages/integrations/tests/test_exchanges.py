@@ -139,7 +139,11 @@ WRONG = {
     "activations, name": ({"activations": "few"}, ValueError, "activations must be 'fewbit', bits from 1 to 8"),
     "activations, bits": ({"activations": 9}, ValueError, "activations must be 'fewbit' or bits from 1 to 8, got 9"),
     "activations, bool": ({"activations": True}, TypeError, "activations must be"),
-    "activations, linear": ({"activations": {"linear": 0.1}}, ValueError, "which is an option itself"),
+    "activations, linear": (
+        {"activations": {"linear": 0.1}},
+        ValueError,
+        "activations must not have the argument linear",
+    ),
     "activations, argument": ({"activations": {"colour": 1}}, TypeError, "colour"),
     "linear, name": ({"linear": "random"}, ValueError, "linear must be 'randomized', a ratio in"),
     "linear, ratio": ({"linear": 0.0}, ValueError, "linear must be 'randomized' or a ratio in"),
@@ -194,7 +198,7 @@ class GateOfOneProduct(nn.Module):
 
 def test_a_level_of_the_layers_is_not_taken_for_the_models():
     named = integrations.compress_model(net(), layers="ActNN-L2")
-    with pytest.warns(DeprecationWarning, match="layers='L2' is ActNN's level L2, .*; write layers='ActNN-L2'"):
+    with pytest.warns(DeprecationWarning, match="layers='L2' means ActNN's level L2, .*; write layers='ActNN-L2'"):
         model = integrations.compress_model(net(), layers="L2")
     assert qmodules.summary(model).level == qmodules.summary(named).level == qmodules.LEVELS["L2"]
 
@@ -212,7 +216,11 @@ def test_layers_that_keep_more_than_torchs_own_say_so():
     assert report.stored_bytes > report.original_bytes
 
     model = integrations.compress_model(GateOfOneProduct(), "L0", activations="fewbit", strict=True)
-    with pytest.raises(RuntimeError, match=r"take a level that stores the rest, such as 'L1', .* this is a warning$"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"Pass a level that also compresses these tensors, such as 'L1', .* this "
+        r"is a warning$",
+    ):
         gradients(model, normal(64, 64))
 
     model = integrations.compress_model(GateOfOneProduct(), "L1", activations="fewbit")
@@ -225,7 +233,7 @@ def test_layers_that_keep_more_than_torchs_own_say_so():
 
 @pytest.mark.parametrize("level", ["L0", "L1"])
 def test_activations_that_are_not_there_are_told_by_the_first_forward(level):
-    words = r"came by none that has a few-bit form \(.*sigmoid.*\)"
+    words = r"called no activation that has a few-bit form \(.*sigmoid.*\)"
     model = integrations.compress_model(nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sigmoid()), level, activations="fewbit")
     with pytest.warns(UserWarning, match=words):
         model(X)
@@ -253,7 +261,7 @@ def test_at_a_level_that_quantises_sketches_have_its_bits():
 def test_what_is_kept_is_not_exchanged():
     model = integrations.compress_model(net(), activations="fewbit", linear=0.5, keep=("2", "6"))
     assert [type(model[place]) for place in (2, 4, 6, 9)] == [nn.GELU, fewbit.ReLU, nn.Linear, fewbit.RandomizedLinear]
-    with pytest.raises(ValueError, match="keep must name none of the layers that layers= exchanges, got '0', a Conv2d"):
+    with pytest.raises(ValueError, match="keep must not name layers that layers= converts, got '0', a Conv2d"):
         integrations.compress_model(net(), layers={"level": "L2"}, keep="0")
 
 

@@ -73,7 +73,7 @@ def test_in_a_compressed_forward():
     note = note_of(raised)
     assert "stored for backward" in note
     assert "model.layers.0.mlp" in note
-    assert "ask integrations.fit(model, sample, memory=...) what would fit, or train inside" in note
+    assert "call integrations.fit(model, args, memory=...), or train inside" in note
     with pytest.raises(RuntimeError) as raised, integrations.explain_oom(model, memory="1MiB"):
         model(**sample())
     assert "of 1.0 MiB" in note_of(raised)
@@ -111,7 +111,7 @@ def test_in_what_a_plan_recomputes():
     with pytest.raises(RuntimeError, match="memory") as raised, NoMemoryAgain():
         loss.backward()
     note = note_of(raised)
-    assert f"There were, of Sequential: weights {format_bytes(4 * 3 * 65 * 64)}, gradients" in note
+    assert f"Memory of Sequential: weights {format_bytes(4 * 3 * 65 * 64)}, gradients" in note
     assert "stored for backward" in note
     assert "train inside of integrations.explain_oom(model)" in note
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_told():
     model = mlp()
     with pytest.raises(MemoryError) as raised, integrations.explain_oom(model):
         raise MemoryError
-    assert "The inputs are not known here: ask integrations.fit" in note_of(raised)
+    assert "The inputs are not known here: call integrations.fit" in note_of(raised)
 
     class Asks(nn.Module):
         def __init__(self):
@@ -135,7 +135,7 @@ def test_what_cannot_be_told():
     model = Asks()
     with pytest.raises(RuntimeError) as raised, integrations.explain_oom(model):
         model(normal(4, 64))
-    assert "What would have fitted is not known" in note_of(raised)
+    assert "No change that fits is known" in note_of(raised)
 
 
 def test_other_errors_are_left_alone(monkeypatch):

@@ -272,7 +272,7 @@ class TestStepwise:
             (((1.0, 0.0), (1.0, 2.0, 3.0)), "boundaries must ascend"),
             (((0.0,), (1.0, 2.0), True, 0.5), "shift needs an odd derivative"),
             (((-1.0,), (1.0, 2.0), False), "borders must not be negative with parity, got"),
-            (((-1.0,), (1.0, 2.0), True), "so at least 0"),
+            (((-1.0,), (1.0, 2.0), True), "must be at least 0"),
             ((range(256), range(257)), "levels must be at most 256"),
         ],
     )

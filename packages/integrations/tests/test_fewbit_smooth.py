@@ -161,7 +161,7 @@ class TestSteps:
             ({"weight": "mine"}, ValueError, "weight must be"),
             ({"approximate": "erf"}, ValueError, "approximate must be 'none' or 'tanh', got 'erf'"),
             ({"weight": torch.exp}, ValueError, "weight must be 'uniform' or 'normal', got"),
-            ({"bitz": 3}, TypeError, "unknown keyword 'bitz'; beside torch's arguments there are bits, borders, "),
+            ({"bitz": 3}, TypeError, "unknown keyword 'bitz'; besides torch's arguments, pass bits, borders, "),
             ({"stream": "a"}, TypeError, "stream must be an int, got 'a'"),
             ({"stream": None}, TypeError, "stream must be an int, got None"),
             ({"seed": 1.0}, TypeError, "seed must be an int or None, got 1.0"),
@@ -172,7 +172,7 @@ class TestSteps:
             self.slope(**options)
 
     def test_stochastic_rounding_has_levels_of_its_own(self):
-        with pytest.raises(ValueError, match="rounding='stochastic' takes levels of its own"):
+        with pytest.raises(ValueError, match="rounding='stochastic' chooses its own levels"):
             self.slope(rounding="stochastic", borders=(0.0,), values=(0.0, 1.0))
 
 

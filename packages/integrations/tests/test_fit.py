@@ -58,7 +58,7 @@ def test_plans_are_searched_where_nothing_before_them_fits():
     narrow = integrations.fit(config_of(), memory=least.peak, **options)
     assert narrow.way("plan").error == 0.1
     assert narrow.way("plan").fits  # the first step, too
-    with pytest.raises(KeyError, match="no way 'other'"):
+    with pytest.raises(KeyError, match="got 'other'"):
         fit.way("other")
 
 
@@ -135,7 +135,7 @@ def test_inputs_that_do_not_fit_at_all():
 
 
 def test_a_model_of_something_else():
-    fit = integrations.fit(mlp(), (normal(64, 64),), memory="1MiB", loss=lambda output: output.square().mean())
+    fit = integrations.fit(mlp(), (normal(64, 64),), memory="1MiB", criterion=lambda output: output.square().mean())
     names = [way.name for way in fit.ways]
     assert "chunked" not in names
     assert "checkpoint" not in names
@@ -169,6 +169,48 @@ def test_command(capsys, tmp_path):
     assert found["tokens"] == 64
 
 
+def test_command_for_a_vision_model(capsys, tmp_path):
+    library_or_skip("timm")
+    path = tmp_path / "fit.json"
+    arguments = ("--batch", "4", "--image-size", "64", "--optimizer", "sgd", "--ways", "plain", "recompute")
+    assert main(("fit", "--timm", "resnet10t", "--memory", "1GiB", "--json", str(path), *arguments)) == 0
+    assert "It fits as it is." in capsys.readouterr().out
+    found = json.loads(path.read_text())
+    assert (found["batch"], found["tokens"]) == (4, None)
+    assert [way["name"] for way in found["ways"]] == ["plain", "recompute"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--timm", "resnet10t", "--tokens", "64"), "--tokens must be left out with --timm, got 64"),
+        (("--hf", "llama", "--image-size", "64"), "--image-size must be left out with --hf, got 64"),
+        (("--timm", "resnet10x"), "--timm must be a model that timm has"),
+    ],
+    ids=str,
+)
+def test_command_with_options_of_another_model(arguments, message, capsys):
+    library_or_skip("timm")
+    assert main(("fit", *arguments, "--memory", "1GiB")) == 1
+    assert message in capsys.readouterr().err
+
+
+def squared(output):
+    return output.square().mean()
+
+
+def test_arguments_by_their_older_names():
+    model, x = mlp(), normal(64, 64)
+    fit = integrations.fit(model, (x,), memory="1MiB", criterion=squared, ways=["plain"], grow=False)
+    older = integrations.fit(model, sample=(x,), memory="1MiB", loss=squared, ways=["plain"], grow=False)
+    named = integrations.fit(model, kwargs={"input": x}, memory="1MiB", criterion=squared, ways=["plain"], grow=False)
+    assert fit.total == older.total == named.total
+    with pytest.raises(TypeError, match="loss is the older name of criterion, got both; pass criterion alone"):
+        integrations.fit(model, (x,), memory="1MiB", criterion=squared, loss=squared)
+    with pytest.raises(ValueError, match="kwargs must be None where args is a mapping"):
+        integrations.fit(model, {"input": x}, {"input": x}, memory="1MiB")
+
+
 def test_command_says_what_is_wrong(capsys, tmp_path):
     assert main(("fit", "--hf", "llama", "--memory", "1GiB", "--json", str(tmp_path / "no" / "fit.json"))) == 1
     assert "there is no folder" in capsys.readouterr().err
@@ -181,7 +223,7 @@ def test_command_says_what_is_wrong(capsys, tmp_path):
 WRONG = {
     "memory must have a unit": {"memory": "24"},
     "memory must be unambiguous, got 1: write 1.0 for the whole": {"memory": 1},
-    "optimizer must be one of sgd.*got 'adamx'.*two like adamw": {"optimizer": "adamx"},
+    "optimizer must be one of sgd.*got 'adamx'.*adamw two": {"optimizer": "adamx"},
     "optimizer must be a name": {"optimizer": torch.optim.AdamW},
     "dtype must be one of float32.*got 'int8'": {"dtype": "int8"},
     "dtype must be one of .*got 16": {"dtype": 16},
@@ -192,9 +234,9 @@ WRONG = {
     "ranks must be an int, got 2.0": {"ranks": 2.0},
     "ways must be of plain.*got magic": {"ways": ["magic"]},
     "ways must be several": {"ways": "plain"},
-    "reserve must be a part": {"reserve": 1},
+    "reserve must be a fraction": {"reserve": 1},
     "device must be 'cpu', 'cuda' or None, got 'tpu'": {"device": "tpu"},
-    "error must be from 0": {"error": 2},
+    "error must be at least 0": {"error": 2},
 }
 
 
@@ -207,11 +249,11 @@ def test_errors(told):
 def test_errors_of_the_model_and_its_sample():
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, a configuration.*got dict"):
         integrations.fit({"hidden_size": 8}, memory="1GiB")
-    with pytest.raises(ValueError, match="sample must be the inputs of a training step of the Sequential"):
+    with pytest.raises(ValueError, match="args must be the inputs of a training step of the Sequential"):
         integrations.fit(mlp(), memory="1GiB")
     ids = sample()["input_ids"]
     for given in ({"input_ids": ids}, {"input_ids": ids, "labels": None}, (ids,), {"inputs_embeds": normal(2, 64, 64)}):
-        with pytest.raises(ValueError, match=r"sample must have labels.*add labels=.*or give loss="):
+        with pytest.raises(ValueError, match=r"args must have labels.*add labels=.*or give criterion="):
             integrations.fit(llama(), given, memory="1GiB")
     with pytest.raises(ValueError, match=r"memory must be more than the weights alone take, .*got 64.0 KiB.*bfloat16"):
         integrations.fit(config_of(), memory="64KiB")

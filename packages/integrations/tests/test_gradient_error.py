@@ -74,7 +74,7 @@ def test_measuring_leaves_training_as_it_was():
 def test_without_a_closure_it_is_the_plans_prediction():
     model = model_with_dropout()
     handle = integrations.compression(model)
-    with pytest.raises(ValueError, match="closure must be given while there is no plan"):
+    with pytest.raises(ValueError, match="closure must be given as long as no plan predicts the error"):
         handle.gradient_error()
     plan = handle.adapt(closure_of(model))
     found = handle.gradient_error()

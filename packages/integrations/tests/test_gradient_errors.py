@@ -151,5 +151,5 @@ def test_an_exact_plan_within_the_budget_is_what_others_are_compared_with():
 def test_what_has_no_elements_is_not_measured_and_says_so():
     model, x = blocks(1), normal(32, 64)
     plan = all_stored(planned(model, BASE, (x,), {}, Bounds(error=0.1)), 4)
-    with pytest.raises(Unmeasured, match="no elements"):
+    with pytest.raises(Unmeasured, match="no data"):
         measured_errors(model, (x.to("meta"),), {}, plan)

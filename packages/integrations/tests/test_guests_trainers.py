@@ -163,7 +163,7 @@ def test_supervised_fine_tuning_with_activation_offloading(tmp_path):
         patch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
         theirs = module.OffloadActivations(use_pin_memory=False, use_streams=False)
     expected = fine_tuned(tmp_path, CompressionCallback(level="lean"))
-    with pytest.warns(UserWarning, match="OffloadActivations is around the forward"):
+    with pytest.warns(UserWarning, match="OffloadActivations around the forward has no effect"):
         found = fine_tuned(tmp_path, CompressionCallback(level="lean"), offloads=theirs)
     assert equal(expected[0], found[0])
     assert equal(expected[2], found[2])

@@ -51,7 +51,7 @@ def clean():
     on_stack()
 
 
-LEFT = r"forward or block of Leaving pushed saved-tensor hooks and did not pop them: \S*test_hook_stack\.pack;"
+LEFT = r"forward or block of Leaving pushed saved-tensor hooks and did not pop them: \S*test_hook_stack\.pack\."
 
 
 @pytest.mark.parametrize("level", ["L1", "L2", "L3"])
@@ -113,7 +113,7 @@ def test_popped_and_not_pushed(then):
 
     theirs.__enter__()
     model = integrations.compress_model(Leaving(leave))
-    message = r"popped saved-tensor hooks that it had not pushed \(\S*test_hook_stack\.pack\), and took"
+    message = r"popped saved-tensor hooks that it had not pushed \(\S*test_hook_stack\.pack\), and so removed"
     with pytest.raises(RuntimeError, match=message):
         model(X)
     assert on_stack() == (then is not None)
@@ -121,7 +121,9 @@ def test_popped_and_not_pushed(then):
 
 def test_popped_where_there_were_no_others():
     model = integrations.compress_model(Leaving(STACK._pop_saved_tensors_default_hooks))
-    with pytest.raises(RuntimeError, match="popped saved-tensor hooks that it had not pushed, and took those of the"):
+    with pytest.raises(
+        RuntimeError, match="popped saved-tensor hooks that it had not pushed, and so removed the hooks of the"
+    ):
         model(X)
     assert_nothing_active()
 

@@ -1,7 +1,7 @@
 """Models of four libraries under inductor have the gradient error of eager code.
 
-With ``ACTCORE_LONG=1`` all of ``NAMES`` are compiled, half a minute each, otherwise one. ``docs/reliability.md`` has
-what the long form found; ``ACTCORE_LONG_RESULTS`` names a folder for its results.
+With ``ACTCORE_LONG=1`` all of ``NAMES`` are compiled, half a minute each, otherwise one. The results of the
+long form are in ``docs/results/inductor.md``; ``ACTCORE_LONG_RESULTS`` names a folder for its results.
 """
 
 import json

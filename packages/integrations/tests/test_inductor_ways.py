@@ -1,7 +1,7 @@
 """Nets of four libraries under inductor: gradients are those of eager code in each way, and plans keep their budgets.
 
 With ``ACTCORE_LONG=1`` each of 24 nets in each way, a minute or two for a net; otherwise six, each in one.
-``docs/reliability.md`` has what the long form found; ``ACTCORE_LONG_RESULTS`` names a folder for its results.
+The long form's results are in ``docs/results/inductor.md``; ``ACTCORE_LONG_RESULTS`` names a folder for new ones.
 """
 
 import json

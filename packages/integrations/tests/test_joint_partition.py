@@ -146,7 +146,7 @@ def test_two_plans_in_one_graph_are_refused():
     for model in (one, other):
         checkpoint.apply(model, integrations.plan(model, *inputs, memory=0.6, error=0))
     function = torch.compile(lambda x: one(x) + other(x), fullgraph=True)
-    with pytest.raises(Exception, match=r"have a plan each, and torch.compile makes one graph of both"):
+    with pytest.raises(Exception, match=r"each have a plan, but torch.compile makes one graph of both"):
         function(*inputs)
     assert torch._inductor.config.custom_partitioner_fn is None
 
@@ -192,7 +192,7 @@ def test_sizes_that_only_the_data_tell_have_no_bytes():
 
     model, x = Selecting().train(), normal(64, 32)
     checkpoint.apply(model, integrations.plan(model, x, memory=0.8, error=0))
-    with pytest.raises(ValueError, match="follows from data, so that its bytes cannot be counted"):
+    with pytest.raises(ValueError, match="depends on data, so its bytes cannot be counted"):
         torch.compile(model, fullgraph=True)(x)
 
 

@@ -58,7 +58,7 @@ def test_a_budget_that_a_larger_path_may_exceed_is_warned_of_once(depths: list[i
     model = compress_model(Depths(), memory=BUDGET)
     found = list(steps(model, depths))
     (told,) = [message for _, messages in found for message in messages if NO_MORE in message]
-    assert f"may take more than memory={BUDGET!r}. Pass what chooses the path as an argument" in told
+    assert f"may take more than memory={BUDGET!r}. Pass the value that chooses the path as an argument" in told
     over = [place for place, (peak, _) in enumerate(found) if peak > 200 << 10]
     first = next(place for place, (_, messages) in enumerate(found) if messages)
     assert all(place >= first for place in over)

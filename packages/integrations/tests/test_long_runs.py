@@ -1,7 +1,7 @@
 """Long runs: nothing grows, no noise comes again, and what is learned is what a plain run learns.
 
-A quick form of each, and with ``ACTCORE_LONG=1`` (``nox -s long_runs``) the long one. ``docs/reliability.md`` has what
-the long form found.
+A quick form of each, and with ``ACTCORE_LONG=1`` (``nox -s long_runs``) the long one. The results of the
+long form are in ``docs/results/long-runs.md``.
 """
 
 import json

@@ -145,7 +145,7 @@ def test_a_budget_in_bytes_is_named_in_bytes(live: LiveBytes) -> None:
 def test_a_plan_of_the_least_memory_has_no_lower_budget(live: LiveBytes) -> None:
     model = compress_model(deep(), memory="least")
     step(model, beside=4 * X.numel())
-    with pytest.warns(UserWarning, match=r"workspaces that are not known$"):
+    with pytest.warns(UserWarning, match=r"workspaces of unknown size$"):
         step(model)
 
 

@@ -222,7 +222,7 @@ def checkpointed_steps(model):
 def test_inside_a_checkpoint_it_waits_and_says_so():
     trainer = Trainer()
     trainer.handle.monitor(trainer.closure, every=1, bound=HUGE)
-    with pytest.warns(UserWarning, match="waits for another forward: saved-tensor hooks are open"):
+    with pytest.warns(UserWarning, match="is postponed to a later forward: saved-tensor hooks are active"):
         checkpointed_steps(trainer.model)
     assert trainer.calls == 0
     trainer.train(1)
@@ -279,7 +279,11 @@ def test_what_the_closure_raises_comes_through_and_leaves_training_as_it_was():
         ({"raise_bits": 1}, TypeError, "raise_bits must be True or False"),
         ({"bound": None, "raise_bits": True}, ValueError, "bound must be a number where raise_bits is True"),
         ({"closure": 3}, TypeError, "closure must be callable or None, got 3"),
-        ({}, ValueError, "closure must be given at L1, whose fixed bits predict no error; or give bound=None"),
+        (
+            {},
+            ValueError,
+            "closure must be given at L1, because fixed bits do not predict the error; or pass bound=None",
+        ),
     ],
 )
 def test_bad_values(options, kind, message):
@@ -290,5 +294,5 @@ def test_bad_values(options, kind, message):
 
 
 def test_a_level_that_rounds_nothing_has_nothing_to_monitor():
-    with pytest.raises(ValueError, match="a monitored level must quantise, got swap"):
+    with pytest.raises(ValueError, match="a monitored level must quantize, got swap"):
         Trainer("swap").handle.monitor(lambda: None)

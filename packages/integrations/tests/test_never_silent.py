@@ -41,12 +41,12 @@ def test_nothing_that_can_be_compressed():
 
 def test_nothing_but_what_has_other_owners():
     [message] = messages(integrations.compress_model(nn.Linear(64, 64)), X)
-    assert "all that autograd saved is kept alive by others anyway (1 x input of the model)" in message
+    assert "all tensors that autograd saved are alive anyway, for other reasons (1 x input of the model)" in message
 
 
 def test_nothing_saved():
     [message] = messages(integrations.compress_model(Net(lambda self, x: self.w + x[0], w=W)), X)
-    assert "autograd saved nothing that its hooks see" in message
+    assert "autograd saved no tensor through saved-tensor hooks" in message
 
 
 def test_too_small():
@@ -103,7 +103,7 @@ def test_strict_is_an_error_with_the_reasons():
             model(X)
         assert str(raised.value) == (
             "Net at L1: nothing is stored in fewer bytes: 12.0 KiB before and 12.0 KiB after (12.0 KiB: no rule for "
-            "cosh: kept exactly); without strict=True this is a warning, and level L0 is off"
+            "cosh: kept exactly); without strict=True this is a warning, and level='L0' turns compression off"
         )
         assert_nothing_active()
     with pytest.raises(RuntimeError, match="nothing is stored in fewer bytes"):
@@ -168,7 +168,7 @@ def test_an_empty_block():
         for model in (mlp(), integrations.restore_model(integrations.compress_model(mlp()))):
             with integrations.compress(model, strict=True):
                 pass
-    with pytest.raises(RuntimeError, match="autograd saved nothing"), integrations.compress(mlp(), strict=True):
+    with pytest.raises(RuntimeError, match="autograd saved no tensor"), integrations.compress(mlp(), strict=True):
         X + 1
 
 
@@ -220,10 +220,10 @@ def trained(model, forward, steps=2, closure=False):
 
 
 WAYS = {
-    "eval": (lambda model: model.eval()(X), r"is in eval\(\) mode: call model.train\(\), and eval\(\) of"),
+    "eval": (lambda model: model.eval()(X), r"is in eval\(\) mode: call model.train\(\), then eval\(\) on"),
     "method": (
         lambda model: F.linear(X, model[0].weight),
-        "call of the model itself, .* in a block: with integrations",
+        "call the model itself, .* use a block: with integrations",
     ),
 }
 
@@ -234,7 +234,7 @@ def test_a_model_that_is_trained_in_a_way_that_nothing_compresses(way, copied):
     forward, reason = WAYS[way]
     model = integrations.compress_model(mlp())
     [message] = trained(copy.deepcopy(model) if copied else model, forward)
-    assert message.startswith("Sequential at L1: SGD steps its parameters, and none of its forwards was compressed: ")
+    assert message.startswith("Sequential at L1: SGD updates its parameters, but none of its forwards was compressed: ")
     assert re.search(reason, message)
     assert trained(integrations.restore_model(model), forward) == []
 
@@ -291,7 +291,8 @@ def test_inside_a_compiled_function_that_may_not_break_it_raises():
         with pytest.raises(
             Exception,
             match=r"ValueError: Sequential at L1 cannot be compressed inside of a function that is compiled with "
-            r"fullgraph=True: torch sets no hooks .* Compile the model itself, torch.compile\(model, fullgraph=True\)",
+            r"fullgraph=True: torch cannot set saved-tensor hooks .* Compile the model itself, "
+            r"torch.compile\(model, fullgraph=True\)",
         ):
             compiled(X)
     assert torch.equal(torch.no_grad()(compiled)(X), mlp()(X))

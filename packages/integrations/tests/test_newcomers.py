@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("following_takes_no_time")
         ({"max_memory": "8GiB"}, r"Did you mean memory=\?$"),
         ({"bit": 4}, r"Did you mean bits=\?$"),
         ({"fallbak": "least"}, r"Did you mean fallback=\?$"),
-        ({"colour": 3}, r"compress_model takes memory, .*plan, fallback, strict besides\.$"),
+        ({"colour": 3}, r"compress_model also takes memory, .*plan, fallback, strict\.$"),
     ],
 )
 def test_a_name_that_is_almost_right_is_guessed(asked, message):
@@ -129,7 +129,7 @@ def test_a_forward_without_gradients_is_told_so():
             with torch.no_grad():
                 return self.layer(x)
 
-    with pytest.raises(ValueError, match="no backward to plan for: check that no_grad is not in its forward"):
+    with pytest.raises(ValueError, match="no backward to plan for: check that its forward does not run under no_grad"):
         integrations.plan(Detached(), (torch.ones(2, 4),), memory="least")
 
 
@@ -150,7 +150,7 @@ def test_a_budget_that_is_too_small_names_numbers_to_pass():
         assert (more is None) == (number is float)
         assert integrations.plan(model, args, memory=number(first)).is_bounded
         assert more is None or integrations.plan(model, args, memory=int(more)).accumulating.is_bounded
-        held = re.search(r"memory holds (.*), and .* of others", told)[1]
+        held = re.search(r"memory holds (.*), and .* of other tensors", told)[1]
         assert len(held.split(", ")) == 3
 
 

@@ -111,8 +111,8 @@ def test_gradients_beside_a_row_that_is_not_a_number_are_as_exact_as_the_bits(bi
     exact = backward()
     with integrations.compress(nn.Identity(), "L1", pointwise_bits=bits, min_bytes=0):
         rounded = backward()
-    # As docs/operators.md bounds it: an element is off by at most d |g| + (2 + d) d sum |g|, with d a step, here of the
-    # least number of codes that are left, and of a range below 1.
+    # As docs/reference/operators.md bounds it: an element is off by at most d |g| + (2 + d) d sum |g|, with d a step,
+    # here of the least number of codes that are left, and of a range below 1.
     step, size = 1 / (2**bits - 2), gradient[~dropped].view(-1, 48).abs()
     assert not torch.equal(exact, rounded)
     assert ((exact - rounded).abs() <= step * size + (2 + step) * step * size.sum(1, keepdim=True)).all()

@@ -34,10 +34,10 @@ WRONG = [
     (
         {"stores": "bits"},
         TypeError,
-        r"stores must be several of 'recompute'.*got the string 'bits'; for one, \('bits',\)",
+        r"stores must be a sequence of 'recompute'.*got the string 'bits'; .* pass \('bits',\)",
     ),
-    ({"stores": [3]}, TypeError, "stores must be several of .*got 3 among them"),
-    ({"stores": ["disk"]}, ValueError, "stores must be several of .*or of forms such as '8 bits', got 'disk'"),
+    ({"stores": [3]}, TypeError, "stores must be a sequence of .*got 3 in it"),
+    ({"stores": ["disk"]}, ValueError, "stores must be a sequence of .*or of forms such as '8 bits', got 'disk'"),
 ]
 
 
@@ -59,9 +59,9 @@ def test_what_does_not_go_together_is_refused():
     model, args = deep()
     for asked, message in (
         ({"memory": 0.5, "checkpoint": "optimal"}, "checkpoint= cannot be combined with memory="),
-        ({"memory": 0.5, "level": "L1", "error": 0.2}, "error must be None beside level L1,.*leave out the level"),
-        ({"memory": 0.9, "bits": 4, "error": 0}, "error must be None beside level L0 with bits=4,.*got 0; leave out"),
-        ({"memory": 0.9, "level": "L0", "bits": 2, "error": 0.001}, "error must be None beside level L0 with bits=2"),
+        ({"memory": 0.5, "level": "L1", "error": 0.2}, "error must be None with level L1,.*leave out the level"),
+        ({"memory": 0.9, "bits": 4, "error": 0}, "error must be None with level L0 with bits=4,.*got 0; leave out"),
+        ({"memory": 0.9, "level": "L0", "bits": 2, "error": 0.001}, "error must be None with level L0 with bits=2"),
         ({"memory": 0.9, "level": "L1", "bits": 9}, "bits must be from 1 to 8, got 9"),
         ({"memory": 0.5, "level": "L9"}, "level must be one of"),
     ):
@@ -113,12 +113,12 @@ def test_a_plan_beside_another_level_is_refused_before_anything_changes():
     refused = [
         (
             lambda: integrations.compress_model(other, "L0", checkpoint=leveled),
-            r"for this level, got one for L1.*level='L1', and checkpoint=plan",
+            r"for this level, got a plan for L1.*level='L1', and checkpoint=plan",
         ),
-        (lambda: integrations.compress_model(other, "L1.1", checkpoint=leveled), "for this level, got one for L1"),
+        (lambda: integrations.compress_model(other, "L1.1", checkpoint=leveled), "for this level, got a plan for L1"),
         (
             lambda: integrations.compress_model(other, "L1", checkpoint=by_value),
-            r"leave out the level: integrations\.apply",
+            r"Leave the level out: integrations\.apply",
         ),
     ]
     for call, message in refused:
@@ -183,11 +183,13 @@ def test_what_cannot_be_met_by_what_is_measured_takes_the_least_memory(fallback,
     monkeypatch.setattr(ErrorModel, "weigh", no_rounding)
     larger = normal(2 * len(x), x.shape[1])
     if fallback == "error":
-        found = r"inputs 512x64 keeps to memory=0\.25: .*error=0\.1 must be at least .*Pass fallback='least' to go on"
+        found = (
+            r"inputs 512x64 keeps to memory=0\.25: .*error=0\.1 must be at least .*Pass fallback='least' to continue"
+        )
         with pytest.raises(ValueError, match=found):
             model(larger)
         return
-    with pytest.warns(UserWarning, match=r"keeps to memory=0\.25: the least activation peak, .* is taken"):
+    with pytest.warns(UserWarning, match=r"keeps to memory=0\.25: the plan with the least activation peak, .* is used"):
         gradients(model, normal(2 * len(x), x.shape[1]))
     plan = integrations.compression(model)._plan_manager.plan
     assert plan.graph.inputs.shapes == ((2 * len(x), x.shape[1]),)

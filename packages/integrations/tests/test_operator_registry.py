@@ -171,14 +171,14 @@ def test_matrix_products_are_those_that_torch_counts():
 
 
 def test_the_entry_on_the_page_is_the_one_in_the_registry():
-    page = (DOCS / "extend.md").read_text(encoding="utf-8")
+    page = (DOCS / "how-to" / "extend.md").read_text(encoding="utf-8")
     entry = re.search(r"^### An operator of torch\n.*?^```\n(.*?),\n```", page, re.MULTILINE | re.DOTALL).group(1)
     assert eval(entry, dict(vars(pointwise))) in OPERATORS
 
 
 def listed(section):
-    """The words in the first column of a table of ``docs/operators.md``."""
-    page = (DOCS / "operators.md").read_text(encoding="utf-8")
+    """The words in the first column of a table of ``docs/reference/operators.md``."""
+    page = (DOCS / "reference" / "operators.md").read_text(encoding="utf-8")
     table = re.search(rf"^## {section}\n(.*?)^## ", page, re.MULTILINE | re.DOTALL).group(1)
     return set(re.findall(r"\w+", " ".join(re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE))))
 

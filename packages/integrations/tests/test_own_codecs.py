@@ -74,7 +74,11 @@ def test_the_layout_in_memory_is_the_tensors(memory_format):
 def test_what_was_not_compressed_is_refused(codec, got):
     model, x = stored_by(codec)
     loss = model(x).sum()
-    with pytest.raises(TypeError, match=rf"{type(codec).__name__}.decompress must return what was compressed, .*{got}"):
+    with pytest.raises(
+        TypeError,
+        match=rf"{type(codec).__name__}.decompress must return a tensor of the shape and "
+        rf"dtype that was compressed, .*{got}",
+    ):
         loss.backward()
 
 

@@ -94,7 +94,7 @@ def _options(content, **changed):
 
 
 DAMAGED = {
-    "a way": (lambda content: content.update(stores=["disk"]), "stores must be several of"),
+    "a way": (lambda content: content.update(stores=["disk"]), "stores must be a sequence of"),
     "a store": (lambda content: content["choice"].update(stores={"1 bits": "1"}), "value 0 has no store 1 bits"),
     "a graph": (lambda content: content.update(rounded=None, rounded_candidates=None), "rounded must be a graph"),
     "a model": (lambda content: content["rounded"].update(fingerprint=""), "rounded must be of the model"),
@@ -190,11 +190,11 @@ def test_what_is_out_of_reach_is_said_with_what_would_lower_it(plan, exact):
         plan.within(exact.front[0].peak, 1.0)
     with pytest.raises(ValueError, match=r"memory must have a unit as a string"):
         plan.within("8")
-    with pytest.raises(ValueError, match=r"time must be from 1, the plain step's, got 0.9"):
+    with pytest.raises(ValueError, match=r"time must be at least 1, the plain step's time, got 0.9"):
         plan.within(time=0.9)
-    with pytest.raises(ValueError, match="error must be from 0"):
+    with pytest.raises(ValueError, match="error must be at least 0"):
         plan.within(error=1.5)
-    with pytest.raises(ValueError, match="error must be None at a level"):
+    with pytest.raises(ValueError, match="error must be None with a level"):
         planned(transformer(), LEVELS["L1"], (X,), {}).within(error=0.1)
 
 

@@ -35,7 +35,10 @@ OF_LIBRARIES = {
     "integrations.pyg": "torch_geometric",
     "integrations.timm": "timm",
 }
-PAGES = ("README.md", "docs/*.md", "docs/tutorials/*.py", "packages/*/README.md")
+PAGES = (
+    *("README.md", "packages/*/README.md"),
+    *("docs/*.md", "docs/how-to/*.md", "docs/explanation/*.md", "docs/reference/*.md", "docs/tutorials/*.py"),
+)
 MADE = "(made by users)"  # among the members of a class whose arguments are on record
 COMMANDS = ((main, ("", "fit", "report", "doctor")), (fewbit_main, ("", "fit", "quantize")))
 

@@ -173,7 +173,7 @@ def test_a_forward_that_has_changed_is_captured_again():
     apply(model, plan(model, x))
     model.deep = twin.deep = False
     with pytest.warns(
-        UserWarning, match=r"not the one that was captured.* is planned for again.*The difference: at operator "
+        UserWarning, match=r"not the one that was captured.* gets a new plan.*The difference: at operator "
     ):
         assert_as_twin(model, twin, x)
     assert_as_twin(model, twin, x)

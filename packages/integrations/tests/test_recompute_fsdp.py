@@ -51,8 +51,8 @@ def test_a_plan_has_the_class_that_the_model_had_before(ranks):
 def test_what_cannot_be_done_is_said(ranks):
     for rank in ranks:
         captured, read = rank["refused"]
-        assert "plan before fully_shard, and apply the plan afterwards" in captured
-        assert "whose memory is not there" in read
+        assert "make the plan before fully_shard, and apply it afterwards" in captured
+        assert "but its storage was resized to 0" in read
 
 
 @pytest.mark.parametrize("units", [{"0"}, {"0", "3", "4"}, {"0.conv1", "0", "4"}])

@@ -52,7 +52,7 @@ def test_smaller_inputs_that_go_astray_say_nothing_about_larger_ones(captures):
     def step(rows):
         assert_same(gradients(twin, normal(rows, 16)), gradients(model, normal(rows, 16)))
 
-    with pytest.warns(UserWarning, match="The next forward with such inputs is planned for again"):
+    with pytest.warns(UserWarning, match="The next forward with such inputs gets a new plan"):
         step(8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

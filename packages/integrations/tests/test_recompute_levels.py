@@ -122,7 +122,7 @@ def test_the_report_says_what_is_recomputed():
     assert sum(row.original_bytes for row in again) == found.recomputed_bytes > 0
     assert all(row.stored_bytes == 0 and row.why == "recomputed for backward" for row in again)
     count = len(integrations.compression(model)._plan_manager.plan.segments)
-    assert f"backward recomputes what {count} segment" in str(found)
+    assert f"backward recomputes {count} segment" in str(found)
     assert [row.codec for row in found.rows if row.operator == "checkpoint"]  # what is kept for that
     assert found.original_bytes == 19 * 256 * 64 * 4  # as without a plan
 

@@ -16,8 +16,8 @@ def test_bad_arguments():
     for asked, error, message in (
         (True, TypeError, "checkpoint must be 'optimal', a Plan"),
         (None.__class__, TypeError, "checkpoint must be 'optimal', a Plan"),
-        ("most", ValueError, "checkpoint must be 'optimal', a Plan or a budget"),
-        (1.5, ValueError, "checkpoint must be 'optimal', a Plan or a budget"),
+        ("most", ValueError, "checkpoint must be 'optimal', a Plan or a valid budget"),
+        (1.5, ValueError, "checkpoint must be 'optimal', a Plan or a valid budget"),
         (checkpoint.plan(mlp(width=8).train(), normal(4, 8)), ValueError, "the plan must be one of this model"),
     ):
         with pytest.raises(error, match=message):
@@ -28,7 +28,7 @@ def test_bad_arguments():
         model(*args)
     assert integrations.compression(model).step == 0
     with (
-        pytest.raises(ValueError, match="checkpoint must be left out of a block, whose forward follows no plan"),
+        pytest.raises(ValueError, match="checkpoint must be left out of a block of integrations"),
         integrations.compress(deep_net(), "L1", checkpoint="optimal"),
     ):
         pass
@@ -104,7 +104,7 @@ def test_what_is_compressed_inside_of_a_plan():
     model = Net(lambda model, x: inner(x) * model.scale, scale=normal(64)).train()
     checkpoint.apply(model, checkpoint.plan(model, args))
     integrations.compress_model(inner, "L1")
-    with pytest.raises(RuntimeError, match="must not run inside of one that follows a plan"):
+    with pytest.raises(RuntimeError, match="must not run inside of a forward that follows a plan"):
         model(*args)
 
 

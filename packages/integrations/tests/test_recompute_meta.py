@@ -65,7 +65,7 @@ def test_what_a_forward_looks_at_has_to_have_elements():
     x, mask = normal(4, 8), torch.ones(4, dtype=torch.bool)
     model = model.to("meta")
     assert not checkpoint.plan(model, (x.to("meta"), mask)).graph.note
-    with pytest.raises(ValueError, match=r"must have elements for a capture on real tensors.*: mend what was raised"):
+    with pytest.raises(ValueError, match=r"must have data for a capture on real tensors.*: fix the error"):
         checkpoint.plan(model, (x, mask.to("meta")))
     with pytest.raises(ValueError, match="are on the meta device"):
         checkpoint.plan(nn.Sequential(nn.Linear(8, 8)).to("meta").train(), x, real=True)

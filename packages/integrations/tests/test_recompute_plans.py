@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from actcore import simulate
-from integrations.checkpoint import Plan, capture, plan
+from integrations.checkpoint import Plan, capture, optimal_grad_checkpointing, plan, plan_of
 from integrations.planner.feng_huang_objective import paper_segments
 from integrations.planner.problem import training_step
 
@@ -230,10 +230,20 @@ def test_the_papers_objective(name):
 
 
 def test_the_papers_objective_has_no_budget():
-    with pytest.raises(ValueError, match="budget must be None with objective='paper'"):
-        plan(mlp().train(), normal(4, 64), objective="paper", budget=0.5)
+    with pytest.raises(ValueError, match="memory must be None with objective='paper'"):
+        plan(mlp().train(), normal(4, 64), objective="paper", memory=0.5)
     with pytest.raises(ValueError, match="objective must be 'peak' or 'paper', got 'time'"):
         plan(mlp().train(), normal(4, 64), objective="time")
+
+
+def test_arguments_by_their_older_names(deep):
+    found = plan(*deep, memory=0.6, criterion=torch.sum)
+    older = plan(*deep, budget=0.6, loss=torch.sum)
+    assert (older.peak, older.kept) == (found.peak, found.kept)
+    with pytest.raises(TypeError, match="budget is the older name of memory, got both; pass memory alone"):
+        plan(*deep, memory=0.6, budget=0.6)
+    trained = optimal_grad_checkpointing(*deep, memory=0.6, criterion=torch.sum)
+    assert plan_of(trained).kept == found.kept
 
 
 class Named(nn.Module):

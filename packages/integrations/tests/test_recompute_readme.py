@@ -118,7 +118,8 @@ class Add3(nn.Module):
 def test_a_models_own_parse_graph():
     net, x = Parsed(), normal(256, 16)
     with pytest.warns(
-        UserWarning, match="cannot be captured .NotImplementedError: run by the graph.; the graph of its"
+        UserWarning,
+        match="cannot be captured .NotImplementedError: run by the graph.; the graph that parse_graph returns",
     ):
         run_segment = optimal_grad_checkpointing(net, x)
     assert plan_of(run_segment).segments

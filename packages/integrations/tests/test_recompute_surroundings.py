@@ -154,7 +154,7 @@ def test_a_forward_that_ends_early():
     model.short = False
     call = run(model, capture(model, normal(5, 4)), [])
     model.short = True
-    with pytest.warns(UserWarning, match="there came nothing"):
+    with pytest.warns(UserWarning, match="the forward ran nothing"):
         call(normal(5, 4)).sum().backward()
 
 

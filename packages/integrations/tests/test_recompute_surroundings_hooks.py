@@ -143,7 +143,7 @@ def test_a_part_with_a_plan_of_its_own_inside(inner_first):
         return
     for (part, _), made in zip(parts, plans, strict=True):
         apply(part, made)
-    with pytest.raises(RuntimeError, match="must not run inside of one that follows a plan"):
+    with pytest.raises(RuntimeError, match="must not run inside of a forward that follows a plan"):
         model(*args)
     restore_model(parts[1][0])
     model(*args).sum().backward()

@@ -46,7 +46,7 @@ def by_jvp(call):
 @pytest.mark.parametrize("transformed", [by_grad, by_vmap, by_forward_mode, by_jvp])
 def test_under_torch_func_it_keeps_everything_and_says_so(transformed):
     model, forward = checkpointed_mlp()
-    with pytest.warns(UserWarning, match=r"under torch.func .* keeps everything"):
+    with pytest.warns(UserWarning, match=r"under torch.func .* all saved tensors are kept"):
         ours = transformed(forward)
     assert torch.equal(ours, transformed(model))
 

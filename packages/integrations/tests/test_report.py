@@ -149,7 +149,7 @@ def test_the_table(report):
         "12.0 KiB",
     ):
         assert word in text, word
-    assert "Left alone, because somebody else keeps them alive: 1 x input of the model," in text
+    assert "Not compressed, because other references keep them alive: 1 x input of the model," in text
     assert max(map(len, lines)) <= 160
     assert "input of the model" not in "\n".join(lines[3:-1])  # owned tensors are not listed one by one
 
@@ -232,7 +232,7 @@ def row(module, before, after, codec="codec"):
 def test_before_the_first_step():
     report = integrations.compression(integrations.compress_model(mlp())).report()
     assert (list(report.rows), report.original_bytes, report.stored_bytes, report.ratio) == ([], 0, 0, 1.0)
-    assert "No forward has been compressed yet: it takes a call of the model itself" in " ".join(str(report).split())
+    assert "No forward has been compressed yet: call the model itself" in " ".join(str(report).split())
 
 
 def test_before_the_first_training_step():

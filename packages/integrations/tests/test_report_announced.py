@@ -137,4 +137,4 @@ def test_what_was_exchanged_is_told_after_the_model_was_restored(options, undone
         integrations.compress_model(model, level="L0", loss={"head": "2"})  # of which this handle knows nothing
         assert handle.report().exchanged == said[-1]
     assert said[0].startswith("Exchanged: ")
-    assert "until somebody put them back" in said[1]
+    assert "which have been undone since" in said[1]

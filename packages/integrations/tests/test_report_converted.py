@@ -49,7 +49,7 @@ def test_it_is_there_after_one_forward_and_is_that_of_compress_model(convert):
     report = make_report(model)
     assert report.exchanged.startswith("Exchanged: ")
     assert "step peak not known" in report.title
-    assert "It has none that other operators save" in report.caption
+    assert "It does not list tensors that other operators save" in report.caption
     assert str(report).startswith(report.title)
     options = {"layers": {"level": "L2"}} if convert is CONVERSIONS["QModule"] else None
     if options:

@@ -162,9 +162,7 @@ def test_indices_decide_the_way_that_a_forward_takes_on_cuda():
 
 @WITHOUT_GPU
 def test_what_asks_for_the_gpu_itself_says_so():
-    with pytest.raises(
-        RuntimeError, match="LSTM asks for the GPU itself, and there is none here: forecast with device"
-    ):
+    with pytest.raises(RuntimeError, match="LSTM uses the GPU directly, but none is available: forecast with device"):
         integrations.forecast(nn.LSTM(8, 8), torch.empty(4, 2, 8), device="cuda")
 
 
@@ -175,13 +173,13 @@ def test_a_forecast_is_of_a_machine_that_has_the_operators(monkeypatch):
     assert found(integrations.forecast(SAME["conv2d"], IMAGES, device="cuda")) == before
 
 
-RULE = "device must be 'cpu' or 'cuda', whose operators a forecast knows"
+RULE = "device must be 'cpu' or 'cuda', the devices that a forecast supports"
 
 
 @pytest.mark.parametrize("device", ["mps", "gpu", "", "cuda:-1", torch.device("meta")])
 def test_other_devices_have_no_forecast(device):
     """Whether torch knows them or not."""
-    with pytest.raises(ValueError, match=f"{RULE}, got {str(device)!r}; pass 'cuda' for a GPU"):
+    with pytest.raises(ValueError, match=f"{RULE}, got {str(device)!r}; pass 'cuda', which needs no GPU here"):
         integrations.forecast(nn.Linear(8, 8), torch.empty(4, 8), device=device)
 
 

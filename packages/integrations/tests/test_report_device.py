@@ -23,7 +23,7 @@ def accelerator(monkeypatch):
 
 def test_a_kind_of_device_that_nothing_was_measured_on(accelerator):
     accelerator("xpu")
-    said = "device xpu: no figure of this project has been measured on this kind of device"
+    said = "device xpu: this project has no measurements on this kind of device"
     assert measured.unmeasured().startswith(said)
 
 
@@ -35,7 +35,7 @@ def test_on_the_cpu_there_is_nothing_to_say(accelerator):
 def test_a_gpu_is_named_until_it_was_measured(accelerator, monkeypatch):
     accelerator("cuda")
     monkeypatch.setattr(measured, "MEASURED", ("cpu",))
-    assert "device cuda (a GPU): no figure" in measured.unmeasured()
+    assert "device cuda (a GPU): this project has no measurements" in measured.unmeasured()
     monkeypatch.setattr(measured, "MEASURED", ("cpu", "cuda"))
     assert measured.unmeasured() == ""
 
@@ -43,7 +43,7 @@ def test_a_gpu_is_named_until_it_was_measured(accelerator, monkeypatch):
 def test_a_device_that_a_report_is_of_need_not_be_there(accelerator, monkeypatch):
     accelerator("cpu")
     monkeypatch.setattr(measured, "MEASURED", ("cpu",))
-    assert measured.unmeasured("cuda").startswith("device cuda: no figure")
+    assert measured.unmeasured("cuda").startswith("device cuda: this project has no measurements")
 
 
 def test_the_command_prints_it_last(accelerator, capsys):

@@ -71,7 +71,7 @@ def test_its_chart_is_that_of_plot(report, tmp_path):
     page, again = written(report, tmp_path), written(report, tmp_path)
     assert page == again
     assert page.count("<svg") == 1
-    for text in (f"{format_bytes(report.original_bytes)} as autograd keeps it", "forward  →", "Over one step"):
+    for text in (f"{format_bytes(report.original_bytes)} uncompressed", "forward  →", "Over one step"):
         assert text in page, text
     chart = page[page.index("<svg") : page.index("</svg>")]
     assert "var(--before)" in chart

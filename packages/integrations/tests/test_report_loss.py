@@ -46,8 +46,8 @@ def test_cross_entropy_saves_as_it_is_and_makes_a_gradient():
     assert all((row.operator, row.codec) == ("cross_entropy", "kept") for row in rows)
     assert all(row.stored_bytes == row.original_bytes for row in rows)
     assert report.gradient_bytes == LOGITS
-    assert "The loss is assumed: cross entropy of what the model returns" in report.caption
-    assert "gradient of what the model returns, 12.0 KiB, beside all that is kept" in report.caption
+    assert "The loss is assumed to be the cross entropy of the model's output" in report.caption
+    assert "gradient of the model's output, 12.0 KiB, in addition to all saved tensors" in report.caption
 
 
 def test_the_gradient_is_the_top_of_the_timeline_and_goes():
@@ -67,7 +67,7 @@ def test_what_the_forward_has_stored_in_few_bits_the_loss_keeps_whole():
     report = integrations.forecast(model, X, loss=lambda output: output.square().mean())
     [row] = of_the_loss(report)
     assert (row.operator, row.original_bytes, row.stored_bytes) == ("square", 0, LOGITS)
-    assert "The loss is the one that was given." in report.caption or "was given. Its" in report.caption
+    assert "The loss is the given function." in report.caption or "the given function. Its" in report.caption
     kept = integrations.forecast(model, X, level="L1", keep=("1",), loss=lambda output: output.square().mean())
     [row] = of_the_loss(kept)
     assert (row.original_bytes, row.stored_bytes) == (0, 0)
@@ -99,7 +99,7 @@ def test_an_output_without_logits_has_no_loss_that_could_be_assumed():
 
 @pytest.mark.parametrize(("loss", "error"), [("mse", ValueError), (3, TypeError)])
 def test_what_is_no_loss_is_refused(loss, error):
-    with pytest.raises(error, match=r"loss must be .*cross_entropy"):
+    with pytest.raises(error, match=r"criterion must be .*cross_entropy"):
         integrations.forecast(mlp(), X, loss=loss)
 
 

@@ -51,8 +51,8 @@ def test_a_model_that_returns_its_loss_has_no_other(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--memory", "0.5", "--level", "L1"), "--memory must stand alone"),
-        (("--memory", "0.5", "--activations", "3"), "--memory must stand alone"),
+        (("--memory", "0.5", "--level", "L1"), "--memory cannot be combined with a level"),
+        (("--memory", "0.5", "--activations", "3"), "--memory cannot be combined with a level"),
         (("--memory", "0.5", "--device", "cuda"), "--device must be cpu with --memory"),
         (("--memory", "8"), "memory with error=0 must be at least"),
         (("--memory", "much"), "memory must be a number with a unit"),

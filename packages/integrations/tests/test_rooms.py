@@ -1,4 +1,4 @@
-"""The house is as ``docs/architecture.md`` draws it: imports run downwards, and no circle has more than five files."""
+"""Folders import as in ``docs/explanation/architecture.md``: downwards, and no cycle has more than five files."""
 
 import ast
 from pathlib import Path

@@ -42,7 +42,7 @@ def test_a_statistic_over_two_elements_leaves_no_room_for_rounding(name):
     assert_same(plain, compressed)
     [row] = [row for row in rows(model, name) if row.role == "input"]
     assert row.codec == "kept"
-    assert row.why == "a statistic over 2 elements, of which rounding would leave no gradient: kept exactly"
+    assert row.why == "a statistic over 2 elements, whose rounding would destroy the gradient: kept exactly"
 
 
 @pytest.mark.parametrize(("samples", "codec"), [(FEW, "kept"), (FEW + 1, "GroupAffine")])

@@ -152,10 +152,12 @@ def test_a_plan_is_followed_alone(made):
         "stores": ["exact"],
         "checkpoint": "optimal",
     }.items():
-        with pytest.raises(ValueError, match=f"plan must be given without {name}=.* Leave {name} out to follow it"):
+        with pytest.raises(
+            ValueError, match=f"plan= cannot be combined with {name}=.* Leave {name} out to use the saved plan"
+        ):
             integrations.compress_model(model, plan=made, **{name: value})
     for level in ({"level": "L1"}, {"bits": 4}):
-        with pytest.raises(ValueError, match="level must be left out beside a plan that was made without one, got L"):
+        with pytest.raises(ValueError, match="level must be left out with a plan that was made without a level, got L"):
             integrations.compress_model(model, plan=made, **level)
     with pytest.raises(ValueError, match="plan must be left out of a block"), integrations.compress(model, plan=made):
         pass
@@ -205,5 +207,5 @@ def test_every_entry_takes_a_plan(made, tmp_path):
     integrations.restore_model(model)
     applied = integrations.compress_model(model, plan=made)
     assert training.begin(applied, None) is integrations.compression(applied).for_user()
-    with pytest.raises(ValueError, match=r"plan must be given without memory=0\.5"):
+    with pytest.raises(ValueError, match=r"plan= cannot be combined with memory=0\.5"):
         CompressedTraining(None, None, True, True, {"plan": made, "memory": 0.5})

@@ -69,7 +69,7 @@ def test_calls_of_activations_are_stored_by_their_derivative(name):
     assert record.codec == "3-bit derivative"
     assert record.stored_bytes == 40 * 64 * 3 // 8 + 3
     assert record.original_bytes == 40 * 64 * 4
-    assert record.why == "backward asks only for the derivative, of which these bits tell the nearest level"
+    assert record.why == "backward needs only the derivative, stored as the nearest of a few levels"
     found = torch.autograd.grad(output.sum(), x)[0]
     exact = torch.autograd.grad(call(x + 0).sum(), x)[0]
     assert len(found.unique()) <= 8
@@ -153,7 +153,7 @@ def test_what_is_recomputed_is_stored_so_until_it_is_read():
 def test_a_graph_of_backward_is_refused():
     x = normal(64, 64).requires_grad_()
     output, _ = stored_by(Store(slope_bits=3), calling(F.gelu), x)
-    with pytest.raises(RuntimeError, match="has no second derivative, and create_graph=True would give another number"):
+    with pytest.raises(RuntimeError, match="has no second derivative, and create_graph=True would return a wrong one"):
         torch.autograd.grad(output.sum(), x, create_graph=True)
 
 

@@ -252,7 +252,7 @@ def test_a_monitor_that_raised_the_bits_is_no_other_level(tmp_path):
         trainer.train()
     assert callback.handle.level.bits > 4
     resumed = CompressionCallback()
-    with pytest.warns(UserWarning, match="which no state holds"):
+    with pytest.warns(UserWarning, match="a state does not contain the closure"):
         trained(tmp_path / "resumed", resumed, resume=tmp_path / "checkpoint-2", save_strategy="no")
     assert resumed.handle.level.bits == callback.handle.level.bits
 
@@ -274,7 +274,7 @@ def test_a_monitor_that_raised_the_bits_is_no_other_level(tmp_path):
         ({"strict": 1}, TypeError, "strict must be True or False, got 1"),
         ({"checkpoint": "best"}, ValueError, "'best'"),
         ({"plan": "absent.json"}, FileNotFoundError, "No such file"),
-        ({"plan": "plan.json", "memory": 0.5}, ValueError, r"plan must be given without memory=0\.5"),
+        ({"plan": "plan.json", "memory": 0.5}, ValueError, r"plan= cannot be combined with memory=0\.5"),
         ({"activations": 9}, ValueError, "activations must be 'fewbit' or bits from 1 to 8, got 9"),
         ({"layers": "q", "checkpoint": "optimal"}, ValueError, "checkpoint must be None with Q-layers"),
     ],
@@ -295,7 +295,7 @@ def test_a_folder_for_a_report(tmp_path):
     [
         ({"level": "L1.1"}, r"is compressed already, at L1\.1, and the callback's level is L1: give"),
         ({"strict": True}, r"is compressed already, with strict=True, and the callback's is False: give"),
-        ({"activations": 2}, "with another choice of activations, linear, layers and loss than the callback's: give"),
+        ({"activations": 2}, "with other values of activations, linear, layers or loss than the callback's: give"),
         ({"checkpoint": "optimal"}, "with another plan than the callback's: none: give"),
         ({"memory": 0.5, "error": 0}, "at L0, and the callback's level is L1: give"),
     ],

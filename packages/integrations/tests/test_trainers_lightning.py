@@ -270,10 +270,10 @@ def test_a_checkpoint_of_another_level(tmp_path):
     [
         ({"level": "L9"}, ValueError, "level must be one of L0, L1, .* got 'L9'"),
         ({"module": 3}, TypeError, "module must be the path of a submodule, such as 'net', or None, got 3"),
-        ({"module": ""}, ValueError, "None is all of it"),
-        ({"checkpoint": "optimal"}, ValueError, "checkpoint takes a module, got module=None"),
-        ({"memory": 0.5}, ValueError, "memory takes a module, got module=None"),
-        ({"plan": "plan.json"}, ValueError, "plan takes a module, got module=None"),
+        ({"module": ""}, ValueError, "None means the whole module"),
+        ({"checkpoint": "optimal"}, ValueError, "checkpoint needs module=, got None"),
+        ({"memory": 0.5}, ValueError, "memory needs module=, got None"),
+        ({"plan": "plan.json"}, ValueError, "plan needs module=, got None"),
         ({"memory": 1.5, "module": "net"}, ValueError, r"memory must be in \(0, 1\]"),
         ({"report": "report"}, ValueError, r"ends in \.json or \.html, got 'report'"),
     ],
@@ -313,9 +313,9 @@ def test_calls_in_the_step_are_in_few_bits(tmp_path):
 def test_a_checkpoint_of_other_layers(tmp_path):
     trained(tmp_path, CompressionCallback("L1", activations=3, min_bytes=0))
     file = tmp_path / "step=2.ckpt"
-    with pytest.raises(ValueError, match="activations must be what it was in the run that the checkpoint is of"):
+    with pytest.raises(ValueError, match="activations must be the same as in the run of the checkpoint"):
         trained(tmp_path, CompressionCallback("L1", activations=2, min_bytes=0), resume=file)
-    with pytest.raises(ValueError, match="activations must be what it was"):
+    with pytest.raises(ValueError, match="activations must be the same as in the run of the checkpoint"):
         trained(tmp_path, CompressionCallback("L1", min_bytes=0), resume=file)
     trained(tmp_path, CompressionCallback("L1", activations=3, min_bytes=0), resume=file)
     trained(tmp_path, CompressionCallback("L1", activations=2, min_bytes=0, resume=False), resume=file)

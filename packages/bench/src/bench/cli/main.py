@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     report = parsers.add_parser("report", help="render recorded files as the Markdown pages that docs link to")
     report.set_defaults(command=run_report)
     _add_folder(report, "--results", "packages/bench/results", "of recorded files")
-    _add_folder(report, "--pages", "docs/benchmarks/results", "for the pages, one for each file")
+    _add_folder(report, "--pages", "docs/results", "for the pages, one for each file")
     report.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
     return parser
 

@@ -105,7 +105,7 @@ def _least(subject: Subject) -> tuple[Forward, Surroundings]:
     args, kwargs = ((), dict(given)) if isinstance(given, Mapping) else (given, None)
     try:
         with subject.around():  # a plan is of the dtypes that autocast makes
-            plan = planning.plan(subject.model, args, budget=None, kwargs=kwargs)
+            plan = planning.plan(subject.model, args, kwargs=kwargs)
     except ValueError as error:
         raise DoesNotApply(str(error)) from error
     return planning.apply(subject.model, plan), nullcontext

@@ -1,4 +1,4 @@
-"""What ``python -m integrations`` and ``python -m integrations.fewbit`` have in common."""
+"""The parts that ``python -m integrations`` and ``python -m integrations.fewbit`` share."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
+
+
+def count(text: str) -> int:
+    """Read a whole number of at least 1: the type of an argument."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text!r}")
+    return int(text)
 
 
 def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:

@@ -92,51 +92,52 @@ def compress_model(
             ``"auto"``: what is free on the model's device when the plan is made, less the gradients and optimizer
             states to come and a margin of 5 % of the device's memory. The optimizer is the one that trains the model
             by then, or AdamW if there is none.
-        time: the most that a step may take, over the plain step's; 1.1 allows a tenth more.
+        time: the most time that a step may take, as a multiple of the plain step's time; 1.1 allows 10 % more.
         error: the largest error of the whole gradient, relative to its norm, in [0, 1). 0, the default, makes gradients
             bit for bit those of the model. With an error above 0, such as 0.1, the plan may round. The gradient's
             error is measured between steps.
-        stores: what a plan may do with values beside keeping them, of ``"recompute"``, ``"exact"`` (signs, masks and
-            the like in few bits), ``"bits"`` (2 to 8, rounded), ``"slopes"`` (an activation's derivative in steps) and
-            ``"host"``; forms such as ``"8 bits"`` by their names. All that ``error`` allows by default. ``"bits"``,
-            ``"slopes"`` and forms by name round, and need ``error``.
-        level: one of ``integrations.LEVELS``. Without a plan ``"L1"`` by default; with one, all that is not recomputed
-            is stored as the level says, whatever the error, and the plan says what is recomputed. ``"L0"`` off,
-            ``"L1"`` 4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits; ``"lean"`` 4 to 6 bits of what backward recomputes
-            the rest from; ``"L2"``, ``"L2.1"``, ``"L2.2"`` 4, 3 and 2 bits on
-            average, each tensor its own; ``"L3"`` those of L2 in host memory, ``"L4bit-swap"`` 4 bits there, ``"swap"``
-            tensors as they are there.
-        activations: exchanges activations for few-bit ones, before what is left is stored as the level says:
-            ``"fewbit"`` for 3 bits, a number of bits from 1 to 8, or ``fewbit.convert``'s arguments.
-        linear: exchanges linear layers for ones that keep a random sketch of their input: ``"randomized"`` for a fifth
-            of it, a ratio in (0, 1], or ``fewbit.RandomizedLinear``'s arguments.
-        layers: exchanges the layers that are left for Q-layers, which store their inputs themselves: ``"q"`` for 2 bits
-            on average, one of ActNN's levels, such as ``"ActNN-L2"``, or ``QModule``'s arguments.
+        stores: the ways in which a plan may store values besides keeping them: a sequence of ``"recompute"``,
+            ``"exact"`` (signs, masks and the like in few bits), ``"bits"`` (2 to 8, rounded), ``"slopes"`` (an
+            activation's derivative in steps), ``"host"``, and single forms such as ``"8 bits"``. By default all that
+            ``error`` allows. ``"bits"``, ``"slopes"`` and single forms of bits round, and need ``error``.
+        level: one of ``integrations.LEVELS``. Without a plan the default is ``"L1"``. With a plan, the plan chooses the
+            tensors to recompute, and the level stores all others, whatever the error. ``"L0"`` is off; ``"L1"`` stores
+            4 bits, ``"L1.1"`` 8 bits, ``"L1.2"`` 2 bits; ``"lean"`` stores 4 to 6 bits, and backward recomputes more
+            tensors from these; ``"L2"``, ``"L2.1"``, ``"L2.2"`` choose bits for each tensor, 4, 3 and 2 on average;
+            ``"L3"`` is L2 in host memory, ``"L4bit-swap"`` 4 bits in host memory, ``"swap"`` unchanged tensors in host
+            memory.
+        activations: replaces activations by few-bit ones, before the level stores the other tensors: ``"fewbit"`` for
+            3 bits, a number of bits from 1 to 8, or ``fewbit.convert``'s arguments.
+        linear: replaces linear layers by ones that keep a random sketch of their input: ``"randomized"`` for a fifth of
+            it, a ratio in (0, 1], or ``fewbit.RandomizedLinear``'s arguments.
+        layers: replaces the remaining layers by Q-layers, which store their inputs themselves: ``"q"`` for 2 bits on
+            average, one of ActNN's levels, such as ``"ActNN-L2"``, or ``QModule``'s arguments.
         loss: ``"chunked"`` computes a language model's cross-entropy, or the log-probabilities of chosen tokens, some
             rows of logits at a time, so that the logits never exist as a whole. Results differ from the plain ones only
             by the order in which sums are rounded. For models of transformers; for any other, name the linear layer,
             as in ``{"head": "lm_head"}``. ``"full"`` computes the loss from whole logits, bit for bit as the model
             does. By default, a plan for ``memory`` chooses the loss in chunks if the model returns its loss, and whole
             logits do not fit, or only in more time; otherwise the loss is full. See ``integrations.losses``.
-        checkpoint: without the bounds above, lets backward recompute some of what it needs, whatever the level does to
-            the rest: ``"optimal"`` as much as gives the least peak; a budget of activation peak, in the forms of
-            ``memory``, as little as that takes; a ``Plan`` of ``integrations.checkpoint.plan`` what
-            it says, which may have a ``loss`` of its own. The first training forward is planned for, on tensors without
-            elements. What is kept for that is stored in ``checkpoint_bits``, and what is recomputed as the level says,
-            until backward reads it.
-        plan: a plan to follow as it is: a ``Plan``, or the path of a file that ``Plan.save`` wrote, such as
-            ``integrations.compression(model).plan.save("plan.json")`` after a training step. Nothing is planned
-            for inputs that are no larger than the plan's. Pass the same options (``seed``, ``keep``,
-            ``group_size``, ``min_bytes``) and exchanges as when the plan was made. The level is the plan's. ``plan``
-            goes together with none of ``memory``, ``time``, ``error``, ``stores`` and ``checkpoint``.
+        checkpoint: has backward recompute tensors, without the bounds above, at any level. ``"optimal"`` recomputes as
+            much as gives the least peak; a budget of activation peak, in the forms of ``memory``, as little as the
+            budget needs; a ``Plan`` of ``integrations.checkpoint.plan``, which may have its own ``loss``, the tensors
+            of that plan. The plan is built during the first training forward, on tensors without data. The tensors that
+            recomputation starts from are stored in ``checkpoint_bits``. Recomputed tensors are stored as the level says
+            until backward reads them.
+        plan: a saved plan to use unchanged: a ``Plan``, or the path of a file that ``Plan.save`` wrote, such as
+            ``integrations.compression(model).plan.save("plan.json")`` after a training step. No plan is made for inputs
+            that are no larger than the plan's. Pass the same options (``seed``, ``keep``, ``group_size``,
+            ``min_bytes``) and the same ``activations``, ``linear`` and ``layers`` as when the plan was made. The level
+            is the plan's. ``plan`` cannot be combined with ``memory``, ``time``, ``error``, ``stores`` or
+            ``checkpoint``.
         fallback: what happens if no plan keeps to ``memory`` and ``time``: ``"error"``, the default, raises
-            ``ValueError``; ``"least"`` warns and follows the plan of the least memory. That is known in the first
-            training forward, in the first that adds to gradients, and in the first with larger inputs.
-            Likewise if the gradient's error cannot be measured, as where an input is an object that may change, or
-            ``fully_shard`` cuts the parameters: after four such steps ``"error"`` raises ``RuntimeError``, and
-            ``"least"`` warns and trusts the plan's estimates.
-        strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError``, which names the reasons; and
-            so an optimizer's step, while no forward was compressed. By default a warning does, once.
+            ``ValueError``; ``"least"`` warns and uses the plan with the least memory. This is checked in the first
+            training forward, in the first that accumulates gradients, and in the first with larger inputs.
+            If the gradient's error cannot be measured in four steps, for example because an input is an object that may
+            change, or because ``fully_shard`` shards the parameters, ``"error"`` raises ``RuntimeError``, and
+            ``"least"`` warns and relies on the plan's estimates.
+        strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError`` with the reasons; likewise an
+            optimizer's step before any forward was compressed. By default, both warn once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
             ``attention_bits``, ``checkpoint_bits``, ``group_size``, ``min_bytes``, ``seed``, ``adaptive``,
             ``adapt_interval``, ``offload``, ``recompute``, ``keep``; see ``Level``.
@@ -147,13 +148,13 @@ def compress_model(
     Raises:
         TypeError: ``model`` is not a module, or an argument has the wrong type.
         OSError: the file of the plan cannot be read.
-        ValueError: the level or an option is unknown, a value is out of range, or the model is compressed or converted
-            already, or follows a plan; an option applies to no layer of it; with a plan, if a part of the model is
-            compressed, or the plan is damaged, of another model, of another minor version of torch, or for another
-            level; or ``stores`` names a way that rounds, without ``error``. The model is unchanged then. In the first
-            training forward: no plan keeps to the bounds, and the message names the lowest possible bound, the largest
-            tensors at its peak, and what rounding would allow; or no plan can be made, and it names the module, the
-            cause and the alternatives. The next training forward plans again.
+        ValueError: the level or an option is unknown; a value is out of range; the model is already compressed,
+            converted or following a plan; an option applies to none of its layers; ``stores`` names a form that rounds,
+            without ``error``; or, with a plan, a part of the model is compressed, or the plan is damaged, or of another
+            model, minor version of torch or level. The model is unchanged then. In the first training forward: no plan
+            keeps to the bounds, and the message names the lowest possible bound, the largest tensors at its peak, and
+            the memory that rounding would need; or no plan can be made, and the message names the module, the cause and
+            the alternatives. The next training forward tries again to make a plan.
     """
     inner = compiled_module(model)
     if plan is not None:
@@ -234,7 +235,7 @@ def _handle_in(model: nn.Module) -> Compression:
     if not isinstance(handle, Compression):
         inner = getattr(model, "module", None)  # of DistributedDataParallel, or of an engine
         if isinstance(inner, nn.Module) and isinstance(compiled_module(inner).__dict__.get(_HANDLE), Compression):
-            raise ValueError(f"{type(model).__name__} is not compressed, and its module is; pass model.module")
+            raise ValueError(f"{type(model).__name__} is not compressed, but its module is; pass model.module")
         raise ValueError(
             f"{type(model).__name__} is not compressed; call compress_model(model, memory=0.5), or level='L1'"
         )
@@ -244,17 +245,17 @@ def _handle_in(model: nn.Module) -> Compression:
 
 
 def restore_model(model: Model) -> Model:
-    """Undoes ``compress_model`` completely, the layers that it exchanged included, and returns the same object.
+    """Undo ``compress_model`` completely, including the layers that it replaced, and return the same object.
 
-    What compresses the model after that, blocks among them, begins anew: at step 0, so with the same noise again, and
-    without a plan. The handle's ``state_dict``, loaded into the next one, goes on instead.
+    A later compression of the model, also in a block, starts at step 0, with the same noise, and without a plan. To
+    continue instead, load the handle's ``state_dict`` into the next handle.
 
     A model that is not compressed, for example because it was restored before, is returned unchanged.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: the model is not compressed, but a module in it is, or it was converted in another way; or an
-            exchanged layer was parametrized since. The model is unchanged then.
+        ValueError: the model is not compressed, but a module in it is, or it was converted by ``fewbit`` or
+            ``qmodules``; or a replaced layer was parametrized since. The model is unchanged then.
     """
     _require_module(model)
     if _HANDLE not in compiled_module(model).__dict__:
@@ -277,7 +278,7 @@ def restore_model(model: Model) -> Model:
 
 @contextmanager
 def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **options: Any) -> Iterator[Compression]:
-    """Compression for a block, for instance a whole step with its loss.
+    """Compress a model for a block, for instance a whole step with its loss.
 
     ::
 
@@ -286,19 +287,20 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
             loss.backward()
         print(handle.report())
 
-    Arguments and errors are those of ``compress_model``; the handle lives on for its report. In ``eval()`` and without
-    gradients the block runs as it is. A block is one step, its backward in it or after it: open one for each step of a
-    loop. Blocks of one model at one level, with the same options, adapt as the forwards of ``compress_model`` do: the
-    second is measured, and every ``adapt_interval``-th from there on; of several backwards in a block, the first.
-    To resume a run, ``handle.load_state_dict(state)`` in its first block, before the forward.
-    ``handle.adapt(closure)``, outside of the block, measures at once, and makes a block of each call of the closure.
+    Arguments and errors are those of ``compress_model``. The handle stays valid after the block, for its report. In
+    ``eval()`` and without gradients the block has no effect. A block is one step, with its backward in it or after it:
+    open one block for each step of a loop. Blocks of one model with the same level and options adapt as the forwards of
+    ``compress_model`` do: the second block is measured, and then every ``adapt_interval``-th. If a block has several
+    backwards, the first one is measured. To resume a run, call ``handle.load_state_dict(state)`` in its first block,
+    before the forward. ``handle.adapt(closure)``, outside of the block, measures at once, and runs each call of the
+    closure in its own block.
     """
     model = compiled_module(model)
     for name in ("checkpoint", "memory", "time", "error", "stores", "plan", "fallback"):
         if name in options:
             raise ValueError(
-                f"{name} must be left out of a block, whose forward follows no plan of what backward recomputes; "
-                f"integrations.compress_model(model, {name}=...) has the model follow one"
+                f"{name} must be left out of a block of integrations.compress, which does not follow a recomputation "
+                f"plan; call integrations.compress_model(model, {name}=...) instead"
             )
     handle = new_handle(BlockCompression, model, level, strict, options)
     require_paths(model, handle.level.keep)

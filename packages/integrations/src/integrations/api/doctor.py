@@ -45,13 +45,13 @@ def run_doctor(options: argparse.Namespace) -> None:
     gone = [name for name in NAMES.values() if not name.is_there]
     console.print(_names(gone))
     console.print(
-        f"torch {torch.__version__} has {len(NAMES) - len(gone)} of {len(NAMES)} private names that are used."
+        f"torch {torch.__version__} has {len(NAMES) - len(gone)} of {len(NAMES)} private names that integrations uses."
     )
     if needed := [name for name in gone if not name.spared]:
         features = ", ".join(sorted({name.feature for name in needed}))
         raise RuntimeError(
-            f"torch {torch.__version__} lacks names that are not done without: leave alone {features}, or use a torch "
-            "that has them"
+            f"torch {torch.__version__} lacks private names that these features need: {features}. Do not use them, "
+            "or install a version of torch that has the names"
         )
 
 
@@ -79,13 +79,13 @@ def _names(gone: list[Name]) -> Table:
     versions = recorded()
     others = [number for number in versions if number != here]
     columns = sorted([*others, here], key=lambda number: [int(part) for part in re.findall(r"\d+", number)])
-    table = Table("private name of torch", "what takes it", box=None, pad_edge=False)
+    table = Table("private name of torch", "used by", box=None, pad_edge=False)
     for number in columns:
         table.add_column(f"{number} here" if number == here else number)
 
     def cells(name: Name) -> list[str]:
         found = {number: _WORDS[versions[number].get(name.path, UNKNOWN)] for number in others}
-        found[here] = "yes" if name not in gone else "no; done without" if name.spared else "NO"
+        found[here] = "yes" if name not in gone else "no; not needed" if name.spared else "NO"
         return [found[number] for number in columns]
 
     rows = [(name.path, name.feature, *cells(name)) for name in NAMES.values()]

@@ -45,6 +45,7 @@ def plan(
     stores: Iterable[str] | None = None,
     measure: bool = True,
     real: bool = False,
+    criterion: Loss | None = None,
     loss: Loss | Literal["full"] | None = None,
     holds_outputs: bool | None = None,
 ) -> Plan:
@@ -54,66 +55,70 @@ def plan(
     ::
 
         plan = integrations.plan(model, (images,), memory="8GiB")
-        print(plan)  # what happens to which module's values, why, and what it costs
+        print(plan)  # how each module's values are stored, why, and the cost
         integrations.apply(model, plan)
         ...train as before...
 
-    ``compress_model(model, memory="8GiB")`` does both, in front of the first training forward. Unconstrained
+    ``compress_model(model, memory="8GiB")`` does both, during the first training forward. Unconstrained
     quantities are minimized: the time within ``memory``, the memory within ``time``, the memory if neither is given. If
     ``memory``, ``time`` and ``error`` are all given, the plan has the least error that was found within them.
 
-    The model's forward runs on fake tensors, which have no elements and take no memory. Where ``measure`` has steps
-    taken aside, these are real, on aliases of the parameters. No generator moves, and parameters, gradients and buffers
-    are as before afterwards.
+    The model's forward runs on fake tensors, which have no data and take no memory. The steps that ``measure`` runs use
+    real tensors, on aliases of the parameters. Random generators, parameters, gradients and buffers are unchanged
+    afterwards.
 
-    Ranks that call this get plans of their own, by the rates of their machine and by what they measured. For one plan
-    on all, plan on one, ``plan.save(path)``, and ``compress_model(model, plan=path)`` on each;
-    ``compress_model(model, memory=...)`` under DistributedDataParallel does as much by itself.
+    Each rank that calls this gets its own plan, from the speed of its machine and its own measurements. For one plan on
+    all ranks, make the plan on one, call ``plan.save(path)``, and call ``compress_model(model, plan=path)`` on each.
+    ``compress_model(model, memory=...)`` under DistributedDataParallel makes one plan for all ranks.
 
     Args:
-        model: in training mode, and not wrapped: plan for the module that DistributedDataParallel is given.
-        args: of its forward, as in training: a tuple, a mapping by name, or the only one. A list is several inputs,
-            each of these: the plan keeps to the bounds with all of them, and a fraction is one of the largest plain
-            step's. (A model whose only argument is a list is given it in a tuple.)
-        kwargs: further arguments by name, of every input.
+        model: the model, in training mode and not wrapped: pass the module inside of DistributedDataParallel.
+        args: the arguments of its forward, as in training: a tuple, a mapping by name, or the only argument. A list has
+            several inputs, each in one of these forms: the plan keeps to the bounds with all of them, and a fraction is
+            relative to the largest plain step. (If the model's only argument is a list, pass it in a tuple.)
+        kwargs: further arguments by name, for every input.
         memory, time, error, stores: as for ``compress_model``.
-        measure: whether to measure the plan's error, in two steps for each plan that is tried, at most three, and
-            within the plan's memory. Nothing is measured if the plan rounds nothing, as without ``error``. Otherwise
-            the error is estimated by the operators, as it always is for inputs without elements, and where there are
-            several ranks and the model talks to them.
+        measure: whether to measure the plan's error, within the plan's memory: two steps for each of at most three
+            plans that are tried. Nothing is measured if the plan rounds nothing, as without ``error``. Without
+            ``measure``, the error is estimated from the operators; so it is for inputs without data, and for models
+            that communicate with other ranks.
         real, holds_outputs: as for ``integrations.checkpoint.plan``.
-        loss: a function, as for ``integrations.checkpoint.plan``; or ``"full"`` for a plan that computes the model's
-            loss from whole logits. By default, a plan within ``memory`` may compute it in chunks, see
-            ``compress_model``; ``plan.chunked`` says so. A plan for a function never does.
+        criterion: as for ``integrations.checkpoint.plan``. With a criterion, the loss is never computed in chunks.
+        loss: ``"full"`` for a plan that computes the model's loss from whole logits. By default, a plan within
+            ``memory`` may compute it in chunks, see ``compress_model``; ``plan.chunked`` then has the details. A
+            function is taken as ``criterion``.
 
     Returns:
-        The plan: of several inputs, that of the one whose plain step takes the most memory, with the others' as
-        ``plan.also``.
+        The plan. For several inputs, the plan of the input whose plain step takes the most memory, with the plans of
+        the others as ``plan.also``.
 
     Raises:
-        TypeError: an argument has the wrong type, or ``loss`` returned no tensor.
+        TypeError: an argument has the wrong type, or ``criterion`` returned no tensor.
         ValueError: an argument is out of range; the model is not in training mode, or none of its outputs requires a
             gradient; no plan can be made, and the message names the cause and the alternatives; or no plan keeps to the
             bounds, and the message names the lowest possible bound, and ways to lower it.
         Exception: what the model raises with these inputs.
     """
-    bounds = Bounds.given(memory, time, error, stores, loss=None if loss is None else FULL)
+    if callable(loss):
+        if criterion is not None:
+            raise TypeError("loss is the older name of criterion, got both; pass criterion alone")
+        criterion, loss = loss, None
+    if loss not in (None, FULL):
+        raise ValueError(f"loss must be 'full' or None, got {loss!r}; criterion takes a function of the model's output")
+    require_loss(criterion)
+    bounds = Bounds.given(memory, time, error, stores, loss=None if loss is None and criterion is None else FULL)
     model = plannable(model)
-    of_output = None if isinstance(loss, str) and loss == FULL else loss
-    if isinstance(of_output, str):
-        raise ValueError(f"loss must be 'full', a function of the model's output, or None, got {loss!r}")
-    require_loss(of_output)
     if isinstance(args, list) and not args:
         raise ValueError("args must be one input, or several in a list, got an empty list")
     calls = [_call(one, kwargs) for one in (args if isinstance(args, list) else [args])]
     level = LEVELS["L0"]
-    how: dict[str, Any] = {"real": real, "loss": of_output, "holds_outputs": holds_outputs}
+    how: dict[str, Any] = {"real": real, "loss": criterion, "holds_outputs": holds_outputs}
     errors = ErrorModel(model, bounds.error) if bounds.error else None
     how |= {"rating": rating_for(bounds), **ErrorModel.weighing(model, errors)}
 
     def front(number: int) -> Plan:
         given, named = calls[number]
-        with planning(model, given, named, of_output):
+        with planning(model, given, named, criterion):
             return planned(model, level, given, named, bounds, **how)
 
     with computing_loss(model, None):
@@ -129,7 +134,7 @@ def plan(
             with computing_loss(model, better.head):
                 made = chosen(better, bounds, errors)
                 if measure and errors is not None:
-                    made = measured(made, bounds, errors, partial(_measured, model, calls[number], of_output))
+                    made = measured(made, bounds, errors, partial(_measured, model, calls[number], criterion))
             found.append(made)
     except BudgetError as error:
         if free is not None:
@@ -162,8 +167,9 @@ def apply(model: Model, plan: Given) -> Model:
     """Have a model's training forward follow a plan, in place, as ``compress_model(model, plan=plan)`` does.
 
     Args:
-        model: the one that the plan was made for, or another of the same modules and shapes.
-        plan: of ``integrations.plan``, ``integrations.checkpoint.plan`` or ``handle.plan``, or the path of its file.
+        model: the model that the plan was made for, or another with the same modules and shapes.
+        plan: a plan of ``integrations.plan``, ``integrations.checkpoint.plan`` or ``handle.plan``, or the path of its
+            file.
 
     Returns:
         The same object.

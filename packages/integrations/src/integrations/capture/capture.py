@@ -135,8 +135,8 @@ def capture_reaching(
     """
     if any(map(is_partitioned, model.parameters())):
         raise NoPartCaptured(
-            "DeepSpeed's ZeRO-3 has partitioned its parameters, and gathers them for modules, not for what a plan "
-            "would recompute: use ZeRO-1 or 2, or fully_shard"
+            "DeepSpeed's ZeRO-3 has partitioned the parameters and gathers them only for calls of modules, not for "
+            "recomputation by a plan: use ZeRO-1 or 2, or fully_shard"
         )
     if nested := [tensor for tensor in tensors_in((args, kwargs)) if tensor.is_nested]:
         raise NotCaptured(
@@ -230,21 +230,21 @@ def _recorded(trial: _Trial, real: bool) -> tuple[_Recorded, str]:
     reason = note.removeprefix(_REAL)
     if whole_parameters(trial.model):
         raise NotCaptured(
-            "a model that fully_shard has cut has no whole parameters for a capture on real tensors, which is needed "
-            f"here ({reason}): plan before fully_shard, and apply the plan afterwards"
+            "fully_shard has sharded the model's parameters, but a capture on real tensors, which is needed here "
+            f"({reason}), needs whole parameters: make the plan before fully_shard, and apply it afterwards"
         )
     tensors = (*trial.model.parameters(), *trial.model.buffers(), *tensors_in((trial.args, trial.kwargs)))
     if any(map(_is_meta, tensors)):
         raise ValueError(
-            f"model and inputs must have elements for a capture on real tensors, which is needed here ({reason}), and "
-            "are on the meta device, where fit and forecast put them: mend what was raised, give inputs that the "
-            "forward looks at, such as indices and masks, on the CPU, or plan for a model that has elements"
+            f"model and inputs must have data for a capture on real tensors, which is needed here ({reason}), but "
+            "are on the meta device, where fit and forecast put them: fix the error, pass inputs whose values the "
+            "forward reads, such as indices and masks, on the CPU, or use a model that has data"
         )
     try:
         return _captured(trial, fake=False), note
     except Exception as error:
         if not real:
-            error.add_note(f"It was raised by a step {note}")
+            error.add_note(f"This error was raised by a step {note}")
         raise
 
 
@@ -285,12 +285,12 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
             saved = recorder.saved
             if saved.held and gc.collect() is not None and saved.held:  # garbage may hold saved tensors
                 raise NotCaptured(
-                    f"{get_class(model).__name__} returned no tensor that requires a gradient, and autograd holds "
-                    f"{saved.held} bytes for a backward: return the tensor in a tuple, a list or a mapping; or name "
-                    "the tensor in plan = integrations.plan(model, args, loss=lambda output: output.loss), and call "
+                    f"{get_class(model).__name__} returned no tensor that requires a gradient, but autograd holds "
+                    f"{saved.held} bytes for a backward: return the loss tensor in a tuple, a list or a mapping; or "
+                    "pass plan = integrations.plan(model, args, criterion=lambda output: output.loss) to "
                     "integrations.apply(model, plan)"
                 )
-            why = "check that no_grad is not in its forward" if trains(model) else NOTHING_TRAINS
+            why = "check that its forward does not run under no_grad" if trains(model) else NOTHING_TRAINS
             raise NoGradient(
                 f"model must return a tensor that requires a gradient, and {get_class(model).__name__} returned none; "
                 f"there is no backward to plan for: {why}"

@@ -19,7 +19,7 @@ Loss = Callable[[Any], Any]
 """A function from what the model returns to what is differentiated: one of its tensors, several, or a loss of them."""
 
 
-OF_LOSS = "what loss returned"
+OF_LOSS = "the tensors that criterion returned"
 """The words for a step that differentiates what the user's function returned."""
 
 _OF_OWN = "the loss that the model returned"
@@ -35,7 +35,9 @@ def require_loss(loss: object) -> None:
         TypeError: it cannot be called.
     """
     if loss is not None and not callable(loss):
-        raise TypeError(f"loss must be a function from the model's output to what is differentiated, got {loss!r}")
+        raise TypeError(
+            f"criterion must be a function of the model's output that returns the loss, got {loss!r}"
+        )
 
 
 class Differentiated(NamedTuple):
@@ -62,7 +64,9 @@ def differentiated(outputs: Any, loss: Loss | None) -> Differentiated:
     if loss is not None:
         made = tensors_in(loss(outputs))
         if not made:
-            raise TypeError("loss must return a tensor, or several, made of the model's output, and returned none")
+            raise TypeError(
+                "criterion must return one or more tensors computed from the model's output, got none"
+            )
         return Differentiated(_trained(made), OF_LOSS, True)
     own = own_loss(outputs)
     if own is not None:

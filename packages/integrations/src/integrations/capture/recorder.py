@@ -262,8 +262,8 @@ class Recorder(TorchDispatchMode):
         made_by = tensor.grad_fn
         if made_by is not None and made_by._sequence_nr() < self._first:
             raise Escaped(
-                f"the forward reads a tensor {list(tensor.shape)} that was made before it with a gradient, and has no "
-                "stand-in: a trial of backward would run what made it; make it an argument, or hold it in an "
+                f"the forward reads a tensor {list(tensor.shape)} that was computed before it with a gradient, so "
+                "the capture's backward would go through its graph, too: pass it as an argument, or hold it in an "
                 "attribute, a list, a tuple or a dictionary, while no other thread runs"
             )
         if tensor.requires_grad and tensor.is_leaf and id(tensor) not in self.leaves:

@@ -75,7 +75,7 @@ def _is_there(tensor: Tensor) -> bool:
     if not is_plain(tensor) or isinstance(tensor, FakeTensor) or tensor.is_meta or tensor._is_zerotensor():
         return False
     if tensor.numel() and not tensor.data_ptr():
-        raise RuntimeError(f"a tensor {list(tensor.shape)} has no memory, as DLPack makes them of fake tensors")
+        raise RuntimeError(f"a tensor {list(tensor.shape)} has no memory: DLPack makes such tensors from fake tensors")
     return True
 
 

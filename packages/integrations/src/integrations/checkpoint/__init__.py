@@ -1,6 +1,6 @@
 """Optimal checkpointing: what backward had better recompute than keep, for any model and within a budget.
 
-    plan = integrations.checkpoint.plan(model, (images,), budget="4GiB")
+    plan = integrations.checkpoint.plan(model, (images,), memory="4GiB")
     print(plan)
     integrations.checkpoint.apply(model, plan)
     ...train as before...

@@ -22,33 +22,33 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def apply(model: Model, plan: Plan, *, shapes: Shapes = "replan", codec: Codec | None = None) -> Model:
-    """Has the model's training forward keep what the plan keeps, and backward recompute the rest; in place.
+    """Have a model's training forward keep the plan's tensors, and backward recompute the others, in place.
 
-    The training loop stays as it is. Gradients, buffers and generators come out as those of the model itself, bit for
-    bit where its operators are deterministic. Weights, hooks, ``state_dict`` keys and the class stay; ``eval()``,
-    ``no_grad`` and ``inference_mode`` are not affected; ``restore_model`` undoes it. Apply it to the module that
-    DistributedDataParallel wraps, before or after it does. ``integrations.compression(model).report()`` tells what was
-    kept and what was recomputed. A part of a model may have a plan of its own, with a handle and a report of its own.
+    The training loop stays unchanged. Gradients, buffers and generators are those of the model itself, bit for bit if
+    its operators are deterministic. Weights, hooks, ``state_dict`` keys and the class stay. ``eval()``, ``no_grad`` and
+    ``inference_mode`` are not affected. ``restore_model`` undoes it. Apply the plan to the module that
+    DistributedDataParallel wraps, before or after wrapping. ``integrations.compression(model).report()`` lists the kept
+    and the recomputed tensors. A part of a model may have its own plan, handle and report.
 
     Args:
-        model: the one that the plan was made for, or another of the same modules and shapes.
-        plan: what ``plan`` returned, or was loaded.
-        shapes: what to do with inputs of other shapes. Those that are no larger than planned ones follow their plan,
-            in the proportion of their sizes. For others, or under another autocast, ``"replan"`` makes a plan with
-            the same budget, in the time of a capture; ``"refuse"`` raises.
-        codec: stores what the plan keeps, such as ``actcore.GroupAffine(bits=8)``; ``None`` keeps it as it is. It
-            stores what a level would round (``docs/operators.md``). Tensors of which backward only needs signs, masks
-            or indices are stored exactly, in as few bits as that takes, and others are kept. Where rows are normalised
-            one by one, each group of a ``GroupAffine`` is within one row, whatever size it has. What is recomputed
-            follows from the stored values, so gradients are no longer those of the model bit for bit. Each forward
-            rounds with noise of its own. ``compress_model(checkpoint=plan)`` stores what is recomputed, too.
+        model: the model that the plan was made for, or another with the same modules and shapes.
+        plan: a plan that ``plan`` returned, or that was loaded.
+        shapes: how to treat inputs of other shapes. Inputs that are no larger than planned ones follow their plan, in
+            proportion to their sizes. For others, or under another autocast, ``"replan"`` makes a new plan with the
+            same budget, in the time of a capture; ``"refuse"`` raises.
+        codec: the codec that stores the kept tensors, such as ``actcore.GroupAffine(bits=8)``; ``None`` keeps them
+            exactly. It stores the tensors that a level would round (``docs/reference/operators.md``). Tensors of which
+            backward only needs signs, masks or indices are stored exactly, in the fewest bits; others are kept. For
+            inputs of norms that normalize rows, each group of a ``GroupAffine`` is within one row, whatever its size.
+            Recomputed tensors follow from the stored values, so gradients are no longer bit for bit those of the model.
+            Each forward rounds with its own noise. ``compress_model(checkpoint=plan)`` also stores recomputed tensors.
 
     Returns:
         The same object.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: the plan is of another model, or the model or a part of it has one already, or is compressed.
+        ValueError: the plan is of another model; or the model or a part of it already has a plan or is compressed.
     """
     inner = _require(model, plan)
     if shapes not in get_args(Shapes):

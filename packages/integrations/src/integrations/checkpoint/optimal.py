@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from integrations._utils.older_names import accepts_older_names
 from integrations._utils.warn import warn
 from integrations.capture.loss import Loss
 from integrations.checkpoint.applied import apply
@@ -24,12 +25,13 @@ from integrations.planner.plan_recomputation import plan
 Model = TypeVar("Model", bound=nn.Module)
 
 
+@accepts_older_names(memory="budget", criterion="loss")
 def optimal_grad_checkpointing(
     net: Model,
     inp: Any,
     *,
-    budget: Budget | None = None,
-    loss: Loss | None = None,
+    memory: Budget | None = None,
+    criterion: Loss | None = None,
     holds_outputs: bool | None = None,
 ) -> Model:
     """A module that trains as ``net`` does, with the least memory that repeating parts of the forward can buy.
@@ -52,7 +54,7 @@ def optimal_grad_checkpointing(
         net: any module; it is put into training mode, as by ``net.train()``.
         inp: its input, as in training: a tensor, a tuple of several, or a mapping by name. It need not require a
             gradient.
-        budget, loss, holds_outputs: as in ``plan``.
+        memory, criterion, holds_outputs: as in ``plan``.
 
     Raises:
         TypeError, ValueError: as ``plan`` does.
@@ -62,7 +64,7 @@ def optimal_grad_checkpointing(
     net.train()
     twin = copy.copy(net)
     try:
-        found = plan(twin, inp, budget=budget, loss=loss, holds_outputs=holds_outputs)
+        found = plan(twin, inp, memory=memory, criterion=criterion, holds_outputs=holds_outputs)
     except Exception as error:
         parse_graph: Any = getattr(net, "parse_graph", None)
         if parse_graph is None:
@@ -70,10 +72,10 @@ def optimal_grad_checkpointing(
         given = inp if not isinstance(inp, (tuple, list)) or len(inp) > 1 else inp[0]
         twin.__dict__["forward"] = ParsedForward(*parse_graph(given))
         warn(
-            f"{type(net).__name__}'s forward cannot be captured ({type(error).__name__}: {error}); the graph of its "
-            "parse_graph is run in its place"
+            f"{type(net).__name__}'s forward cannot be captured ({type(error).__name__}: {error}); the graph that "
+            "parse_graph returns runs instead"
         )
-        found = plan(twin, inp, budget=budget, loss=loss, holds_outputs=holds_outputs)
+        found = plan(twin, inp, memory=memory, criterion=criterion, holds_outputs=holds_outputs)
     return apply(twin, found)
 
 

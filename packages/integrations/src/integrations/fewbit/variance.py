@@ -3,7 +3,22 @@
 For the gradient ``X^T Y`` of an input ``X`` and an output gradient ``Y``, whose rows ``x_t`` and ``y_t`` are of one
 token each; a variance is the sum over all entries of the gradient, in units of the gradient's square. The question and
 the variance of samples are those of Bershatsky et al. (arXiv 2201.13195); the variances of the sketches are exact, each
-of its own kind. docs/fewbit_linear.md derives them.
+of its own kind.
+
+``docs/reference/randomized-linear.md`` has the formulas. Their derivation, for a sketch of ``k`` rows and ``Q = sum_t
+|x_t|**2 |y_t|**2``:
+
+- gaussian, rademacher: a row of ``sqrt(k) S`` has independent entries ``s_t`` of mean 0 and variance 1, and gives the
+  estimate ``(sum_t s_t x_t) (sum_u s_u y_u)^T``. Its mean square is ``sum E[s_t s_u s_v s_w] (x_t . x_v) (y_u . y_w)``.
+  The three pairings of indices contribute ``|X^T Y|**2``, ``|X|**2 |Y|**2`` and ``|X^T Y|**2``. Four equal indices
+  contribute ``(E[s**4] - 3) Q``: 0 for normal numbers, ``-2 Q`` for signs. The squared mean subtracts one ``|X^T
+  Y|**2``, and ``k`` independent rows divide by ``k``.
+- dct, dft: with ``A = H D X`` and ``B = H D Y``, each row of the transform gives ``n a_r b_r^T``, whose mean over ``r``
+  is ``X^T Y``. Drawing ``k`` of ``n`` rows without replacement leaves ``(n - k) / ((n - 1) k)`` of their variance. The
+  mean over the signs of ``n sum_r |a_r|**2 |b_r|**2`` is ``V = sum_tu M_tu (|x_t|**2 |y_u|**2 + 2 (x_t . x_u) (y_t .
+  y_u)) - 2 sum_t M_tt |x_t|**2 |y_t|**2`` with ``M_tu = n sum_r h_rt**2 h_ru**2``. For the DCT-II, ``M_tu = 1 - 1/n +
+  [u = t] / 2 + [u = n - 1 - t] / 2``. For the Hartley transform, ``M_tu = 1 + [2u = 2t] / 2 - [2u = -2t] / 2``, modulo
+  ``n``.
 """
 
 from __future__ import annotations

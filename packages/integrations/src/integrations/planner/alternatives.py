@@ -169,7 +169,9 @@ def _of_error(plan: Found, error: float) -> Found:
     if error == plan.error:
         return plan
     if plan.compressed:
-        raise ValueError(f"error must be None at a level, which says how everything is stored, got {error!r}")
+        raise ValueError(
+            f"error must be None with a level, because the level chooses how tensors are stored, got {error!r}"
+        )
     if error not in plan.others:
         made = _searched(plan, plan.graph, plan.rounded, _unbounded(plan, error))
         made.others[plan.error] = plan
@@ -197,7 +199,7 @@ def _count_bytes(plan: Solution, memory: Budget | None) -> int | None:
     kind of plan does."""
     name = "budget" if plan.candidates is None else "memory"
     if memory == AUTO:
-        raise ValueError(f"{name} must be in bytes or a fraction for a plan that is made, got {memory!r}")
+        raise ValueError(f"{name} must be in bytes or a fraction for a finished plan, got {memory!r}")
     return allowed_bytes(memory, plan.uncompressed_peak, name)
 
 
@@ -307,7 +309,7 @@ def unrounded(plan: Found, falls_back: bool = False) -> Found:
         )
         if not falls_back:
             raise BudgetError(told) from None
-        warn(f"{told}. The plan of the least memory is followed, as fallback='{LEAST}' asks for")
+        warn(f"{told}. The plan with the least memory is used, because fallback='{LEAST}' was passed")
         found = plan.within(LEAST, None, 0.0)
     also: tuple[Any, ...] = found.also
     return marked(found).with_also(marked(other) for other in also)

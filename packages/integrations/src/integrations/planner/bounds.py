@@ -112,7 +112,7 @@ class Bounds:
         if memory is None and time is None and error is None and stores is None:
             if fallback == LEAST:
                 raise ValueError(
-                    "fallback must be left out without memory=, got 'least'; give it a budget to fall from"
+                    "fallback must be left out without memory=, got 'least'; pass memory= to use fallback='least'"
                 )
             return None
         name = "L0" if level is None else level
@@ -124,15 +124,15 @@ class Bounds:
         bits = sorted(option for option in options if option.endswith("bits"))
         if error is None and level is None and bits:
             raise ValueError(
-                f"{bits[0]} must be left out beside memory=, time= or stores= without a level, got "
-                f"{options[bits[0]]!r}: such plans are exact, and {bits[0]} rounds. Pass level='L1' for a level's "
+                f"{bits[0]} must be left out with memory=, time= or stores= if there is no level, got "
+                f"{options[bits[0]]!r}: such plans are exact, but {bits[0]} rounds. Pass level='L1' for a level's "
                 f"bits, or error={USUAL_ERROR} to let the plan choose bits within this error"
             )
         if error is not None:
             raise ValueError(
-                f"error must be None beside level {resolved.title(name)}, which says how everything is stored, got "
-                f"{error!r}; leave out the level and its options, and each value waits in the store that is best for "
-                "it within the error"
+                f"error must be None with level {resolved.title(name)}, which chooses how tensors are stored, got "
+                f"{error!r}; leave out the level and its options to let the plan choose how each tensor is stored "
+                "within the error"
             )
         return replace(found, error=None)
 
@@ -148,8 +148,8 @@ class Bounds:
         if error is None and stores is not None and rounding:
             named = ", ".join(map(repr, rounding))
             raise ValueError(
-                f"error must be given where stores names {named}, which round: pass error={USUAL_ERROR} to bound the "
-                f"gradient's error, or leave {named} out for exact gradients"
+                f"error must be given if stores names {named}, because these round: pass error={USUAL_ERROR} to "
+                f"bound the gradient's error, or leave {named} out for exact gradients"
             )
         return found
 
@@ -242,15 +242,17 @@ def _checked(stores: object) -> tuple[str, ...]:
     named = ", ".join(map(repr, WAYS))
     if isinstance(stores, str):
         one = (stores if stores in WAYS else WAYS[0],)
-        raise TypeError(f"stores must be several of {named}, got the string {stores!r}; for one, {one!r}")
+        raise TypeError(
+            f"stores must be a sequence of {named}, got the string {stores!r}; to name one store, pass {one!r}"
+        )
     if not isinstance(stores, Iterable):
-        raise TypeError(f"stores must be several of {named}, got {stores!r}")
+        raise TypeError(f"stores must be a sequence of {named}, got {stores!r}")
     found = set()
     for word in stores:
         if not isinstance(word, str):
-            raise TypeError(f"stores must be several of {named}, got {word!r} among them")
+            raise TypeError(f"stores must be a sequence of {named}, got {word!r} in it")
         if word not in WAYS and not _is_store(word):
-            raise ValueError(f"stores must be several of {named}, or of forms such as '8 bits', got {word!r}")
+            raise ValueError(f"stores must be a sequence of {named}, or of forms such as '8 bits', got {word!r}")
         found.add(word)
     return (*(word for word in WAYS if word in found), *sorted(found.difference(WAYS)))
 

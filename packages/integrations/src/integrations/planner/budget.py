@@ -114,7 +114,7 @@ def _bytes_in(text: str, name: str) -> int:
         return int(float(found[1]) * _UNITS[found[2].lower()])
     raise ValueError(
         f"{name} must {rule}, got {text!r}; a fraction of the plain step's peak is a float or a percentage, such as "
-        f"0.5 or '50%'; '{LEAST}' asks for the least memory, '{AUTO}' for what is free"
+        f"0.5 or '50%'; '{LEAST}' asks for the least memory, '{AUTO}' for the free memory"
     )
 
 
@@ -127,9 +127,9 @@ def require_ratio(time: object) -> None:
     """
     time = python_number(time)
     if isinstance(time, bool) or not isinstance(time, int | float):
-        raise TypeError(f"time must be a step's time in those of the plain step, such as 1.1, got {time!r}")
+        raise TypeError(f"time must be a multiple of the plain step's time, such as 1.1, got {time!r}")
     if not 1 <= time < math.inf:
-        raise ValueError(f"time must be from 1, the plain step's, got {time!r}; 1.1 allows a tenth more")
+        raise ValueError(f"time must be at least 1, the plain step's time, got {time!r}; 1.1 allows 10 % more")
 
 
 def require_error(error: object) -> None:
@@ -144,6 +144,5 @@ def require_error(error: object) -> None:
         raise TypeError(f"error must be a bound on the gradient's relative error, such as 0.1, got {error!r}")
     if not 0 <= error < 1:
         raise ValueError(
-            f"error must be from 0, which rounds nothing and is the default, to below 1, got {error!r}; 0.1 is a usual "
-            "bound"
+            f"error must be at least 0 (the default, without rounding) and below 1, got {error!r}; 0.1 is a usual bound"
         )

@@ -140,7 +140,7 @@ def _get_values(plan: Solution) -> Iterator[Line]:
         shown = [value for value in made if graph.values[value].saved >= 0]
         if (planned.segment >= 0 or planned.inner >= 0) and not shown:  # recomputed only for other values
             yield Line(
-                op.module, (), (op.name,), RECOMPUTED, "on the way to what backward reads", 0, 0, 0, repeating, 0.0, 0.0
+                op.module, (), (op.name,), RECOMPUTED, "needed to recompute other tensors", 0, 0, 0, repeating, 0.0, 0.0
             )
         for value in shown:
             store, nbytes = stores.get(value), graph.values[value].nbytes
@@ -183,9 +183,9 @@ def _origin(plan: Solution, segment: int) -> str:
 
 def _why_stored(option: Option, store: Store | None, starts: bool) -> str:
     if store is None:
-        return "a segment starts from it" if starts else "the level stores all that is kept"
+        return "a segment starts from it" if starts else "the level stores all kept tensors"
     if option.noise > 0:
         return "rounded; a segment starts from it" if starts else "rounded within the error"
     if store.host:
         return "exact, in host memory"
-    return "exact: backward reads no more of it"
+    return "exact: backward needs only these bits"

@@ -128,7 +128,7 @@ def _without_logits(plan: Solution) -> str:
     if not plan.chunking or plan.chunked is not None or largest * SHARE < plan.front[0].peak:
         return ""
     way_out = (
-        "leave out loss='full', which forbids to compute the loss without them"
+        "leave out loss='full', which prevents computing the loss without them"
         if plan.bounds.loss == FULL
         else f"{plan.chunking} together with memory computes the loss without them"
     )
@@ -148,7 +148,7 @@ def _occupied(plan: Solution) -> str:
     others = max(0, least.peak - sum(nbytes for nbytes, _ in found.values))
     return (
         f". At that peak, in {'backward' if found.backward else 'the forward'}, memory holds {values}, and "
-        f"{format_bytes(others)} of others, such as gradients"
+        f"{format_bytes(others)} of other tensors, such as gradients"
     )
 
 

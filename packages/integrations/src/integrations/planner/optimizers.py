@@ -98,8 +98,8 @@ def find_optimizer(name: object) -> Optimizer:
         raise TypeError(f"optimizer must be a name, one of {', '.join(OPTIMIZERS)}, got {name!r}")
     if name.lower() not in OPTIMIZERS:
         raise ValueError(
-            f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {name!r}; take the one that keeps as many numbers "
-            "for each parameter: none like sgd, one like momentum, two like adamw"
+            f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {name!r}; choose one with the same number of "
+            "states for each parameter: sgd has none, momentum one, adamw two"
         )
     return OPTIMIZERS[name.lower()]
 

@@ -26,13 +26,13 @@ def make_page(plan: Solution) -> str:
     return fill_page(
         title=f"Plan of {heading}",
         heading=heading,
-        subheading="How each value that backward reads waits for it",
+        subheading="How each tensor that backward reads is stored until then",
         figures=_figures(plan),
         lines=make_caption(plan),
         charts=chart_card("Memory against time", lambda: draw_front(plan)),
         listing="Every module",
-        filtered="module, operator, how it waits",
-        headings=heading_cells(("module", "operators", "waits for backward", "why"), ("plain", "held", "time")),
+        filtered="module, operator, storage",
+        headings=heading_cells(("module", "operators", "stored as", "why"), ("plain", "held", "time")),
         rows=_rows(plan),
     )
 

@@ -106,8 +106,8 @@ class Attempts:
             if first:
                 raise
             told = (
-                f"no plan can be made of {get_class(model).__name__} for inputs {inputs}, and what a plan would "
-                f"recompute is kept: {type(error).__name__}: {error}"
+                f"no plan can be made of {get_class(model).__name__} for inputs {inputs}, so tensors that a plan "
+                f"would recompute are kept: {type(error).__name__}: {error}"
             )
             shortage = is_out_of_memory(error)
             self._doubts[threading.get_ident()] = _Doubt(failures, inputs, shortage, told)

@@ -38,7 +38,7 @@ def shapes_refused(planned: Signature, inputs: Signature) -> str:
     """Return the error for inputs of other shapes than planned for, where these are refused."""
     return (
         f"inputs must be of the shapes and under the autocast that the plan was made for, {planned}, or smaller, got "
-        f"{inputs}; plan for these, or apply the plan with shapes='replan'"
+        f"{inputs}; plan for these inputs, or apply the plan with shapes='replan'"
     )
 
 
@@ -59,7 +59,7 @@ def bounds_exceeded(least: Plan, inputs: Signature, state: GradientState, asked:
 
 def bounds_exceeded_error(least: Plan, inputs: Signature, state: GradientState, asked: Bounds, why: str = "") -> str:
     """Return the same as an error, with the reason and what to do. ``why``: why there is no better plan, if known."""
-    anyway = "" if least.candidates is None else ". Pass fallback='least' to go on with more memory"
+    anyway = "" if least.candidates is None else ". Pass fallback='least' to continue with more memory"
     why = why or why_infeasible(least, asked)
     return f"{bounds_exceeded(least, inputs, state, asked)}: {why}{_REMEDY[state]}{anyway}"
 
@@ -67,15 +67,15 @@ def bounds_exceeded_error(least: Plan, inputs: Signature, state: GradientState, 
 def bounds_exceeded_warning(least: Plan, inputs: Signature, state: GradientState, asked: Bounds) -> str:
     """Return the same as a warning, with the memory that is taken instead."""
     taken = format_bytes(least.peak)
-    return f"{bounds_exceeded(least, inputs, state, asked)}: the least activation peak, {taken}, is taken"
+    return f"{bounds_exceeded(least, inputs, state, asked)}: the plan with the least activation peak, {taken}, is used"
 
 
 def loss_missing(made: Plan) -> str:
     """Return a warning of a plan that starts from another loss than the first one, which was not saved with it."""
     return (
         f"the plan of {made.model} was made with a loss, which is not saved with a plan: for inputs "
-        f"{made.graph.inputs}, backward is taken to start from {made.graph.differentiated}; apply a plan that "
-        "is made in this process, integrations.checkpoint.plan(model, inputs, loss=...)"
+        f"{made.graph.inputs}, backward is assumed to start from {made.graph.differentiated}; apply a plan that is "
+        "made in this process: integrations.checkpoint.plan(model, inputs, criterion=...)"
     )
 
 
@@ -90,7 +90,7 @@ def forward_differs(plan: Plan, where: str, repeats: bool, again: bool | None, v
         varies: whether the error is kept within the bound on every path from now on.
     """
     first = _RUNS_TWICE if repeats else _rest_of_forward(plan)
-    after = f". The {'second run' if repeats else 'next forward with such inputs'} is planned for again"
+    after = f". The {'second run' if repeats else 'next forward with such inputs'} gets a new plan"
     after = after if again else _without_captures(plan) if again is False else ""
     text = f"{first}{after}{_from_now_on(plan) if varies else ''}"
     return f"{plan.model}'s forward is not the one that was captured. {text}. The difference: {where}"
@@ -109,16 +109,16 @@ def _without_captures(plan: Plan) -> str:
     """Return what it means that no other capture is made for these inputs, and what to do."""
     budget = "was planned" if plan.memory is None else f"memory={plan.memory!r}"
     return (
-        f". No other capture is made for these inputs: from now on, steps that take another path than the last "
-        f"captured one may take more than {budget}. Pass what chooses the path as an argument of the forward, such as "
-        "a number: then each path has a plan of its own"
+        ". No other capture is made for these inputs: from now on, steps that take another path than the last "
+        f"captured one may take more than {budget}. Pass the value that chooses the path as an argument of the "
+        "forward, such as a number: then each path gets its own plan"
     )
 
 
 def _rest_of_forward(plan: Plan) -> str:
     """Return what becomes of the rest of a forward that is not its plan's."""
     if plan.compressed:
-        return "Its rest is stored as the level says and not recomputed, so less memory is saved"
+        return "The rest of the forward is stored as the level says and not recomputed, so less memory is saved"
     if plan.followed.rounded and plan.bounds.rounds_unforeseen:
-        return "Its rest is stored in 8 bits and not recomputed, so less memory is saved"
-    return "Its rest is kept, so gradients are right and less memory is saved"
+        return "The rest of the forward is stored in 8 bits and not recomputed, so less memory is saved"
+    return "The rest of the forward is kept, so gradients are right and less memory is saved"

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from integrations._utils.compiling import compiled_module
+from integrations._utils.older_names import accepts_older_names
 from integrations._utils.progress import shows_planning, stage
 from integrations.capture.capture import capture
 from integrations.capture.graphs.graph import Graph
@@ -26,72 +27,73 @@ from integrations.planner.search import Captures, solved
 from integrations.planner.solution import UNBOUNDED, Objective
 
 
+@accepts_older_names(memory="budget", criterion="loss")
 @raising_for_user
 @shows_planning
 def plan(
     model: nn.Module,
     inputs: Any,
     *,
-    budget: Budget | None = None,
+    memory: Budget | None = None,
     kwargs: Mapping[str, Any] | None = None,
     objective: Objective = "peak",
     real: bool = False,
     measure: bool = False,
-    loss: Loss | None = None,
+    criterion: Loss | None = None,
     holds_outputs: bool | None = None,
 ) -> Plan:
-    """Finds out what of a model's forward to keep for backward, and what backward had better recompute.
+    """Choose which tensors of a model's forward to keep for backward, and which ones backward recomputes.
 
     ::
 
-        plan = integrations.checkpoint.plan(model, (images,), budget="4GiB")
+        plan = integrations.checkpoint.plan(model, (images,), memory="4GiB")
         print(plan)
         integrations.checkpoint.apply(model, plan)
         ...train as before...
 
-    The model's forward runs once on fake tensors, which have no elements: no memory is taken, no generator moves, and
-    parameters, gradients and buffers such as BatchNorm's are not touched. The search is ``actcore.checkpoint_plans``,
-    on the bytes that backward keeps, gradients included. It is deterministic: ranks that plan for the same shapes get
-    the same.
+    The model's forward runs once on fake tensors, which have no data: it takes no memory, and does not change random
+    generators, parameters, gradients or buffers such as BatchNorm's. The search is ``actcore.checkpoint_plans``, on the
+    bytes that backward keeps, including gradients. It is deterministic: ranks that plan for the same shapes get the
+    same plan.
 
     Args:
-        model: in the mode in which it is trained, and not wrapped: plan for the module that DistributedDataParallel is
-            given.
-        inputs: the forward's, as in training and as the model's own hooks leave them: a tuple, a mapping by name, or
-            the only one.
-        budget: of activation peak (bytes during the step beyond those before it, without the parameters' gradients). An
-            int, bytes; a string such as ``"4GiB"``; a fraction of the plain step's, such as ``0.4`` or ``"40%"``;
-            ``"auto"``, the memory that is free, as for ``compress_model``. The plan recomputes the least within it.
-            ``None`` or ``"least"``: the least peak that there is.
-        kwargs: further inputs by name, where ``inputs`` is no mapping.
-        objective: ``"peak"``, or ``"paper"``: the sum of what is kept plus the largest segment, as in Feng & Huang,
-            "Optimal gradient checkpoint search for arbitrary computation graphs" (CVPR 2021); without a budget.
-        real: capture on real tensors, in the time and memory of a plain step, for a forward that takes another way
-            where its inputs have no elements.
-        measure: run each distinct operator on this machine, for its time and for the memory that its kernel takes
-            beside its arguments and results: copies in another layout, partial sums. The planned peak is then the
-            measured one within 5 %, where activations take more than a few MiB. Takes some steps' time; and as times
-            are never quite the same, ranks get the plan from one of them. Otherwise times are modelled, and kernels
-            take nothing.
-        loss: a function from what the model returns to what the step differentiates: one of its tensors, several, or a
-            loss that is computed of them, whose memory is then in the plan, too: ``lambda out: cross_entropy(out, y)``.
-            ``None``: the ``loss`` that the output has, as those of transformers do; or the only scalar in it, if it is
-            alone or follows from all others; or else all of it. ``print(plan)`` says which.
-        holds_outputs: whether the step holds the whole output while backward runs: so ``out = model(x)`` does, and
-            ``model(x).loss.backward()`` does not. ``None``: it does unless the output has its loss.
+        model: the model, in training mode and not wrapped: pass the module inside of DistributedDataParallel.
+        inputs: the inputs of the forward, as in training and as the model's own hooks leave them: a tuple, a mapping by
+            name, or the only input.
+        memory: the budget of activation peak (bytes during the step beyond those before it, without the parameters'
+            gradients): an int, in bytes; a string such as ``"4GiB"``; a fraction of the plain step's peak, such as
+            ``0.4`` or ``"40%"``; or ``"auto"``, the free memory, as for ``compress_model``. The plan recomputes the
+            least within the budget. ``None`` or ``"least"``: the least possible peak. ``budget`` is an older name.
+        kwargs: further inputs by name, if ``inputs`` is not a mapping.
+        objective: ``"peak"``, or ``"paper"``: the sum of the kept tensors plus the largest segment, as in Feng & Huang,
+            "Optimal gradient checkpoint search for arbitrary computation graphs" (CVPR 2021); without ``memory``.
+        real: capture on real tensors, in the time and memory of a plain step, for a forward that takes another path if
+            its inputs have no data.
+        measure: run each distinct operator on this machine, to measure its time and the workspace of its kernel: copies
+            in another layout, partial sums. The planned peak is then within 5 % of the measured one, if activations
+            take more than a few MiB. This takes the time of some steps. As measured times vary, ranks get the plan of
+            one of them. Otherwise times are modelled, and workspaces are counted as 0 bytes.
+        criterion: a function that takes the model's output and returns the tensors that the step differentiates: one
+            or several tensors of the output, or a loss computed from them, whose memory is then also in the plan:
+            ``lambda out: cross_entropy(out, y)``. ``None``: the output's ``loss``, as in transformers; or its only
+            scalar, if it is alone or follows from all others; or else the whole output. ``print(plan)`` names it.
+            ``loss`` is an older name.
+        holds_outputs: whether the step holds the whole output while backward runs: ``out = model(x)`` does,
+            ``model(x).loss.backward()`` does not. ``None``: it does, unless the output has its loss.
 
     Raises:
-        TypeError: an argument has the wrong type, or ``loss`` returned no tensor.
-        ValueError: the budget cannot be met (the message names the least that can), the model is not in training mode,
-            none of its outputs requires a gradient, or no plan can be made (the message says why, and what to do).
+        TypeError: an argument has the wrong type, or ``criterion`` returned no tensor.
+        ValueError: the budget cannot be met (the message names the least possible one), the model is not in training
+            mode, none of its outputs requires a gradient, or no plan can be made (the message says why, and what to
+            do).
         Exception: the model raises it with these inputs.
     """
     model = plannable(model)
-    require_loss(loss)
+    require_loss(criterion)
     if objective not in get_args(Objective):
         raise ValueError(f"objective must be 'peak' or 'paper', got {objective!r}")
-    if objective == "paper" and budget is not None:
-        raise ValueError(f"budget must be None with objective='paper', which has no peak, got {budget!r}")
+    if objective == "paper" and memory is not None:
+        raise ValueError(f"memory must be None with objective='paper', which has no peak, got {memory!r}")
     if isinstance(inputs, Mapping):
         if kwargs is not None:
             raise ValueError("kwargs must be None where inputs is a mapping; put all into one of them")
@@ -99,13 +101,13 @@ def plan(
     started = perf_counter()
     call = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     stage("capturing the step")
-    with planning(model, call, kwargs or {}, loss):
-        graph = capture(model, call, kwargs, real=real, measure=measure, loss=loss, holds_outputs=holds_outputs)
+    with planning(model, call, kwargs or {}, criterion):
+        graph = capture(model, call, kwargs, real=real, measure=measure, loss=criterion, holds_outputs=holds_outputs)
     captured = perf_counter()
     stage("searching")
     found = plan_of_graph(get_class(model).__name__, graph, objective, captured - started)
-    found = replace(found, loss=loss, chunking=chunking(model, graph))
-    return found if budget is None else found.within(resolved(budget, model, call)[0])
+    found = replace(found, loss=criterion, chunking=chunking(model, graph))
+    return found if memory is None else found.within(resolved(memory, model, call)[0])
 
 
 def plan_of_graph(name: str, graph: Graph, objective: Objective = "peak", capture_seconds: float = 0.0) -> Plan:

@@ -23,7 +23,7 @@ def make_table(plan: Solution) -> str:
     table = Table()
     table.add_column("module", overflow="fold")
     table.add_column("of *", overflow="fold")
-    for heading in ("operators", "waits for backward", "why"):
+    for heading in ("operators", "stored as", "why"):
         table.add_column(heading, overflow="fold")
     for heading in ("plain", "held", "time"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -88,11 +88,11 @@ def make_caption(plan: Solution) -> str:
             f"segment{'' if count == 1 else 's'} of the forward (plan.segments)."
         )
     if plan.chunked is not None:
-        lines.append(f"The loss is computed in chunks: the logits, which {plan.chunked.head} makes, are never whole.")
+        lines.append(f"The loss is computed in chunks, so the whole logits of {plan.chunked.head} are never in memory.")
     more = plan.followed.seconds - plan.graph.seconds
     if more > 0 and plan.plain_seconds:
         lines.append(
-            "Attention is computed a second time in backward, from what is stored of query, key and value: "
+            "Attention is computed a second time in backward, from the stored query, key and value: "
             f"{more / plan.plain_seconds:+.1%} of the time."
         )
     if plan.unmeasured:

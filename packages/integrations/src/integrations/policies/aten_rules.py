@@ -208,7 +208,7 @@ def _follow(
     elif name == "pow" and positions == (0,) and number(user.args[1]) == 1:
         yield value
     elif name in ("le", "lt", "gt", "ge", "eq", "ne"):
-        yield _unknown(f"{name} of what is recomputed")
+        yield _unknown(f"{name} of a recomputed tensor")
     elif (is_attention(name) and set(positions) <= {0, 1, 2}) or (
         planned and len(positions) == 1 and positions[0] in _REPEATED.get(name, ())
     ):

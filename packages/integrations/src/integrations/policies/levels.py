@@ -86,8 +86,8 @@ class Level:
             raise ValueError("bits must be a number where adaptive is True, got None; 4 is a good average")
         if self.recompute and (self.adaptive or self.bits is None):
             raise ValueError(
-                "recompute must be False at a level that rounds nothing, or gives each tensor bits of its own, got "
-                "True; take level='lean', 'L1', 'L1.1' or 'L1.2'"
+                "recompute must be False at a level that rounds nothing or chooses the bits of each tensor, got "
+                "True; use level='lean', 'L1', 'L1.1' or 'L1.2'"
             )
         if not -(1 << 63) <= self.seed < 1 << 64:
             raise ValueError(f"seed must fit in 64 bits, got {self.seed}")
@@ -186,7 +186,7 @@ def resolve_level(name: str, options: Mapping[str, Any]) -> Level:
             alike = get_close_matches(option, [*valid, *_OTHERS, "level"], n=1)
             meant = f" Did you mean {alike[0]}=?" if alike else ""
             raise ValueError(
-                f"options of a level are {', '.join(valid)}, got {option!r}; compress_model takes {', '.join(_OTHERS)} "
-                f"besides.{meant}"
+                f"options of a level are {', '.join(valid)}, got {option!r}; compress_model also takes "
+                f"{', '.join(_OTHERS)}.{meant}"
             )
     return replace(LEVELS[name], **options)

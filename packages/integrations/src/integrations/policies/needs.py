@@ -11,8 +11,8 @@ class Need(Enum):
 
     LINEAR = "enters a gradient linearly: unbiased bits suffice"
     PRODUCT = "factor of a product: unbiased bits, whose error goes on into the gradients below"
-    NORM = "input of a normalisation: its error tilts every gradient below"
-    MOMENT = "its squares are taken, as normalisations do: its error tilts every gradient below"
+    NORM = "input of a normalization: its error tilts every gradient below"
+    MOMENT = "its squares are taken, as normalizations do: its error tilts every gradient below"
     SATURATING = "the derivative changes slowly, and no more beyond a range: bits within it bound the error"
     BOUNDED = "a result of bounded range, in which the derivative is a product: bits bound the error"
     ATTENTION = "query, key or value: backward recomputes attention from the stored ones"

@@ -71,7 +71,7 @@ class Statistics:
     @property
     def why(self) -> str:
         """The reason for keeping it."""
-        return f"a statistic over {self.elements} elements, of which rounding would leave no gradient: kept exactly"
+        return f"a statistic over {self.elements} elements, whose rounding would destroy the gradient: kept exactly"
 
     @property
     def _run(self) -> int:

@@ -95,9 +95,9 @@ class FixedBits:
         if saved.shape.numel() * saved.dtype.itemsize < self.level.min_bytes:
             return SaveDecision(Raw(), f"smaller than min_bytes={self.level.min_bytes}")
         if self.level.bits is None:
-            return SaveDecision(Raw(), "the level quantises nothing")
+            return SaveDecision(Raw(), "the level quantizes nothing")
         if saved.module in self.level.keep:
-            return SaveDecision(Raw(), "its module is one to keep exactly")
+            return SaveDecision(Raw(), "its module is kept exactly (keep=)")
         if saved.dtype is torch.bool:
             return SaveDecision(BitMask(), Need.MASK.value)
         indices = saved.dtype in INTEGERS
@@ -125,12 +125,14 @@ class FixedBits:
                 if not group_size and (across := _group_across(saved, self.level.group_size)):
                     return SaveDecision(RowByRow(bits, across), need.value, need=need)
                 if not group_size:
-                    return SaveDecision(Raw(), "rows that are normalised one by one, and share groups: kept exactly")
+                    return SaveDecision(
+                        Raw(), "rows are normalized one by one, but share quantization groups: kept exactly"
+                    )
             # Rows beyond its last group are not read, and may hold anything, even NaN.
             if saved.operator == "grouped_mm":
                 group_size = _row_group(saved, group_size)
                 if not group_size:
-                    return SaveDecision(Raw(), "rows that may be undefined, and share groups: kept exactly")
+                    return SaveDecision(Raw(), "rows may be undefined, but share quantization groups: kept exactly")
             if need is Need.RECOMPUTED:  # a segment may begin with a normalisation of rows
                 group_size = _row_group(saved, group_size) or group_size
             form = need if need is Need.SATURATING else None
@@ -181,9 +183,7 @@ class ExactForms:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
         decision = FixedBits(replace(self.level, bits=8, adaptive=False)).decide(saved)
         if isinstance(decision.codec, GroupAffine):
-            return SaveDecision(
-                Raw(), "its elements are needed, and are not to be rounded", from_forward=decision.from_forward
-            )
+            return SaveDecision(Raw(), "backward needs its exact elements", from_forward=decision.from_forward)
         return decision
 
 

@@ -1,7 +1,7 @@
 """Which operator saved a tensor decides how it may be stored: the rules of all operators, and yours.
 
-``operators`` has the entry of each operator of torch, with its rule and the reason. ``docs/operators.md`` is the table
-for readers, ``docs/internals/adaptive.md`` has the measurements.
+``operators`` has the entry of each operator of torch, with its rule and the reason. ``docs/reference/operators.md`` is
+the table for readers, ``docs/explanation/how-tensors-are-stored.md`` explains it.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ RULES = MappingProxyType(_rules)
 
 
 def add_rule(operator: str, rule: Rule) -> None:
-    """Has what an operator of one's own saves stored by a rule, from the next model on that is compressed.
+    """Add a rule for the tensors that your own operator saves. It applies to models that are compressed afterwards.
 
     ::
 
         add_rule("mylib::scaled_linear", Rule(input=Need.LINEAR, other=Need.LINEAR))
 
-    A rule that is wrong makes gradients wrong: take ``Need.LINEAR`` only for what enters a gradient linearly. Warns of
-    an operator that is not registered while its library has one of nearly the same name.
+    A wrong rule makes gradients wrong: use ``Need.LINEAR`` only for tensors that enter a gradient linearly. Warns about
+    an operator that is not registered if its library has one of nearly the same name.
 
     Args:
-        operator: as reports name it: the namespace of a custom operator, and its name.
-        rule: what backward needs of the tensors that it saves; ``Need.EXACT`` of all that is not named.
+        operator: the operator's name in reports: the namespace of a custom operator, and its name.
+        rule: the need of backward for each of the saved tensors; ``Need.EXACT`` for all that are not named.
 
     Raises:
         TypeError: an argument, or a part of the rule, has the wrong type.
-        ValueError: the operator has another rule, is one of torch's, or has no such name; or the rule has a need that
-            takes a range of the derivative, ``SATURATING`` or ``INSIDE``.
+        ValueError: the operator has another rule, is an operator of torch, or its name has another form; or the rule
+            has ``SATURATING`` or ``INSIDE``, which need a range of the derivative.
     """
     if not isinstance(operator, str):
         raise TypeError(f"operator must be a string, such as 'mylib::scaled_linear', got {operator!r}")
@@ -55,8 +55,8 @@ def add_rule(operator: str, rule: Rule) -> None:
             raise TypeError(f"rule must have a Need for its {role}, such as Need.LINEAR, got {rule.need(role)!r}")
         if rule.need(role) in _REGISTERED:
             raise ValueError(
-                f"rule must not have {rule.need(role)} for its {role}: this takes a range of the operator's "
-                "derivative, which only operators of torch have in the registry; take Need.LINEAR or Need.PRODUCT if "
+                f"rule must not have {rule.need(role)} for its {role}: it needs the range of the operator's "
+                "derivative, which the registry has only for operators of torch; use Need.LINEAR or Need.PRODUCT if "
                 "unbiased bits suffice, Need.SIGN for a sign, or Need.EXACT"
             )
     library, _, name = operator.partition("::")
@@ -67,7 +67,7 @@ def add_rule(operator: str, rule: Rule) -> None:
         )
     if _rules.get(operator, rule) != rule:
         raise ValueError(
-            f"operator must have no other rule yet, got {operator!r}, which has one: take another name for yours"
+            f"operator must not have a rule yet, but {operator!r} has one: use another name for your operator"
         )
     _warn_of_misspelled(operator, library)
     _rules[operator] = rule

@@ -114,7 +114,7 @@ LEVELS: Mapping[str, QLevel] = MappingProxyType(
 """The levels by name. L0 is off: torch's own layers. L1 has 4 bits and exact norms, L2 4 bits and norms, too; L3 2 bits
 on average, for each sample and each layer its own. L4 is L3 with the stored form on the host, swap takes tensors there
 as they are. L3.1 and L5 differed from L3 and L4 in how ActNN treated the allocator, which torch has settings for today
-(docs/qmodules.md); here they are the same."""
+(docs/reference/q-layers.md); here they are the same."""
 
 
 def resolve_level(level: str | QLevel, options: Mapping[str, Any] | None = None) -> QLevel:

@@ -81,7 +81,8 @@ Kind = Literal["linear", "norm", "other"]
 _PROFILE_EVERY = 16
 
 # What the error of a batch norm's input does to all gradients below, in units of what it does to the norm's own weight.
-# Between 7 and 60 for the norms of a ResNet-20 on CIFAR-10; the allocation is flat there (docs/qmodules.md).
+# Between 7 and 60 for the norms of a ResNet-20 on CIFAR-10. Half or twice as much changes the whole gradient's variance
+# little there.
 _BELOW = 16.0
 
 _numbers = itertools.count()
@@ -231,7 +232,13 @@ class LayerPrecision:
 
     def gain(self, forward: Forward, gradient: Tensor) -> float:
         """What a unit of an input's rounding variance and a unit of squared output gradient together make in the
-        gradient of the layer's weight: docs/qmodules.md, section Precision."""
+        gradient of the layer's weight: docs/reference/q-layers.md, section Precision.
+
+        A convolution's ``dW[o, i, k] = sum over samples n and places p of dY[n, o, p] * X[n, i, p + k]`` is linear in
+        ``X``. So its variance is the sum of ``v * dY**2`` over kernel positions, output channels of a group, and
+        elements, with the rounding variance ``v`` of an element. Here, the mean of ``v`` over a sample stands for each
+        element. A norm's ``dgamma = sum dY * (X - mean) / deviation`` has exact statistics, so its variance is ``sum v
+        * dY**2 / deviation**2``."""
         if self.kind != "linear":
             return forward.samples / gradient.numel()
         positions = forward.positions

@@ -113,7 +113,7 @@ class Observation:
 # from norm to norm, and no factor on the norm's own gradient says what that is worth: at 2 bits on average, norms near
 # the top of an untrained ResNet-50 (53 of them; 16 images of 96 x 96) got 1 bit, and the whole gradient an error of 27
 # times itself. With the average at least they have 0.43, and 0.87 where every layer has 2 bits. In a ResNet-20, of some
-# 20 norms, the allocation gains by taking bits from norms, too (docs/qmodules.md).
+# 20 norms, the allocation gains by taking bits from norms, too.
 _DEEP = 32
 
 

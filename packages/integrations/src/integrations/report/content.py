@@ -95,7 +95,7 @@ class Content:
         if self.loss:
             lines.append(self._after_loss())
         if self.recomputed:
-            stored = f": of {format_bytes(self.recomputed_bytes)} nothing is stored" if self.recomputed_bytes else ""
+            stored = f": {format_bytes(self.recomputed_bytes)} are not stored" if self.recomputed_bytes else ""
             lines.append(f"{self.recomputed}{stored}.")
         if regions := self._exact_in_regions():
             lines.append(regions)
@@ -104,7 +104,7 @@ class Content:
         if self.peak_source:
             lines += self._of_peak()
         if listed:
-            lines.append(f"Left alone, because somebody else keeps them alive: {listed}.")
+            lines.append(f"Not compressed, because other references keep them alive: {listed}.")
         if self.offload:
             lines.append(self._where())
         return "\n".join(lines)
@@ -137,8 +137,8 @@ class Content:
             )
         if min(self.original_peak_bytes - self.original_bytes, self.peak_bytes - self.stored_bytes) < 0:
             lines.append(
-                "As in memory=, the step peak excludes gradients that remain after backward, so that it may be below "
-                "what is saved."
+                "As in memory=, the step peak excludes gradients that remain after backward, so it may be smaller "
+                "than the saved tensors."
             )
         return lines
 
@@ -148,12 +148,13 @@ class Content:
         sums = self.original_bytes, self.stored_bytes
         before, after = (format_bytes(count + self.gradient_bytes) for count in sums)
         return (
-            f"{self.loss}. Its backward begins with the gradient of what the model returns, "
-            f"{format_bytes(self.gradient_bytes)}, beside all that is kept: {before} -> {after} at that moment."
+            f"{self.loss}. Its backward begins with the gradient of the model's output, "
+            f"{format_bytes(self.gradient_bytes)}, in addition to all saved tensors: {before} -> {after} at that "
+            "moment."
         )
 
     def _where(self) -> str:
         if self.host_bytes:
             here = format_bytes(self.stored_bytes - self.host_bytes)
-            return f"Taken to host memory: {format_bytes(self.host_bytes)}; left where it was: {here}."
-        return f"Nothing was taken to host memory: {NOTHING_LEFT}."
+            return f"Moved to host memory: {format_bytes(self.host_bytes)}; left on the device: {here}."
+        return f"Nothing was moved to host memory: {NOTHING_LEFT}."

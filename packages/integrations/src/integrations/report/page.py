@@ -35,7 +35,7 @@ def make_page(report: Content) -> str:
     return fill_page(
         title=report.title,
         heading=f"{report.model} at {report.level}" if report.model else f"Level {report.level}",
-        subheading="What autograd keeps from forward to backward, and what is kept instead",
+        subheading="The tensors that autograd saves for backward, before and after compression",
         figures=_figures(report),
         lines=report.caption,
         charts=chart_card("Memory over one step, and by module", lambda: draw_report(report), EXPLANATION),
@@ -48,7 +48,7 @@ def make_page(report: Content) -> str:
 
 def _figures(report: Content) -> Iterator[str]:
     count = sum(not row.owner for row in report.rows)
-    yield number_card(format_bytes(report.original_bytes), "as autograd keeps it")
+    yield number_card(format_bytes(report.original_bytes), "uncompressed")
     yield number_card(format_bytes(report.stored_bytes), "compressed", "main")
     yield number_card(f"{report.ratio:.1f}×", "smaller", "main")
     if report.peak_source:
@@ -59,7 +59,7 @@ def _figures(report: Content) -> Iterator[str]:
     yield number_card(f"{count:,}", "tensor" if count == 1 else "tensors")
     times = [row.seconds for row in report.rows if row.seconds is not None]
     if times:
-        yield number_card(format_seconds(sum(times)), "a step for compression")
+        yield number_card(format_seconds(sum(times)), "per step for compression")
 
 
 def _make_rows(part: Part, level: int, within: str, whole: int, timed: bool, ids: Iterator[int]) -> Iterator[str]:

@@ -26,8 +26,8 @@ from integrations.report.words import choose_unit, format_bytes
 
 PARTS = 16  # the most parts of the model
 EXPLANATION = (
-    "Left: what is kept for backward after each tensor that forward saves and backward lets go; not what operators "
-    "hold for a moment, and no gradients."
+    "Left: memory kept for backward, after each tensor that the forward saves or the backward frees, without "
+    "temporary tensors of operators and without gradients."
 )
 
 
@@ -77,7 +77,7 @@ def _draw_step(axes: Any, rows: Sequence[Row], gradient_bytes: int, size: int, u
     device = [moment.device_bytes for moment in moments]
     offloaded = max(device) < max(stored)
     for values, color, label in (
-        (original, GREY, "as autograd keeps it"),
+        (original, GREY, "uncompressed"),
         (stored, BLUE, "compressed"),
         *([(device, VERMILION, "of that, on the device")] if offloaded else []),
     ):
@@ -88,7 +88,7 @@ def _draw_step(axes: Any, rows: Sequence[Row], gradient_bytes: int, size: int, u
     if offloaded:
         axes.legend(loc="upper right", frameon=False, fontsize=9)
     axes.axvline(turn, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=3)
-    for values, words in ((original, "as autograd keeps it"), (stored, "compressed")):
+    for values, words in ((original, "uncompressed"), (stored, "compressed")):
         axes.annotate(
             f"{format_bytes(max(values))} {words}",
             (turn, max(values) / size),

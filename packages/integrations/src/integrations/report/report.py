@@ -74,9 +74,9 @@ class Report(Content):
         return module_table(self, depth)
 
     def timeline(self) -> tuple[Moment, ...]:
-        """What is stored at each moment of a step. It grows while forward saves tensors, and shrinks while backward
-        frees them in reverse order. It has only saved tensors and ``gradient_bytes``, and not what operators hold for a
-        moment, nor other gradients."""
+        """Return the bytes stored at each moment of a step. They grow while the forward saves tensors, and shrink while
+        the backward frees them in reverse order. Only saved tensors and ``gradient_bytes`` count, not temporary tensors
+        of operators, nor other gradients."""
         return make_timeline(self.rows, self.gradient_bytes)
 
     def to_json(self) -> str:
@@ -85,10 +85,10 @@ class Report(Content):
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """The report of which ``to_json`` made the text.
+        """Return the report that ``to_json`` wrote.
 
         Raises:
-            ValueError: the text is no JSON, or not that of a report.
+            ValueError: the text is not JSON, or not of a report.
         """
         try:
             return cls(**_fields_in(text))
@@ -96,21 +96,21 @@ class Report(Content):
             raise ValueError(f"text must be what to_json returned, and no more or less: {error}") from error
 
     def plot(self, path: str | PathLike[str]) -> None:
-        """Draws memory over one step, without compression and with it, and by module.
+        """Draw memory over one step, without compression and with it, and by module.
 
         Args:
             path: the file to write; its ending names the type: ``.png``, ``.svg``, ``.pdf``.
 
         Raises:
-            ImportError: matplotlib is not there.
-            ValueError: nothing was saved, or the ending is of no type that matplotlib writes.
+            ImportError: matplotlib is not installed.
+            ValueError: nothing was saved, or matplotlib does not write this file type.
             OSError: the file cannot be written.
         """
         plot_report(self, path)
 
     def html(self, path: str | PathLike[str]) -> None:
-        """Writes a page that needs nothing but a browser: sums, the chart of ``plot``, every tensor in a tree. Without
-        matplotlib, the page says in place of the chart that it needs it.
+        """Write an HTML page: sums, the chart of ``plot``, every tensor in a tree. Without matplotlib, the page has a
+        note instead of the chart.
 
         Args:
             path: the file to write, in UTF-8.

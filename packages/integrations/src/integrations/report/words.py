@@ -14,11 +14,11 @@ KEPT = frozenset({"kept", "copied"})
 PLANNED, ESTIMATED = "planned", "estimated"
 """The source of a step's peak: a plan's simulation, or an estimate from saved tensors."""
 
-NOTHING_LEFT = "offload moves tensors of CUDA devices, and none of those that autograd alone keeps is large and on one"
+NOTHING_LEFT = "offload moves large CUDA tensors that only autograd keeps alive, and there are none"
 
 IT_TAKES = (
-    "it takes a call of the model itself, model(...), in train() mode, with gradients on; what other methods or "
-    "submodules compute is seen in a block: with integrations.compress(model)"
+    "call the model itself, model(...), in train() mode with gradients enabled; to compress calls of other methods "
+    "or of submodules, use a block: with integrations.compress(model)"
 )
 """What a forward needs to be compressed, in words."""
 

@@ -1,4 +1,4 @@
-"""Rules for operators of one's own: ``add_rule``. ``docs/extend.md`` has an example."""
+"""Rules for operators of one's own: ``add_rule``. ``docs/how-to/extend.md`` has an example."""
 
 from integrations.policies import Need, Rule, add_rule
 

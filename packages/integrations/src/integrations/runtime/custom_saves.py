@@ -24,7 +24,7 @@ from integrations.tracing.tensors import get_storage
 if TYPE_CHECKING:
     from integrations.runtime.packing import PackedForward
 
-WHY = "its layer stores it so"
+WHY = "stored by its layer"
 """The reason given in the row of an announced tensor."""
 
 

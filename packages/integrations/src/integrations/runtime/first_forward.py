@@ -156,7 +156,7 @@ class _Told(PackedForward):
             self.records.append(kept_by(owner, saved))
         else:
             before = self.storages.original_bytes(storage)
-            self.records.append(Record(saved, "kept", "its layer keeps it", "", before, self._count_bytes(one.source)))
+            self.records.append(Record(saved, "kept", "kept by its layer", "", before, self._count_bytes(one.source)))
 
     def _count_bytes(self, part: Tensor) -> int:
         storage = get_storage(part)

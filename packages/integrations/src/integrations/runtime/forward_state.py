@@ -198,11 +198,11 @@ class ForwardState:
     def obstacle(self) -> str:
         """Return why the forward cannot run a second time, in words; empty if it can."""
         if self._in_cuda_graph:
-            return "a CUDA graph is captured"
+            return "a CUDA graph is being captured"
         if self._is_too_large:
             return "a copy of its buffers would take too much of the memory"
         if self._collectives != collectives_started():
-            return "it communicates with other ranks, which would wait for a second run in vain"
+            return "it communicates with other ranks, which would not run it a second time"
         if not all(map(is_, _read_gradients(self._parameters), self._gradients)):
             return "it runs a backward, which changed the gradient of a parameter"
         copied = {id(tensor) for group, _ in self._copies for tensor in group}

@@ -49,8 +49,8 @@ def runs_transformed(planned: bool = True) -> bool:
         )
     if transformed:
         warn(
-            "a model with a plan runs under torch.func or forward-mode differentiation, which give its operators other "
-            "tensors than those that were planned: it keeps everything, as without a plan"
+            "a model with a plan runs under torch.func or forward-mode differentiation, where its operators get "
+            "other tensors than the planned ones: all saved tensors are kept, as without a plan"
         )
     return transformed
 

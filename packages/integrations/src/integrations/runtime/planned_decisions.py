@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from integrations.runtime.replay_cache import Site
     from integrations.runtime.session import Session
 
-_DECIDED = "a mask was made by it, or an operator would amplify its errors: kept exactly"
+_DECIDED = "a mask was computed from it, or an operator would amplify its errors: kept exactly"
 
 
 class WithoutStore(NamedTuple):

@@ -41,10 +41,10 @@ _BETWEEN = ("torch.autograd", DYNAMO, "integrations.runtime", "integrations.trac
 """Modules whose frames lie between a checkpoint's saving of a tensor and our hook."""
 
 _HELD = (
-    "a checkpoint holds it as a keyword argument, in a container or in its function's closure: kept exactly; "
-    "positional tensors are stored"
+    "a checkpoint holds it as a keyword argument, in a container or in its function's closure: kept exactly; pass "
+    "it as a positional argument to compress it"
 )
-_REENTRANT = "a checkpoint with use_reentrant=True holds it besides its positional tensors: kept exactly"
+_REENTRANT = "a checkpoint with use_reentrant=True holds it outside of its positional arguments: kept exactly"
 
 
 class Packer(Protocol):

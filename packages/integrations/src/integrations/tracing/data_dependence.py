@@ -9,8 +9,8 @@ as deciding.
 A ReLU, a clamp or a max pooling does not count, though its slope jumps: its result does not jump, and changes by no
 more than its input, whereas a router that decides otherwise exchanges a whole expert. That is a choice for memory, and
 it costs: the elements whose sides change bias the gradient, by 0.0001 of its norm through one ReLU, by 0.04 through
-five in a row (``docs/operators.md``). To count them would keep the inputs of nearly every segment of a convolutional
-network.
+five in a row (``docs/reference/operators.md``). To count them would keep the inputs of nearly every segment of a
+convolutional network.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from integrations.tracing.checkpoint_held import held_by
 from integrations.tracing.storage.forms import Packed
 from integrations.tracing.tensors import get_memory, has_history
 
-DECIDES = "its segment decides something by its activations, such as a router of experts, or may: kept exactly"
+DECIDES = "its segment makes, or may make, decisions by its activations, such as a router of experts: kept exactly"
 
 # Python gets numbers or truth values from these.
 _ASKING = frozenset(

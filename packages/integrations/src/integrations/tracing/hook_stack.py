@@ -51,10 +51,10 @@ class OnStack:
         if len(found) > self._below and self._is_ours(found[self._below]):
             others = found[self._below + 1 :]
             told = (
-                f"{self._what} pushed saved-tensor hooks and did not pop them: {', '.join(map(_named, others))}; what "
-                "was saved after that went to them and is not compressed. Leave their context where it was entered "
-                "(with torch.autograd.graph.saved_tensors_hooks(...):), or enter it around all that they are for. "
-                "They are left as they are, as without compression"
+                f"{self._what} pushed saved-tensor hooks and did not pop them: {', '.join(map(_named, others))}. "
+                "Tensors saved after that went to these hooks and are not compressed. Exit their context in the "
+                "code that entered it (with torch.autograd.graph.saved_tensors_hooks(...):), or enter it around the "
+                "whole forward. The hooks stay active, as without compression"
             )
             del found[self._below]
         else:
@@ -62,9 +62,9 @@ class OnStack:
             gone = [found.pop(min(self._below, len(found)) - 1)] if self._below and found else []
             whose = f" ({_named(gone[0])})" if gone else ""
             told = (
-                f"{self._what} popped saved-tensor hooks that it had not pushed{whose}, and took those of the "
-                "compression off: what was saved after that is not compressed. Leave their context outside of it, "
-                "where it was entered"
+                f"{self._what} popped saved-tensor hooks that it had not pushed{whose}, and so removed the hooks of "
+                "the compression: tensors saved after that are not compressed. Exit the context of these hooks "
+                "outside of it, in the code that entered the context"
             )
         _replace(found)
         if error is None:

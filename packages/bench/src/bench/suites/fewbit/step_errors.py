@@ -1,4 +1,4 @@
-"""The errors of few-bit derivatives, in the tables of ``docs/fewbit.md``.
+"""The errors of few-bit derivatives, in the tables of ``docs/results/step-tables.md``.
 
 python -m bench.suites.fewbit.step_errors tables --reference fewbit_errors.json
 python -m bench.suites.fewbit.step_errors roundings gelu

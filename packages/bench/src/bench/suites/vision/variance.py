@@ -1,7 +1,7 @@
 """How much the rounding of Q-layers changes a model's gradient, layer by layer: predicted, and measured.
 
 ``get_var`` measures; ``ablation_levels`` are the steps of ActNN's ablation. The section Precision of
-``docs/qmodules.md`` derives the prediction.
+``docs/reference/q-layers.md`` has the formula of the prediction.
 """
 
 from __future__ import annotations

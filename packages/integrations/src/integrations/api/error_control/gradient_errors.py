@@ -147,9 +147,9 @@ def measured_errors(
         if one is not None and other is not None
     }
     if not found:
-        raise Unmeasured("no parameter got a gradient in the step aside")
+        raise Unmeasured("no parameter got a gradient in the measurement step")
     if not all(map(math.isfinite, (number for one in found.values() for number in one))):
-        raise UnmeasuredStep("the gradient of the step aside is not finite")
+        raise UnmeasuredStep("the gradient of the measurement step is not finite")
     return GradientErrors(found, large_parameters(model) - _silent(model, found))
 
 

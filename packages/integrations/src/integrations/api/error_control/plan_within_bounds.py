@@ -68,7 +68,7 @@ def _within_or_least(front: Plan, bounds: Bounds, errors: ErrorModel | None = No
             if errors is not None and (most := errors.strictest_shares(front)):
                 return within(weighed_again(front, errors, most), bounds)
             raise
-        warn(f"{error}. The plan of the least memory is followed, as fallback='{LEAST}' asks for")
+        warn(f"{error}. The plan with the least memory is used, because fallback='{LEAST}' was passed")
     return front.within(LEAST)
 
 
@@ -104,7 +104,7 @@ def measured(
                 plan = chosen(weighed_again(plan, errors), bounds, errors)
             except BudgetError as error:
                 raise BudgetError(
-                    f"the gradient's error was measured {found.relative:.2g}, which has to be at most "
+                    f"the measured error of the gradient is {found.relative:.2g}, but must be at most "
                     f"error={plan.error:g} (a large tensor may have {OF_TENSOR:g} times as much): {error}"
                 ) from None
     return _within_or_least(plan.within(error=0.0), bounds)
@@ -137,6 +137,6 @@ def _estimated(with_rounding: Callable[[], Plan], exact: Plan) -> str:
     plain = exact.uncompressed_peak
     share = f", {round_up_share(least, plain)} of the plain step's" if 0 < least <= plain else ""
     return (
-        f". With error={USUAL_ERROR}, which allows rounding, the least memory is {format_bytes(least)}{share}, by an "
-        "estimate that measures nothing"
+        f". With error={USUAL_ERROR}, which allows rounding, the least memory is {format_bytes(least)}{share}, as "
+        "estimated without a measurement"
     )

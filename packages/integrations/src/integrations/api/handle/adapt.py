@@ -73,7 +73,10 @@ class Adapter:
         if plan is None and self.obstacle:
             return f"No plan: {self.obstacle}."
         if plan is None:
-            return "No plan yet: fixed bits until the second step has been measured, or handle.adapt(closure)."
+            return (
+                "No plan yet: the level's fixed bits apply until the second step is measured or "
+                "handle.adapt(closure) runs."
+            )
         return f"Bits by the plan that was made in step {plan.step}: {plan.prediction}. handle.plan has the reasons."
 
     @property
@@ -154,8 +157,8 @@ class Adapter:
                         closure()
             except BaseException as error:
                 error.add_note(
-                    "This was in the closure of handle.adapt: the plan, gradients, buffers and random generators are "
-                    "as they were before."
+                    "The closure of handle.adapt raised this error. The plan, gradients, buffers and random "
+                    "generators are as they were before the call."
                 )
                 raise
             if not probes:
@@ -164,17 +167,17 @@ class Adapter:
         found = [measurement for measurement in found if measurement.tensors]
         if not found:
             if self.obstacle and probes:
-                raise RuntimeError(f"something must be there to measure, but {self.obstacle}; no plan was made")
+                raise RuntimeError(f"no plan was made, because nothing can be measured: {self.obstacle}")
             raise RuntimeError(
-                "closure must run a forward of the compressed model and its backward, and something must be quantised "
-                "in it; nothing was measured, and the plan is as it was"
+                "closure must run a forward of the compressed model and its backward, and the forward must quantize "
+                "a tensor; nothing was measured, and the plan is unchanged"
             )
         finite = [measurement for measurement in found if measurement.finite]
         common = agreed(compute_mean(finite) if finite else None)
         if common is None:
             raise RuntimeError(
-                "the closure's gradients must be finite to be measured, and were not; the plan is as it was; with a "
-                "GradScaler, adapt when it has found its scale"
+                "the closure's gradients must be finite, but were not; the plan is unchanged. With a GradScaler, "
+                "call handle.adapt after it has found its scale"
             )
         plan = plan_of(common, level.bits, step)
         self._accept(plan, level)
@@ -263,7 +266,7 @@ def _require_shapes(shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> 
     if other:
         name, shape, was = other[0]
         raise ValueError(
-            f"the plan must be of this model, but {name} of {type(model).__name__} has shape {shape}, and had {was} in "
-            f"the plan's ({len(other)} such); load the state into the model that it is of, or adapt this one: "
-            "handle.adapt(closure)"
+            f"the plan must be of this model, but {name} of {type(model).__name__} has shape {shape}, and {was} in "
+            f"the plan's model (parameters that differ: {len(other)}). Load the state into the model that it was "
+            "saved from, or make a new plan: handle.adapt(closure)"
         )

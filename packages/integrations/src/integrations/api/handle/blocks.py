@@ -66,8 +66,8 @@ class BlockCompression(Compression):
             ValueError: always.
         """
         raise ValueError(
-            "handle.monitor needs a handle that lives as long as the training: call compress_model(model) instead of a "
-            "block for each step; handle.gradient_error(closure) measures a block's error once"
+            "handle.monitor needs a handle that is used for the whole training, not one block for each step: call "
+            "compress_model(model). To measure a block's error once, call handle.gradient_error(closure)"
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -91,13 +91,13 @@ class BlockCompression(Compression):
         session = self._sessions.get(threading.get_ident())
         if session is None and in_block(self.model):
             raise RuntimeError(
-                f"a block of {type(self.model).__name__} is open, and this handle is of another: load the state with "
-                "the handle of the open one before its forward, or when it is left"
+                f"another handle's block of {type(self.model).__name__} is open: load the state with that handle "
+                "before the block's forward, or load it after the block"
             )
         if session is not None and session.records:
             raise RuntimeError(
-                "a state must be loaded before the block's forward, whose tensors are stored already: call "
-                "load_state_dict first in the block, or when it is left"
+                "a state must be loaded before the block's forward, but tensors of this forward are stored already: "
+                "call load_state_dict first in the block, or after the block"
             )
         before = dict(self.__dict__)
         self._adapter = Adapter(blocks=True)
@@ -106,7 +106,7 @@ class BlockCompression(Compression):
             if session is not None and self.level != before["level"]:
                 opened = before["level"].title(before["level_name"])
                 raise ValueError(
-                    f"a state that is loaded in a block must be of its level, {opened}, got one of "
+                    f"a state that is loaded in a block must be of the block's level, {opened}, got a state of "
                     f"{self.level.title(self.level_name)}: open the block with that level and its options"
                 )
         except BaseException:
@@ -128,9 +128,9 @@ class BlockCompression(Compression):
         require_closure(closure)
         if in_block(self.model):
             raise RuntimeError(
-                f"handle.{name} must be called outside of its model's blocks, and one of {type(self.model).__name__} "
-                "is open: it makes a block of each call of the closure itself. Call it when this one is left, behind "
-                "the with statement: the handle lives on, and the blocks that follow use what it finds"
+                f"handle.{name} must be called outside of its model's blocks, but a block of "
+                f"{type(self.model).__name__} is open. Call it after the with statement: it runs each call of the "
+                "closure in its own block, and later blocks use its result"
             )
 
         def run() -> None:

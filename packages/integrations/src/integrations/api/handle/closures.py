@@ -30,8 +30,8 @@ def require_compressed(handle: HandleState, name: str) -> None:
     """
     if handle.closed:
         raise RuntimeError(
-            f"handle.{name} needs a model that is compressed, and this {type(handle.model).__name__} was restored: "
-            "compress it again, and take its new handle, integrations.compression(model)"
+            f"handle.{name} needs a compressed model, but this {type(handle.model).__name__} was restored: compress "
+            "it again and use its new handle, integrations.compression(model)"
         )
 
 

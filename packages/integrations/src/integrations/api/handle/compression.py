@@ -57,7 +57,7 @@ class Compression(ForwardRunner):
         return newest if error is None or error.step is None or error.step <= monitor.checked else error
 
     def adapt(self, closure: Callable[[], Any], passes: int = 1) -> BitPlan:
-        """Measures how much each tensor's rounding changes the gradient, and gives each its bits.
+        """Measure how much the rounding of each tensor changes the gradient, and choose the bits of each tensor.
 
         ::
 
@@ -67,19 +67,19 @@ class Compression(ForwardRunner):
 
             handle.adapt(closure)
 
-        In an unchanged loop this happens by itself, in the second step and every ``adapt_interval`` steps. The state of
-        training is as before afterwards: ``.grad``, buffers such as batch norm's statistics, the random generators of
-        torch, NumPy and Python, and this handle's step. At most one more copy of the gradients is held meanwhile.
+        In a training loop this happens automatically, in the second step and every ``adapt_interval`` steps. The call
+        restores the state of training: ``.grad``, buffers such as batch norm's statistics, the random generators of
+        torch, NumPy and Python, and this handle's step. It holds at most one more copy of the gradients.
 
-        So is that of other models which the closure runs, such as a GAN's discriminator: ``.grad`` of every leaf that
-        its calls get or its backward reaches, the buffers of every module in whose forward it makes a call, and the
-        steps of compressed models, which are neither measured nor monitored meanwhile. Not put back are the buffers of
-        another model that is compiled by torch and not compressed, and what is no gradient, buffer or step: a count of
-        the closure's own, a generator that it made, the place of a data loader.
+        It also restores the state of other models that the closure runs, such as a GAN's discriminator: ``.grad`` of
+        every leaf that the closure's calls get or its backward reaches, the buffers of every module whose forward makes
+        a call, and the steps of compressed models, which are neither measured nor monitored in the call. It does not
+        restore the buffers of another model that torch compiles and that is not compressed, nor any other state: the
+        closure's own counters, generators that it made, the position of a data loader.
 
         Args:
             closure: runs a forward of the model and its backward; it may call ``zero_grad``, but steps no optimizer.
-            passes: how often it is called, 1 to 10; the mean is taken, which evens out dropout and the data. A pass
+            passes: the number of calls, 1 to 10. The result is their mean, which averages over dropout and data. A pass
                 takes about as long as 8 to 14 ordinary steps.
 
         Returns:
@@ -90,8 +90,8 @@ class Compression(ForwardRunner):
             ValueError: the level is not adaptive, or ``passes`` is out of range.
             RuntimeError: the model was restored; the closure steps an optimizer or changes a parameter, which is
                 prevented; it runs no forward and backward of this model; nothing in it can be measured, as in a model
-                that is compiled as a whole; its gradients are not finite; or ranks run different tensors. What the
-                closure itself raises comes through.
+                that is compiled as a whole; its gradients are not finite; or the ranks quantize different tensors.
+                Errors of the closure itself are raised unchanged.
         """
         require_closure(closure)
         require_compressed(self, "adapt")
@@ -107,18 +107,18 @@ class Compression(ForwardRunner):
             self._adapter.hasten(self.step)
 
     def gradient_error(self, closure: Callable[[], Any] | None = None) -> GradientError:
-        """The relative error of the whole gradient that compression causes.
+        """Return the relative error of the whole gradient that compression causes.
 
         Args:
             closure: as for ``adapt``. It is called twice with equal random generators, exactly and compressed, and the
-                two gradients are compared. The state of training is as before afterwards, as far as ``adapt`` puts it
-                back. Without it, the answer is the plan's prediction for the step that was measured last, and says so;
-                of a plan within a bound on the error, what was measured last.
+                two gradients are compared. The state of training is restored as by ``adapt``. Without a closure, the
+                result is the plan's prediction for the last measured step, marked as predicted; for a plan with
+                ``error=``, the last measurement.
 
         Raises:
             TypeError: the closure cannot be called.
-            ValueError: there is neither a closure nor a plan, or the level is off; or there is no closure, and what the
-                plan keeps is stored by a codec, of which the plan knows nothing.
+            ValueError: there is neither a closure nor a plan; the level is off; or there is no closure, and the plan
+                was applied with ``codec=``, whose error it does not predict.
             RuntimeError: as for ``adapt``.
         """
         if closure is not None:
@@ -127,7 +127,7 @@ class Compression(ForwardRunner):
         if followed is not None and self.level.off:
             if self._plan_manager is not None and self._plan_manager.codec is not None:
                 raise ValueError(
-                    "closure must be given where codec stores what a plan keeps, which predicts no error: "
+                    "closure must be given for a plan with codec=, because such a plan does not predict the error: "
                     "handle.gradient_error(closure)"
                 )
             joint: JointPlan | None = followed.others.get(JOINT)
@@ -135,7 +135,7 @@ class Compression(ForwardRunner):
             return self.measured or GradientError(error, measured=False)
         if self.bit_plan is None:
             raise ValueError(
-                "closure must be given while there is no plan to predict from: handle.gradient_error(closure)"
+                "closure must be given as long as no plan predicts the error: handle.gradient_error(closure)"
             )
         return GradientError(self.bit_plan.relative_error, measured=False)
 
@@ -147,26 +147,25 @@ class Compression(ForwardRunner):
         bound: float | None = 0.1,
         raise_bits: bool = False,
     ) -> None:
-        """Looks at the gradient's error every ``every`` steps, and warns when it passes the bound.
+        """Check the gradient's error every ``every`` steps, and warn when it exceeds the bound.
 
         The report and ``last_error`` have the result. Among several ranks, the largest error counts. The report also
         names the first tensor that those steps save with a NaN or an infinity, whatever the bound.
 
         Args:
-            closure: as for ``adapt``; it is called twice before every ``every``-th forward, outside of autocast, which
-                it enters by itself if training does. It calls the model itself, not what wraps it
-                (DistributedDataParallel). What it changes comes back as far as ``adapt`` puts it back: gradients,
-                buffers and steps of other models, too. Without it, the plan's prediction is taken, at adaptive levels,
-                and said to be one; a model that is compiled as a whole has none. A copy of the model, and
-                ``state_dict``, have the monitor without its closure.
-            every: steps from one look to the next; ``None`` ends monitoring.
-            bound: of the relative error, a fraction; ``None`` looks at no error.
+            closure: as for ``adapt``. It is called twice before every ``every``-th forward, outside of autocast; enter
+                autocast in the closure if training does. Call the model itself in it, not a wrapper such as
+                DistributedDataParallel. The state of training is restored as by ``adapt``. Without a closure, adaptive
+                levels report the plan's prediction; a model that is compiled as a whole has none. Copies of the model
+                and ``state_dict`` have the monitor without its closure.
+            every: the number of steps between two checks; ``None`` ends monitoring.
+            bound: the bound on the relative error, a fraction; ``None`` checks no error.
             raise_bits: whether an error above the bound raises the level's ``bits`` by one, up to 8.
 
         Raises:
             TypeError: an argument has the wrong type.
-            ValueError: a value is out of range; neither the level nor a plan quantises anything; or there is a bound,
-                and neither a closure nor an adaptive level.
+            ValueError: a value is out of range; neither the level nor a plan rounds; or there is a bound, but neither a
+                closure nor an adaptive level.
         """
         self._monitor = None if every is None else Monitor.asked(self, closure, every, bound, raise_bits)
 
@@ -176,18 +175,17 @@ class Compression(ForwardRunner):
 
     @property
     def last_error(self) -> GradientError | None:
-        """What the monitor found last; ``None`` before, and without a monitor."""
+        """The error that the monitor found last; ``None`` before its first check, and without a monitor."""
         return None if self._monitor is None else self._monitor.error
 
     # ---- what the user asks ----
 
     def report(self, closure: Callable[[], Any] | None = None) -> Report:
-        """What the last compressed forward saved, and where the bytes went; in a block, what it has saved so far.
+        """Return a report of the tensors that the last compressed forward saved; in a block, of those saved so far.
 
         Args:
-            closure: as for ``adapt``. It is called twice, and the rows have the time that storing and restoring each
-                tensor took in the second call, which is the one reported. The state of training is as before
-                afterwards, as far as ``adapt`` puts it back.
+            closure: as for ``adapt``. It is called twice. The report is of the second call, and its rows have the time
+                that storing and restoring each tensor took. The state of training is restored as by ``adapt``.
 
         Raises:
             TypeError: the closure cannot be called.
@@ -218,18 +216,19 @@ class Compression(ForwardRunner):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to round as this one would have, as plain values."""
+        """Return the state that a resumed run needs to round as this one would have, as tensors and plain values."""
         if self._plan_manager is not None and not self.running and not self.closed:
             self._plan_manager.settle(self.model)
         return collect_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over another handle's level, step, plan and monitor; the monitor's closure stays this handle's own.
+        """Load the level, step, plan and monitor from another handle's ``state_dict``. The monitor keeps this handle's
+        closure.
 
         Raises:
-            TypeError: the state, or its options, are no mapping.
-            ValueError: the state is of another version, lacks a key or has one too many, or names an unknown level or
-                option; or its plan is of another model, whose modules are others or have parameters of other shapes.
+            TypeError: the state or its options are not a mapping.
+            ValueError: the state has another version, lacks a key or has one too many, or names an unknown level or
+                option; or its plan is of a model with other modules, or with parameters of other shapes.
         """
         take_over(self, state)
 
@@ -248,7 +247,10 @@ def _measure_times(handle: HandleState, closure: Callable[[], Any]) -> TimedSess
     require_closure(closure)
     require_compressed(handle, "report")
     if handle.off:
-        raise ValueError(f"the level must compress to take time, got {handle.level_name}; try level='L1'")
+        raise ValueError(
+            f"level must be one that compresses, so that there is a time to measure, got {handle.level_name!r}; try "
+            "level='L1'"
+        )
     with handle.trial_run(), trial(handle.model) as met:
         closure()
         met.draw_again()

@@ -29,7 +29,10 @@ def read_activations(given: Any) -> Mapping[str, Any] | None:
         return None
     if isinstance(given, Mapping):
         if "linear" in given:
-            raise ValueError("activations must be fewbit.convert's arguments but for linear, which is an option itself")
+            raise ValueError(
+                "activations must not have the argument linear of fewbit.convert; pass it as the separate option "
+                "linear="
+            )
         fewbit.convert(nn.Sequential(), **{**given, "skip": ()})  # which raises for what is wrong
         return dict(given)
     if isinstance(given, str):
@@ -87,8 +90,7 @@ def read_layers(given: Any) -> Mapping[str, Any] | None:
     if given in qmodules.LEVELS:
         warn(
             DeprecationWarning(
-                f"layers={given!r} is ActNN's level {given}, which is another than level={given!r}; write "
-                f"layers={PREFIX + given!r}"
+                f"layers={given!r} means ActNN's level {given}, not level={given!r}; write layers={PREFIX + given!r}"
             )
         )
     return {"level": given}

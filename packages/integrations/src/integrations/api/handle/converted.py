@@ -15,8 +15,9 @@ from integrations.report import Report
 from integrations.runtime.first_forward import first_records
 
 _NOTE = (
-    "The report has the tensors that exchanged layers stored in the first training forward. It has none that other "
-    "operators save: compress_model with layers=, activations= or linear= exchanges the same layers and counts all."
+    "The report lists the tensors that converted layers stored in the first training forward. It does not list "
+    "tensors that other operators save: compress_model with layers=, activations= or linear= converts the same "
+    "layers and lists all saved tensors."
 )
 
 

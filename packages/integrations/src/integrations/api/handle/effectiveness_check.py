@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _REASONS = 5  # at most so many, so that the message can be read
 _MOVES_NOTHING = (
-    "is around the forward and moves nothing of what that saves, because torch asks the innermost saved-tensor hooks "
-    "alone, and those store it: leave it out. On a GPU, offload=True sends what is stored to host memory, as bits"
+    "around the forward has no effect: only the innermost saved-tensor hooks run, and those are the hooks of "
+    "integrations. Remove it; on a GPU, offload=True moves the compressed tensors to host memory"
 )
 _effective: WeakSet[nn.Module] = WeakSet()  # models that have had a forward whose tensors were stored in fewer bytes
 
@@ -66,12 +66,12 @@ def warn_if_ineffective(handle: HandleState, session: Session) -> None:
         message = offload if alone else f"{handle.name}: nothing is stored in fewer bytes: {why}"
         if level.off:  # the exchanged layers were to do it all
             message += (
-                "; where another operator saves what an exchanged layer stores, or another part of the same memory, as "
-                "a gate's half of a product, it is kept beside that: take a level that stores the rest, such as 'L1', "
-                "or leave the exchange out"
+                "; a converted layer saves no memory if another operator saves the same tensor or another part of "
+                "its storage, such as the other half of a gated product. Pass a level that also compresses these "
+                "tensors, such as 'L1', or leave the option out"
             )
         if handle.strict:
-            off = "" if level.off else ", and level L0 is off"
+            off = "" if level.off else ", and level='L0' turns compression off"
             raise RuntimeError(f"{message}; without strict=True this is a warning{off}")
         handle.warn_once("offload" if alone else "smaller", message)
     if offload:
@@ -101,11 +101,14 @@ def why_not_smaller(records: Sequence[Record]) -> str:
     if after < before:
         return ""
     if not records:
-        return "autograd saved nothing that its hooks see"
+        return "autograd saved no tensor through saved-tensor hooks"
     if not before:
         owners = Counter(record.owner for record in records if record.owner)
         listed = ", ".join(f"{count} x {owner}" for owner, count in owners.most_common())
-        return f"all that autograd saved is kept alive by others anyway ({listed or 'tensors without elements'})"
+        return (
+            "all tensors that autograd saved are alive anyway, for other reasons "
+            f"({listed or 'tensors without elements'})"
+        )
     reasons: Counter[str] = Counter()
     for record in records:
         reasons[record.why] += record.stored_bytes
@@ -122,4 +125,4 @@ def why_not_offloaded(records: Sequence[Record]) -> str:
     for record in alone:
         where[str(record.saved.device)] += record.stored_bytes
     listed = ", ".join(f"{format_bytes(count)} on {device}" for device, count in where.most_common())
-    return f"{NOTHING_LEFT}; kept as it is stored: {listed or '0 B'}"
+    return f"{NOTHING_LEFT}; stored without offload: {listed or '0 B'}"

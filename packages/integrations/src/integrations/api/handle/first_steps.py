@@ -116,9 +116,9 @@ class FirstSteps:
         plan, measured = found[-1].plan, found[-1].measured
         warn(
             f"a step of {plan.model} took {format_bytes(measured)} at its peak, {measured / max(plan.peak, 1):.2f} "
-            f"times the {format_bytes(plan.peak)} of its plan. A plan does not count tensors that others make during "
-            "the step, such as another model or what computes the loss, nor workspaces that are not known"
-            f"{_remedy(plan, measured)}"
+            f"times the {format_bytes(plan.peak)} of its plan. A plan does not count tensors of other code in the "
+            "step, such as another model or the loss function, nor workspaces of unknown "
+            f"size{_remedy(plan, measured)}"
         )
 
     def _of(self, plan: Plan) -> _Followed:

@@ -211,8 +211,8 @@ def _tell_of_codec(handle: HandleState) -> None:
     if handle._plan_manager is not None and handle._plan_manager.codec is not None:
         handle.warn_once(
             "codec",
-            f"{type(handle.model).__name__} is compiled by torch, which keeps what its plan keeps as it is: codec "
-            "stores nothing there; leave it out, or do not compile the model",
+            f"{type(handle.model).__name__} is compiled by torch, where codec has no effect: compiled code keeps the "
+            "plan's tensors exactly. Leave codec out, or do not compile the model",
         )
 
 
@@ -272,7 +272,9 @@ def _require_backward_outside(key: str) -> bool:
     return True
 
 
-_BACKWARD_INSIDE = "with torch._dynamo.config.trace_autograd_ops, backward is a part of that graph, which keeps all"
+_BACKWARD_INSIDE = (
+    "with torch._dynamo.config.trace_autograd_ops, backward is part of that graph, which keeps all saved tensors"
+)
 
 
 def _cannot_be_inside(handle: HandleState, why: str) -> str:
@@ -286,15 +288,18 @@ def _cannot_be_inside(handle: HandleState, why: str) -> str:
 def _why_not_inside(handle: HandleState) -> str:
     """Return why a model cannot be compressed inside of another graph, in words; empty if it can."""
     manager = handle._plan_manager
-    hooks = "torch sets no hooks for saved tensors in the middle of a graph"
+    hooks = "torch cannot set saved-tensor hooks in the middle of a graph"
     if not skips_frames():
-        return "this version of torch does not let a graph be broken at the model's call"
+        return "this version of torch cannot break the graph at the model's call"
     if manager is None or not handle.level.off:
         return hooks
     if traces_backward():
         return _BACKWARD_INSIDE
     if manager.plans is None:
-        return "its plan is made in a training forward, and it has had none yet; run one before the function"
+        return (
+            "its plan is made in its first training forward, which has not run yet; run a training forward before "
+            "the function"
+        )
     plan = manager.plans.followed
     if plan.compressed or plan.choice.rounds or (plan.choice.stores and not compiles_with_inductor()):
         return hooks

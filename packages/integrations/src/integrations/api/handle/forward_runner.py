@@ -225,9 +225,9 @@ class ForwardRunner(HandleState):
                 step, self.step = self.step, self.step + 1
         if self.level.adaptive and self.level.bits is not None and is_tensor_parallel(self.model):
             raise ValueError(
-                f"level must have fixed bits for a model in tensor parallel, got {self.level_name!r}: each rank would "
-                "measure its part of the activations, and round those that all ranks have in other bits; use 'L1' or "
-                "'lean'"
+                f"level must have fixed bits for a model in tensor parallel, got {self.level_name!r}: each rank "
+                "would measure its own part of the activations, and choose other bits for the activations that all "
+                "ranks have; use 'L1' or 'lean'"
             )
         measured = measured and (not self._trials or self._adapter.adapting)
         plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.bit_plan, None)

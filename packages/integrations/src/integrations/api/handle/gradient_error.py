@@ -44,7 +44,10 @@ def measure_error(handle: HandleState, closure: Callable[[], Any]) -> GradientEr
     require_closure(closure)
     require_compressed(handle, "gradient_error")
     if handle.off:
-        raise ValueError(f"the level must compress to have an error, got {handle.level_name}; try level='L1'")
+        raise ValueError(
+            f"level must be one that compresses, so that there is an error to measure, got {handle.level_name!r}; "
+            "try level='L1'"
+        )
     parameters = list(handle.model.parameters())
     with handle.trial_run(), trial(handle.model) as met:
         restore = random_states()

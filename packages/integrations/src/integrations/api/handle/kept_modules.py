@@ -26,8 +26,8 @@ def require_paths(model: nn.Module, paths: Iterable[str]) -> None:
     for path in paths:
         if not any(fnmatchcase(name, path) for name in names):
             raise ValueError(
-                f"keep must name modules of this {type(model).__name__}, got {path!r}, which fits none of its "
-                "named_modules(); 'layer*' fits those that begin so"
+                f"keep must name modules of this {type(model).__name__}, got {path!r}, which matches none of its "
+                "named_modules(); 'layer*' matches all names that begin with 'layer'"
             )
 
 

@@ -66,9 +66,9 @@ class Conversions:
         level = read_q_level(self.layers)
         if level.per_sample or level.per_layer or (level.norms and level.norm_adaptive):
             raise ValueError(
-                "checkpoint must be None with Q-layers whose level chooses bits by sample or by layer: what they "
-                "measure now and then is in no plan; take layers={'level': 'L2'}, which has 4 bits for all, or leave "
-                "out one of the two"
+                "checkpoint must be None with Q-layers whose level chooses bits by sample or by layer: no plan "
+                "counts their measurements; pass layers={'level': 'L2'}, which uses 4 bits for all, or leave out "
+                "one of the two options"
             )
 
     def __bool__(self) -> bool:
@@ -194,8 +194,8 @@ class Conversions:
             return ""
         reasons = _reasons({**summary.kept, **_joined(summary.kept_calls)})
         return (
-            f"activations are exchanged, and a forward came by none that has a few-bit form{reasons}: if none ever "
-            "does, leave the option out"
+            f"activations= had no effect, because the forward called no activation that has a few-bit form{reasons}: "
+            "if no forward calls one, leave the option out"
         )
 
     def plain(self) -> dict[str, list[str] | None]:
@@ -222,7 +222,7 @@ class Conversions:
     def _in_words(self, model: nn.Module) -> str:
         parts = []
         if self._converts and not fewbit.is_converted(model):
-            parts.append("layers for ones of few bits, until somebody put them back")
+            parts.append("few-bit layers, which have been undone since")
         elif self._converts:
             summary = fewbit.summary(model)
             if self.activations is not None:
@@ -230,14 +230,14 @@ class Conversions:
             if self.linear is not None:
                 parts.append(f"a sketch of its input in {_count(summary.sketched, 'linear layer')}")
         if self.layers is not None and not qmodules.is_converted(model):
-            parts.append("layers for Q-layers, until somebody put them back")
+            parts.append("Q-layers, which have been undone since")
         elif self.layers is not None:
             parts.append(_count(len(qmodules.summary(model).converted), "Q-layer"))
         heads = self.heads(model)
         if self.loss is not None:
             parts.append(ChunkedHead.in_words(heads))
         elif any(head.chunks for head in heads):
-            parts.append(f"{ChunkedHead.in_words(heads)}, as the plan has chosen")
+            parts.append(f"{ChunkedHead.in_words(heads)}, chosen by the plan")
         return f"Exchanged: {', '.join(parts)}." if parts else ""
 
     @property
@@ -263,8 +263,8 @@ class Conversions:
         if self.linear is not None and not summary.sketched:
             kept = {path: why for path, why in summary.kept.items() if is_linear(model.get_submodule(path))}
             raise ValueError(
-                f"linear must be None for a {type(model).__name__}, which has no linear layer that can keep a sketch"
-                f"{_reasons(kept)}; leave the option out"
+                f"linear must be None for a {type(model).__name__}, none of whose linear layers can keep a "
+                f"sketch{_reasons(kept)}; leave the option out"
             )
 
 
@@ -286,8 +286,8 @@ def _require_inside(model: nn.Module, done: nn.Module, undo: Callable[[nn.Module
     if done is not model:
         undo(done)
         raise ValueError(
-            f"model must contain the layers that are exchanged, and this {type(model).__name__} is one itself: take "
-            f"nn.Sequential(model), or the {type(done).__name__} in its place"
+            f"model must contain the layers to convert, but this {type(model).__name__} is itself such a layer: pass "
+            f"nn.Sequential(model), or use a {type(done).__name__} instead"
         )
 
 
@@ -295,13 +295,13 @@ def _require_q_layers(model: nn.Module, kept: Sequence[str]) -> None:
     summary = qmodules.summary(model)
     if both := sorted(summary.converted.keys() & set(kept)):
         raise ValueError(
-            f"keep must name none of the layers that layers= exchanges, got {both[0]!r}, a "
-            f"{summary.converted[both[0]][0]}; Q-layers keep nothing exactly"
+            f"keep must not name layers that layers= converts, got {both[0]!r}, a {summary.converted[both[0]][0]}; "
+            "Q-layers keep nothing exactly"
         )
     if not summary.converted:
         raise ValueError(
-            f"layers must be None for a {type(model).__name__}, which has no layer that has a Q-layer"
-            f"{_reasons(summary.kept)}; leave the option out"
+            f"layers must be None for a {type(model).__name__}, none of whose layers can become a "
+            f"Q-layer{_reasons(summary.kept)}; leave the option out"
         )
 
 

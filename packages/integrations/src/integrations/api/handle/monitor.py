@@ -47,7 +47,9 @@ class Settings:
         if isinstance(self.bound, bool) or not isinstance(self.bound, int | float):
             raise TypeError(f"bound must be a number or None, got {self.bound!r}")
         if not 0 < self.bound < math.inf:
-            raise ValueError(f"bound must be positive and finite, got {self.bound}; 0.1 is the default, None has none")
+            raise ValueError(
+                f"bound must be positive and finite, got {self.bound}; 0.1 is the default, None sets no bound"
+            )
 
 
 class Monitor:
@@ -85,18 +87,26 @@ class Monitor:
         level, name = handle.level, handle.level.title(handle.level_name)
         if handle.rounds_by_plan:
             if closure is None and bound is not None:
-                raise ValueError("closure must be given for a plan, which predicts no step's error; or give bound=None")
+                raise ValueError(
+                    "closure must be given for a plan, because a plan does not predict the error of later steps; or "
+                    "pass bound=None"
+                )
             if raise_bits:
-                raise ValueError("raise_bits must be False for a plan, which has many numbers of bits; lower its error")
+                raise ValueError(
+                    "raise_bits must be False for a plan, which chooses the bits of each tensor; pass a lower "
+                    "error= to compress_model instead"
+                )
         elif handle._plan_manager is not None and level.off:
             raise ValueError(
-                f"a monitored plan must round, got {handle._plan_manager.title()}, whose gradients are exact; give "
-                "compress_model error=0.1 to allow rounding"
+                f"a monitored plan must round, got {handle._plan_manager.title()}, whose gradients are exact; pass "
+                "error=0.1 to compress_model to allow rounding"
             )
         elif level.bits is None:
-            raise ValueError(f"a monitored level must quantise, got {name}, whose gradients are exact; try level='L1'")
+            raise ValueError(f"a monitored level must quantize, got {name}, whose gradients are exact; try level='L1'")
         elif closure is None and bound is not None and not level.adaptive:
-            raise ValueError(f"closure must be given at {name}, whose fixed bits predict no error; or give bound=None")
+            raise ValueError(
+                f"closure must be given at {name}, because fixed bits do not predict the error; or pass bound=None"
+            )
         return cls(settings, closure, handle.step)
 
     def _due_after(self, step: int) -> int:
@@ -115,7 +125,7 @@ class Monitor:
             if handle.bit_plan is None and handle.obstacle:
                 handle.warn_once("prediction", f"{handle.name}: {_unpredicted(handle.obstacle)}")
         elif why := _why_not_now(handle):
-            handle.warn_once("monitor", f"{handle.name}: the monitor waits for another forward: {why}")
+            handle.warn_once("monitor", f"{handle.name}: the monitor's check is postponed to a later forward: {why}")
             return
         else:
             found = self._measured(handle, self.closure)
@@ -162,8 +172,8 @@ class Monitor:
                 found = measure_error(handle, closure)
         except BaseException as error:
             error.add_note(
-                "This was in the closure of handle.monitor, before a forward of the model: gradients, buffers and "
-                "random generators are as they were before. handle.monitor(every=None) ends monitoring."
+                "The closure of handle.monitor raised this error before a forward of the model. Gradients, buffers "
+                "and random generators are as they were before. handle.monitor(every=None) ends monitoring."
             )
             raise
         return replace(found, relative=largest(found.relative))
@@ -172,11 +182,11 @@ class Monitor:
         # A gradient that is not finite has no error; a scaler skips that step.
         above = math.isfinite(found.relative) and found.relative > bound
         if above and not self._above:
-            lower = "More bits, or another level, lower it."
+            lower = "To lower the error, use more bits or another level."
             if handle.rounds_by_plan:
-                lower = "A plan with a lower error, or with error=0, lowers it."
+                lower = "To lower the error, make a plan with a lower error=, or with error=0."
             elif self.settings.raise_bits:
-                lower = "Its bits are raised."
+                lower = "The level's bits are raised."
             handle.warn(f"{handle.name}, step {handle.step}: {found}; the bound is {bound:g}. {lower}")
         self._above = above
         if above and self.settings.raise_bits:
@@ -185,7 +195,10 @@ class Monitor:
     def _raise_bits(self, handle: Compression) -> None:
         bits = handle.level.bits
         if bits is None or bits >= _MOST_BITS:
-            handle.warn_once("most bits", f"{handle.name}: the error is above its bound, and bits cannot be raised")
+            handle.warn_once(
+                "most bits",
+                f"{handle.name}: the error is above its bound, but the level's bits cannot be raised further",
+            )
             return
         handle.level = replace(handle.level, bits=bits + 1)
         handle.warn_once(f"{bits + 1} bits", f"{handle.name}: bits raised from {bits} to {bits + 1}")
@@ -202,7 +215,7 @@ class Monitor:
     def _error_in_words(self, level: Level, obstacle: str) -> str:
         bound, every = self.settings.bound, self.settings.every
         if bound is None:
-            return f"Monitored every {every} steps, without a bound of the gradient's error."
+            return f"Monitored every {every} steps, without a bound on the gradient's error."
         if self.error is not None:
             where = f"step {self.checked}" if self.error.measured else f"the check before step {self.checked}"
             than = "above" if self.error.relative > bound else "within"
@@ -265,15 +278,15 @@ def _unpredicted(obstacle: str) -> str:
 def _why_not_now(handle: Compression) -> str:
     """Why a closure cannot run before this forward; empty if it can."""
     if current_graph_task_id() != -1:
-        return "this one is part of a backward"
+        return "this forward is part of a backward"
     if top_saved_tensors_default_hooks(True) is not None:
         return (
-            "saved-tensor hooks are open around this one, such as a checkpoint's, which would see the closure's "
-            "tensors, too; handle.gradient_error(closure) measures outside of them"
+            "saved-tensor hooks are active around this forward, such as a checkpoint's, and would also get the "
+            "closure's tensors; call handle.gradient_error(closure) outside of them"
         )
     if handle.running:
-        return "one runs in another thread"
-    return "a CUDA graph is captured" if in_cuda_graph() else ""
+        return "another forward runs in another thread"
+    return "a CUDA graph is being captured" if in_cuda_graph() else ""
 
 
 @contextmanager

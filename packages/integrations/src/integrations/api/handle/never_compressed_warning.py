@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 SUBJECT = "unused"
 """The subject of the warning, which a handle gives once."""
 
-_IN_EVAL = "the model is in eval() mode: call model.train(), and eval() of what is to stay so, such as its batch norms"
+_IN_EVAL = (
+    "the model is in eval() mode: call model.train(), then eval() on modules that must stay in eval mode, such as "
+    "batch norms"
+)
 
 _waiting: WeakSet[HandleState] = WeakSet()  # handles that wait for their first forward
 
@@ -77,10 +80,10 @@ def why_unused(model: nn.Module) -> str:
 
 def _tell(handle: HandleState, optimizer: str) -> None:
     message = (
-        f"{handle.name}: {optimizer} steps its parameters, and none of its forwards was compressed: "
+        f"{handle.name}: {optimizer} updates its parameters, but none of its forwards was compressed: "
         f"{why_unused(handle.model)}"
     )
     if handle.strict:
-        raise RuntimeError(f"{message}; without strict=True this is a warning, and level L0 is off")
+        raise RuntimeError(f"{message}; without strict=True this is a warning, and level='L0' turns compression off")
     handle.warn_once(SUBJECT, message)
     await_no_longer(handle)

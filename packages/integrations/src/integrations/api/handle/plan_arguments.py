@@ -42,7 +42,7 @@ def require_one(bounds: Bounds | None, checkpoint: Asked | None) -> Asked | None
     if bounds is not None:
         raise ValueError(
             f"checkpoint= cannot be combined with memory=, time=, error= or stores=, got {checkpoint!r}; use memory= "
-            "alone, which takes the same budgets and recomputes what is worth it"
+            "alone, which takes the same budgets and chooses what to recompute by itself"
         )
     checkpoint = python_number(checkpoint)
     require_asked(checkpoint)
@@ -93,8 +93,8 @@ def with_plan(
     beside = ", ".join(f"{name}={value!r}" for name, value in others.items() if value is not None)
     if beside:
         raise ValueError(
-            f"plan must be given without {beside}: a saved plan is followed as it is. Leave {beside.split('=')[0]} out "
-            "to follow it, or leave plan out to make a new plan"
+            f"plan= cannot be combined with {beside}, because a saved plan is used unchanged. Leave "
+            f"{beside.split('=')[0]} out to use the saved plan, or leave plan out to make a new one"
         )
     plan = read_plan(given)
     require_this_torch(plan)
@@ -105,7 +105,7 @@ def with_plan(
         level, options = own, {**changed, **options}
     found = resolve_level(level, options)
     if found != plan.level and not (plan.level is None and found.off):
-        rule = "left out beside a plan that was made without one" if plan.level is None else "that of the plan"
+        rule = "left out with a plan that was made without a level" if plan.level is None else "that of the plan"
         title = "" if plan.level is None else f", {plan.level.title(own)}"
         raise ValueError(
             f"level must be {rule}{title}, got {found.title(level)}; leave level and its options out, or make another "
@@ -158,7 +158,7 @@ def require_asked(asked: object) -> None:
     try:
         require_budget(asked)
     except ValueError as error:
-        raise ValueError(f"checkpoint must be 'optimal', a Plan or a budget, and as such: {error}") from None
+        raise ValueError(f"checkpoint must be 'optimal', a Plan or a valid budget: {error}") from None
 
 
 def require_same_model(plan: Plan, model: nn.Module) -> None:
@@ -205,14 +205,14 @@ def require_at(plan: Plan, level: Level) -> None:
     if plan.level is not None and plan.level != level:
         name = next((name for name, known in LEVELS.items() if known == plan.level), None)
         raise ValueError(
-            f"checkpoint must be a plan for this level, got one for {name or plan.level}, which says how everything is "
-            f"stored; call compress_model with that level{'' if name is None else f', level={name!r},'} and "
-            "checkpoint=plan"
+            f"checkpoint must be a plan for this level, got a plan for {name or plan.level}; call compress_model "
+            f"with that level{'' if name is None else f', level={name!r},'} and checkpoint=plan"
         )
     if plan.level is None and plan.candidates is not None and not level.off:
         raise ValueError(
-            "checkpoint must be a plan of integrations.checkpoint.plan beside a level, which says how everything is "
-            "stored, got one that has a store for each value; leave out the level: integrations.apply(model, plan)"
+            "checkpoint must be a plan of integrations.checkpoint.plan if a level is given, because the level "
+            "chooses how tensors are stored; got a plan that chooses this for each value. Leave the level out: "
+            "integrations.apply(model, plan)"
         )
 
 

@@ -9,7 +9,7 @@ from integrations.planner.plans import Plans
 from integrations.report.words import format_bytes
 from integrations.runtime.compiled.joint_plans import JOINT, JointPlan
 
-NO_PLAN = "No plan yet of what backward recomputes"
+NO_PLAN = "No recomputation plan yet"
 
 
 def describe_plan(plans: Plans, measuring: Remeasuring | None, codec: Codec | None) -> str:
@@ -26,8 +26,8 @@ def describe_plan(plans: Plans, measuring: Remeasuring | None, codec: Codec | No
         return _describe_joint(joint, plans)
     count = len(plan.segments)
     peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
-    again = f"what {count} segment{'' if count == 1 else 's'} of the forward made" if count else "nothing"
-    stored = _describe_error(plan, measuring) if codec is None else f", what is kept stored by {codec}"
+    again = f"{count} segment{'' if count == 1 else 's'} of the forward" if count else "nothing"
+    stored = _describe_error(plan, measuring) if codec is None else f", kept tensors stored by {codec}"
     exactly = ", nothing rounded for create_graph=True" if plan.graph.double_backward else ""
     chunks = ", the loss in chunks" if plan.chunked is not None else ""
     return f"By a plan{plans.condition}: {peak}{stored}{exactly}{chunks}; backward recomputes {again}"

@@ -356,8 +356,8 @@ class PlanManager:
                 if free is not None:
                     error.add_note(f"memory={free}.")
                 error.add_note(
-                    "The model waits for a plan, and each training forward asks for one again: call "
-                    "integrations.restore_model(model) first, then compress_model with other bounds."
+                    "The model has no plan yet, and each training forward tries again to make one. To try other "
+                    "bounds, call integrations.restore_model(model) first, then compress_model."
                 )
                 raise
             return self.plans  # the level's average was within the bounds, and other bits have the same one

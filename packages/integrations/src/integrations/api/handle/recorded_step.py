@@ -85,7 +85,7 @@ class RecordedStep:
         if self._obstacle:
             raise Unmeasured(self._obstacle)
         if has_compiled_parts(all_modules(model)[1:]):  # they would be compiled once more for the step aside
-            raise Unmeasured("torch compiles parts of the model by themselves")
+            raise Unmeasured("parts of the model are compiled by torch separately")
         if tensor_versions(self._args, self._kwargs) != self._versions:
             raise Unmeasured("its inputs were overwritten in place after the step")
         if starts is not None and all(start is None for start in starts):
@@ -95,7 +95,7 @@ class RecordedStep:
         if has_gradients(model) and not fits_beside_gradients(self._base, self.plan):
             self.plan = self._base.accumulating
             if not self.plan.choice.rounds:
-                raise UnmeasuredStep("the plan that fits beside its gradients rounds nothing")
+                raise UnmeasuredStep("with gradients present, the plan that fits the budget rounds nothing")
         with _under(self._autocast):
             found = measured_errors(model, self._args, self._kwargs, self.plan, starts=starts, changes_inputs=False)
         if tensor_versions(self._args, self._kwargs) != self._versions:

@@ -144,7 +144,7 @@ class Remeasuring:
             self._next = due + 1 + min(1 << self._failures - 1, _MOST_WAITED)
             self.why = (mine if isinstance(mine, Failure) else failed[0]).why
             if self._failures == _MANY and not self._has_to_raise:
-                self._tell("unmeasured", f"{self._failed(model)}. Plans keep to it by their estimates alone")
+                self._tell("unmeasured", f"{self._failed(model)}. Plans keep this bound only by their estimates")
             return
         self._next, self._failures, self._lasting = _after(due), 0, 0
         found = _largest([one for one in tried if isinstance(one, GradientErrors)])
@@ -164,8 +164,8 @@ class Remeasuring:
         if self._has_to_raise:
             self._next = self._failures = self._lasting = 0
             raise RuntimeError(
-                f"{self._failed(model)}. Remove what prevents it, or pass fallback='least' to go on by the estimates "
-                "of plans, which handle.monitor(closure) can check, or leave error= out for exact gradients"
+                f"{self._failed(model)}. Remove the cause, pass fallback='least' to rely on the estimates of plans "
+                "(handle.monitor(closure) can check them), or leave error= out for exact gradients"
             )
 
     @property

@@ -26,8 +26,8 @@ def takes_less(handle: HandleState, session: RunningSession, error: BaseExceptio
         warn(
             f"memory ran out in the forward of {followed.model}, whose plan has an activation peak of "
             f"{format_bytes(followed.peak)}. From now on it is planned for 10 % less, and this forward runs a second "
-            "time from its start: its Python code and the hooks of its submodules run twice in this step. To plan so "
-            f"from the start, pass {less_in_words(followed)}"
+            "time from its start: its Python code and the hooks of its submodules run twice in this step. To use "
+            f"this budget from the start, pass {less_in_words(followed)}"
         )
         return True
     if is_out_of_memory(error):

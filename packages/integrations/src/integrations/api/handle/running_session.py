@@ -80,11 +80,11 @@ class EarlierRun:
         """
         if not self.raised and self._saved() is not None and gc.collect() is not None and self._saved() is not None:
             raise RuntimeError(
-                f"{type(model).__name__}'s forward took another path than the planned one and ran a second time, and "
-                "an object still holds a tensor of the first run with its history, such as an entry of a global list: "
-                "a gradient through it would be above the bound on the error. Later forwards use at least 8 bits. To "
-                "use them from the start, pass stores=('recompute', 'exact', '8 bits', 'host') to compress_model; or "
-                "detach the tensor"
+                f"{type(model).__name__}'s forward took another path than the planned one and ran a second time, but "
+                "an object, such as a global list, still holds a tensor of the first run with its autograd graph: a "
+                "gradient through this tensor would exceed the bound on the error. Later forwards use at least 8 "
+                "bits. To use them from the start, pass stores=('recompute', 'exact', '8 bits', 'host') to "
+                "compress_model; or detach the tensor"
             )
 
 
@@ -256,8 +256,8 @@ def within(session: RunningSession) -> Iterator[Session]:
 
 
 _TOO_LARGE = (
-    f"the forward makes more than {MOST_NODES} nodes of autograd's graph, and torch cannot free one of which so many "
-    "are looked at, so that all has the level's fixed bits; torch.compile and checkpoints make fewer"
+    f"the forward makes more than {MOST_NODES} autograd nodes, and torch cannot free a graph after so many of its "
+    "nodes were read. All tensors keep the level's fixed bits; torch.compile and checkpoints make fewer nodes"
 )
 _ROUNDED = "GroupAffine"  # the beginning of such a codec's name
 
@@ -278,9 +278,9 @@ def _judge_measurement(handle: HandleState, probe: Probe, records: Sequence[Reco
 def _why_not(records: Sequence[Record]) -> str:
     places = [_get_place(record) for record in records if _is_rounded(record)]
     if not places:
-        return "nothing is quantised, so there are no bits to plan"
-    listed = " and ".join(sorted(set(places)))
-    return f"all that is quantised is {listed}, where nothing can be measured, and has the level's fixed bits"
+        return "no tensor is quantized, so there are no bits to plan"
+    listed = " or ".join(sorted(set(places)))
+    return f"each quantized tensor is {listed}, where nothing can be measured, so all keep the level's fixed bits"
 
 
 def _is_rounded(record: Record) -> bool:
@@ -293,4 +293,4 @@ def _get_place(record: Record) -> str:
         return "in compiled code"
     if record.saved.operator == CHECKPOINT:
         return "an input of a checkpoint"
-    return "where no node of autograd's graph is seen, as under torch.vmap"
+    return "where no autograd node is visible, as under torch.vmap"

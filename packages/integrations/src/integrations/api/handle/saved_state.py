@@ -93,8 +93,9 @@ def _plans_of_state(
     codec = None if before is None or not level.off else before.codec
     if state.get("codec") is not None and codec is None:
         warn(
-            f"the state is of a {get_class(model).__name__} that stored what its plan keeps by {state['codec']}, "
-            "which no state holds: give integrations.checkpoint.apply the codec, then load the state"
+            f"the state is of a {get_class(model).__name__} whose plan stored kept tensors with "
+            f"codec={state['codec']}, and a state does not contain the codec: pass codec= to "
+            "integrations.checkpoint.apply, then load the state"
         )
     found = PlanManager(model, asked, level, shapes, codec)
     found.together = of_type(bool, state.get("together", False), "together") and distributed()
@@ -143,9 +144,7 @@ def take_over(handle: Compression, state: Mapping[str, Any]) -> None:
     manager = handle._plan_manager if state["version"] < 5 else _restored_plan_manager(handle, level, state)
     adaptive = state.get("adaptive")
     if state["version"] > 1 and (adaptive is None) == adapts(level):
-        wanted = (
-            "have what it has measured: state_dict returned that as 'adaptive'" if adapts(level) else "have no plan"
-        )
+        wanted = "have its measurements, which state_dict returned as 'adaptive'" if adapts(level) else "have no plan"
         raise ValueError(f"the state of {level.title(state['level'])} must {wanted}, got {adaptive!r:.80}")
     handle._adapter.load(adaptive, handle.model)
     handle._monitor = monitor
@@ -169,8 +168,9 @@ def _get_monitor(handle: Compression, state: Mapping[str, Any] | None) -> Monito
     monitor = Monitor.of(state, closure)
     if state["closure"] and closure is None:
         handle.warn(
-            "the state is of a handle that was monitored by a closure, which no state holds: call "
-            f"handle.monitor(closure, every={monitor.settings.every}) before load_state_dict to go on so"
+            "the state is of a handle that was monitored with a closure, and a state does not contain the closure: "
+            f"to continue the monitoring, call handle.monitor(closure, every={monitor.settings.every}) before "
+            "load_state_dict"
         )
     return monitor
 

@@ -63,12 +63,14 @@ class CompressionCallback(lightning.Callback):
         if module is not None and not isinstance(module, str):
             raise TypeError(f"module must be the path of a submodule, such as 'net', or None, got {module!r}")
         if module == "":
-            raise ValueError("module must be the path of a submodule, such as 'net', got ''; None is all of it")
+            raise ValueError(
+                "module must be the path of a submodule, such as 'net', got ''; None means the whole module"
+            )
         for name in ("checkpoint", "memory", "time", "error", "stores", "plan"):
             if module is None and arguments.get(name) is not None:
                 raise ValueError(
-                    f"{name} takes a module, got module=None: a plan is made for the call of a module, and not for "
-                    "training_step; name the submodule that training_step calls, such as module='net'"
+                    f"{name} needs module=, got None: a plan is made for the call of a module, not for "
+                    "training_step. Name the submodule that training_step calls, such as module='net'"
                 )
         self.module = module
         self._training = CompressedTraining(level, report, restore, resume, arguments)

@@ -157,12 +157,12 @@ class CompressedTraining:
         elif (None if handle._plan_manager is None else handle._plan_manager.asked) != self.asked:
             difference = f"with another plan than the {self._asker}'s: {_in_words(self.asked)}"
         elif (Conversions.of(handle.model) or Conversions()) != self.exchanges:
-            difference = f"with another choice of activations, linear, layers and loss than the {self._asker}'s"
+            difference = f"with other values of activations, linear, layers or loss than the {self._asker}'s"
         else:
             return
         raise ValueError(
-            f"{type(handle.model).__name__} is compressed already, {difference}: give the {self._asker} what "
-            "compress_model got, or call integrations.restore_model(model) before training"
+            f"{type(handle.model).__name__} is compressed already, {difference}: give the {self._asker} the "
+            "arguments that compress_model got, or call integrations.restore_model(model) before training"
         )
 
     def go_on(self, handle: Compression, state: Mapping[str, Any]) -> None:
@@ -177,8 +177,8 @@ class CompressedTraining:
         other = None if exchanged is None else next((name for name in ours if exchanged.get(name) != ours[name]), None)
         if exchanged is not None and other is not None:
             raise ValueError(
-                f"{other} must be what it was in the run that the checkpoint is of, got {ours[other]} in the place of "
-                f"{exchanged.get(other)}: give the {self._asker} that{self._anew}"
+                f"{other} must be the same as in the run of the checkpoint, {exchanged.get(other)}, got "
+                f"{ours[other]}: give the {self._asker} the value of that run{self._anew}"
             )
         known = {"level", "options"} <= state.keys()
         level = resolve_level(state["level"], state["options"]) if known else self.level
@@ -193,8 +193,8 @@ class CompressedTraining:
         if asked != wanted and (wanted is not None or isinstance(asked, Mapping)):
             theirs = f"plan({Bounds.of(asked)})" if isinstance(asked, Mapping) else "no such plan"
             raise ValueError(
-                f"the checkpoint is of a run with {theirs}, and the {self._asker}'s has "
-                f"{_in_words(self.asked)}: give the {self._asker} the same memory, time, error and stores{self._anew}"
+                f"the checkpoint is of a run with {theirs}, but the {self._asker} has {_in_words(self.asked)}: give "
+                f"the {self._asker} the same memory, time, error and stores{self._anew}"
             )
         handle.load_state_dict(state)
 

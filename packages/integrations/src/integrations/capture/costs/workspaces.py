@@ -142,7 +142,7 @@ def _on_cpu(calls: Sequence[bytes]) -> Mapping[int, Cost]:
             capture_output=True,
         )
     except OSError as error:
-        warn(f"the operators' workspaces are taken to be none: the process that measures them did not start: {error}")
+        warn(f"the operators' workspaces are counted as 0 bytes: the process that measures them did not start: {error}")
         return {}
     found: dict[int, Cost] = {}
     for line in child.stdout.decode(errors="replace").splitlines():
@@ -152,8 +152,8 @@ def _on_cpu(calls: Sequence[bytes]) -> Mapping[int, Cost]:
     if child.returncode:
         last = (child.stderr.decode(errors="replace").strip().splitlines() or ["it wrote nothing"])[-1]
         warn(
-            f"the workspaces of some operators are taken to be none: the process that measures them ended with code "
-            f"{child.returncode} after {len(found)} of {len(calls)}: {last:.200}"
+            "the workspaces of some operators are counted as 0 bytes: the process that measures them ended with "
+            f"code {child.returncode} after {len(found)} of {len(calls)}: {last:.200}"
         )
     return found
 

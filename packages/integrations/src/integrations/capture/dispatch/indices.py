@@ -221,4 +221,4 @@ def _forget(traits: Traits, written: list[Tensor]) -> None:
                 found.valid = False
                 mixed |= found.shared
     if mixed:
-        raise MixedIndices(f"{traits.name} writes what depends on elements into integers or truth values")
+        raise MixedIndices(f"{traits.name} writes values that depend on elements into integer or bool tensors")

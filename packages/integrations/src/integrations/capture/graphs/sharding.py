@@ -223,8 +223,8 @@ def whole_parameters(model: nn.Module) -> dict[int, tuple[torch.dtype, torch.dev
                 continue
             if sum(not placement.is_replicate() for placement in parameter.placements) > 1:
                 raise NoPartCaptured(
-                    "its parameters are cut by fully_shard and in tensor parallel, and a plan needs them cut by one of "
-                    f"them: {name} of a {get_class(module).__name__} is placed as {parameter.placements}"
+                    "its parameters are sharded both by fully_shard and by tensor parallelism, but a plan supports "
+                    f"only one of them: {name} of a {get_class(module).__name__} is placed as {parameter.placements}"
                 )
             device = torch.device(parameter.device_mesh.device_type)
             kept = parameter.dtype if dtype is None or not parameter.is_floating_point() else dtype

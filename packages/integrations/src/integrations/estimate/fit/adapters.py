@@ -30,7 +30,7 @@ def with_adapters(model: nn.Module, lora: Any) -> nn.Module:
     try:
         import peft
     except ImportError as error:
-        raise ImportError("lora needs peft, whose adapters are meant: pip install peft") from error
+        raise ImportError("lora needs the library peft: pip install peft") from error
     targets = options.pop("targets", _ALL)
     if isinstance(targets, str) and targets != _ALL:
         targets = targets.split("+")  # by name: peft takes a single string for a pattern of whole paths

@@ -131,7 +131,7 @@ class Fit:
         for way in self.ways:
             if way.name == name:
                 return way
-        raise KeyError(f"no way {name!r} among {', '.join(way.name for way in self.ways)}")
+        raise KeyError(f"the name must be one of {', '.join(way.name for way in self.ways)}, got {name!r}")
 
     def to_json(self) -> str:
         """All of it as JSON, in bytes, with ``fits``, ``code`` and ``total``."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from integrations._utils.older_names import accepts_older_names
 from integrations._utils.progress import shows_planning
 from integrations.capture.loss import Loss, require_loss
 from integrations.estimate.fit.answer import Fit
@@ -18,7 +19,7 @@ from integrations.estimate.fit.layers import find_blocks
 from integrations.estimate.fit.profile import Profile
 from integrations.estimate.fit.profiles import Profiles
 from integrations.estimate.fit.static_memory import Standing, count_static_memory
-from integrations.estimate.fit.trainings import Training, make_training
+from integrations.estimate.fit.trainings import Training, join_inputs, make_training
 from integrations.estimate.fit.ways import PLANNED, WAYS, Room, Tried, Tries
 from integrations.estimate.forecast.dtypes import read_precision
 from integrations.planner.bounds import USUAL_ERROR
@@ -28,10 +29,12 @@ from integrations.planner.optimizers import find_optimizer, nbytes
 from integrations.report.words import format_bytes
 
 
+@accepts_older_names(args="sample", criterion="loss")
 @shows_planning
 def fit(
     model: Any,
-    sample: Any = None,
+    args: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
     *,
     memory: Budget,
     optimizer: str = "adamw",
@@ -39,7 +42,7 @@ def fit(
     lora: Any = None,
     batch: int | None = None,
     tokens: int | None = None,
-    loss: Loss | None = None,
+    criterion: Loss | None = None,
     ranks: int = 1,
     accumulate: bool = False,
     error: float = USUAL_ERROR,
@@ -48,48 +51,54 @@ def fit(
     reserve: float = RESERVE,
     device: str | None = None,
 ) -> Fit:
-    """Tells whether a training fits into memory, and what to change so that it does.
+    """Compute whether a training fits into memory, and which change makes it fit.
 
     ::
 
         fit = integrations.fit(model, {"input_ids": ids, "labels": ids}, memory="24GiB", optimizer="adamw")
-        print(fit)  # what takes the memory, the ways to train, and the line of code for the cheapest that fits
+        print(fit)  # the parts of the memory, the ways to train, and the line of code for the cheapest that fits
         fit.fits, fit.code, fit.largest_batch, fit.longest
 
-    Nothing is computed, and no memory is taken: forward and backward of a copy run on tensors without elements. Of a
-    model whose layers are alike, steps of two and of three layers are captured and continued to all of them, once a
-    third capture has shown that they lie on a line.
+    Nothing is computed, and no memory is taken: forward and backward of a copy run on tensors without data. If all
+    layers of a model are alike, steps with two and with three layers are captured and extrapolated linearly to all
+    layers, after a third capture has confirmed the line.
 
-    Counted are weights, gradients, optimizer states, the inputs, and of forward, backward and the optimizer's step what
-    is alive at the highest moment, to the byte of each tensor. Not counted are the CUDA context, what the allocator
-    cannot use, and workspaces of kernels: ``reserve`` leaves room for these.
+    It counts weights, gradients, optimizer states, inputs, and the tensors that are alive at the peak of forward,
+    backward and the optimizer's step, to the byte of each tensor. It does not count the CUDA context, fragmentation,
+    and workspaces of kernels: ``reserve`` leaves room for these.
 
     Args:
-        model: a module on any device, ``meta`` too, which is not touched; or a configuration of transformers, a model
-            type, or the path of a ``config.json``. One that is compressed is judged as it is without that.
-        sample: the inputs of one training step: a mapping by name, a tuple, or the only one; numbers may be on
-            ``meta``. A language model's has labels. ``None``: tokens of the size of ``batch`` and ``tokens``.
-        memory: bytes of the device, as an int or a string such as ``"24GiB"``; or, if the device is here, a fraction of
-            it, such as ``0.9`` or ``"90%"``, or ``"auto"`` for what is free and what the model has allocated there
-            already, as for ``compress_model``. ``"least"`` tries all ways and answers with the one of the least memory.
+        model: a module on any device, also ``meta``, which stays unchanged; or a configuration of transformers, a model
+            type, or the path of a ``config.json``. For a compressed model, the result is that of the model without
+            compression.
+        args: the inputs of one training step, as for ``integrations.plan``: a tuple, a mapping by name, or the only
+            input; floating-point tensors may be on ``meta``. Those of a language model have labels. ``None``: ``batch``
+            sequences of ``tokens`` tokens. ``sample`` is an older name.
+        kwargs: further inputs by name.
+        memory: bytes of the device, as an int or a string such as ``"24GiB"``; or, if the device is available, a
+            fraction of its memory, such as ``0.9`` or ``"90%"``, or ``"auto"`` for its free memory plus the memory that
+            the model has allocated there, as for ``compress_model``. ``"least"`` tries all ways and returns the one
+            with the least memory.
         optimizer: one of ``sgd``, ``momentum``, ``adam``, ``adamw``, ``adamw-fused``, ``adamw-8bit``, ``adafactor``,
             ``lion``, ``muon``.
         dtype: of the weights: ``"float32"``, ``"bfloat16"``, ``"float16"``, or one of the latter with ``-mixed``, which
             is autocast over weights in float32. ``None``: the model's own.
-        lora: train adapters alone: a rank, ``"r=16"``, or a mapping of the arguments of ``peft.LoraConfig``, with
+        lora: train only LoRA adapters: a rank, ``"r=16"``, or a mapping of the arguments of ``peft.LoraConfig``, with
             ``targets`` for ``target_modules`` (``"all-linear"``).
-        batch, tokens: sizes of the inputs, to which a sample is repeated or cut; 1 and 512 without a sample.
-        loss: from the model's output to what is differentiated; ``None`` for the loss that the model returns.
-        ranks: processes that share weights, gradients and states by FSDP2, of whose units two are whole at once.
-        accumulate: whether steps add to gradients that are there, instead of making them.
+        batch, tokens: sizes of the inputs, to which ``args`` are repeated or cut; 1 and 512 without ``args``.
+        criterion: a function that takes the model's output and returns the loss; ``None`` for the loss that the model
+            returns. ``loss`` is an older name.
+        ranks: the number of processes that shard weights, gradients and states with FSDP2, two of whose units are
+            gathered at once.
+        accumulate: whether steps accumulate gradients, instead of making them.
         error: bound on the gradient's relative error in the way ``"plan"``.
-        ways: those to try, of ``plain``, ``chunked``, ``recompute``, ``lean``, ``plan``, ``checkpoint``. ``None``: all,
-            but for plans if something before them fits.
-        grow: whether the largest batch and the longest sequences that fit are looked for, which takes as long again.
-        reserve: the part of the memory that is left to what is not counted, from 0 to below 1; for ``"auto"``, of the
-            device's memory. ``compress_model(memory="auto")`` leaves 0.05.
-        device: ``"cuda"`` or ``"cpu"``: how the optimizer's step updates parameters, all at once or one by one.
-            ``None``: the model's device, and ``"cuda"`` for one on ``meta`` or a configuration.
+        ways: the ways to try, of ``plain``, ``chunked``, ``recompute``, ``lean``, ``plan``, ``checkpoint``. ``None``:
+            all; plans only if no cheaper way fits.
+        grow: whether to find the largest batch and the longest sequences that fit, which takes as long again.
+        reserve: the fraction of the memory that is reserved for memory that is not counted, at least 0 and below 1; for
+            ``"auto"``, of the device's memory. ``compress_model(memory="auto")`` reserves 0.05.
+        device: ``"cuda"`` or ``"cpu"``: whether the optimizer's step updates all parameters at once or one by one.
+            ``None``: the model's device, and ``"cuda"`` for a model on ``meta`` or a configuration.
 
     Returns:
         The answer.
@@ -97,21 +106,24 @@ def fit(
     Raises:
         ImportError: ``lora`` without peft, or a configuration without transformers.
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range; a language model's sample has no labels;
-            ``ways`` names the loss in chunks, and the head is no linear layer; or the weights alone take more than the
+        ValueError: an argument is out of range; the ``args`` of a language model have no labels;
+            ``ways`` names ``"chunked"``, but the head is not a linear layer; or the weights alone take more than the
             memory.
         Exception: what the model raises with these inputs.
     """
     chosen, precision = find_optimizer(optimizer), read_precision(dtype)
-    require_loss(loss)
+    require_loss(criterion)
     require_error(error)
     _require_counts(batch=batch, tokens=tokens, ranks=ranks)
     _require_ways(ways)
     if isinstance(reserve, bool) or not isinstance(reserve, int | float) or not 0 <= reserve < 1:
-        raise ValueError(f"reserve must be a part of the memory from 0 to below 1, such as 0.05, got {reserve!r}")
+        raise ValueError(
+            f"reserve must be a fraction of the memory, at least 0 and below 1, such as 0.05, got {reserve!r}"
+        )
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device must be 'cpu', 'cuda' or None, got {device!r}")
-    training = make_training(model, sample, batch, tokens, precision, lora, loss, device)
+    sample = join_inputs(args, kwargs)
+    training = make_training(model, sample, batch, tokens, precision, lora, criterion, device)
     least = memory == LEAST
     given, available = (0, 0) if least else _find_memory(memory, model, sample, training, reserve)
     blocks = find_blocks(training.model)
@@ -162,7 +174,9 @@ def _best(tried: Sequence[Tried]) -> Tried:
     """The first way that fits, or else the one of the least memory."""
     known = [one for one in tried if one.profile is not None]
     if not known:
-        raise ValueError("ways must name one that this model and this memory have; ways=None tries all")
+        raise ValueError(
+            "ways must name at least one that is available for this model and this memory; ways=None tries all"
+        )
     return next((one for one in known if one.way.fits), min(known, key=lambda one: one.way.peak))
 
 
@@ -192,7 +206,7 @@ def _notes(optimizer: str, ranks: int, scaled: bool, short: bool) -> tuple[str, 
         found.append("FSDP2 is taken to shard each layer and the rest, and to gather two layers at once.")
     if scaled:
         found.append(
-            "Larger inputs are judged by the same plan, whose bytes grow with them; planned for, more may fit."
+            "Larger inputs are estimated by scaling the bytes of the same plan; with a plan of their own, more may fit."
         )
     if short:
         found.append("Longer sequences would fit, but the model has no positions for them.")
@@ -240,6 +254,7 @@ def _require_room(standing: Standing, available: int, memory: int, reserve: floa
     if standing.weights <= available:
         return
     raise ValueError(
-        f"memory must be more than the weights alone take, {format_bytes(standing.weights)}, got {format_bytes(memory)}"
-        f" with reserve={reserve:g}; take weights of 16 bits (dtype='bfloat16'), or share them (ranks=8)"
+        f"memory must be more than the weights alone take, {format_bytes(standing.weights)}, got "
+        f"{format_bytes(memory)} with reserve={reserve:g}; use 16-bit weights (dtype='bfloat16'), or shard them "
+        "(ranks=8)"
     )

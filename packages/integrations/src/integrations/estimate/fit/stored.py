@@ -98,6 +98,6 @@ def _row_key(row: Row) -> tuple[str, str, str, tuple[int, ...]]:
 
 def _other(level: str) -> RuntimeError:
     return RuntimeError(
-        f"the forward saves other tensors at level={level!r} than without: leave this level out of ways, or ask "
-        f"integrations.forecast(model, inputs, level={level!r}) for what it stores"
+        f"the forward saves other tensors at level={level!r} than without: leave this level out of ways, or call "
+        f"integrations.forecast(model, inputs, level={level!r}) to see the tensors that it stores"
     )

@@ -29,9 +29,9 @@ def make_table(fit: Fit) -> str:
 def _title(fit: Fit) -> str:
     ranks = f" on each of {fit.ranks} ranks" if fit.ranks > 1 else ""
     return (
-        f"{fit.model}: {format_bytes(fit.memory)}{ranks}, of which {format_bytes(fit.memory - fit.available)} are left "
-        "to what is not counted; "
-        f"{fit.optimizer}; {fit.standing.parameters:,} parameters, {fit.standing.trained:,} of them trained"
+        f"{fit.model}: {format_bytes(fit.memory)}{ranks}, of which {format_bytes(fit.memory - fit.available)} are "
+        f"reserved for memory that is not counted; {fit.optimizer}; {fit.standing.parameters:,} parameters, "
+        f"{fit.standing.trained:,} of them trained"
     )
 
 
@@ -56,7 +56,7 @@ def _shown(fit: Fit) -> list[Way]:
 
 def _parts(fit: Fit) -> Table:
     table = Table()
-    table.add_column("at its highest")
+    table.add_column("at the peak")
     shown = _shown(fit)
     for way in shown:
         table.add_column(way.name, justify="right")

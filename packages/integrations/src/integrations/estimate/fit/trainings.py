@@ -101,6 +101,19 @@ class Training:
         return nullcontext() if self.autocast is None else torch.autocast("cpu", dtype=self.autocast)
 
 
+def join_inputs(args: Any, kwargs: Mapping[str, Any] | None) -> Any:
+    """Return the inputs of a step as one argument of ``make_training``.
+
+    Raises:
+        ValueError: both are mappings.
+    """
+    if kwargs is None:
+        return args
+    if isinstance(args, Mapping):
+        raise ValueError("kwargs must be None where args is a mapping; put all into one of them")
+    return Inputs(() if args is None else tuple(args) if isinstance(args, tuple | list) else (args,), kwargs)
+
+
 def make_training(
     model: Any,
     sample: Any,
@@ -125,7 +138,7 @@ def make_training(
         if sample is None:
             if not hasattr(model, "config"):
                 raise ValueError(
-                    f"sample must be the inputs of a training step of the {name}, such as (images,) or "
+                    f"args must be the inputs of a training step of the {name}, such as (images,) or "
                     "{'input_ids': ids, 'labels': ids}, got None"
                 )
             given = hf.of_config(model.config, batch or _BATCH, tokens or _TOKENS)
@@ -182,8 +195,8 @@ def _require_labels(training: Training) -> None:
         given = known.bind(*training.args, **training.kwargs).arguments
         if given.get(_LABELS) is None:
             raise ValueError(
-                f"sample must have labels, with which {training.name} computes its loss, got {', '.join(given)}; "
-                "add labels=, as in {'input_ids': ids, 'labels': ids}, or give loss=, a function of the output"
+                f"args must have labels, with which {training.name} computes its loss, got {', '.join(given)}; "
+                "add labels=, as in {'input_ids': ids, 'labels': ids}, or give criterion=, a function of the output"
             )
 
 

@@ -137,7 +137,7 @@ class Tries:
 
     def _lean(self) -> Tried:
         code = _COMPRESS.format(f'level="lean"{self._loss}')
-        note = "rounds to 4 to 6 bits; compression(model).gradient_error(closure) measures what that does"
+        note = "rounds to 4 to 6 bits; compression(model).gradient_error(closure) measures the gradient's error"
         chunked = not self._profiles.unchunked
         return self._way("lean", code, "lean", chunked, error=None, note=note)
 

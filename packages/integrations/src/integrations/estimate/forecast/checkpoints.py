@@ -40,8 +40,8 @@ def checkpoint(model: nn.Module) -> None:
     """
     if not checkpoints(model):
         raise ValueError(
-            f"{type(model).__name__} has no gradient checkpointing of its own to switch on, as models of timm and "
-            "transformers have; leave it out, or plan what is recomputed: integrations.checkpoint.plan"
+            f"{type(model).__name__} has no gradient checkpointing to enable, unlike models of timm and "
+            "transformers; leave the option out, or make a recomputation plan: integrations.checkpoint.plan"
         )
     if not hasattr(model, _TRANSFORMERS):
         enable: Any = getattr(model, _TIMM)

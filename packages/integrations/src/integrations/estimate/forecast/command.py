@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from integrations._utils.autocast import autocast_as_on
+from integrations._utils.command_line import count
 from integrations._utils.whole_files import write_text
 from integrations.api import plan as planning
 from integrations.estimate.forecast import hf, pyg, timm
@@ -36,9 +37,9 @@ def add_to(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "report",
         help="where would a model's memory go, and what would a level save?",
-        description="Says what autograd would keep of one forward, by module, and what a level would keep instead. "
-        "The forward runs on tensors without elements, which take no memory; one that looks at elements is run for two "
-        "small batches. Nothing is trained.",
+        description="Print the tensors that autograd would save in one forward, by module, and their size at a "
+        "level. The forward runs on tensors without data, which take no memory; a forward that reads "
+        "tensor values runs on two small batches. Nothing is trained.",
     )
     parser.set_defaults(command=run)
     subject = parser.add_argument_group("the model, one of").add_mutually_exclusive_group(required=True)
@@ -50,40 +51,43 @@ def add_to(commands: Any) -> None:
     )
 
     inputs = parser.add_argument_group("its inputs")
-    inputs.add_argument("--batch", type=_count, default=8, help="images or sequences; default: 8")
-    inputs.add_argument("--image-size", type=_count, metavar="PIXELS", help="of a side; default: the model's own")
-    inputs.add_argument("--length", type=_count, default=128, help="tokens or samples of a sequence; default: 128")
+    inputs.add_argument("--batch", type=count, default=8, help="number of images or sequences; default: 8")
+    inputs.add_argument("--image-size", type=count, metavar="PIXELS", help="height and width; default: the model's own")
+    inputs.add_argument(
+        "--length", type=count, default=128, help="number of tokens or samples of a sequence; default: 128"
+    )
     graph = {"--nodes": 2708, "--edges": 10556, "--features": 1433, "--hidden": 64, "--classes": 7, "--layers": 2}
     for name, default in graph.items():
-        inputs.add_argument(name, type=_count, default=default, help=f"of --pyg; default: {default}")
+        inputs.add_argument(name, type=count, default=default, help=f"for --pyg; default: {default}")
 
-    parser.add_argument("--dtype", help=f"of weights and numbers, one of {', '.join(NAMES)}; default: the model's own")
+    parser.add_argument("--dtype", help=f"of weights and inputs, one of {', '.join(NAMES)}; default: the model's own")
     parser.add_argument(
         "--checkpoint",
         action="store_true",
-        help="switch on the model's own gradient checkpointing, of timm or transformers",
+        help="enable the model's own gradient checkpointing (timm and transformers)",
     )
     inputs.add_argument(
+        "--criterion",
         "--loss",
         choices=("cross_entropy", "none"),
         default="cross_entropy",
-        help="of what the model returns, where that is no loss already; default: cross_entropy",
+        help="loss of the model's output if the model does not return a loss; default: cross_entropy",
     )
 
     parser.add_argument(
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="whose operators are meant; cuda needs no GPU; default: cpu",
+        help="device of the operators; cuda needs no GPU; default: cpu",
     )
     parser.add_argument("--level", help=f"one of {', '.join(LEVELS)}; default: L1")
     parser.add_argument(
         "--option", nargs="+", default=[], metavar="NAME=VALUE", help="options of the level: bits=3 min_bytes=4096"
     )
-    plan = parser.add_argument_group("a plan in place of a level, as in compress_model")
-    plan.add_argument("--memory", metavar="BYTES", help="that forward and backward may take: 8GiB, 40%%, least")
-    plan.add_argument("--error", type=float, help="that the gradient may have, relative; default: 0, exact")
-    exchanged = parser.add_argument_group("layers to exchange for others that keep less, as in compress_model")
+    plan = parser.add_argument_group("a plan instead of a level, as in compress_model")
+    plan.add_argument("--memory", metavar="BYTES", help="memory budget of forward and backward: 8GiB, 40%%, least")
+    plan.add_argument("--error", type=float, help="bound on the gradient's relative error; default: 0, exact")
+    exchanged = parser.add_argument_group("layers to convert to ones that keep less, as in compress_model")
     exchanged.add_argument(
         "--activations", type=_word_or_number, metavar="BITS", help="few-bit activations: fewbit (3 bits) or 1 to 8"
     )
@@ -94,7 +98,7 @@ def add_to(commands: Any) -> None:
     output = parser.add_argument_group("what to print and write")
     output.add_argument("--depth", type=int, default=1, help="print modules down to this depth; default: 1")
     output.add_argument("--all", action="store_true", help="print every tensor")
-    for name, what in (("--json", "all of it"), ("--plot", "a chart: .png, .svg or .pdf"), ("--html", "a page")):
+    for name, what in (("--json", "all results"), ("--plot", "a chart: .png, .svg or .pdf"), ("--html", "a page")):
         output.add_argument(name, type=Path, metavar="FILE", help=f"write {what}")
 
 
@@ -109,7 +113,7 @@ def run(options: argparse.Namespace) -> None:
     surroundings = nullcontext() if narrow is None else autocast_as_on(options.device, narrow)
     if options.memory is not None:
         with surroundings:
-            plan = _planned_for(subject, options.memory, options.error, options.loss != "none")
+            plan = _planned_for(subject, options.memory, options.error, options.criterion != "none")
         print(f"{subject.name}\n{plan}")
         _write(options, plan.to_json, plan.plot, plan.page)
         return
@@ -133,12 +137,12 @@ def _require_one_way(options: argparse.Namespace) -> None:
     exchanged = options.activations, options.linear, options.q_layers
     if options.level is not None or options.option or any(one is not None for one in exchanged):
         raise ValueError(
-            "--memory must stand alone, got a level, its options or layers to exchange beside it: a plan says of each "
-            "value how it waits for backward"
+            "--memory cannot be combined with a level, its options or layers to convert, because a plan chooses how "
+            "each tensor is stored: leave them out, or leave --memory out"
         )
     if options.device != "cpu":
         raise ValueError(
-            f"--device must be cpu with --memory, whose plan is of the CPU's operators; got {options.device}"
+            f"--device must be cpu with --memory, because plans are made for the CPU's operators; got {options.device}"
         )
 
 
@@ -147,7 +151,7 @@ def _forecast(
 ) -> Report:
     level = options.level or "L1"
     asked = {"activations": options.activations, "linear": options.linear, "layers": options.q_layers}
-    loss = None if options.loss == "none" else CROSS_ENTROPY
+    loss = None if options.criterion == "none" else CROSS_ENTROPY
     try:
         with surroundings:
             report = forecast(
@@ -155,14 +159,14 @@ def _forecast(
                 subject.args,
                 subject.kwargs,
                 level=level,
-                loss=loss,
+                criterion=loss,
                 device=options.device,
                 **asked,
                 **chosen,
             )
     except LooksAtElements as error:
         if options.device != "cpu":
-            raise LooksAtElements(f"{error}; or leave --device out: small batches are run then, on the CPU") from error
+            raise LooksAtElements(f"{error}; or leave --device out to run small batches on the CPU") from error
         batch = 1 if options.pyg else options.batch  # a graph is one
         report = scaled(lambda size: _subject(options, size, elements=True), batch, level, asked, loss, **chosen)
     return dataclasses.replace(report, model=subject.name)
@@ -204,13 +208,6 @@ def _print(title: str, content: Any) -> None:
         console = Console(width=_WIDTH)
     console.print(f"[bold]{title}[/bold]", highlight=False)
     console.print(content)
-
-
-def _count(text: str) -> int:
-    """A number of at least 1, as an argument's type."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text!r}")
-    return int(text)
 
 
 def _word_or_number(text: str) -> str | int | float:
@@ -259,6 +256,6 @@ def _planned_for(subject: Subject, memory: str, error: float | None, loss: bool)
         subject.kwargs,
         memory=budget_in(memory),
         error=error,
-        loss=starts,
+        criterion=starts,
         measure=False,
     )

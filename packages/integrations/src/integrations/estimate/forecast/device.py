@@ -23,7 +23,7 @@ def forecast_device(device: str | torch.device) -> torch.device:
             accepted.
         ValueError: there are no forecasts for this device.
     """
-    rule = "device must be 'cpu' or 'cuda', whose operators a forecast knows"
+    rule = "device must be 'cpu' or 'cuda', the devices that a forecast supports"
     if not isinstance(device, (str, torch.device)):
         raise TypeError(
             f"{rule}, as a string or a torch.device, got {device!r} ({type(device).__name__}); name the device, as "
@@ -35,8 +35,8 @@ def forecast_device(device: str | torch.device) -> torch.device:
         found = None
     if found is None or found.type not in ("cpu", "cuda"):
         raise ValueError(
-            f"{rule}, got {str(device)!r}; pass 'cuda' for a GPU, which need not be here, or 'cpu', whose operators "
-            "may save other tensors than those of another device"
+            f"{rule}, got {str(device)!r}; pass 'cuda', which needs no GPU here, or 'cpu', whose operators may save "
+            "other tensors than those of another device"
         )
     return torch.device("cuda", found.index or 0) if found.type == "cuda" else torch.device("cpu")
 

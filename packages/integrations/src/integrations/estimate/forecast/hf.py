@@ -118,7 +118,7 @@ def _of_file(path: Path, **options: Any) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(str(path), trust_remote_code=False, **options)
     except (AttributeError, KeyError, RecursionError, TypeError) as error:  # of damaged fields, as it takes them
-        raise ValueError(f"--hf must be a config.json of transformers, and {path} is none: {error!r:.200}") from error
+        raise ValueError(f"--hf must be a config.json of transformers, but {path} is not: {error!r:.200}") from error
 
 
 def _head(transformers: Any, config: Any) -> str:

@@ -25,12 +25,12 @@ from integrations.tracing.tensors import get_storage
 from integrations.tracing.tracker import CallTracker
 
 CROSS_ENTROPY = "cross_entropy"
-_WHY = "the loss is computed outside of the model, whose forward alone is compressed"
+_WHY = "the loss is computed outside of the model, and only the model's forward is compressed"
 _OWN = "The loss is the model's own"
-_GIVEN = "The loss is the one that was given"
+_GIVEN = "The loss is the given function"
 _ASSUMED = (
-    "The loss is assumed: cross entropy of what the model returns; --loss none leaves it out, loss= in Python takes "
-    "another"
+    "The loss is assumed to be the cross entropy of the model's output; --criterion none leaves it out, and "
+    "criterion= in Python sets another one"
 )
 
 
@@ -50,7 +50,7 @@ class LossPart:
 
 
 def require_loss(loss: object) -> None:
-    """Checks an argument ``loss``.
+    """Checks an argument ``criterion``.
 
     Raises:
         TypeError: it is neither callable nor a string.
@@ -59,9 +59,9 @@ def require_loss(loss: object) -> None:
     if loss is None or callable(loss):
         return
     if not isinstance(loss, str):
-        raise TypeError(f"loss must be None, {CROSS_ENTROPY!r}, or called with what the model returns; got {loss!r}")
+        raise TypeError(f"criterion must be None, {CROSS_ENTROPY!r}, or a function of the model's output; got {loss!r}")
     if loss != CROSS_ENTROPY:
-        raise ValueError(f"loss must be {CROSS_ENTROPY!r}, or a function of what the model returns; got {loss!r}")
+        raise ValueError(f"criterion must be {CROSS_ENTROPY!r}, or a function of the model's output; got {loss!r}")
 
 
 def make_part(output: Any, loss: Loss | str | None, storages: Storages) -> LossPart:

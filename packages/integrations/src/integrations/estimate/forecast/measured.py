@@ -21,8 +21,8 @@ def unmeasured(kind: str = "cpu") -> str:
         return ""
     name = f" ({torch.cuda.get_device_name()})" if kind == "cuda" and torch.cuda.is_available() else ""
     return (
-        f"device {kind}{name}: no figure of this project has been measured on this kind of device; "
-        "docs/benchmarks/gpu.md says what would be"
+        f"device {kind}{name}: this project has no measurements on this kind of device; docs/reference/benchmarks.md "
+        "lists the commands that measure it"
     )
 
 

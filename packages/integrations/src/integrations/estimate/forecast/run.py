@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from integrations._utils.older_names import accepts_older_names
 from integrations._utils.torch_internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -37,11 +38,15 @@ from integrations.tracing.tensors import tensors_in
 # Torch raises these if an operator's result, or its shape, depends on elements.
 _LOOKS = (DataDependentOutputException, DynamicOutputShapeException)
 
-NOTE = "A forecast: the forward ran on tensors without elements, as on {}; nothing was computed or trained."
+NOTE = "A forecast: the forward ran on tensors without data, as on {}; nothing was computed or trained."
 
-MEAN = "The level is adaptive: each tensor is shown in the average bits, and a plan spreads as many in all over them."
+MEAN = (
+    "The level is adaptive: each tensor is shown with the average bits; in training, a plan distributes the same "
+    "total over the tensors."
+)
 
 
+@accepts_older_names(criterion="loss")
 def forecast(
     model: nn.Module,
     args: Any = (),
@@ -51,16 +56,16 @@ def forecast(
     activations: str | int | Mapping[str, Any] | None = None,
     linear: str | float | Mapping[str, Any] | None = None,
     layers: str | Mapping[str, Any] | None = None,
-    loss: Loss | str | None = None,
+    criterion: Loss | str | None = None,
     device: str | torch.device = "cpu",
     **options: Any,
 ) -> Report:
-    """The report that a compressed model would give of its next forward, without running it.
+    """Return the report that a compressed model would give of its next forward, without running it.
 
-    The model's own forward runs on fake tensors, which have shapes and no elements, in a copy that has none either: it
-    takes no memory and the time of Python alone. Rows and bytes are those of the real forward on the CPU, or of one by
-    CUDA's operators, for which no GPU needs to be there. Small integers and truth values are computed, since masks and
-    indices decide which way a forward takes.
+    The model's own forward runs on fake tensors, which have shapes but no data, in a copy that has no data either: it
+    takes no memory, and only the time of Python. Rows and bytes are those of the real forward on the CPU, or with
+    CUDA's operators, which needs no GPU. Small integer and bool tensors are computed, since masks and indices choose
+    the path of a forward.
 
     ::
 
@@ -68,29 +73,29 @@ def forecast(
         print(report.table(depth=1))
 
     Args:
-        model: any module that is not compressed, on any device, ``meta`` too; it is not touched.
+        model: any module that is not compressed, on any device, also ``meta``; it stays unchanged.
         args: positional inputs, a tuple; or one input. Floating-point tensors may be on ``meta``, which has no memory.
         kwargs: inputs by name.
-        level: as for ``compress_model``; of an adaptive one, every tensor has the bits that a plan gives on average.
-        activations, linear, layers: as for ``compress_model``; the copy is exchanged.
-        loss: what the training computes of the model's output: a function of it, or ``"cross_entropy"`` of its logits.
-            What it saves has rows of its own, as it is, for a model's hooks do not see it. A model that returns its
-            loss has no other.
-        device: ``"cpu"`` or ``"cuda"``, or a ``torch.device`` of these: whose operators are meant. Some of CUDA's save
-            other tensors.
+        level: as for ``compress_model``. At an adaptive level, every tensor has the bits that a plan gives on average.
+        activations, linear, layers: as for ``compress_model``; the copy's layers are replaced.
+        criterion: the loss of the training: a function of the model's output, or ``"cross_entropy"`` of its logits.
+            The tensors that it saves have their own rows, uncompressed, because the hooks of a model do not see them.
+            For a model that returns its loss, leave it out. ``loss`` is an older name.
+        device: the device of the operators: ``"cpu"`` or ``"cuda"``, or a ``torch.device`` of these. Some operators of
+            CUDA save other tensors.
         **options: as for ``compress_model``.
 
     Raises:
         TypeError: ``model`` is not a module, ``device`` is no device, or an option has the wrong type.
         ValueError: the level or an option is unknown, a value is out of range, the model is compressed, or the device
             is another one.
-        RuntimeError: the forward looks at elements, as ``.item()`` does; the error says what it called. Or it asks for
-            the GPU itself, as cuDNN's LSTM does, and there is none.
+        RuntimeError: the forward reads tensor values, as ``.item()`` does; the error names the call. Or it uses the GPU
+            directly, as cuDNN's LSTM does, and none is available.
         Exception: what else the model raises with these inputs.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    require_loss(loss)
+    require_loss(criterion)
     where = forecast_device(device)
     mode = Fakes()
     wanted = resolve_level(level, options)
@@ -105,7 +110,7 @@ def forecast(
         for block in surroundings:
             stack.enter_context(block)
         try:
-            report = make_report(fake, given, named, loss)
+            report = make_report(fake, given, named, criterion)
         finally:
             reach.restore()
     note = NOTE.format("the CPU" if where.type == "cpu" else "CUDA")
@@ -155,14 +160,14 @@ def _told(model: nn.Module, device: torch.device) -> Iterator[None]:
         yield
     except _LOOKS as error:
         raise LooksAtElements(
-            f"the forward of {type(model).__name__} looks at elements, of which a forecast has none ({error}): "
-            "compress the model, call it once on a small batch, and ask integrations.compression(model).report()"
+            f"the forward of {type(model).__name__} reads tensor values, which a forecast does not have ({error}): "
+            "compress the model, call it once on a small batch, and call integrations.compression(model).report()"
         ) from error
     except RuntimeError as error:
         if device.type == "cpu" or not needs_gpu(error):
             raise
         raise RuntimeError(
-            f"the forward of {type(model).__name__} asks for the GPU itself, and there is none here: forecast with "
+            f"the forward of {type(model).__name__} uses the GPU directly, but none is available: forecast with "
             f"device='cpu', whose operators may save other tensors ({str(error).splitlines()[0]:.120})"
         ) from error
 

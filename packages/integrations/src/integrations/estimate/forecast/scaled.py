@@ -46,20 +46,21 @@ def scaled(
     asked = {**(exchanged or {})}
     if batch <= 2 * _SMALL:
         return replace(
-            _real(make(batch), level, asked, loss, options), note="Its forward looks at elements: a real one was run."
+            _real(make(batch), level, asked, loss, options),
+            note="Its forward reads tensor values, so it ran on real tensors.",
         )
     small, large = (_real(make(size), level, asked, loss, options) for size in (_SMALL, 2 * _SMALL))
     if list(map(_place, small.rows)) != list(map(_place, large.rows)):
         raise RuntimeError(
-            "the forward looks at elements, and saves other tensors from one batch to the next, from which nothing "
-            "can be scaled: switch off what is random in it (--set layerdrop=0.0), or take a batch of "
-            f"{2 * _SMALL} or less, which is run"
+            "the forward reads tensor values and saves other tensors in each batch, so its bytes cannot be scaled "
+            f"to a larger batch: turn off its randomness (--set layerdrop=0.0), or use a batch of {2 * _SMALL} or "
+            "less, which runs as it is"
         )
     times = (batch - _SMALL) / _SMALL
     rows = [_between(one, other, times) for one, other in zip(small.rows, large.rows, strict=True)]
     note = (
-        f"An estimate: the forward looks at elements, so real ones of batches of {_SMALL} and {2 * _SMALL} were run, "
-        f"and their bytes are continued in a line to {batch}; nothing was trained."
+        f"An estimate: the forward reads tensor values, so it ran on real batches of {_SMALL} and {2 * _SMALL}, and "
+        f"their bytes were extrapolated linearly to {batch}; nothing was trained."
     )
     names = ("gradient_bytes", "original_peak_bytes", "peak_bytes")
     pairs = ((getattr(small, name), getattr(large, name)) for name in names)

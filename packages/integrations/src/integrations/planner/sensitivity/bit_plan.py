@@ -108,7 +108,8 @@ class BitPlan:
             listed = ", ".join(strange[:5]) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")
             raise ValueError(
                 f"the plan must be of this model, but {model} has no modules for {len(strange)} of its tensors: "
-                f"{listed}; load the state into the model that it is of, or adapt this one: handle.adapt(closure)"
+                f"{listed}; load the state into the model that it was saved from, or make a new plan: "
+                "handle.adapt(closure)"
             )
 
     # ---- plain values ----
@@ -248,7 +249,9 @@ def _with_bends(tensor: Sensitivity, costs: Sequence[float]) -> tuple[float, ...
 
 def _allotment(tensor: Sensitivity, costs: Sequence[float], bits: int) -> Allotment:
     error = costs[bits - 1]
-    why = f"sensitivity taken for the usual one: {tensor.why}" if tensor.why else "least error of the gradient"
+    why = (
+        f"its sensitivity is assumed to be the usual one: {tensor.why}" if tensor.why else "least error of the gradient"
+    )
     return Allotment(
         tensor.identities, bits, error * (2**bits - 1) ** 2, error, tensor.numel, tensor.sizes[bits - 1], why
     )

@@ -118,7 +118,7 @@ def derive_backward(
     aligned = [None if expected is None else next(made, None) for expected in like]
     lacking = any(expected is not None and part is None for expected, part in zip(like, aligned, strict=True))
     if lacking or next(made, None) is not None:
-        raise RuntimeError(f"{node.name()} gave other gradients when it ran once more")
+        raise RuntimeError(f"{node.name()} returned other gradients in a second run")
     return [
         part if part is None or expected is None else _as_autograd(part, expected)
         for part, expected in zip(aligned, like, strict=True)

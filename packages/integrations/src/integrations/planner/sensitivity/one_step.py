@@ -71,10 +71,10 @@ class OneStep:
             Unmeasured: they have not.
         """
         if whole_parameters(self.model):
-            raise Unmeasured("the model's parameters are cut by fully_shard, and a step aside would gather them")
+            raise Unmeasured("fully_shard has sharded the model's parameters, and a measurement step would gather them")
         for tensor in (*self.model.parameters(), *self.model.buffers(), *tensors_in((self.args, self.kwargs))):
             if tensor.is_meta or not has_elements(tensor):
-                raise Unmeasured("the model or its inputs have no elements: they are fake, or on the meta device")
+                raise Unmeasured("the model or its inputs have no data: they are fake tensors, or on the meta device")
 
     def gradients(self, around: Around | None = None, take: Take | None = None) -> list[Tensor | None]:
         """The gradients of the model's parameters, in their order; ``None`` for a parameter that got none.
@@ -155,7 +155,10 @@ class _WithoutCollectives(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "c10d" in func.namespace or func.namespace == "symm_mem":
-            raise Unmeasured(f"the model talks to other ranks ({func.name()}), which take no step aside with this one")
+            raise Unmeasured(
+                f"the model communicates with other ranks ({func.name()}), which run no measurement step at the same "
+                "time"
+            )
         with lazy_views(func, args):
             return func(*args, **(kwargs or {}))
 

@@ -214,7 +214,7 @@ class Probe:
                 self._measure_effect(place, node, copy, results, gradients)
         except Exception as error:  # whatever it is, the step goes on: the node has already done its work
             for copy in self._measured(unpacked):
-                self._stored[copy].why = f"{node.name()} did not run once more ({type(error).__name__}: {error})"
+                self._stored[copy].why = f"{node.name()} did not run a second time ({type(error).__name__}: {error})"
             return False
         return True
 

@@ -85,8 +85,8 @@ def agreed(measurement: Measurement | None) -> Measurement | None:
             name = min(str(identities[0]) for identities in got ^ expected)
             where = "rank 0 alone" if any(str(names[0]) == name for names in expected - got) else f"rank {rank} alone"
             raise RanksDisagree(
-                f"all ranks must quantise the same tensors to share a plan, but {name} is quantised so by {where}; let "
-                "every rank run the same modules in the step that is measured, or choose a level of fixed bits"
+                f"all ranks must quantize the same tensors to share a plan, but {name} is quantized by {where}; run "
+                "the same modules on every rank in the measured step, or choose a level of fixed bits"
             )
     return first
 

@@ -85,9 +85,9 @@ class Met:
             waiting += following
             if len(seen) > MOST_NODES:
                 raise RuntimeError(
-                    f"the closure's backward must go through at most {MOST_NODES} nodes of autograd's graph, and goes "
-                    "through more: torch cannot free a graph of which so many are looked at; torch.compile and "
-                    "checkpoints make fewer, and a level of fixed bits, such as 'L1', looks at none"
+                    f"the closure's backward must go through at most {MOST_NODES} autograd nodes, but goes through "
+                    "more: torch cannot free a graph after so many of its nodes were read. Use torch.compile or "
+                    "checkpoints, which make fewer nodes, or a level of fixed bits, such as 'L1', which reads none"
                 )
 
     def modules(self, modules: Iterable[nn.Module]) -> None:

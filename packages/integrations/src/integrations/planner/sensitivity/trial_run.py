@@ -23,8 +23,8 @@ class ParametersChanged(RuntimeError):
 
     def __init__(self, how: str) -> None:
         super().__init__(
-            f"closure must run the forward and the backward and leave the parameters alone, but {how}; take the "
-            "optimizer's step out of it, and leave optimizer.step() to the loop, after this call"
+            f"closure must run the forward and the backward and leave the parameters alone, but {how}; move "
+            "optimizer.step() out of the closure, into the training loop after this call"
         )
 
 
@@ -60,11 +60,13 @@ def trial(model: nn.Module) -> Iterator[Met]:
             raise
     changed = [name for name, parameter in parameters.items() if parameter._version != versions[name]]
     if changed:
-        raise ParametersChanged(f"{changed[0]} was changed where it could not be prevented, and keeps its new value")
+        raise ParametersChanged(
+            f"{changed[0]} was changed in a way that could not be prevented, and keeps its new value"
+        )
 
 
 def _refuse_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    raise ParametersChanged(f"{type(optimizer).__name__}.step() was called in it")
+    raise ParametersChanged(f"{type(optimizer).__name__}.step() was called in the closure")
 
 
 class _Guard(TorchFunctionMode):
@@ -92,7 +94,7 @@ class _Guard(TorchFunctionMode):
             for tensor in tensors_in(written):
                 storage = get_memory(tensor)
                 if storage is not None and storage in self._storages:
-                    raise ParametersChanged(f"{name} was about to write to a parameter in it")
+                    raise ParametersChanged(f"{name} was about to write to a parameter in the closure")
             self._note(name, args, kwargs)
         return func(*args, **kwargs)
 

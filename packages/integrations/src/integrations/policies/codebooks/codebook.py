@@ -125,7 +125,8 @@ class Codebook:
         if found is None:
             what = "result" if self.result else "input"
             raise ValueError(
-                f"{self!r} must have levels that torch's own backward of {self.function} attains by its {what} in "
-                f"{dtype}, and has not; fewbit.functional.{self.function} has them by a layer of its own"
+                f"{self!r} must have only levels that torch's own backward of {self.function} can produce from its "
+                f"{what} in {dtype}, but has others; use fewbit.functional.{self.function}, whose own backward "
+                "supports them"
             )
         return found

@@ -105,7 +105,9 @@ def approximate(
         raise ValueError(f'rounding must be "nearest" or "stochastic", got {rounding!r}')
     if rounding == "stochastic":
         if parity not in (None, "none"):
-            raise ValueError(f'parity is of intervals of x, which rounding="stochastic" has none of, got {parity!r}')
+            raise ValueError(
+                f'parity must be None with rounding="stochastic", which has no intervals of x, got {parity!r}'
+            )
         return fit_codebooks(slope, (2 ** checked_bits(bits),), domain, weight, cells)[0]
     return fit_tables(slope, (2 ** checked_bits(bits),), domain, weight, parity, cells)[0]
 

@@ -59,7 +59,7 @@ def check_keywords(options: Options) -> None:
     for name in options:
         if name not in Options.__annotations__:
             raise TypeError(
-                f"unknown keyword {name!r}; beside torch's arguments there are {', '.join(Options.__annotations__)}"
+                f"unknown keyword {name!r}; besides torch's arguments, pass {', '.join(Options.__annotations__)}"
             )
     check_options(**options)
 
@@ -101,7 +101,7 @@ def check_options(
         )
     if rounding == "stochastic" and len(own) == 1 and own != ["bits"]:
         raise ValueError(
-            "rounding='stochastic' takes levels of its own, which cover the derivative's range; give bits in place of "
+            "rounding='stochastic' chooses its own levels, which cover the derivative's range; pass bits instead of "
             f"{own[0]}"
         )
 
@@ -134,7 +134,7 @@ def trimmed(borders: Any, levels: Any) -> tuple[Any, Any]:
             f"{len(borders)} borders and {len(levels)} levels"
         )
     if len(levels) > 256:
-        raise ValueError(f"levels must be at most 256, which 8 bits tell apart, got {len(levels)}")
+        raise ValueError(f"levels must be at most 256, the most that 8 bits can encode, got {len(levels)}")
     return borders, levels
 
 

@@ -37,7 +37,9 @@ class StepTable:
         if any(low > high for low, high in pairwise(self.boundaries)):
             raise ValueError("boundaries must ascend; sort them, and their levels with them")
         if self.even and self.boundaries and self.boundaries[0] < 0:
-            raise ValueError(f"boundaries of an even table are of |x|, so at least 0, got {self.boundaries[0]}")
+            raise ValueError(
+                f"boundaries of an even table are boundaries of |x| and must be at least 0, got {self.boundaries[0]}"
+            )
 
     @property
     def bits(self) -> int:

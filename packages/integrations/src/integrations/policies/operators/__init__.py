@@ -1,7 +1,7 @@
 """The registry of operators: one entry for each operator of torch that the library knows something about.
 
 Eager and compiled code, the capture, the cost model and the planner read it. An operator of torch that has no entry is
-kept exactly, never repeated, and counted by its memory traffic. ``docs/extend.md`` adds one.
+kept exactly, never repeated, and counted by its memory traffic. ``docs/how-to/extend.md`` adds one.
 """
 
 from integrations.policies.operators.memory import MEMORY

@@ -11,9 +11,9 @@ from integrations.policies.operators.operator import Aten, Kernel, Operator
 
 # Linear in each operand, whatever copies or reshapes the operator makes on the way.
 LINEAR = Rule(Need.LINEAR, Need.LINEAR, Need.LINEAR, Need.LINEAR)
-ATTENTION = Rule(recomputed=Need.ATTENTION, why="torch's own attention normalises over the exact query and key")
+ATTENTION = Rule(recomputed=Need.ATTENTION, why="torch's own attention normalizes over the exact query and key")
 _CHECKPOINT = Rule(Need.RECOMPUTED, why="an input of a checkpoint that is a mask, or may have one in it: kept exactly")
-_SKETCH = Rule(why="a random sketch in the place of a linear layer's input: as small as was asked for")
+_SKETCH = Rule(why="a random sketch instead of a linear layer's input, of the requested size")
 
 PRODUCTS = (
     Operator("mm", LINEAR, (Aten("mm", Kernel.PRODUCT, factors=(0, 1), repeated=(0, 1)),)),

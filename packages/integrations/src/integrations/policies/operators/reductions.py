@@ -6,12 +6,10 @@ from integrations.policies.needs import Need, Rule
 from integrations.policies.operators.operator import Aten, Gain, Kernel, Operator, aten
 from integrations.policies.operators.pointwise import BOUNDED, EXPONENTIAL, JUMPS, MOMENT
 
-_NORM = Rule(input=Need.NORM, why="statistics or scale of a normalisation: small, and every gradient uses them")
+_NORM = Rule(input=Need.NORM, why="statistics or scale of a normalization: small, and every gradient uses them")
 # Where torch composes it of other operators, it saves its input once more, as that is cast, and as it is normalised.
 _RMS_NORM = Rule(input=Need.NORM, result=Need.MOMENT, why=_NORM.why)
-_CROSS_ENTROPY = Rule(
-    why="backward takes exp() of it, or it is a gradient, which a loss in chunks makes in the forward"
-)
+_CROSS_ENTROPY = Rule(why="backward takes exp() of it, or it is a gradient that a chunked loss computes in the forward")
 
 NORMS = (
     Operator(

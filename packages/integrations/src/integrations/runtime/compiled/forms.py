@@ -178,7 +178,7 @@ def make_form(
             return CompiledForm(decision.codec, decision.why)
         operators.add(use.operator)
         if isinstance(decision.codec, RowByRow):
-            return CompiledForm(Raw(), "rows that lie across each other: kept exactly in compiled code")
+            return CompiledForm(Raw(), "rows are interleaved in memory: kept exactly in compiled code")
         if isinstance(decision.codec, GroupAffine):
             codec = decision.codec
             if len(use.statistics) > 2:

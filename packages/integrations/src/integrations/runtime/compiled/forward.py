@@ -100,7 +100,10 @@ class Compiled:
         found = [reason for reason, count in _graph_breaks().items() if count > self._breaks.get(reason, 0)]
         self._break = self._break or next(iter(found), "")  # a later forward is not traced
         if not self._break:
-            return "torch names no graph break, and may have compiled it too often (TORCH_LOGS=recompiles shows that)"
+            return (
+                "torch reports no graph break, but may have reached its limit of recompilations "
+                "(TORCH_LOGS=recompiles shows that)"
+            )
         lines = [line.strip().removeprefix("Explanation: ").rstrip(".") for line in self._break.splitlines()[:2]]
         return f"the forward has a graph break, {': '.join(lines)} (TORCH_LOGS=graph_breaks shows where)"
 
@@ -183,12 +186,13 @@ def _drop_plan(compiled: Compiled) -> None:
     """Warns of a forward that torch alone has divided, once; raises, each time, if its plan has a memory budget, and no
     fallback."""
     message = (
-        f"the plan of {compiled.plan.model} is not followed under torch.compile, which decides what is kept: "
-        f"{compiled.why_not_one_graph()}. A plan needs the forward in one graph, or a model of compress_model and "
-        "inductor: change that, or have the model follow the plan in eager code with torch.compiler.disable(model)"
+        f"the plan of {compiled.plan.model} is not followed under torch.compile, which chooses the saved tensors "
+        f"itself: {compiled.why_not_one_graph()}. A plan needs the forward in one graph, or a model of "
+        "compress_model and the inductor backend. Change one of these, or run the model in eager code with "
+        "torch.compiler.disable(model)"
     )
     if has_promise(compiled.plan):
-        refuse(f"{message}, or pass fallback='least' to compress_model, to go on without the plan")
+        refuse(f"{message}, or pass fallback='least' to compress_model, to continue without the plan")
     if not compiled.warned:
         compiled.warned = True
         warn(message)

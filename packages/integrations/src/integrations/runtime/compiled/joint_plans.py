@@ -166,9 +166,9 @@ def require_budget(plan: Plan, joint: JointPlan, what: str, most: int | None = N
     least = int(_OTHER_BITS * enough) if joint.rounded else enough
     refuse(
         f"{plan.model} under torch.compile: {what} would take {joint.peak} bytes ({format_bytes(joint.peak)}) at its "
-        f"peak, and memory={plan.memory!r} allows {most}. torch.compile takes operators apart, and others than the "
-        f"eager step's are alive at once. Pass memory={least}, or fallback='least', or have the model follow its plan "
-        "in eager code with torch.compiler.disable(model)"
+        f"peak, and memory={plan.memory!r} allows {most}. torch.compile decomposes operators, so other tensors are "
+        f"alive at once than in the eager step. Pass memory={least}, or fallback='least', or run the model in eager "
+        "code with torch.compiler.disable(model)"
     )
 
 

@@ -104,9 +104,9 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
         return min_cut_partition()(gm, joint_inputs, **options)
     if has_bytes(plan) and (unknown := find_unknown_size(gm.graph)):
         refuse(
-            f"{plan.model} under torch.compile: the size of {unknown} follows from data, so that its bytes cannot be "
-            "counted for memory=. Pass fallback='least' to follow the plan without a promise, or have the model follow "
-            "it in eager code with torch.compiler.disable(model)"
+            f"{plan.model} under torch.compile: the size of {unknown} depends on data, so its bytes cannot be "
+            "counted for memory=. Pass fallback='least' to follow the plan without a guaranteed budget, or run the "
+            "model in eager code with torch.compiler.disable(model)"
         )
     limits = Limits(gm.graph, plan.graph.inputs)
     with limits.counted():
@@ -225,8 +225,8 @@ def _set(plan: Plan) -> bool:
     if before is not None and before is not plan and (has_bytes(before) or has_bytes(plan)):
         forget_expected()
         refuse(
-            f"{before.model} and {plan.model} have a plan each, and torch.compile makes one graph of both: one of the "
-            "budgets would be lost. Compile each of them by itself, or give the budget to the module around both"
+            f"{before.model} and {plan.model} each have a plan, but torch.compile makes one graph of both and can "
+            "keep only one budget. Compile each of them by itself, or give the budget to the module around both"
         )
     # A graph that turns out to have no backward is not divided.
     handler = callback_handler()

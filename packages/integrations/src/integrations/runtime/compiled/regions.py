@@ -128,7 +128,10 @@ def read_entry(level: Level, session: PackedForward | None) -> RegionEntry | Non
     """
     context = _context()
     if context is None:
-        warn("a compiled region keeps all that it saves: this version of torch does not tell which operators use it")
+        warn(
+            "a compiled region keeps all tensors that it saves: this version of torch does not report which "
+            "operators use them"
+        )
         return None
     forward, backward, node = context["_fw_graph"], context["_bw_graph"], context["_node"]
     if forward not in _planned_regions:  # before the hooks of the first tensor change the graphs

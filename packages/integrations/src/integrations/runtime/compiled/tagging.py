@@ -133,9 +133,9 @@ class Tagging(TorchDispatchMode):
         share = _share(found, traced)
         if share < _ENOUGH:
             self._drop(
-                f"of the results of the compiled forward, {share:.0%} are in the plan; plan again if inputs, mode or "
-                "autocast are others in training; if not, the compiler has taken operators apart, and eager training "
-                "follows the plan"
+                f"only {share:.0%} of the results of the compiled forward are in the plan. If inputs, mode or "
+                "autocast differ in training, make a new plan; if not, the compiler has decomposed operators, and "
+                "only eager training can follow the plan"
             )
             return
         if has_bytes(self._plan):
@@ -143,7 +143,7 @@ class Tagging(TorchDispatchMode):
         if other_sizes:
             warn(
                 f"the plan of {self._plan.model} was made for inputs of other shapes ({self._plan.graph.inputs}): "
-                "torch.compile follows it operator by operator, and its bytes are not those of the plan"
+                "torch.compile applies it operator by operator, and the memory differs from the plan's"
             )
         other_path = self._has_stores and bool(self._plan.schedule.coarse) and not is_same_path(planned, traced)
         if other_path:
@@ -197,10 +197,11 @@ class Tagging(TorchDispatchMode):
     def _drop(self, why: str) -> None:
         """Warns that the plan is not followed; raises if it has a memory budget, and no fallback."""
         message = (
-            f"the plan of {self._plan.model} is not followed under torch.compile, which decides what is kept: {why}"
+            f"the plan of {self._plan.model} is not followed under torch.compile, which chooses the saved tensors "
+            f"itself: {why}"
         )
         if has_promise(self._plan):
-            refuse(f"{message}; or pass fallback='least' to compress_model, to go on without the plan")
+            refuse(f"{message}; or pass fallback='least' to compress_model, to continue without the plan")
         warn(message)
 
     def _hold_sizes(self) -> None:

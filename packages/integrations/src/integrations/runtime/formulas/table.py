@@ -145,7 +145,7 @@ class Formulas:
         if bound is None:
             return None
         held = Recomputed(bound, place, self._last)
-        return held, f"recomputed by {_words(bound)} from what is stored"
+        return held, f"recomputed by {_words(bound)} from stored tensors"
 
     def _of_saved(self, tensor: Tensor, storage: torch.UntypedStorage, call: Call, role: str) -> Formula | None:
         """The formula of a tensor that a call saves."""

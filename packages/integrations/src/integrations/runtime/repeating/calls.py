@@ -141,9 +141,9 @@ class RepeatedCall:
         results = list(iter_tensors(out if isinstance(out, (list, tuple)) else (out,)))
         if self.shapes is not None and get_shapes(results) != self.shapes:
             raise RuntimeError(
-                f"{self.function} gave results of shapes {self.shapes} in the forward, and of {get_shapes(results)} "
-                "when backward repeated it: they follow from values, and what these come from was kept in fewer bits; "
-                "keep it exactly, with checkpoint_bits=None or codec=None"
+                f"{self.function} returned shapes {self.shapes} in the forward, but {get_shapes(results)} when "
+                "backward recomputed it: the shapes depend on values that were stored in fewer bits. Store them "
+                "exactly, with checkpoint_bits=None or codec=None"
             )
         for old, new in self.changes:
             made[new] = made.pop(old)
@@ -189,9 +189,9 @@ def _there(tensor: Tensor) -> Tensor:
     """
     if is_plain(tensor) and tensor.numel() and not tensor.untyped_storage().nbytes():
         raise RuntimeError(
-            f"what backward needs is recomputed from a tensor of shape {list(tensor.shape)} whose memory is not there "
-            "at the moment: somebody has resized it to 0 since the forward, as FullyShardedDataParallel does with "
-            "parameters. Cut the model by torch.distributed.fsdp.fully_shard, whose units a plan heeds, and read a "
-            "unit's parameters only in its own forward"
+            f"backward must recompute from a tensor of shape {list(tensor.shape)}, but its storage was resized to 0 "
+            "since the forward, as FullyShardedDataParallel does with parameters. Shard the model with "
+            "torch.distributed.fsdp.fully_shard, whose units a plan supports, and read a unit's parameters only in "
+            "its own forward"
         )
     return tensor

@@ -21,8 +21,8 @@ from integrations.tracing.double_backward import DoubleBackward
 from integrations.tracing.storage.regions import View
 
 _USED_UP = (
-    "backward went through this part of the graph a second time, and what it needs was freed the first time: pass "
-    "retain_graph=True to the first backward"
+    "backward went through this part of the graph a second time, but its tensors were freed after the first time: "
+    "pass retain_graph=True to the first backward"
 )
 
 Given = ParamSpec("Given")

@@ -274,7 +274,7 @@ class Tape(TorchDispatchMode):
             expected = f"{planned.name} in {planned.module or 'the model itself'}{of}"
         else:
             expected = "its end"
-        self.mismatch = f"at operator {self.next} the plan has {expected}, and there came {found}"
+        self.mismatch = f"at operator {self.next} the plan has {expected}, but the forward ran {found}"
         self.storages.clear()
 
 

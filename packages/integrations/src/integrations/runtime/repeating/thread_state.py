@@ -43,8 +43,8 @@ def require_no_plan() -> None:
     """
     if here.following:
         raise RuntimeError(
-            "a forward that is compressed or follows a plan must not run inside of one that follows a plan, which sees "
-            "to all that is kept there: undo one of the two, integrations.restore_model(model) or "
+            "a forward that is compressed or follows a plan must not run inside of a forward that follows a plan, "
+            "because that plan handles all saved tensors: undo one of the two, integrations.restore_model(model) or "
             "integrations.checkpoint.restore_model(model)"
         )
 

@@ -20,12 +20,12 @@ from integrations.tracing.double_backward import DoubleBackward
 from integrations.tracing.storage.regions import Exact, View, codec_name
 from integrations.tracing.tensors import is_dtensor
 
-SLOPE = "backward asks only for the derivative, of which these bits tell the nearest level"
+SLOPE = "backward needs only the derivative, stored as the nearest of a few levels"
 """The reason in a report's row."""
 _PART = "_local_tensor"  # of a DTensor
 _NO_CURVATURE = (
-    "an activation whose derivative is stored in a few bits has no second derivative, and create_graph=True would give "
-    "another number for it. From the next forward on, a plan of compress_model rounds nothing: repeat the step. To "
+    "an activation whose derivative is stored in a few bits has no second derivative, and create_graph=True would "
+    "return a wrong one. From the next forward on, a plan of compress_model rounds nothing: repeat the step. To "
     "avoid this error, pass error=0 to compress_model or integrations.plan, or leave 'slopes' out of stores"
 )
 

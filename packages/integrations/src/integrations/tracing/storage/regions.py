@@ -286,8 +286,8 @@ def restored(stored: Compressed) -> Tensor:
     if not isinstance(found, Tensor) or tuple(found.shape) != shape or found.dtype != stored.dtype:
         got = f"{tuple(found.shape)} in {found.dtype}" if isinstance(found, Tensor) else repr(found)
         raise TypeError(
-            f"{type(inner(stored.codec)).__name__}.decompress must return what was compressed, a tensor of shape "
-            f"{shape} in {stored.dtype}, got {got}"
+            f"{type(inner(stored.codec)).__name__}.decompress must return a tensor of the shape and dtype that was "
+            f"compressed, {shape} in {stored.dtype}, got {got}"
         )
     reach = 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
     if found.stride() == strides or reach != found.numel():  # the second has gaps, of which no views are taken

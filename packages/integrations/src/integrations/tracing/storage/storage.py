@@ -135,7 +135,7 @@ class Storages:
         region.store(tensor, extent, codec, record, sign, seed, stream)
         if len(regions) > 1 and region.kept is None and sum(other.nbytes for other in regions) > storage.nbytes():
             kept = self.keep(tensor, extent, record, overlapping=True)
-            record.why = "its views that are saved overlap, and would take more than their storage: kept exactly"
+            record.why = "its saved views overlap, and would take more bytes than their storage: kept exactly"
             return kept
         return View(region, extent.layout, int(tensor.storage_offset()), sign)
 

@@ -162,8 +162,8 @@ def _can_leave(tensor: Tensor) -> bool:
     return tensor.device.type == "cuda" and has_elements(tensor)
 
 
-INDICES = "indices, whose range the call tells: exact in the bits that it takes"
-MASKED = "an input of a checkpoint with elements as far from the others as a mask's are: kept exactly"
+INDICES = "indices in a range known from the call: exact, in the fewest bits"
+MASKED = "an input of a checkpoint with outliers like those of a mask: kept exactly"
 
 
 def lazy(tensor: Tensor) -> bool:
@@ -213,7 +213,7 @@ def _codec_for(tensor: Tensor, decision: SaveDecision, record: Record, call: Cal
             return _of_norm(tensor, decision.codec, record, call)
         return decision.codec
     if tensor.device.type != "cpu":
-        record.why = "a mask of unknown values on a device, where reading them would wait: kept exactly"
+        record.why = "a mask of unknown values on a device, where reading them would synchronize: kept exactly"
         return Raw()
     return BitMask((0.0, tensor.max().item() if has_elements(tensor) else 1.0))
 
