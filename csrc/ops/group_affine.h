@@ -205,7 +205,7 @@ inline StandardizedDecompressCall standardized_decompress_call(const Tensor& cod
   auto call = group_affine_decompress_call(codes, bounds, numel, bits, group_size, op);
   require_contiguous(op, "statistics", statistics);
   require(statistics.scalar_type() == computed_in(bounds), op, "statistics must be ",
-          computed_in(bounds) == ScalarType::Double ? "float64" : "float32", " beside elements of this dtype");
+          computed_in(bounds) == ScalarType::Double ? "float64" : "float32", " for elements of this dtype");
   require(statistics.device() == codes.device(), op, "codes and statistics must be on one device");
   if (numel == 0) return {call, {0, 1, 1, 0, 1}, nullptr, nullptr};
   require(statistics.dim() == 2 && statistics.size(0) == 2, op, "statistics must be means and deviations: (2, count)");

@@ -44,7 +44,7 @@ inline Tensor make_empty(const Tensor& like, const Ints& sizes, ScalarType type)
     const char* where = device_type == aoti_torch_device_type_cpu() ? "CPU" : "CUDA";
     throw std::runtime_error(std::string("actcore: ") + where +
                              " out of memory. torch could not allocate a tensor of " + std::to_string(numel) +
-                             " elements; its own words are on stderr");
+                             " elements; torch's message is on stderr");
   }
 #endif
   ACTCORE_CHECK_TORCH(status);

@@ -212,7 +212,7 @@ def test_a_library_that_is_missing(tiny, monkeypatch, capsys):
 def test_a_device_that_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main.main(["checkpoint", "--device", "cuda"]) == 1
-    assert "device cuda is not there" in capsys.readouterr().err
+    assert "device cuda is not available" in capsys.readouterr().err
 
 
 # peaks

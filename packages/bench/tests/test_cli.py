@@ -121,7 +121,7 @@ def test_an_interrupted_run_says_so_in_one_line(monkeypatch, capsys, tmp_path):
     assert main.main(["gnn"]) == 130
     assert (
         capsys.readouterr().err
-        == "python -m bench: interrupted; only what goes to --json one by one was written, and is taken up\n"
+        == "python -m bench: interrupted; the same command continues with the results that --json has written\n"
     )
 
 

@@ -184,7 +184,7 @@ def test_what_a_part_lacks(monkeypatch, tmp_path, capsys):
     assert "there is nothing to draw" in capsys.readouterr().err
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main.main(["fewbit", "--device", "cuda"]) == 1
-    assert "device cuda is not there" in capsys.readouterr().err
+    assert "device cuda is not available" in capsys.readouterr().err
 
 
 @needs_transformers

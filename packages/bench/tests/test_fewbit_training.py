@@ -53,7 +53,7 @@ def test_pairs_that_do_not_fit_are_left_out(corpus):
 )
 def test_a_damaged_corpus_is_refused(corpus, content):
     (corpus / sentences.FOLDER / sentences.FILES[1]).write_bytes(content)
-    with pytest.raises(BenchError, match="fetch it anew"):
+    with pytest.raises(BenchError, match="download it again"):
         sentences.load(50, 64, corpus)
 
 

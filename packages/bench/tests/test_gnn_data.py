@@ -132,7 +132,7 @@ def test_a_refused_download_is_said_in_one_line_and_the_built_in_graph_is_used(n
     assert graphs.load("auto", tell=told.append).name == "digits"
     [line] = told
     assert "\n" not in line
-    assert line.startswith("The built-in digits graph is used: Cora is not at hand and could not be downloaded")
+    assert line.startswith("The built-in digits graph is used: Cora was not found and could not be downloaded")
     assert "Connection refused" in line
     assert len(nothing_at_hand) == 1  # it gives up at the first file
 
@@ -160,6 +160,6 @@ def test_a_download_of_something_else_is_refused(nothing_at_hand, monkeypatch, t
     page.write_text("<html>Please log in</html>")
     monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: page.open("rb"))
     assert graphs.load("auto").name == "digits"
-    with pytest.raises(BenchError, match="the answer is not the file that Planetoid published"):
+    with pytest.raises(BenchError, match="the download is not the file that Planetoid published"):
         graphs.load("cora")
     assert not list(tmp_path.glob("cache/**/ind.cora.*")), "what was refused is not left in the cache"

@@ -51,7 +51,7 @@ def ogb(monkeypatch):
     [("flickr", "Flickr"), ("reddit", "Reddit"), ("yelp", "Yelp"), ("ogbn-arxiv", "ogbn_arxiv")],
 )
 def test_a_refused_download_says_why_and_the_way_out(dataset, folder, nothing_at_hand, ogb, tmp_path):
-    with pytest.raises(DownloadRefused, match=rf"{folder} is not at hand .*refused.*--dataset generated-arxiv"):
+    with pytest.raises(DownloadRefused, match=rf"{folder} was not found .*refused.*--dataset generated-arxiv"):
         graphs.load(dataset)
     assert not (tmp_path / "cache" / folder).exists(), "a part of a download would be taken for all of it"
 

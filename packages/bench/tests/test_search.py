@@ -337,7 +337,7 @@ def test_what_is_not_known_is_not_compared():
         (("--search", "vgg-batch"), ("--search", "'vgg-batch'", "resnet50-batch")),
         (("--way", "L9"), ("--way", "'L9'", "L2.2")),
         (("--memory-limit", "16"), ("--memory-limit", "such as 4KiB, 16MiB or 1GiB")),
-        (("--family", "gcn", "--search", "bert-layers"), ("--family gcn has none of --search bert-layers",)),
+        (("--family", "gcn", "--search", "bert-layers"), ("--family gcn has no search named bert-layers",)),
         (("--json", "/nowhere/out.json"), ("there is no folder /nowhere",)),
     ],
 )
@@ -355,7 +355,7 @@ def test_what_is_wrong_is_said_in_one_line(capsys, arguments, parts):
 def test_a_limit_that_cannot_be_kept_is_refused(capsys, monkeypatch):
     monkeypatch.setattr(measure.platform, "system", lambda: "Darwin")
     assert main.main(["search"]) == 1
-    assert "can be limited on Linux alone, this is Darwin; use --device cuda" in capsys.readouterr().err
+    assert "can be limited only on Linux, got Darwin; use --device cuda" in capsys.readouterr().err
     monkeypatch.setattr(measure.platform, "system", lambda: "Linux")
     assert main.main(["search", "--memory-limit", "1048576GiB"]) == 1
     assert "must be at most the machine's memory, " in capsys.readouterr().err

@@ -170,7 +170,7 @@ class Machinery:
     def take(self, request, seconds):
         self.asked.append((request.dimension, request.way, request.value))
         if request.way in self.hangs:
-            raise TooLong(f"it was not done in {seconds:.0f} seconds")
+            raise TooLong(f"it did not finish in {seconds:.0f} seconds")
         return Trial(request.value, fits=request.value <= (20 if request.way == PLAIN else 90), items=1)
 
 
@@ -231,8 +231,8 @@ def test_a_trial_that_takes_too_long_ends_its_search_alone(machinery, tmp_path):
     found = suites.load(file)
     # The least of a short time: what is measured takes no time here.
     assert find_search(found, "gcn-layers", "L1").crash in (
-        "it was not done in 60 seconds",
-        "it was not done in 59 seconds",
+        "it did not finish in 60 seconds",
+        "it did not finish in 59 seconds",
     )
     assert [way for _, way, _ in machinery.asked].count("L1") == 2  # more memory makes nothing quicker
     assert find_search(found, "gcn-layers", "L2").largest == 90

@@ -42,7 +42,7 @@ def test_an_interval_meets_the_margin_where_it_lies_within(low, high, meets):
 
 @pytest.mark.parametrize(("values", "references"), [([], []), ([1.0], [1.0, 2.0])])
 def test_only_pairs_are_compared(values, references):
-    with pytest.raises(ValueError, match="must be as many, and some"):
+    with pytest.raises(ValueError, match="must be equally many, at least 1"):
         paired_difference(values, references)
 
 

@@ -92,7 +92,7 @@ def test_a_plan_is_measured_with_the_torch_budget_that_it_needs(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--compile", "--way", "L1.2"), "is none of --compile"),
+        (("--compile", "--way", "L1.2"), "is not a way of --compile"),
         (("--way", TORCH), "needs --compile"),
         (("--compile", "--chart", "out.png"), "leave out --chart"),
         (("--compile", "--part", "planning"), "leave out --part planning"),

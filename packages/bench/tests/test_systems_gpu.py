@@ -137,7 +137,7 @@ def asked(monkeypatch):
     def measured(cell):
         found.append((cell.subject, cell.way))
         if cell.subject == "slow":
-            raise TooLong("it was not done in 25 seconds")
+            raise TooLong("it did not finish in 25 seconds")
         return replace(cell, failure="it ended" if cell.way == "L1" else "")
 
     process = Processes(measured)
@@ -172,7 +172,7 @@ def test_what_pins_most_of_the_host_s_memory_waits_for_all_others(asked, monkeyp
 
 def test_what_takes_too_long_is_a_row_and_what_the_deadline_ended_is_none(asked):
     results = command.run(options(10, asked, ("slow", "other")))
-    assert results.find(Cell, subject="slow", way=PLAIN).failure == "it was not done in 25 seconds"
+    assert results.find(Cell, subject="slow", way=PLAIN).failure == "it did not finish in 25 seconds"
     assert results.find(Cell, subject="other", way="L1.2") is not None
     assert not results.skipped
     asked.cells.clear()

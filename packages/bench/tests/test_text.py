@@ -45,7 +45,7 @@ def test_what_is_not_at_hand_is_generated_or_said(monkeypatch, tmp_path):
 @pytest.mark.parametrize("row", ["2\t1\t2\ta\tb", "1\t1\t2\ta", "one\t1\t2\ta\tb"])
 def test_a_damaged_corpus_is_refused(corpus, row):
     (corpus / sentences.FOLDER / sentences.FILES[0]).write_text(f"{HEADINGS}\n{row}\n")
-    with pytest.raises(BenchError, match="fetch it anew"):
+    with pytest.raises(BenchError, match="download it again"):
         glue.load("mrpc", corpus)
 
 
@@ -73,7 +73,9 @@ def test_a_hub_that_refuses_is_said_with_the_way_out(monkeypatch):
         raise ConnectionError("no route\nadvice of others")
 
     hub(monkeypatch, refuses)
-    with pytest.raises(glue.NotAtHand, match=r"cola cannot be had from the hub \(ConnectionError: no route\).*--task"):
+    with pytest.raises(
+        glue.NotAtHand, match=r"cola cannot be downloaded from the hub \(ConnectionError: no route\).*--task"
+    ):
         glue.load("cola")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingLibrary, match="datasets cannot be imported"):
@@ -85,7 +87,7 @@ def test_a_hub_that_refuses_is_said_with_the_way_out(monkeypatch):
         lambda: models.pretrained(models.NETWORKS["base"], 2),
         lambda: models.tokenizer(models.NETWORKS["base"]),
     ):
-        with pytest.raises(glue.NotAtHand, match=r"bert-base-uncased cannot be had.*--random-weights"):
+        with pytest.raises(glue.NotAtHand, match=r"bert-base-uncased cannot be downloaded.*--random-weights"):
             ask()
 
 

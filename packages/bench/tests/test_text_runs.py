@@ -187,7 +187,7 @@ def test_a_run_is_taken_up_and_what_failed_is_tried_again(monkeypatch, tmp_path,
     assert asked == [(way, False, 3) for way in (PLAIN, "L2", EACH_BLOCK)]
     asked.clear()
     assert main.main([*command, "--epochs", "3"]) == 1
-    assert "trained otherwise" in capsys.readouterr().err
+    assert "with other settings" in capsys.readouterr().err
     # MRPC under the same name, but with other pairs.
     for part in sentences.FILES:
         kept = (corpus / sentences.FOLDER / part).read_text("utf-8-sig").splitlines()[:-1]
@@ -205,12 +205,12 @@ def test_what_is_not_at_hand_is_left_out_and_said(monkeypatch, tmp_path, capsys)
     stand_ins(monkeypatch, asked)
 
     def refused(task):
-        raise glue.NotAtHand(f"the sentences of {task} cannot be had from the hub")
+        raise glue.NotAtHand(f"the sentences of {task} cannot be downloaded from the hub")
 
     monkeypatch.setattr(glue, "_glue", refused)
     command = ["text", "--part", "accuracy", "--way", "L1", "--seeds", "1", "--task", "cola"]
     assert main.main(command) == 1  # nothing at all
-    assert "cola: the sentences of cola cannot be had" in capsys.readouterr().err
+    assert "cola: the sentences of cola cannot be downloaded" in capsys.readouterr().err
     assert main.main([*command, "--task", GENERATED]) == 0
     assert "Left out: cola: the sentences of cola" in " ".join(capsys.readouterr().out.split())
     assert asked == [(GENERATED, PLAIN, 0), (GENERATED, "L1", 0)]

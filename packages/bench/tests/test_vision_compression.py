@@ -310,4 +310,4 @@ def test_what_needs_a_library_is_left_out(monkeypatch, capsys):
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main.main(["vision", "--part", "compression", "--device", "cuda"]) == 1
-    assert "device cuda is not there" in capsys.readouterr().err
+    assert "device cuda is not available" in capsys.readouterr().err

@@ -223,7 +223,7 @@ def test_a_run_is_taken_up(monkeypatch, tmp_path, capsys):
     assert all(one.commit for one in found.of(DenseCell))
     capsys.readouterr()
     assert main.main([*command, "--model", "resnet50"]) == 1
-    assert "--model must name one of part dense, got resnet50" in capsys.readouterr().err
+    assert "--model must name a model of part dense, got resnet50" in capsys.readouterr().err
     monkeypatch.setattr(dense, "needs", missing)
     assert main.main([*command[:-2], "--quick"]) == 0
     assert "Left out: dense: torchvision cannot be imported." in " ".join(capsys.readouterr().out.split())

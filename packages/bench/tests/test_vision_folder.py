@@ -68,7 +68,7 @@ def test_what_is_wrong_with_a_folder(pictures, tmp_path):
         (tmp_path / part / name).mkdir()
         source = pictures / "train" / "cats" / "0.png"
         (tmp_path / part / name / "0.png").write_bytes(source.read_bytes())
-    with pytest.raises(BenchError, match="must have the same classes, got 1 and 1 of which 0 are the same"):
+    with pytest.raises(BenchError, match="must have the same classes, got 1 and 1 of which 0 are in both"):
         folder.load(tmp_path, 32, 0)
 
 

@@ -53,11 +53,11 @@ def change(content, key, value):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda content: {"train_images": content["train_images"]}, "is no archive"),
+        (lambda content: {"train_images": content["train_images"]}, "is not an image archive"),
         (lambda content: change(content, "train_labels", content["train_labels"][:-1]), "must hold uint8"),
         (lambda content: change(content, "test_labels", np.full(4, 10)), "labels from 0 to 9"),
         (lambda content: change(content, "train_images", content["train_images"].astype(np.float32)), "float32"),
-        (lambda content: change(content, "test_labels", np.array([None] * 4)), "is no archive"),  # a pickle
+        (lambda content: change(content, "test_labels", np.array([None] * 4)), "is not an image archive"),  # a pickle
     ],
 )
 def test_a_damaged_archive_is_refused(tmp_path, damage, message):
@@ -69,7 +69,7 @@ def test_a_damaged_archive_is_refused(tmp_path, damage, message):
 def test_what_is_not_there_is_named(tmp_path, monkeypatch):
     monkeypatch.delenv("ACTCORE_DATA", raising=False)
     (tmp_path / images.FILE).write_bytes(b"no zip")
-    with pytest.raises(BenchError, match="is no archive"):
+    with pytest.raises(BenchError, match="is not an image archive"):
         images.load("auto", tmp_path)
     with pytest.raises(BenchError, match="neither --data-root"):
         images.load("cifar10")

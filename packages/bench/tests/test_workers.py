@@ -48,7 +48,7 @@ def test_a_process_that_ends_says_how_and_another_is_started(worker):
 
 def test_a_process_that_takes_too_long_is_killed(worker):
     process = worker.ask({"say": 1})["process"]
-    with pytest.raises(TooLong, match="not done in 0 seconds"):
+    with pytest.raises(TooLong, match="did not finish in 0 seconds"):
         worker.ask({"sleep": 1000, "say": 2}, seconds=0.2)
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)

@@ -26,17 +26,17 @@ BAD_TABLES = [
     ),
     (
         ValueError,
-        "nbytes[1] must have at least one choice, got none; leave out a tensor that has none",
+        "nbytes[1] must have at least one choice, got none; leave out tensors without choices",
         {"costs": [[2.0, 1.0], []], "nbytes": [[1, 2], []]},
     ),
     (
         TypeError,
-        "costs[0][1] must be an int or a float, got '1'; a tensor gives them with .tolist()",
+        "costs[0][1] must be an int or a float, got '1'; convert tensors with .tolist()",
         {"costs": [[2.0, "1"], [5.0]]},
     ),
     (
         TypeError,
-        "costs[0][1] must be an int or a float, got True; a tensor gives them with .tolist()",
+        "costs[0][1] must be an int or a float, got True; convert tensors with .tolist()",
         {"costs": [[2.0, True], [5.0]]},
     ),
     (ValueError, "costs[0][0] must not be negative, got -2.0", {"costs": [[-2.0, 1.0], [5.0]]}),
@@ -71,8 +71,7 @@ BAD_TABLES = [
     (TypeError, "budget must be an int, got 9.0", {"budget": 9.0}),
     (
         ValueError,
-        "budget must be at least 4 bytes, which the smallest choices take together, got 3; "
-        "raise it, or allow smaller choices",
+        "budget must be at least 4 bytes, the sum of the smallest choices, got 3; raise it, or allow smaller choices",
         {"budget": 3},
     ),
     (TypeError, "max_steps must be an int, got None", {"max_steps": None}),
@@ -96,7 +95,7 @@ BAD_BITS = [
     ),
     (
         TypeError,
-        "sensitivities[0] must be an int or a float, got tensor(1.); a tensor gives them with .tolist()",
+        "sensitivities[0] must be an int or a float, got tensor(1.); convert tensors with .tolist()",
         {"sensitivities": [torch.tensor(1.0), 1.0]},
     ),
     (ValueError, "sensitivities[1] must not be negative, got -1e-09", {"sensitivities": [1.0, -1e-9]}),
@@ -128,7 +127,7 @@ BAD_BITS = [
     ),
     (
         ValueError,
-        "nbytes[1] must have at least one choice, got none; leave out a tensor that has none",
+        "nbytes[1] must have at least one choice, got none; leave out tensors without choices",
         {"nbytes": [{1: 10}, {}]},
     ),
     (TypeError, "nbytes[0][None] must be an int, got 1.5", {"nbytes": [{None: 1.5}, {4: 20}]}),
@@ -136,8 +135,7 @@ BAD_BITS = [
     (TypeError, "budget must be an int, got None", {"budget": None}),
     (
         ValueError,
-        "budget must be at least 30 bytes, which the smallest choices take together, got -5; "
-        "raise it, or allow smaller choices",
+        "budget must be at least 30 bytes, the sum of the smallest choices, got -5; raise it, or allow smaller choices",
         {"budget": -5},
     ),
     (TypeError, "max_steps must be an int, got 1.0", {"max_steps": 1.0}),

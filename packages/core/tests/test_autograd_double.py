@@ -84,7 +84,7 @@ def test_double_backward_through_a_result_that_is_gone_raises(fate):
         del y
     else:
         y.mul_(2)
-    with pytest.raises(RuntimeError, match=r"would be missing; save it exactly, \(tensor, None\)"):
+    with pytest.raises(RuntimeError, match=r"would miss a term. Save the output exactly, \(tensor, None\)"):
         torch.autograd.grad(total, x, create_graph=True)
 
 

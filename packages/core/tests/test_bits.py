@@ -74,7 +74,7 @@ def test_a_code_too_large_raises_wherever_it_stands(set_threads, bits, numel):
         for excess in (2**bits, 255):
             codes = codes_of(numel, bits)
             codes[place] = excess
-            with pytest.raises(ValueError, match=rf"codes must be below 2\*\*bits = {2**bits}, and one is not"):
+            with pytest.raises(ValueError, match=rf"codes must be below 2\*\*bits = {2**bits}, but one is not"):
                 actcore.pack_bits(codes, bits)
 
 

@@ -164,6 +164,6 @@ def test_values_of_next_to_no_bytes():
 
 def test_what_cannot_wait_as_it_is_may_have_more_variance_than_asked(network):
     step = replace(network, formed=[True] * len(network.nbytes))
-    with pytest.raises(ValueError, match=r"variance must be at least .*, which keeping everything has, got 1e-09"):
+    with pytest.raises(ValueError, match=r"variance must be at least .*, its value when everything is kept, got 1e-09"):
         checkpoint_plans(step, variance=1e-9)
     require_consistent(checkpoint_plans(step, max_steps=1_000_000, variance=1.0))

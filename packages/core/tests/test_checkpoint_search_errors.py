@@ -37,7 +37,7 @@ BAD_STEPS = [
     (ValueError, "makes must hold each value once, got 0 from operators 0 and 1", {"makes": [[0], [0], [2]]}),
     (
         ValueError,
-        "makes must hold each value once, got none with 1; leave out inputs",
+        "makes must hold each value once, but lacks value 1; leave out inputs",
         {"makes": [[0], [], [2]]},
     ),
     (

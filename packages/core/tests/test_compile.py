@@ -122,7 +122,7 @@ def test_rows(dynamic):
 def test_a_third_value_raises_in_compiled_code_too():
     """There it is asserted beside the graph, so it is a RuntimeError, with the same text."""
     store = compiled(lambda x: actcore.compress(x, actcore.BitMask()).payload[0])
-    with pytest.raises(RuntimeError, match="stores two values, and an element is neither"):
+    with pytest.raises(RuntimeError, match="stores two values, but the tensor has an element of another"):
         store(torch.full((100,), 2.0))
     store = compiled(lambda x: actcore.compress(x, actcore.Narrow(0, 9)).payload[0])
     with pytest.raises(RuntimeError, match="stores values from low to high"):

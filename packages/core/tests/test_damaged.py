@@ -148,7 +148,7 @@ def test_a_dtype_that_the_codec_does_not_store():
 def test_values_that_the_dtype_does_not_hold():
     c = actcore.compress(torch.ones(100), actcore.BitMask((0.5, 1)))
     assert_refused(
-        replace(c, dtype=torch.int8), "values of BitMask(values=(0.5, 1)) must be exact in torch.int8, 0.5 is"
+        replace(c, dtype=torch.int8), "values of BitMask(values=(0.5, 1)) must be exact in torch.int8, got 0.5"
     )
 
 

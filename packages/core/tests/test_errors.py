@@ -102,12 +102,12 @@ def test_narrow_arguments(error, text, ends):
 def test_narrow_on_a_dtype_and_values_that_it_does_not_store():
     raises(
         ValueError,
-        "Narrow(low=256, high=300) has no value that torch.uint8 can hold; give the range of the values",
+        "the range of Narrow(low=256, high=300) has no value of torch.uint8; pass the range of the tensor",
         lambda: actcore.compress(u8, Narrow(256, 300)),
     )
     raises(
         ValueError,
-        "Narrow(low=0, high=9) stores values from low to high, and an element is not; give the range it has",
+        "Narrow(low=0, high=9) stores values from low to high, but an element is outside; pass a wider range",
         lambda: actcore.compress(u8 + 10, Narrow(0, 9)),
     )
     raises(
@@ -254,7 +254,7 @@ PACK_ARGUMENTS = [
     ),
     (
         ValueError,
-        "codes must be below 2**bits = 4, and one is not; use more bits or clamp them",
+        "codes must be below 2**bits = 4, but one is not; use more bits or clamp the codes",
         lambda: actcore.pack_bits(u8 + 4, 2),
     ),
     (ValueError, "bits must be from 1 to 8, got 0", lambda: actcore.unpack_bits(u8, 0, 100)),

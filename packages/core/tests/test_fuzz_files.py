@@ -151,7 +151,7 @@ def test_what_is_missing_is_named():
     for name in FIELDS:
         found = object.__new__(Compressed)
         found.__setstate__({other: getattr(c, other) for other in FIELDS if other != name})
-        with pytest.raises(ValueError, match=f"a Compressed must have {name}, got none; {DAMAGED}"):
+        with pytest.raises(ValueError, match=f"a Compressed lacks {name}; {DAMAGED}"):
             actcore.decompress(found)
 
 

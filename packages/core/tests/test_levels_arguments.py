@@ -39,7 +39,12 @@ def test_wrong_arguments(arguments, text):
         ((3, LEVELS), {}, TypeError, "function must be a name such as 'gelu', or callable, got 3"),
         (("gelu", LEVELS[::-1]), {}, ValueError, "levels must ascend and be finite; sort them"),
         (("gelu", [0.0]), {}, ValueError, "levels must be 2 to 256 numbers in one dimension, got the shape (1,)"),
-        (("gelu", LEVELS), {"bits": 2}, ValueError, "levels must be at most 2**bits with bits from 1 to 8, got 8"),
+        (
+            ("gelu", LEVELS),
+            {"bits": 2},
+            ValueError,
+            "levels must have at most 2**bits entries, with bits from 1 to 8",
+        ),
         (("gelu", LEVELS), {"bits": 3.0}, TypeError, "bits must be an int or None, got 3.0"),
         (("gelu", LEVELS), {"seed": 1.5}, TypeError, "seed must be an int or None, got 1.5"),
         (("gelu", LEVELS), {"stream": 1.5}, TypeError, "stream must be an int, got 1.5"),
@@ -49,7 +54,7 @@ def test_wrong_arguments(arguments, text):
         ((torch.sum, LEVELS), {}, ValueError, "function must be applied to each element and return the shape of x"),
         ((torch.Tensor.relu_, LEVELS), {}, RuntimeError, "in-place operation"),
         ((torch.Tensor.relu_, LEVELS), {"derivative": torch.sign}, ValueError, "function must not change x in place"),
-        (("gelu", L8.clone().requires_grad_()), {}, ValueError, "levels must not ask for gradients"),
+        (("gelu", L8.clone().requires_grad_()), {}, ValueError, "levels must not require gradients"),
     ],
 )
 def test_wrong_arguments_of_the_function(arguments, options, error, text):

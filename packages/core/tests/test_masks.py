@@ -113,7 +113,7 @@ def test_a_third_value_raises_wherever_it_stands(set_threads, dtype):
             x = one_of_two(numel, dtype, 0, 1)
             x[place] = 2
             with pytest.raises(
-                ValueError, match=r"BitMask\(values=\(0, 1\)\) stores two values, and an element is neithe"
+                ValueError, match=r"BitMask\(values=\(0, 1\)\) stores two values, but the tensor has an element"
             ):
                 actcore.compress(x, actcore.BitMask())
 
@@ -142,7 +142,7 @@ def test_nan_infinity_and_the_other_zero_are_third_values(dtype, strange):
     ids=name_of,
 )
 def test_a_value_that_the_dtype_cannot_hold_raises(dtype, values, inexact):
-    with pytest.raises(ValueError, match=rf"must be exact in {dtype}, {inexact} is not"):
+    with pytest.raises(ValueError, match=rf"must be exact in {dtype}, got {inexact}, which is not"):
         actcore.compress(torch.zeros(9).to(dtype), actcore.BitMask(values))
 
 

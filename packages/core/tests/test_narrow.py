@@ -106,7 +106,7 @@ def test_an_integer_out_of_the_range_raises_wherever_it_stands(set_threads, dtyp
         for strange in (low - 1, high + 1, torch.iinfo(dtype).min, torch.iinfo(dtype).max):
             wrong = x.clone()
             wrong[place] = strange
-            with pytest.raises(ValueError, match=r"Narrow\(low=10, high=20\) stores values from low to high, and an"):
+            with pytest.raises(ValueError, match=r"Narrow\(low=10, high=20\) stores values from low to high, but an"):
                 actcore.compress(wrong, Narrow(low, high))
 
 

@@ -307,7 +307,7 @@ def test_other_devices():
 
 
 def test_graph_hooks_refuse_it():
-    with pytest.raises(TypeError, match=r"copies on streams of its own; use actcore\.hooks"):
+    with pytest.raises(TypeError, match=r"copies on its own CUDA streams; use actcore\.hooks"):
         actcore.graph_hooks(actcore.Offload())
 
 

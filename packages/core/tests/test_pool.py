@@ -219,13 +219,13 @@ WRONG = [
     ("max_pool", (X, [0], [1], [0], [1], False), "kernel must be positive, got 0"),
     ("max_pool", (X, [2], [0], [0], [1], False), "stride must be positive, got 0"),
     ("max_pool", (X, [2], [1], [0], [-1], False), "dilation must be positive, got -1"),
-    ("max_pool", (X, [2], [1], [2], [1], False), "padding must be from 0 to half of what the kernel covers, 1, got 2"),
+    ("max_pool", (X, [2], [1], [2], [1], False), "padding must be from 0 to half of"),
     (
         "max_pool",
         (X, [9], [1], [0], [1], False),
         "kernel 9 with dilation 1 does not fit into 8 elements with padding 0",
     ),
-    ("max_pool", (X, [17, 16], [1, 1], [8, 8], [1, 1], False), "a window must have at most 256 places, whose index"),
+    ("max_pool", (X, [17, 16], [1, 1], [8, 8], [1, 1], False), "a window must have at most 256"),
     ("max_pool", (X[0, 0], [2, 2], [1, 1], [0, 0], [1, 1], False), "the input must have at least the 2 dimensions"),
     ("max_pool", (X[..., :0], [1], [1], [0], [1], False), "pooled dimensions must not be empty, got 0"),
     (
@@ -252,11 +252,11 @@ def test_wrong_arguments(operator, arguments, text):
 def test_wrong_arguments_of_the_functions():
     with pytest.raises(ValueError, match="x must have 3 or 4 dimensions for max_pool2d, got 2"):
         actcore.max_pool2d(torch.zeros(4, 4), 2)
-    with pytest.raises(ValueError, match=r"at most 256 places.* got 289 .*use torch.nn.functional.max_pool2d"):
+    with pytest.raises(ValueError, match=r"at most 256 elements.* got 289 .*use torch.nn.functional.max_pool2d"):
         actcore.max_pool2d(torch.zeros(1, 32, 32), 17)
     with pytest.raises(ValueError, match="padding must be at most half of the kernel, 1, got 2"):
         actcore.max_pool1d(X, 2, padding=2)
-    with pytest.raises(ValueError, match=r"stride must be an int or 1 of them, got \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"stride must be an int or a sequence of 1 ints, got \(1, 2\)"):
         actcore.max_pool1d(X, 2, (1, 2))
     with pytest.raises(ValueError, match="kernel_size must be at least 1, got 0"):
         actcore.max_pool1d(X, 0)

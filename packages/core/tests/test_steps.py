@@ -170,13 +170,13 @@ BAD = [
     (ValueError, "values must hold 1 to 32768 numbers, got 0", {"values": []}),
     (TypeError, "values[1] must be an int or a float, got '2'", {"values": [1.0, "2"]}),
     (ValueError, "values[0] must be finite, got nan; leave out what has no value", {"values": [math.nan, 1.0]}),
-    (ValueError, "weights must be one for each of the 2 values, got 1", {"weights": [1.0]}),
+    (ValueError, "weights must have one entry for each of the 2 values, got 1", {"weights": [1.0]}),
     (ValueError, "weights[1] must not be negative, got -1.0", {"weights": [1.0, -1.0]}),
     (ValueError, "weights[0] must be finite, got inf", {"weights": [math.inf, 1.0]}),
     (TypeError, "pieces must be an int or a sequence of ints, got 2.0", {"pieces": 2.0}),
     (TypeError, "pieces must be an int or a sequence of ints, got [True]", {"pieces": [True]}),
-    (ValueError, "pieces must be from 1 to 256, the codes of 8 bits, got 0", {"pieces": 0}),
-    (ValueError, "pieces must be from 1 to 256, the codes of 8 bits, got 257", {"pieces": [1, 257]}),
+    (ValueError, "pieces must be from 1 to 256, the number of 8-bit codes, got 0", {"pieces": 0}),
+    (ValueError, "pieces must be from 1 to 256, the number of 8-bit codes, got 257", {"pieces": [1, 257]}),
     (ValueError, "pieces must hold at least one number, got none", {"pieces": []}),
     (ValueError, "values and weights must have a finite error", {"values": [-1e200, 1e200]}),
 ]
@@ -193,11 +193,11 @@ BAD_LEVELS = [
     (ValueError, "candidates must hold 2 to 32768 numbers, got 1", {"candidates": [1.0]}),
     (
         ValueError,
-        "candidates must ascend strictly, got 3.0 before 3.0; sort them, each once",
+        "candidates must ascend strictly, got 3.0 before 3.0; sort them and remove duplicates",
         {"candidates": [0, 3, 3]},
     ),
     (ValueError, "candidates must enclose the values, which go from 1.0 to 2.0", {"candidates": [1.5, 3.0]}),
-    (ValueError, "levels must be from 2 to 256, the codes of 8 bits, got 1", {"levels": 1}),
+    (ValueError, "levels must be from 2 to 256, the number of 8-bit codes, got 1", {"levels": 1}),
 ]
 
 

@@ -102,7 +102,7 @@ def test_compiled():
     [
         (torch.sum, ValueError, "function must be applied to each element and return the shape of x, (13, 10), got ()"),
         (torch.Tensor.double, TypeError, "function must return the dtype of x, torch.float32, got torch.float64"),
-        (torch.Tensor.relu_, ValueError, "function must not change x in place; give the form of it"),
+        (torch.Tensor.relu_, ValueError, "function must not change x in place; pass a function"),
         (lambda x: 3, TypeError, "function must return a tensor, got int"),
         (lambda x: x.to("meta"), ValueError, "function must return a tensor on the device of x, cpu, got meta"),
     ],

@@ -197,7 +197,7 @@ def test_evaluation_and_what_is_asked_of_the_output():
     assert torch.equal(logits.argmax(-1), found.eval()(IDS)[1].argmax(-1))
     with torch.no_grad():
         assert type(found(IDS)[1]) is torch.Tensor
-    with pytest.warns(UserWarning, match=r"softmax\(\) needs whole logits.* pass loss='full'"):
+    with pytest.warns(UserWarning, match=r"softmax\(\) needs all logits.* pass loss='full'"):
         probabilities = logits.softmax(-1)
     assert (probabilities - found(IDS)[1].softmax(-1)).abs().max() <= 1e-6
     assert "though the logits were made, for softmax()" in exchanged(found)

@@ -75,7 +75,7 @@ def whole_error(plain, found):
 
 @pytest.mark.parametrize("ecosystem", [hf, timm, pyg], ids=["hf", "timm", "pyg"])
 def test_a_model_of_none_of_their_classes(ecosystem):
-    with pytest.raises(ValueError, match=r"got Sequential, in which there is none; integrations.compress_model takes"):
+    with pytest.raises(ValueError, match=r"got Sequential, which contains none; integrations.compress_model takes"):
         ecosystem().compress_model(nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got int"):
         ecosystem().compress_model(3)

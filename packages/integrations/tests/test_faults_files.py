@@ -190,9 +190,9 @@ def test_step_tables_that_are_damaged_add_nothing(tmp_path):
     with pytest.raises(ValueError, match=r"must be an \.npz file of numbers: File is not a zip file"):
         own.load(path)
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"if it is damaged, get it again, or fit its tables anew: python"):
+    with pytest.raises(ValueError, match=r"if it is damaged, download it again, or fit its tables again: python"):
         own.load(path)
-    with pytest.raises(ValueError, match=r"exists and is no \.npz file; name another"):
+    with pytest.raises(ValueError, match=r"exists and is not an \.npz file; choose another name"):
         save(TABLE, "relu", 1, path)
 
 

@@ -93,7 +93,7 @@ REFUSED = [
     ("bits must be from 1 to 8, got 9", ("fit", "gelu", "--bits", "9")),
     ("domain must be two finite numbers that ascend", ("fit", "gelu", "--domain", "3", "1")),
     ("a table's file must end in .npz or .json, got t.txt", ("fit", "gelu", "-o", "t.txt")),
-    ('those of tanh are of |x|; fit with parity "none"', ("fit", "tanh", "-o", "t.npz")),
+    ('the steps of tanh are over |x|; fit with parity "none"', ("fit", "tanh", "-o", "t.npz")),
     ("nodir/x.npz cannot be written: there is no folder nodir; make it first", ("fit", "gelu", "-o", "nodir/x.npz")),
     ("nodir/x.png cannot be written: there is no folder nodir", ("fit", "gelu", "--plot", "nodir/x.png")),
     ("nodir/x.npz cannot be written: there is no folder nodir", ("quantize", "3", "gelu", "-o", "nodir/x.npz")),
@@ -108,7 +108,7 @@ def test_mistakes_are_one_line(capsys, tmp_path, monkeypatch, text, arguments):
     monkeypatch.chdir(tmp_path)
     code, told, complaint = run(capsys, *arguments)
     assert code == 1
-    assert not told or "are of |x|" in text  # which only the fit tells
+    assert not told or "are over |x|" in text  # which only the fit tells
     assert re.fullmatch("python -m integrations.fewbit: .*\n", complaint)
     assert re.search(text.replace("|x|", r"\|x\|"), complaint)
     assert not list(tmp_path.iterdir())
@@ -120,5 +120,5 @@ def test_a_file_that_is_none_is_not_overwritten(capsys, tmp_path):
     path.write_text("notes")
     code, _, complaint = run(capsys, "quantize", "1", "torch:tanh", "-o", str(path))
     assert code == 1
-    assert "exists and is no .npz file; name another" in complaint
+    assert "exists and is not an .npz file; choose another name" in complaint
     assert path.read_text() == "notes"

@@ -210,7 +210,7 @@ WRONG = {
     "functions": (ValueError, "functions must be 'all' or names of relu, .*; got 'gleu'", {"functions": ["gleu"]}),
     "skip": (
         ValueError,
-        "skip must name modules of the model, got 'blocks9', which fits none",
+        "skip must name modules of the model, got 'blocks9', which matches none",
         {"skip": ["block", "blocks9"]},
     ),
     "skip, of another type": (TypeError, "skip must hold paths of modules or classes of modules, got 3", {"skip": [3]}),

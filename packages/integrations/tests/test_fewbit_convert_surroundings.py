@@ -183,7 +183,7 @@ def test_traced_by_jit_it_runs_as_it_is(training, rounding):
     model = fewbit.convert(Net(), rounding=rounding, linear=0.5).train(training)
     traced = torch.jit.trace(model, X, check_trace=not training)  # gradients of sketches differ from run to run
     assert torch.equal(traced(X), model(X))
-    with pytest.raises(Exception, match=r"which fewbit.restore_model puts back"):
+    with pytest.raises(Exception, match=r"fewbit.restore_model brings it back"):
         torch.jit.script(fewbit.convert(nn.Sequential(nn.ReLU())))
 
 

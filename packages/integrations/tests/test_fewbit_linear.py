@@ -259,14 +259,14 @@ def test_from_linear_shares_parameters_and_hooks():
     hook.remove()
     made(normal(20, 12))
     assert len(calls) == 2
-    with pytest.raises(TypeError, match="no subclass, got RandomizedLinear"):
+    with pytest.raises(TypeError, match="not a subclass, got RandomizedLinear"):
         RandomizedLinear.from_linear(layer(), proj_dim=1)
 
 
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({}, ValueError, "one of proj_dim_ratio and proj_dim must be given.*got neither"),
+        ({}, ValueError, "either proj_dim_ratio or proj_dim must give .*got neither"),
         ({"proj_dim": 3, "proj_dim_ratio": 0.1}, ValueError, "got proj_dim_ratio=0.1 and proj_dim=3"),
         ({"proj_dim_ratio": 0}, ValueError, "above 0 and at most 1"),
         ({"proj_dim_ratio": 1.5}, ValueError, "above 0 and at most 1.*got 1.5"),

@@ -29,7 +29,7 @@ def test_sketch_could_be_larger_than_its_input():
 
 
 def test_missing_size_was_found_in_forward():
-    with pytest.raises(ValueError, match="one of proj_dim_ratio and proj_dim must be given"):
+    with pytest.raises(ValueError, match="either proj_dim_ratio or proj_dim must give"):
         RandomizedLinear(5, 4)
 
 
@@ -136,7 +136,7 @@ def test_conversion_lost_tied_and_frozen_weights():
 
 def test_conversion_took_layers_that_are_no_plain_linear():
     for layer in (nn.MultiheadAttention(4, 2).out_proj, RandomizedLinear(4, 4, proj_dim=2)):
-        with pytest.raises(TypeError, match="no subclass"):
+        with pytest.raises(TypeError, match="not a subclass"):
             RandomizedLinear.from_linear(layer, proj_dim=2)
 
 

@@ -153,7 +153,7 @@ def test_from_module_shares_parameters_and_refuses_subclasses(torchs, ours):
     class Mine(torchs):
         pass
 
-    with pytest.raises(TypeError, match=f"module must be a torch.nn.{torchs.__name__} and no subclass, got Mine"):
+    with pytest.raises(TypeError, match=f"module must be a torch.nn.{torchs.__name__}, not a subclass, got Mine"):
         ours.from_module(Mine(WIDTH))
 
 

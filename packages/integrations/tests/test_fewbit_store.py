@@ -54,8 +54,8 @@ def test_added_steps_replace_and_stay_in_their_store():
 BAD = [
     (TypeError, "name must be a str, got 3", (3, 1, ([0, 1, 2], [0, 1]))),
     (TypeError, "bits must be an int, got 1.0", ("f", 1.0, ([0, 1, 2], [0, 1]))),
-    (ValueError, "bits must be from 1 to 8 and tell 3 levels apart, got 1", ("f", 1, ([0, 1, 2, 3], [0, 1, 2]))),
-    (ValueError, "borders must be one more than levels", ("f", 1, ([0, 1], [0, 1]))),
+    (ValueError, "bits must be from 1 to 8 and give at least 3 codes, got 1", ("f", 1, ([0, 1, 2, 3], [0, 1, 2]))),
+    (ValueError, "borders must have one entry more than levels", ("f", 1, ([0, 1], [0, 1]))),
     (ValueError, "boundaries must ascend", ("f", 2, ([0, 2, 1, 3], [0, 1, 2]))),
 ]
 

@@ -199,7 +199,7 @@ def test_a_gradient_is_there_after_the_model_went():
 
 def test_a_forward_whose_model_went_says_so():
     forward = integrations.compress_model(Net()).forward
-    with pytest.raises(ReferenceError, match="hold on to the model itself"):
+    with pytest.raises(ReferenceError, match="keep a reference to the model itself"):
         forward(X)
 
 

@@ -86,7 +86,7 @@ def test_a_head_that_is_sharded_by_itself_is_refused():
     """Its weight is gone before the loss. Without gradients, or with loss="full", nothing needs it then."""
     model = twin(Decoder(shifted).train())
     fully_shard(model.head)
-    with pytest.raises(ValueError, match=r"loss must be 'full' for this model.*by fully_shard of this layer"):
+    with pytest.raises(ValueError, match=r"loss must be 'full' for this model.*fully_shard of this layer"):
         fully_shard(model)(IDS)
     with torch.no_grad():
         assert model(IDS).isfinite()
@@ -99,7 +99,7 @@ def test_a_head_that_is_sharded_by_itself_is_refused():
 @pytest.mark.usefixtures("one_rank")
 def test_a_loss_after_fsdp_took_the_weights_back_is_refused():
     model = fully_shard(twin(Decoder(lambda logits, ids: logits).train()), reshard_after_forward=True)
-    with pytest.raises(RuntimeError, match=r"must be computed in the forward.*reshard_after_forward=False"):
+    with pytest.raises(RuntimeError, match=r"must be computed in the model's forward.*reshard_after_forward=False"):
         shifted(model(IDS), IDS)
 
 
@@ -107,7 +107,7 @@ def test_a_loss_after_fsdp_took_the_weights_back_is_refused():
 def test_a_sharded_weight_by_itself_is_refused():
     head = fully_shard(nn.Linear(WIDTH, CLASSES))
     hidden, labels = torch.randn(4, WIDTH), torch.zeros(4, dtype=torch.int64)
-    with pytest.raises(TypeError, match=r"weight must be whole, .* or give weight.full_tensor\(\)"):
+    with pytest.raises(TypeError, match=r"weight must be a plain tensor, .* or pass weight.full_tensor\(\)"):
         linear_cross_entropy(hidden, head.weight, labels)
     assert linear_cross_entropy(hidden, head.weight.full_tensor(), labels, head.bias.full_tensor()).isfinite()
 
@@ -194,7 +194,7 @@ def test_what_cannot_be_is_refused():
     model = Decoder(shifted)
     for given, message in {
         "whole": "loss must be 'chunked'",
-        "chunked": "does not say what makes its logits; name that layer",
+        "chunked": "loss must name the layer that makes the logits",
         "embedding": "loss must name a linear layer.*: Embedding has no in_features",
         "nothing": "has no 'nothing'",
     }.items():

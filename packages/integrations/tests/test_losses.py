@@ -262,7 +262,7 @@ def test_hooks_of_others_see_what_waits_for_backward_alone():
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_under_torch_func_it_raises(reduction):
     hidden, weight, _, labels = (tensor.detach() for tensor in problem())
-    with pytest.raises(NotImplementedError, match=r"must not be called under torch\.func"):
+    with pytest.raises(NotImplementedError, match=r"does not support torch\.func"):
         torch.func.grad(lambda some: linear_cross_entropy(some, weight, labels, reduction=reduction).sum())(hidden)
 
 
@@ -331,8 +331,8 @@ WRONG = {
     "softcap must be": (ValueError, (HIDDEN, WEIGHT, LABELS), {"softcap": 0}),
     "rows must be an int from 1": (ValueError, (HIDDEN, WEIGHT, LABELS), {"rows": 2.5}),
     "ignore_index must be an int": (TypeError, (HIDDEN, WEIGHT, LABELS), {"ignore_index": 1.5}),
-    "scale must be a finite number.*multiplies hidden": (TypeError, (HIDDEN, WEIGHT, LABELS), {"scale": BIAS[0]}),
-    "class_weight must need no gradient": (ValueError, (HIDDEN, WEIGHT, LABELS), {"class_weight": BIAS}),
+    "scale must be a finite number.*multiply hidden": (TypeError, (HIDDEN, WEIGHT, LABELS), {"scale": BIAS[0]}),
+    "class_weight must not require a gradient": (ValueError, (HIDDEN, WEIGHT, LABELS), {"class_weight": BIAS}),
 }
 
 

@@ -62,7 +62,7 @@ def test_fx_and_a_forward_that_was_replaced():
 def test_fx_refuses_hooks_that_it_would_run_twice(register):
     model = qmodules.QModule(net(), "L2")
     register(model[6], lambda module, args, *output: None)
-    with pytest.raises(RuntimeError, match=r"Q-layers without forward hooks, .* got 6 with 1"):
+    with pytest.raises(RuntimeError, match=r"Q-layers must have no forward hooks .* got 6 with 1"):
         torch.fx.symbolic_trace(model)
 
 

@@ -223,7 +223,7 @@ def test_errors():
     model = qmodules.QModule(Net())
     with pytest.raises(ValueError, match=r"Net is converted already; call qmodules.revert\(model\) first"):
         qmodules.QModule(model)
-    with pytest.raises(TypeError, match=r"module must be a torch.nn.Conv2d and no subclass, got Own"):
+    with pytest.raises(TypeError, match=r"module must be a torch.nn.Conv2d, not a subclass, got Own"):
         qmodules.QConv2d.from_module(Own(3, 3, 1))
 
 

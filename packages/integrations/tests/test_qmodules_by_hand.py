@@ -21,7 +21,7 @@ def test_layers_built_by_hand_take_the_level_that_is_set():
     layer = qmodules.QConv2d(3, 8, 3, group=1)
     assert layer.precision.level.bits == (4, 6)
     assert layer.precision.group == 1
-    with pytest.raises(ValueError, match=r"group must be a place in the level's bits \(4, 6\), from 0 to 1, got 2"):
+    with pytest.raises(ValueError, match=r"group must be an index into the level's bits \(4, 6\), from 0 to 1, got 2"):
         qmodules.QLinear(3, 4, group=2)
 
 

@@ -150,7 +150,7 @@ def test_the_loader_refuses_streams():
         def __iter__(self):
             return iter(range(3))
 
-    with pytest.raises(TypeError, match=r"dataset must have places, dataset\[i\]"):
+    with pytest.raises(TypeError, match=r"dataset must support dataset\[i\]"):
         DataLoader(Stream())
 
 

@@ -118,7 +118,7 @@ def test_layers_that_stay_are_named_with_their_package():
 
     [why] = qmodules.summary(qmodules.QModule(nn.Sequential(Linear(8, 8)), "L2")).kept.values()
     assert why == f"{__name__}.{Linear.__qualname__} is a subclass of torch_geometric.nn.Linear"
-    with pytest.raises(TypeError, match=r"module must be a torch_geometric\.nn\.Linear and no subclass, got Linear"):
+    with pytest.raises(TypeError, match=r"module must be a torch_geometric\.nn\.Linear, not a subclass, got Linear"):
         type(qmodules.QModule(nn.Sequential(pyg_nn.Linear(8, 8)))[0]).from_module(nn.Linear(8, 8))
 
 

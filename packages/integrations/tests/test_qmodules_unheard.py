@@ -31,7 +31,7 @@ def train(model, *batches):
 
 def test_a_level_that_is_given_and_settings_that_it_passes_over():
     config.use_gradient = True
-    with pytest.warns(UserWarning, match="level='L3', so it does not read what was set on config: use_gradient"):
+    with pytest.warns(UserWarning, match="level='L3' ignores these settings of config: use_gradient"):
         qmodules.QModule(net(), "L3")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -46,14 +46,14 @@ def test_indices_that_no_layer_asks_for():
     """``use_gradient`` was set when the model was converted already."""
     model = qmodules.QModule(net())
     config.use_gradient = True
-    with pytest.warns(UserWarning, match="no layer asked for it, though config.use_gradient is on") as seen:
+    with pytest.warns(UserWarning, match="no layer used it, although config.use_gradient is on") as seen:
         train(model, range(4), range(4), range(4))
     assert len(seen) == 1
 
 
 def test_indices_that_fit_no_layer():
     model = qmodules.QModule(net(), "L3", use_gradient=True, num_samples=20)
-    with pytest.warns(UserWarning, match="batch had 8 indices and fitted no layer's input, which had 4") as seen:
+    with pytest.warns(UserWarning, match="batch has 8 indices, but the layers' inputs had 4") as seen:
         train(model, range(8), range(8), range(8))
     assert len(seen) == 1
 
@@ -76,5 +76,5 @@ def test_indices_that_fit_some_layer_are_as_they_should_be():
 
 def test_what_is_no_batch_is_refused_where_it_is_set():
     for wrong in ("abc", object(), [[1], [1, 2]], torch.zeros(2)):
-        with pytest.raises(TypeError, match="batch must hold the samples' places in the data set, integers, got"):
+        with pytest.raises(TypeError, match="batch must hold the integer indices of the samples in the data set, got"):
             QScheme.batch = wrong

@@ -100,10 +100,10 @@ def test_num_samples_too_small_for_an_index(indices):
 
 
 def test_what_is_missing_is_named():
-    with pytest.raises(ValueError, match="batch must be set before each forward where use_gradient is on"):
+    with pytest.raises(ValueError, match="batch must be set before each forward when use_gradient is on"):
         precision().codec(same_ranges(2))
     QScheme.batch = torch.tensor([0, 1])
-    with pytest.raises(ValueError, match="num_samples must be the size of the training set where use_gradient is on"):
+    with pytest.raises(ValueError, match="num_samples must be the size of the training set when use_gradient is on"):
         precision().codec(same_ranges(2))
 
 
@@ -112,7 +112,7 @@ def test_wrong_values_are_refused():
         QScheme.num_samples = 0
     with pytest.raises(TypeError, match=r"num_samples must be an int, got 1\.5"):
         QScheme.num_samples = 1.5
-    with pytest.raises(TypeError, match=r"batch must hold the samples' places .*, got torch.float32"):
+    with pytest.raises(TypeError, match=r"batch must hold the integer indices .*, got torch.float32"):
         QScheme.batch = torch.rand(3)
     assert QScheme.num_samples is None
     assert QScheme.batch is None

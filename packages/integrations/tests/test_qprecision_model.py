@@ -68,7 +68,7 @@ def test_groups_have_budgets_of_their_own():
 
 
 def test_a_group_beyond_the_levels_bits_is_refused():
-    with pytest.raises(ValueError, match=r"group must be a place in the level's bits .* from 0 to 2, got 3"):
+    with pytest.raises(ValueError, match=r"group must be an index into the level's bits .* from 0 to 2, got 3"):
         LayerPrecision(LEVELS["L3"], "linear", 3)
 
 

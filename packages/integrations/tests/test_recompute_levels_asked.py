@@ -70,7 +70,7 @@ def test_two_that_see_to_what_is_kept_are_refused():
     model, args = deep()
     plan = checkpoint.plan(model, args)
     compressed(model, checkpoint=None)
-    with pytest.raises(ValueError, match="may be compressed or follow a plan yet, and it is compressed: undo that"):
+    with pytest.raises(ValueError, match="must not be compressed or follow a plan already, but it is compressed: call"):
         checkpoint.apply(model, plan)
     integrations.restore_model(model)
     compressed(model)
@@ -79,7 +79,7 @@ def test_two_that_see_to_what_is_kept_are_refused():
     with pytest.raises(ValueError, match="compressed already"):
         compressed(model)
     outer = nn.Sequential(model, nn.Linear(64, 64)).train()
-    with pytest.raises(ValueError, match="and its module '0' is compressed: undo that first"):
+    with pytest.raises(ValueError, match="but its module '0' is compressed: call"):
         compressed(outer)
     integrations.restore_model(model)
     checkpoint.apply(model, plan)

@@ -128,7 +128,7 @@ def test_a_file_that_holds_no_plan_is_named(content, tmp_path):
         (lambda content: "{", "it is no JSON"),
         (lambda content: "[]", "of format 4; got format None"),
         (lambda content: json.dumps({**content, "format": 7}), "got format 7"),
-        (lambda content: json.dumps({**content, "format": 1}), "Plan.to_json returned, of format 4; got format 1"),
+        (lambda content: json.dumps({**content, "format": 1}), "Plan.to_json, of format 4; got format 1"),
         (
             lambda content: json.dumps({k: v for k, v in content.items() if k != "candidates"}),
             "lacks or adds .*'candidates'",

@@ -135,7 +135,7 @@ def gone(monkeypatch):
     return bound("torch._C._gone", "a plan")
 
 
-TOLD = re.escape(f"a plan takes torch._C._gone, which torch {torch.__version__} does not have")
+TOLD = re.escape(f"a plan needs torch._C._gone, which torch {torch.__version__} does not have")
 
 
 def test_it_is_in_the_table(gone):
@@ -182,7 +182,7 @@ def test_who_does_without_is_given_what_it_takes_instead(monkeypatch):
 def test_a_name_that_is_asked_for_later_is_an_import_that_fails(monkeypatch, path):
     monkeypatch.setitem(NAMES, path, None)
     get = later(path, "a plan")
-    with pytest.raises(ImportError, match=re.escape(f"a plan takes {path}, which torch {torch.__version__} does not")):
+    with pytest.raises(ImportError, match=re.escape(f"a plan needs {path}, which torch {torch.__version__} does not")):
         get()
 
 
@@ -247,4 +247,4 @@ except RuntimeError as error:
 """
     stored, error = run_without(script, "torch._C._is_any_autocast_enabled", "torch.ops.aten._safe_softmax.default")
     assert int(stored) > 0
-    assert error.startswith("the capture of a training step takes torch._C._is_any_autocast_enabled, which torch ")
+    assert error.startswith("the capture of a training step needs torch._C._is_any_autocast_enabled, which torch ")

@@ -38,7 +38,7 @@ def outcomes():
 
 @pytest.mark.parametrize("path", CHOSEN)
 def test_what_takes_it_says_so_and_all_else_works(outcomes, path):
-    told = re.escape(f" takes {path}, which torch {torch.__version__} does not have")
+    told = re.escape(f" needs {path}, which torch {torch.__version__} does not have")
     failed = {feature: error for feature, error in outcomes[path].items() if error}
     assert {feature: error for feature, error in failed.items() if not re.search(told, error)} == {}
     assert ("level" in outcomes[path]) == (path != NEEDED)

@@ -63,7 +63,7 @@ def cpu_kernels() -> dict[str, Callable[..., Any]]:
 
 
 def missing_on(device: torch.device) -> str:
-    """Why there are no operators for tensors on a device; empty where there are."""
+    """Return why there are no operators for tensors on a device; an empty string if there are."""
     if device.type in ("cpu", "meta"):
         return ""
     if device.type != "cuda":

@@ -16,16 +16,16 @@ _STEPS = 4_000_000
 
 @dataclass(frozen=True)
 class Allocation(Generic[Choice]):
-    """A choice for each tensor, and how far from the best it can be.
+    """A choice for each tensor, with a bound on how far it is from the optimum.
 
     Attributes:
-        choices: for each tensor, in the order given: its width (``allocate_bits``; ``None`` for kept exactly) or the
-            position of its choice (``allocate``).
-        cost: the sum of their costs.
-        lower_bound: no choices within the budget cost less. Equals ``cost`` where that is proven optimal, to a relative
+        choices: one entry for each tensor, in the given order: its width (``allocate_bits``; ``None`` means kept
+            exactly) or the index of its choice (``allocate``).
+        cost: the sum of the costs of the choices.
+        lower_bound: no choices within the budget cost less. Equals ``cost`` if that is proven optimal, to a relative
             1e-9.
-        nbytes: bytes that they take together, at most the budget.
-        steps: partial solutions that the solver looked at.
+        nbytes: the bytes of all choices together, at most the budget.
+        steps: the number of partial solutions that the solver examined.
     """
 
     choices: tuple[Choice, ...]
@@ -36,7 +36,7 @@ class Allocation(Generic[Choice]):
 
     @property
     def gap(self) -> float:
-        """The cost is at most ``1 + gap`` times the least possible: 0 where it is proven optimal."""
+        """The cost is at most ``1 + gap`` times the optimum: 0 if it is proven optimal."""
         if self.cost == self.lower_bound:
             return 0.0
         return self.cost / self.lower_bound - 1 if self.lower_bound else math.inf
@@ -49,29 +49,29 @@ def allocate(
     *,
     max_steps: int = _STEPS,
 ) -> Allocation[int]:
-    """Picks one choice for each tensor, so that the costs add up to least and the bytes fit a budget.
+    """Pick one choice for each tensor, so that the total cost is minimal and the bytes fit a budget.
 
-    The multiple-choice knapsack problem: minimise ``sum(costs[i][choices[i]])`` subject to ``sum(nbytes[i][choices[i]])
-    <= budget``. The linear relaxation, solved greedily on each tensor's lower convex hull (Zemel, "The linear multiple
-    choice knapsack problem", Operations Research 28, 1980), gives a first solution and a lower bound; dynamic
-    programming over the few tensors that it leaves open (after Pisinger, "A minimal algorithm for the multiple-choice
-    knapsack problem", EJOR 83, 1995) closes the gap, most often to the optimum. Where ``max_steps`` ends it
-    early, ``gap`` is what a part of one tensor's share is worth.
+    This is the multiple-choice knapsack problem: minimize ``sum(costs[i][choices[i]])`` subject to
+    ``sum(nbytes[i][choices[i]]) <= budget``. The linear relaxation, solved greedily on each tensor's lower convex hull
+    (Zemel, "The linear multiple choice knapsack problem", Operations Research 28, 1980), gives a first solution and a
+    lower bound. Dynamic programming over the few tensors that remain open (after Pisinger, "A minimal algorithm for the
+    multiple-choice knapsack problem", EJOR 83, 1995) closes the gap, most often to the optimum. If ``max_steps`` ends
+    it early, the remaining ``gap`` is a fraction of one tensor's cost.
 
-    No tensor could get a cheaper choice with the bytes that are left. Of choices with equal cost the one with the
-    fewest bytes is taken, and of equals in both the first. More budget never costs more, up to ``gap``.
+    No tensor could get a cheaper choice with the bytes that are left over. Among choices of equal cost, the one with
+    the fewest bytes is taken, and among those the first. A larger budget never costs more, up to ``gap``.
 
     Args:
-        costs: for each tensor, the cost of each of its choices: finite, not negative, in any one unit. Rows may have
+        costs: for each tensor, the cost of each of its choices: finite, not negative, in any common unit. Rows may have
             different lengths.
-        nbytes: for each tensor, the bytes that each of these choices takes, metadata included.
-        budget: bytes for all tensors together. What exceeds their most expensive choices is not used.
-        max_steps: bounds time (50 to 100 ns a step) and memory (12 bytes a step).
+        nbytes: for each tensor, the bytes of each choice, metadata included.
+        budget: bytes for all tensors together. Bytes beyond the most expensive choices stay unused.
+        max_steps: bounds the time (50 to 100 ns a step) and the memory (12 bytes a step).
 
     Raises:
-        TypeError: a cost is not a number, or a size, the budget or ``max_steps`` not an int.
-        ValueError: rows that do not match or are empty, a cost that is negative or not finite, a size that is negative,
-            or a budget below what the smallest choices take. The message says which.
+        TypeError: a cost is not a number, or a size, the budget or ``max_steps`` is not an int.
+        ValueError: rows do not match or are empty, a cost is negative or not finite, a size is negative, or the budget
+            is below the sum of the smallest choices. The message says which.
     """
     _require_rows("costs", costs, "nbytes", nbytes)
     table = []
@@ -94,39 +94,40 @@ def allocate_bits(
     *,
     max_steps: int = _STEPS,
 ) -> Allocation[int | None]:
-    """Gives each tensor a width, so that the variance of the gradient is least and the bytes fit a budget.
+    """Give each tensor a bit width, so that the variance of the gradient is minimal and the bytes fit a budget.
 
-    Minimises ``sum(C / (2**bits - 1)**2)``, the variance that stochastic rounding of every saved tensor adds to the
-    gradient, where ``C`` is a tensor's sensitivity: what it would add with steps as wide as its groups' range. The
-    problem is that of ActNN (Chen et al., ICML 2021) and GACT (Liu et al., ICML 2022), with the bytes that are really
-    stored in the place of bits times elements; ``allocate`` solves it.
+    Minimizes ``sum(C / (2**bits - 1)**2)``, the variance that stochastic rounding of all saved tensors adds to the
+    gradient. ``C`` is a tensor's sensitivity: the variance that it would add with steps as wide as the range of its
+    groups. The problem is that of ActNN (Chen et al., ICML 2021) and GACT (Liu et al., ICML 2022), with the bytes that
+    are really stored instead of bits times elements; ``allocate`` solves it.
 
-    Tensors compete in three rounds, each for what the ones before leave (and none below its smallest width):
+    Tensors are served in three rounds. Each round uses the bytes that the earlier rounds leave, and no tensor goes
+    below its smallest width:
 
-    1. those of which ``C`` is NaN or infinite: nothing can be said for fewer bits, so they get the most that fit;
-    2. those with a finite ``C`` above 0;
-    3. those with ``C == 0``: bits for them are of no known use, and cost nobody anything.
+    1. tensors whose ``C`` is NaN or infinite: the effect of fewer bits is unknown, so they get the most bits that fit;
+    2. tensors with a finite ``C`` above 0;
+    3. tensors with ``C == 0``: more bits have no known use for them.
 
-    Nothing tells the tensors of the first round apart, nor those of the last. There the sizes of the tensors stand for
-    their sensitivities, which gives large and small ones equal widths as far as the bytes allow.
+    The sensitivities of the first and the last round do not distinguish tensors. In these rounds the sizes of the
+    tensors replace the sensitivities, which gives large and small tensors equal widths as far as the bytes allow.
 
     Args:
-        sensitivities: ``C`` of each tensor, not negative, in any one unit.
+        sensitivities: ``C`` of each tensor, not negative, in any common unit.
         nbytes: for each tensor, the bytes of each width that it may have, metadata included
             (``{bits: GroupAffine(bits).stored_bytes(numel, dtype) for bits in range(1, 9)}``). Widths are 1 to 8;
-            ``None`` stands for a tensor kept exactly, with cost 0.
+            ``None`` means that the tensor is kept exactly, at cost 0.
         budget: bytes for all tensors together.
         max_steps: bounds time and memory of each round, as in ``allocate``.
 
     Returns:
-        The widths. ``cost`` and ``lower_bound`` are of the tensors whose sensitivity is finite, given the bytes that
-        the others have taken.
+        The widths. ``cost`` and ``lower_bound`` cover the tensors with a finite sensitivity, given the bytes that the
+        others take.
 
     Raises:
-        TypeError: a sensitivity is not a number, a row of ``nbytes`` no mapping, or a size, the budget or ``max_steps``
-            not an int.
-        ValueError: numbers of tensors that differ, a negative sensitivity, a width that is none, a size that is
-            negative, or a budget below what the smallest widths take. The message says which.
+        TypeError: a sensitivity is not a number, a row of ``nbytes`` is not a mapping, or a size, the budget or
+            ``max_steps`` is not an int.
+        ValueError: the numbers of tensors differ, a sensitivity is negative, a width is out of range, a size is
+            negative, or the budget is below the sum of the smallest widths. The message says which.
     """
     _require_rows("sensitivities", sensitivities, "nbytes", nbytes)
     importance = [_as_cost(f"sensitivities[{i}]", value) for i, value in enumerate(sensitivities)]
@@ -203,7 +204,7 @@ def _require_rows(
 
 def _as_cost(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be an int or a float, got {value!r}; a tensor gives them with .tolist()")
+        raise TypeError(f"{name} must be an int or a float, got {value!r}; convert tensors with .tolist()")
     if value < 0:
         raise ValueError(f"{name} must not be negative, got {value}")
     try:
@@ -224,7 +225,7 @@ def _require_int(name: str, value: object) -> None:
 
 def _require_sizes(name: str, sizes: Mapping[int, int] | Mapping[int | None, int]) -> None:
     if not sizes:
-        raise ValueError(f"{name} must have at least one choice, got none; leave out a tensor that has none")
+        raise ValueError(f"{name} must have at least one choice, got none; leave out tensors without choices")
     for choice, size in sizes.items():
         _require_int(f"{name}[{choice}]", size)
         if size < 0:
@@ -242,6 +243,6 @@ def _require_budget(sizes: Sequence[Sequence[int]], budget: int, max_steps: int)
     least = sum(min(row) for row in sizes)
     if budget < least:
         raise ValueError(
-            f"budget must be at least {least} bytes, which the smallest choices take together, got {budget}; "
+            f"budget must be at least {least} bytes, the sum of the smallest choices, got {budget}; "
             "raise it, or allow smaller choices"
         )

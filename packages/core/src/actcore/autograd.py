@@ -82,7 +82,7 @@ def save_for_backward(
     stream: int | None = None,
     operator: str | None = "",
 ) -> None:
-    """Saves tensors for backward, each in the form that its codec stores.
+    """Save tensors for backward, each in the form that its codec stores.
 
     ::
 
@@ -96,36 +96,36 @@ def save_for_backward(
             x, w = actcore.saved_tensors_of(ctx)
             return grad @ w.t(), x.t() @ grad
 
-    It stands in the place of ``ctx.save_for_backward``, is called once, in ``forward`` or ``setup_context`` (after
-    ``ctx.mark_dirty``, if at all), and behaves like it: what is saved is freed by backward unless
-    ``retain_graph=True``, nothing is stored where there will be no backward, and checkpointing and saved-tensor hooks
-    see the stored forms.
+    It replaces ``ctx.save_for_backward``. Call it once, in ``forward`` or ``setup_context``, after ``ctx.mark_dirty``
+    if you use that. It behaves like ``ctx.save_for_backward``: backward frees the saved tensors unless
+    ``retain_graph=True``, nothing is stored if there will be no backward, and checkpointing and saved-tensor hooks see
+    the stored forms.
 
     Double backward (``create_graph=True``) is that of plain PyTorch at the decompressed values. If a codec has rounded
-    them, ``saved_tensors_of`` warns. One case cannot be served and raises: a result of the Function that is stored in
-    fewer bytes, dropped by everybody else, and then differentiated twice.
+    them, ``saved_tensors_of`` warns. One case is unsupported and raises: an output of the Function is stored in fewer
+    bytes, freed by all other owners, and then differentiated twice.
 
     Args:
         ctx: the context of the Function.
-        pairs: a tensor and its codec. ``None`` or ``Raw()`` as the codec keeps the tensor exactly, with autograd's
-            check that it is not changed in place. ``None`` as the tensor is given back as ``None``.
-        seed: of the random rounding.
-        stream: the streams of the tensors derive from it and the rank, so pass another one in every call: in two
-            layers one stream is one noise. ``actcore.stream_of("layer 1", step, 0)`` makes such numbers. By default
-            they come from the counter of this process and seed, which advances by itself.
-        operator: how a report calls what saves them; by default by the name of the Function. ``None`` announces
-            nothing: the caller does (``announce``).
+        pairs: a tensor and its codec. The codec ``None`` or ``Raw()`` keeps the tensor exactly, with autograd's check
+            for in-place changes. The tensor ``None`` is returned as ``None``.
+        seed: seed of the random rounding.
+        stream: the streams of the tensors derive from it and the rank. Pass a different one in every call: two layers
+            with the same stream get the same noise. ``actcore.stream_of("layer 1", step, 0)`` makes such numbers. By
+            default, the streams come from the counter of this process and seed, which advances by itself.
+        operator: the name of the operator in reports; by default the name of the Function. With ``None`` nothing is
+            announced: the caller does it (``announce``).
 
     Raises:
-        TypeError: an argument is not a pair of a tensor and a codec, or the codec does not take the tensor.
-        ValueError: the codec's own conditions.
-        RuntimeError: a codec that rounds at random, under ``vmap`` without ``randomness="same"``.
+        TypeError: an argument is not a pair of a tensor and a codec, or the codec does not support the tensor.
+        ValueError: a condition of the codec is not met.
+        RuntimeError: a codec rounds at random under ``vmap`` without ``randomness="same"``.
     """
     seed = as_int64("seed", seed)
     for number, pair in enumerate(pairs):
         _require_pair(number, pair)
     if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int)):
-        raise TypeError(f"stream must be an int, got {stream!r}; None takes one from the process's counter")
+        raise TypeError(f"stream must be an int, got {stream!r}; pass None to take one from the process's counter")
     if (
         not torch.compiler.is_compiling() and getattr(ctx, "next_functions", None) == ()
     ):  # no_grad, or no input asks for gradients
@@ -172,14 +172,14 @@ def _announced(
 
 
 def saved_tensors_of(ctx: Any) -> tuple[Tensor | None, ...]:
-    """The tensors that ``save_for_backward`` saved, in order, for use in ``backward``.
+    """Return the tensors that ``save_for_backward`` saved, in order. Call it in ``backward``.
 
-    Warns if a codec has rounded one of them and gradients are differentiated (``create_graph=True``): second
-    derivatives may be far off then.
+    Warns if a codec has rounded one of them and gradients are differentiated (``create_graph=True``), because second
+    derivatives may be far off.
 
     Raises:
-        RuntimeError: nothing was saved; the graph was freed by an earlier backward; a tensor that was kept exactly was
-            changed in place (these two are torch's own errors).
+        RuntimeError: nothing was saved; an earlier backward freed the graph; or a tensor that was kept exactly was
+            changed in place (the last two are torch's own errors).
     """
     tensors = restore_saved(ctx)
     if reads_rounded(ctx):
@@ -227,9 +227,9 @@ def _require_randomness(codec: Codec) -> None:
             continue
         if functorch.CVmapInterpreterPtr(interpreter).randomness() != functorch.RandomnessType.Same:
             raise RuntimeError(
-                f"vmap: {codec!r} rounds at random, and save_for_backward has one stream for the whole batch; pass "
-                "randomness='same' to vmap to let all samples round alike, or give a codec with rounding='nearest', or "
-                "apply the Function outside of vmap"
+                f"vmap: {codec!r} rounds at random, but save_for_backward has one stream for the whole batch; pass "
+                "randomness='same' to vmap to round all samples alike, use a codec with rounding='nearest', or apply "
+                "the Function outside of vmap"
             )
 
 
@@ -289,9 +289,9 @@ def _restore(ctx: Any, entry: _Stored, saved: tuple[Tensor, ...]) -> Tensor:
         if (tensor is not None and tensor.grad_fn is None) or (entry.layout.shape, entry.dtype) not in results:
             return value
     raise RuntimeError(
-        f"backward with create_graph=True needs the history of a tensor of shape {entry.layout.shape} that was stored "
-        "as a result of its Function and is gone or changed, and without it a term of the second derivative would be "
-        "missing; save it exactly, (tensor, None), or save the inputs and recompute it in backward"
+        f"backward with create_graph=True cannot differentiate through a saved output of shape {entry.layout.shape}: "
+        "the output was freed or changed after forward, so the second derivative would miss a term. Save the output "
+        "exactly, (tensor, None), or save the inputs and recompute it in backward"
     )
 
 

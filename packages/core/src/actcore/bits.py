@@ -10,9 +10,9 @@ from actcore.ops import packed_bytes
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
-    """Packs codes of ``bits`` bits end to end: ``UInt8[Tensor, "..."] -> UInt8[Tensor, "ceil(bits*n/8)"]``.
+    """Pack codes of ``bits`` bits end to end: ``UInt8[Tensor, "..."] -> UInt8[Tensor, "ceil(bits*n/8)"]``.
 
-    Eight consecutive codes fill ``bits`` consecutive bytes, as a little-endian stream of bits; unused bits of the last
+    Eight consecutive codes fill ``bits`` consecutive bytes, as a little-endian stream of bits. Unused bits of the last
     byte are 0.
 
     Args:
@@ -21,8 +21,8 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
     Raises:
         TypeError: ``codes`` is not uint8.
-        ValueError: ``bits`` is out of range, or a code is too large (on CUDA a device-side assertion, which does not
-            wait for the kernel).
+        ValueError: ``bits`` is out of range, or a code is too large (on CUDA a device-side assertion, without a
+            synchronization).
     """
     _check_bits(bits)
     if not isinstance(codes, Tensor) or codes.dtype != torch.uint8:
@@ -30,16 +30,16 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
         raise TypeError(f"codes must be a uint8 tensor, got {found}; cast with .to(torch.uint8)")
     packed: Tensor
     packed, misfit = torch.ops.actcore.pack_bits(codes.contiguous(), bits)
-    require_fit(misfit, f"codes must be below 2**bits = {2**bits}, and one is not; use more bits or clamp them")
+    require_fit(misfit, f"codes must be below 2**bits = {2**bits}, but one is not; use more bits or clamp the codes")
     return packed
 
 
 def unpack_bits(packed: Tensor, bits: int, numel: int) -> Tensor:
-    """Undoes ``pack_bits``: ``UInt8[Tensor, "ceil(bits*numel/8)"] -> UInt8[Tensor, "numel"]``.
+    """Unpack codes that ``pack_bits`` packed: ``UInt8[Tensor, "ceil(bits*numel/8)"] -> UInt8[Tensor, "numel"]``.
 
     Raises:
         TypeError: ``packed`` is not uint8.
-        ValueError: ``bits`` is out of range, or ``packed`` does not have the bytes that ``numel`` codes take.
+        ValueError: ``bits`` is out of range, or ``packed`` does not have the bytes of ``numel`` codes.
     """
     _check_bits(bits)
     if not isinstance(packed, Tensor) or packed.dtype != torch.uint8:

@@ -20,7 +20,9 @@ DAMAGED = "it is damaged or truncated: store the tensor again"
 
 @runtime_checkable
 class Codec(Protocol):
-    """A way to store a tensor. Any object with these two methods is one; nothing needs to be registered.
+    """The interface of a codec, an object that stores tensors.
+
+    Any object with these two methods is a codec; nothing needs to be registered.
 
     ::
 
@@ -31,37 +33,37 @@ class Codec(Protocol):
             def decompress(self, compressed):
                 return compressed.payload[0].to(compressed.dtype)
 
-    ``decompress(compress(x))`` has x's shape, dtype and device. Built-in codecs are frozen dataclasses: equal when
-    their fields are, hashable, with a readable repr.
+    ``decompress(compress(x))`` has the shape, dtype and device of ``x``. Built-in codecs are frozen dataclasses:
+    hashable, with a readable repr, and equal if their fields are equal.
     """
 
     def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
-        """The stored form of ``tensor``, built with ``Compressed.of(self, tensor, payload)``.
+        """Return the stored form of ``tensor``, built with ``Compressed.of(self, tensor, payload)``.
 
-        A codec that rounds at random draws from (seed, stream) alone: same pair, same bytes.
+        A codec that rounds at random uses only (seed, stream): the same pair gives the same bytes.
         """
         ...
 
     def decompress(self, compressed: Compressed) -> Tensor:
-        """The tensor that ``compress`` stored, up to the codec's error."""
+        """Return the tensor that ``compress`` stored, up to the error of the codec."""
         ...
 
 
 def compress(tensor: Tensor, codec: Codec, *, seed: Key = 0, stream: Key = 0) -> Compressed:
-    """Stores a tensor in fewer bytes.
+    """Store a tensor in fewer bytes.
 
     Args:
-        tensor: any strided tensor of a dtype that the codec takes; left as it is.
+        tensor: any strided tensor of a dtype that the codec supports; it is not changed.
         codec: for instance ``GroupAffine(bits=4)``.
-        seed: with ``stream`` decides the random rounding: the same pair gives the same bytes, on every device and
-            for any number of threads. torch's generators are not touched. An int of 64 bits, or an int64 tensor of
-            one element on the tensor's device, which a replayed CUDA graph and a compiled region read anew each time.
-        stream: tensors that should round independently get different streams. As ``seed``.
+        seed: determines the random rounding, together with ``stream``: the same pair gives the same bytes on every
+            device and for any number of threads. torch's generators are not used. A 64-bit int, or an int64 tensor of
+            one element on the tensor's device, which a replayed CUDA graph and a compiled region read again each time.
+        stream: as ``seed``. Tensors that should round independently need different streams.
 
     Raises:
-        TypeError: ``tensor`` is not a tensor, is sparse or jagged, or has a dtype that the codec does not take;
+        TypeError: ``tensor`` is not a tensor, is sparse or jagged, or has a dtype that the codec does not support;
             ``codec`` has no ``compress`` and ``decompress``.
-        ValueError: the codec's own conditions, such as ``BitMask``'s two values, do not hold.
+        ValueError: a condition of the codec is not met, such as the two values of ``BitMask``.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"tensor must be a torch.Tensor, got {type(tensor).__name__}")
@@ -76,9 +78,9 @@ def compress(tensor: Tensor, codec: Codec, *, seed: Key = 0, stream: Key = 0) ->
 
 
 def decompress(compressed: Compressed) -> Tensor:
-    """The tensor that was stored: same shape, dtype, device and strides, and no gradient history.
+    """Return the stored tensor: same shape, dtype, device and strides, without gradient history.
 
-    What is stored under ``Raw``, as tensors too small to gain are, is given back itself: clone it before writing to it.
+    A tensor stored under ``Raw``, such as one too small to gain, is returned itself: clone it before you write to it.
 
     Raises:
         TypeError: the argument is not a ``Compressed``.
@@ -96,7 +98,7 @@ def _require_whole(compressed: Compressed) -> None:
     for of in (compressed, vars(compressed).get("codec")):
         missing = [field.name for field in fields(of) if not hasattr(of, field.name)] if is_dataclass(of) else []
         if missing:
-            raise ValueError(f"a {type(of).__name__} must have {', '.join(missing)}, got none; {DAMAGED}")
+            raise ValueError(f"a {type(of).__name__} lacks {', '.join(missing)}; {DAMAGED}")
     codec: object = compressed.codec
     if not callable(getattr(codec, "decompress", None)) or isinstance(codec, type):
         raise ValueError(f"the codec of a Compressed must have decompress, got {codec!r:.80}; {DAMAGED}")

@@ -24,10 +24,10 @@ def constant_when_traced(function: Function) -> Function:
 
 
 def uncompiled(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A pack or unpack hook, shielded from ``torch.compile``, which would trace it when a submodule is compiled.
+    """Shield a pack or unpack hook from ``torch.compile``, which would trace the hook when a submodule is compiled.
 
-    It is shielded even if ``torch.compile`` is first used after this call. Without ``torch.compile`` the shield costs
-    one call of a Python function.
+    The shield works even if ``torch.compile`` is first used after this call. Without ``torch.compile`` it costs one
+    call of a Python function.
     """
 
     def shielded(value: Any) -> Any:

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Compressed:
-    """A tensor as a codec stored it: the payload and what is needed to undo it.
+    """A tensor as a codec stored it: the payload and the data that undo it.
 
-    It can be moved with ``to``, saved with ``torch.save`` and, after ``import actcore``, loaded with ``torch.load``
-    (``weights_only=True`` included; a codec of one's own needs ``torch.serialization.add_safe_globals``). It shares no
-    memory with the tensor it was made from, except under ``Raw``.
+    Move it with ``to``, save it with ``torch.save`` and, after ``import actcore``, load it with ``torch.load``
+    (``weights_only=True`` included; your own codec needs ``torch.serialization.add_safe_globals``). It shares no memory
+    with the original tensor, except under ``Raw``.
 
     Attributes:
-        codec: the codec that undoes it. Not always the one that was asked: a tensor too small to gain is stored as
-            it is, under ``Raw``.
-        payload: the stored tensors; their meaning is the codec's.
-        layout: shape and strides of the tensor, which ``decompress`` gives back.
+        codec: the codec that undoes it. It may differ from the codec that you passed: a tensor too small to gain is
+            stored unchanged, under ``Raw``.
+        payload: the stored tensors; their meaning depends on the codec.
+        layout: shape and strides of the tensor, which ``decompress`` restores.
         dtype: the tensor's dtype.
     """
 
@@ -42,7 +42,7 @@ class Compressed:
 
     @classmethod
     def of(cls, codec: Codec, tensor: Tensor, payload: Sequence[Tensor]) -> Compressed:
-        """The stored form of ``tensor`` under ``codec``: what a codec's ``compress`` returns."""
+        """Return the stored form of ``tensor`` under ``codec``: the result of a codec's ``compress``."""
         return cls(codec, tuple(payload), Layout.of(tensor), tensor.dtype)
 
     @property
@@ -52,28 +52,30 @@ class Compressed:
 
     @property
     def device(self) -> torch.device:
-        """Where the payload is, and where ``decompress`` puts the tensor, except under ``Offload``."""
+        """The device of the payload, and of the tensor that ``decompress`` returns, except under ``Offload``."""
         return self.payload[0].device
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the payload; what it repeats by a stride of 0 counts once."""
+        """Bytes of the payload; elements repeated by a stride of 0 count once."""
         return sum(map(_nbytes, self.payload))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Compressed:
-        """The same stored form on another device.
+        """Return the same stored form on another device.
 
         Raises:
-            TypeError: ``device`` is not one; the stored form of another dtype is made by ``compress``.
+            TypeError: ``device`` is not a device. For another dtype, compress the cast tensor.
         """
         if not isinstance(device, (torch.device, str, int)):
-            raise TypeError(f"device must be a device, got {device!r}; for another dtype compress tensor.to(dtype)")
+            raise TypeError(
+                f"device must be a device such as 'cuda', got {device!r}; for another dtype compress tensor.to(dtype)"
+            )
         self._settle()
         moved = tuple(part.to(device, non_blocking=non_blocking) for part in self.payload)
         return replace(self, payload=moved)
 
     def decompress(self) -> Tensor:
-        """The tensor, with its shape, strides, dtype and device. See ``actcore.decompress``."""
+        """Return the tensor, with its shape, strides, dtype and device. See ``actcore.decompress``."""
         return self.codec.decompress(self)
 
     def __getstate__(self) -> dict[str, object]:

@@ -41,17 +41,21 @@ def new_key(device: torch.device) -> int:
 
 
 def in_cuda_graph() -> bool:
-    """Whether a CUDA graph is captured on the current stream: what Python does now is done once, and not in its
-    replays."""
+    """Return whether a CUDA graph is being captured on the current stream.
+
+    Python code then runs once, and not in each replay.
+    """
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def replayable(stream: int, like: Tensor) -> int | Tensor:
-    """The stream for rounding ``like``: the one that Python has counted, or, while a CUDA graph is captured, the next
-    of a counter on the device, ``Int64[Tensor, "1"]``, which every replay advances.
+    """Return the stream for rounding ``like``.
+
+    It is the stream that Python has counted, or, while a CUDA graph is captured, the next one of a counter on the
+    device, ``Int64[Tensor, "1"]``, which every replay advances.
 
     Raises:
-        RuntimeError: nothing was stored on the device before the capture, so that the counter is not there yet.
+        RuntimeError: nothing was stored on the device before the capture, so the counter does not exist yet.
     """
     if in_cuda_graph():
         counted: Tensor = torch.ops.actcore.next_stream(like.detach(), _CAPTURED)
@@ -80,8 +84,8 @@ def _counter(key: int, device: torch.device) -> Tensor:
         if found is None:
             if device.type == "cuda" and in_cuda_graph():
                 raise RuntimeError(
-                    f"actcore::next_stream: key={key} is new while a CUDA graph is captured, which would give every "
-                    "replay the same noise; run one step before the capture"
+                    f"actcore::next_stream: key={key} is first used while a CUDA graph is captured, so every replay "
+                    "would get the same noise; run one step before the capture"
                 )
             found = _made(first_stream(key), device)
             _counters[key, device] = found

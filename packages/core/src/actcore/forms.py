@@ -14,20 +14,20 @@ MOST_FORMS = 127
 
 @dataclass(frozen=True)
 class Form:
-    """A way to wait: quantised, as a mask, in host memory.
+    """A stored form of a value until backward reads it: quantized, as a mask, or in host memory.
 
     Attributes:
-        held: bytes while it waits.
-        restored: bytes of what is made of it where it is read, there while it is read. 0: nothing is made.
-        passing: bytes that storing it takes beside, while that runs.
-        store_seconds: of storing it once.
-        restore_seconds: of restoring it, each time.
+        held: bytes of the form while it is stored.
+        restored: bytes of the restored value, alive while it is read. 0: nothing is restored.
+        passing: extra bytes while the value is being stored.
+        store_seconds: time to store it once.
+        restore_seconds: time to restore it, each time.
         noise: variance of its rounding, relative to the mean square of the value. 0: exact.
-        serves: whether it has all of the value, for an operator that is repeated and for any step of backward. Else
-            only those steps of backward that read the value can do with it, as with signs.
+        serves: whether the form has all of the value, for a repeated operator and for any step of backward. If not,
+            only the steps of backward that read the value can use it, as with signs.
 
     Raises:
-        TypeError: an attribute is of another type.
+        TypeError: an attribute has the wrong type.
         ValueError: a number is negative or not finite.
     """
 

@@ -22,7 +22,7 @@ from actcore.saved_hooks import hooks
 
 
 def graph_hooks(codec: Codec, seed: int = 0, streams: Streams | None = None) -> tuple[GraphModule, GraphModule]:
-    """``hooks(codec, seed)`` for code under ``torch.compile``: a compiled region then saves the stored forms.
+    """Return ``hooks(codec, seed)`` for code under ``torch.compile``: a compiled region then saves the stored forms.
 
     ::
 
@@ -31,29 +31,29 @@ def graph_hooks(codec: Codec, seed: int = 0, streams: Streams | None = None) -> 
             loss = torch.compile(step)(x)
         loss.backward()
 
-    The ``with`` stands around the compiled code, not in it. A compiled region under ordinary hooks computes
-    everything, packs everything, and unpacks everything before its backward begins. These are inlined into the two
-    graphs of the region instead, so that each tensor is stored where it is last used and restored where it is first
-    needed.
+    Put the ``with`` around the compiled code, not into it. Under ordinary hooks a compiled region computes everything,
+    then packs everything, and unpacks everything before its backward begins. ``torch.compile`` inlines these hooks into
+    the two graphs of the region instead. So each tensor is stored after its last use and restored before its first use
+    in backward.
 
-    One pair serves all tensors of a region: floating-point tensors are stored, others pass through, and so do those too
-    small to gain. torch applies the hooks to what the region computes for itself; its inputs, parameters and outputs
-    are kept by whoever holds them. ``torch._functorch.config.saved_tensors_hooks_filtering_mode`` changes that
+    One pair serves all tensors of a region. Floating-point tensors are stored; other tensors, and tensors too small to
+    gain, pass through. torch applies the hooks to the tensors that the region computes; inputs, parameters and outputs
+    of the region are kept by their owners. ``torch._functorch.config.saved_tensors_hooks_filtering_mode`` changes that
     (``"donated"``, ``"no_static"``, ``"all"``).
 
-    The noise advances from step to step, in replays of CUDA graphs as well: streams come from
-    ``torch.ops.actcore.next_stream``, one counter a saved tensor. Outside of compiled regions the pair does what
-    ``hooks`` does.
+    The noise differs from step to step, also in replays of CUDA graphs: streams come from
+    ``torch.ops.actcore.next_stream``, with one counter per saved tensor. Outside of compiled regions the pair behaves
+    like ``hooks``.
 
     Args:
         codec: its ``compress`` gets the stream as an int64 tensor of one element, and both its methods are traced.
-        seed, streams: as for ``hooks``; ``streams`` counts only outside of compiled regions.
+        seed, streams: as for ``hooks``; ``streams`` is used only outside of compiled regions.
 
     Raises:
         TypeError, ValueError: as ``hooks``; TypeError for ``Offload``, which cannot be traced.
     """
     if isinstance(codec, Offload):
-        raise TypeError(f"codec must be traceable, and {codec!r} copies on streams of its own; use actcore.hooks")
+        raise TypeError(f"codec must be traceable, but {codec!r} copies on its own CUDA streams; use actcore.hooks")
     eager_pack, eager_unpack = hooks(codec, seed, streams)
 
     def pack(tensor: Tensor) -> Any:

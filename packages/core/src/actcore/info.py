@@ -18,12 +18,12 @@ _SEED, _STREAM = 2026, 7
 
 
 def build_info() -> dict[str, Any]:
-    """Version, the torch it was built for and found, compiler, CPU kernels and CUDA architectures.
+    """Return versions of actcore and torch, the compiler, the CPU kernels and the CUDA architectures.
 
     Returns:
         A dictionary of plain values: ``version``, ``built_with_torch``, ``torch``, ``compiler``, ``cpu_kernels`` (in
         use), ``runnable_cpu_kernels``, ``threads``, ``cuda_version`` and ``cuda_architectures`` of the CUDA operators
-        (empty when they were not built), and ``cuda_missing``, the reason why they are not loaded.
+        (empty if they were not built), and ``cuda_missing``, the reason why they are not loaded.
     """
     return {
         "version": __version__,

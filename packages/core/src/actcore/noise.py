@@ -16,12 +16,12 @@ _MASK = (1 << 64) - 1
 
 @constant_when_traced
 def stream_of(identity: str, step: int, rank: int, micro_step: int = 0) -> int:
-    """A 64-bit stream for one saved tensor of one forward on one rank.
+    """Return a 64-bit stream for one saved tensor of one forward on one rank.
 
     Args:
-        identity: what stays from step to step: module path, operator, role and occurrence.
+        identity: text that stays the same from step to step: module path, operator, role and occurrence.
         step: number of the forward or of the training step.
-        rank: of this process; ranks round independently.
+        rank: rank of this process; ranks round independently.
         micro_step: number of the forward within a step that has several.
     """
     return _mix(identity_of(identity) ^ step_key(step, rank, micro_step))
@@ -33,28 +33,28 @@ def step_key(step: int, rank: int, micro_step: int = 0) -> int:
 
 
 def current_rank() -> int:
-    """This process's rank, 0 outside of distributed training: ranks round independently under one plan."""
+    """Return the rank of this process, 0 outside of distributed training. Ranks round independently under one plan."""
     distributed = torch.distributed
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
 @dataclass
 class Streams:
-    """A counter that gives every pack a stream of its own; safe to share between threads.
+    """A counter that gives every pack its own stream. Threads may share it.
 
-    ``hooks``, ``saved_tensors`` and ``save_for_backward`` count on one counter a seed and process, unless they are
-    given another. One of your own makes a run repeatable inside a process, and its two fields are all there is to save.
+    ``hooks``, ``saved_tensors`` and ``save_for_backward`` use one counter per seed and process, unless you pass
+    another. Your own counter makes a run repeatable inside a process, and its two fields are its whole state.
 
     Attributes:
-        identity: counters of different identities give different streams.
-        position: streams given so far.
+        identity: counters with different identities give different streams.
+        position: number of streams given so far.
     """
 
     identity: str = ""
     position: int = 0
 
     def next(self) -> int:
-        """The next stream: a hash of identity, position and this process's rank."""
+        """Return the next stream: a hash of identity, position and this process's rank."""
         with _lock:
             position = self.position
             self.position = position + 1

@@ -15,17 +15,17 @@ _SIMULATIONS = 10_000
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """A choice of values to keep.
+    """A choice of the values to keep.
 
     Attributes:
-        kept: of each value, whether it is kept. Values that nothing needs again count as kept.
-        peak: the most bytes at once, as ``simulate`` has it.
-        seconds: of the operators that are repeated.
-        seconds_bound: no choice that fits what was asked for (the budget of ``CheckpointPlans.within``, else ``peak``)
-            repeats operators of fewer seconds. Equal to ``seconds`` where the plan is proven optimal.
-        held: of each value that is not kept, whether a segment that recomputes it holds it, as in ``simulate``.
-            ``None`` where checkpoints are not nested.
-        forms: of each value, the form in which it waits, or -1, as in ``simulate``. ``None`` where all are as they are.
+        kept: for each value, whether it is kept. Values that are never needed again count as kept.
+        peak: the peak in bytes, as by ``simulate``.
+        seconds: the time of the repeated operators.
+        seconds_bound: no choice that satisfies the request (the budget of ``CheckpointPlans.within``, else ``peak``)
+            repeats operators for less time. Equal to ``seconds`` if the plan is proven optimal.
+        held: for each value that is not kept, whether a segment that recomputes it holds it, as in ``simulate``.
+            ``None`` if checkpoints are not nested.
+        forms: for each value, the index of its stored form, or -1, as in ``simulate``. ``None`` if no value has a form.
         variance: the square of the gradient's relative error.
     """
 
@@ -40,16 +40,16 @@ class CheckpointPlan:
 
 @dataclass(frozen=True)
 class CheckpointPlans:
-    """The plans of a step that none other beats in both peak and seconds, as far as they are known.
+    """The Pareto front of the known plans of a step: none has both a higher peak and more seconds than another.
 
     Attributes:
-        step: the numbers that they are for.
-        front: by rising peak and falling seconds. The first has the least peak, the last repeats nothing.
-        exact: whether all choices without nested checkpoints were tried: then none of these is missing, and there are
-            no others. The bounds are of plans without nesting then, and else of all.
-        peak_bound: no choice has a lower peak. Equals the first plan's peak where ``exact``.
-        steps: events that were simulated and partial solutions that were looked at.
-        variance: what was asked for: no plan's is larger.
+        step: the step that was planned.
+        front: the plans, by rising peak and falling seconds. The first has the lowest peak, the last repeats nothing.
+        exact: whether all choices without nested checkpoints were tried. Then no plan without nesting is missing, and
+            ``front`` has no nested plans. The bounds then hold for plans without nesting, and otherwise for all plans.
+        peak_bound: no choice has a lower peak. Equals the first plan's peak if ``exact``.
+        steps: the number of simulated events and examined partial solutions.
+        variance: the requested bound: no plan has a larger variance.
     """
 
     step: TrainingStep = field(repr=False)
@@ -60,11 +60,13 @@ class CheckpointPlans:
     variance: float = 0.0
 
     def within(self, budget: int) -> CheckpointPlan:
-        """The plan that repeats the least within a peak of ``budget`` bytes. More budget never takes more seconds.
+        """Return the plan with the least repeated time within a peak of ``budget`` bytes.
+
+        A larger budget never takes more time.
 
         Raises:
             TypeError: ``budget`` is not an int.
-            ValueError: no known plan fits. The message names the least budget that one does.
+            ValueError: no known plan fits. The message names the smallest budget for which one is known.
         """
         require_int("budget", budget)
         fitting = [plan for plan in self.front if plan.peak <= budget]
@@ -82,39 +84,38 @@ class CheckpointPlans:
 
 
 def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None, variance: float = 0.0) -> CheckpointPlans:
-    """Finds out what not keeping values as they are can save in bytes, and what it costs in seconds.
+    """Find the plans that trade peak bytes for the time of recomputing and of stored forms.
 
-    Every plan is measured by the simulation that ``simulate`` is. With few values all choices are tried. Otherwise
-    plans come from dynamic programming over the row of operators, with the segments that are open in its state (after
-    the cuts of Kusumoto et al., "A graph theoretic framework of recomputation algorithms for memory-efficient
-    backpropagation", NeurIPS 2019), for many prices of a second and bounds on a segment, and from a local search at 20
-    budgets between the least peak and that of keeping everything. A quarter of the steps goes into nested checkpoints:
-    the row is cut into groups, by dynamic programming once more; what only its own group needs of what a plan keeps is
-    held, as it is in ``simulate``. They take less memory where what is kept is most of the peak.
+    Every plan is measured by ``simulate``. With few values all choices are tried. Otherwise plans come from two
+    searches. The first is dynamic programming over the sequence of operators, with the open segments in its state
+    (after the cuts of Kusumoto et al., "A graph theoretic framework of recomputation algorithms for memory-efficient
+    backpropagation", NeurIPS 2019), for many prices of a second and bounds on a segment. The second is a local search
+    at 20 budgets between the lowest peak and that of keeping everything. A quarter of the steps goes into nested
+    checkpoints: dynamic programming cuts the sequence into groups, and a kept value that only its own group needs
+    becomes ``held``, as in ``simulate``. They take less memory if kept values are most of the peak.
 
-    Where values have forms, a search of twice as many steps follows on that, whose plans are at least as good. For a
-    price of a second, and one of a unit of variance that is found by bisection, each value that waits takes the form
-    that costs least, with the noise of all that is recomputed of it; what is recomputed is chosen anew at what keeping
-    costs then; at each of 20 budgets the price is the one that just fits; and local search changes forms and what is
-    kept, together and one by one.
+    If values have forms, a search of twice as many steps follows, whose plans are at least as good. It uses a price of
+    a second and a price of a unit of variance, which bisection finds. Each stored value takes the form that costs
+    least, including the noise of all values that are recomputed from it, and the recomputed values are chosen again at
+    these costs. At each of 20 budgets the price is the one that just fits; local search changes forms and kept values,
+    together and one by one.
 
-    The bounds say how far from the best plans can be, nested or not: ``peak_bound`` follows from what every choice has
-    alive at an event, ``seconds_bound`` from what the bytes above the budget cost at least.
+    The bounds limit how far from the optimum plans can be, nested or not: ``peak_bound`` follows from the bytes that
+    every choice has alive at an event, ``seconds_bound`` from the least cost of the bytes above the budget.
 
-    The same step gives the same plans. Keeping everything, as it is unless it is ``formed``, is always among them or
-    beaten by one of them. Other Python threads run meanwhile.
+    The same step gives the same plans. Keeping everything, unchanged unless it is ``formed``, is always among them or
+    beaten by one of them. Other Python threads run during the search.
 
     Args:
-        step: the numbers.
+        step: the step to plan.
         max_steps: bounds the time (15 to 50 ns a step). ``None``: as many as 10,000 simulations take, and three times
-            as many where values have forms.
-
-        variance: no plan's may be larger. 0: only forms without noise.
+            as many if values have forms.
+        variance: the largest variance that a plan may have. 0: only forms without noise.
 
     Raises:
-        TypeError: ``step`` is no ``TrainingStep``, ``max_steps`` no int, or ``variance`` no number.
-        ValueError: ``max_steps`` is out of range, or ``variance`` negative, not finite, or less
-            than keeping everything has, where values are ``formed``.
+        TypeError: ``step`` is not a ``TrainingStep``, ``max_steps`` not an int, or ``variance`` not a number.
+        ValueError: ``max_steps`` is out of range, or ``variance`` is negative, not finite, or less than the variance of
+            keeping everything, if values are ``formed``.
     """
     require_step(step)
     if max_steps is None:
@@ -126,7 +127,7 @@ def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None, varian
     if any(step.formed):
         least = simulate(step, [True] * len(step.nbytes)).variance
         if least > variance:
-            raise ValueError(f"variance must be at least {least}, which keeping everything has, got {variance}")
+            raise ValueError(f"variance must be at least {least}, its value when everything is kept, got {variance}")
     native = step._native()
     found, exact, steps = _native.find_plans(native, max_steps, float(variance))
     peaks = [peak for *_, peak, _, _ in found]
@@ -156,16 +157,16 @@ def checkpoint_plans(step: TrainingStep, *, max_steps: int | None = None, varian
 
 
 def most_exact_plan(step: TrainingStep, budget: int, seconds: float, *, max_steps: int | None = None) -> CheckpointPlan:
-    """Finds the plan of the least variance within a peak of ``budget`` bytes and so many seconds, to about 2 %.
+    """Find the plan of the least variance within ``budget`` bytes and ``seconds``, to about 2 %.
 
     Args:
-        step: the numbers.
-        budget: in bytes.
-        seconds: that the plan may take besides the step.
-        max_steps: as in ``checkpoint_plans``, of each of the searches that bisect the variance, about 20.
+        step: the step to plan.
+        budget: the largest peak, in bytes.
+        seconds: the extra time that the plan may take besides the step.
+        max_steps: as in ``checkpoint_plans``, for each of the about 20 searches that bisect the variance.
 
     Raises:
-        TypeError: an argument is of another type.
+        TypeError: an argument has the wrong type.
         ValueError: no known plan fits, or ``seconds`` is negative or not finite.
     """
     require_int("budget", budget)
@@ -183,7 +184,7 @@ def most_exact_plan(step: TrainingStep, budget: int, seconds: float, *, max_step
     noise = sum(max((form.noise for form in row), default=0.0) for row in step.forms)
     best = fitting(max(noise * sum(step.weights), 1e-300))
     if best is None:
-        raise ValueError(f"no plan within {budget} bytes and {seconds} seconds is known; raise one of them")
+        raise ValueError(f"found no plan within budget={budget} bytes and seconds={seconds}; raise one of them")
     low = 0.0
     while best.variance > 1.02 * low:
         variance = math.sqrt(low * best.variance) if low else best.variance / 16

@@ -49,7 +49,7 @@ _WAYS_OUT = (
 
 
 def hooks(codec: Codec, seed: int = 0, streams: Streams | None = None) -> tuple[Pack, Unpack]:
-    """A ``(pack, unpack)`` pair that stores saved tensors with ``codec``.
+    """Return a ``(pack, unpack)`` pair that stores saved tensors with ``codec``.
 
     ::
 
@@ -57,22 +57,22 @@ def hooks(codec: Codec, seed: int = 0, streams: Streams | None = None) -> tuple[
             loss = criterion(model(x), y)
         loss.backward()
 
-    Any library that takes such a pair takes this one. Kept as they are: parameters, other leaves that ask for gradients
-    and views of both, because their owner keeps them alive anyway; sparse, nested and quantised tensors and tensor
-    subclasses; and what the codec refuses, such as integers (with a warning where it is a floating-point tensor). A
-    tensor that is kept and then changed in place raises autograd's own error in backward; a stored one is a snapshot.
-    A backward with ``create_graph=True`` that reads rounded tensors warns.
+    Any library that accepts such a pair accepts this one. These tensors are kept exactly: parameters, other leaves that
+    require gradients, and views of both, because their owner keeps them alive anyway; sparse, nested and quantized
+    tensors and tensor subclasses; and tensors that the codec does not support, such as integers (with a warning for a
+    floating-point tensor). A kept tensor that is changed in place raises autograd's own error in backward; a stored one
+    is a snapshot. A backward with ``create_graph=True`` that reads rounded tensors warns.
 
-    Hooks know tensors, not what happens to them. One codec for all rounds what must not be rounded: the error of few
-    bits in attention, norms and softmax can outgrow the gradient. What two operators save is stored twice, and an
-    input that the caller keeps costs its stored bytes. For whole models ``integrations.compress_model`` knows the
-    operators.
+    Hooks see tensors, not the operators that save them. One codec for all tensors also rounds those that must not be
+    rounded: the error of few bits in attention, norms and softmax can outgrow the gradient. A tensor that two operators
+    save is stored twice, and an input that the caller keeps costs its stored bytes in addition. For whole models use
+    ``integrations.compress_model``, which knows the operators.
 
     Args:
         codec: for instance ``GroupAffine(bits=4)``.
-        seed: of the random rounding.
-        streams: the counter that gives each pack a stream of its own; by default the one of this process and seed, so
-            that pairs made anew for every step do not repeat each other.
+        seed: seed of the random rounding.
+        streams: the counter that gives each pack its own stream. By default it is the one of this process and seed, so
+            that new pairs for every step do not repeat the noise.
 
     Raises:
         TypeError: ``codec`` has no ``compress`` and ``decompress``, or ``seed`` is not an int.
@@ -94,16 +94,16 @@ class saved_tensors:
             loss = criterion(model(x), y)
         loss.backward()
 
-    What ``hooks`` keeps as it is, is kept here, too; the policy is not asked about parameters, subclasses and tensors
-    without strides. Hooks belong to a thread, and the innermost context wins.
+    The tensors that ``hooks`` keeps exactly are kept here, too; the policy is not called for parameters, subclasses and
+    tensors without strides. Hooks belong to a thread, and the innermost context wins.
 
     Args:
-        policy: from a description of the tensor (operator, role and module are empty) to a codec.
+        policy: a function from a description of the tensor (operator, role and module are empty) to a codec.
         seed, streams: as for ``hooks``.
 
     Raises:
         TypeError: ``policy`` is not callable, or returned something that is not a codec.
-        RuntimeError: entered inside a ``torch.func`` transform, which refuses hooks.
+        RuntimeError: entered inside a ``torch.func`` transform, which forbids hooks.
     """
 
     def __init__(self, policy: Policy, seed: int = 0, streams: Streams | None = None) -> None:

@@ -16,15 +16,15 @@ _STEPS_A_TENSOR = 4_000
 
 @dataclass(frozen=True)
 class CheckpointSegments:
-    """The tensors that are kept, and the segments that the others fall into.
+    """The kept tensors, and the segments into which the others fall.
 
     Attributes:
-        kept: of each tensor, whether it is kept.
-        segments: the connected pieces of the others, each in ascending order.
-        kept_bytes: the sum of the tensors that are kept.
-        largest: that of the largest segment.
-        lower_bound: ``total`` is no less for any choice. Equal to it where the choice is proven optimal.
-        steps: partial solutions that were looked at.
+        kept: for each tensor, whether it is kept.
+        segments: the connected components of the other tensors, each in ascending order.
+        kept_bytes: the bytes of the kept tensors.
+        largest: the bytes of the largest segment.
+        lower_bound: no choice has a smaller ``total``. Equal to ``total`` if the choice is proven optimal.
+        steps: the number of partial solutions that were examined.
     """
 
     kept: tuple[bool, ...]
@@ -36,12 +36,12 @@ class CheckpointSegments:
 
     @property
     def total(self) -> int:
-        """What is kept and the largest segment."""
+        """The bytes of the kept tensors and of the largest segment."""
         return self.kept_bytes + self.largest
 
     @property
     def gap(self) -> float:
-        """``total`` is at most ``1 + gap`` times the least possible: 0 where it is proven optimal."""
+        """``total`` is at most ``1 + gap`` times the optimum: 0 if it is proven optimal."""
         if self.total == self.lower_bound:
             return 0.0
         return self.total / self.lower_bound - 1 if self.lower_bound else math.inf
@@ -50,26 +50,29 @@ class CheckpointSegments:
 def checkpoint_segments(
     nbytes: Sequence[int], edges: Sequence[tuple[int, int]], *, max_steps: int | None = None
 ) -> CheckpointSegments:
-    """Picks the tensors of a computation graph to keep, so that they and the largest segment take the fewest bytes.
+    """Pick the tensors of a computation graph to keep, so that they and the largest segment take the fewest bytes.
 
-    The objective of Feng & Huang, "Optimal gradient checkpoint search for arbitrary computation graphs" (CVPR 2021):
-    the sum of what is kept, plus the largest sum of a segment, which are the connected pieces of what is not kept.
-    There segments have one tensor at each end; here any set may be kept, so that one may have several boundary
-    tensors, and the optimum is no worse. For a bound on the largest segment the cheapest set comes from dynamic
-    programming along the graph; a bisection over bounds closes on the best. It is proven optimal for chains and
-    graphs as narrow as ResNet or DenseNet; where ``max_steps`` ends it early, ``gap`` says how far off it can be.
+    The objective is that of Feng & Huang, "Optimal gradient checkpoint search for arbitrary computation graphs" (CVPR
+    2021): the bytes of the kept tensors plus those of the largest segment. Segments are the connected components of the
+    other tensors. In the paper segments have one tensor at each end. Here any set may be kept, so a segment may have
+    several boundary tensors, and the optimum is at least as good. For a bound on the largest segment, dynamic
+    programming along the graph finds the cheapest set; a bisection over the bounds finds the best one. The result is
+    proven optimal for chains and for graphs as narrow as ResNet or DenseNet; if ``max_steps`` ends the search early,
+    ``gap`` bounds the distance to the optimum.
 
-    Tensors of 0 bytes are kept: what costs nothing to keep, such as the graph's input and result, gets this size.
+    Tensors of 0 bytes are kept. Give this size to tensors that cost nothing to keep, such as the graph's input and
+    result.
 
     Args:
-        nbytes: of each tensor, in an order in which they can be computed: the search is quick along it.
-        edges: pairs of tensors, the second made from the first by an operator. Several between two count once.
+        nbytes: bytes of each tensor, in an order in which they can be computed; the search is fast along that order.
+        edges: pairs of tensors; an operator makes the second from the first. Several edges between two tensors count
+            once.
         max_steps: bounds the time (100 to 200 ns a step). ``None``: 2 million, and 4,000 for each tensor.
 
     Raises:
         TypeError: a size or an end of an edge is not an int.
-        ValueError: a size is negative, an edge is no pair of two tensors, or ``max_steps`` is out of range. The message
-            says which.
+        ValueError: a size is negative, an edge is not a pair of two tensors, or ``max_steps`` is out of range. The
+            message says which.
     """
     for name, value in (("nbytes", nbytes), ("edges", edges)):
         if not isinstance(value, Sequence):

@@ -12,15 +12,16 @@ from actcore.training_step import TrainingStep, require_step
 
 @dataclass(frozen=True)
 class StepUsage:
-    """What a training step takes.
+    """The memory and the extra time of a training step.
 
     Attributes:
-        peak: the most bytes at once.
-        event: the first event that reaches it.
-        seconds: of the operators that are repeated, twice of those that are so twice, and of storing and restoring.
-        nbytes: the most bytes during each event.
-        segments: the operators that are repeated, those together that are repeated at once, in their order.
-        inner: those that make what is not held once more, in the same way.
+        peak: the peak in bytes.
+        event: the first event at which the peak is reached.
+        seconds: the time of the repeated operators, counted twice if they are repeated twice, and of storing and
+            restoring.
+        nbytes: the peak in bytes during each event.
+        segments: the repeated operators, grouped by those that are repeated together, in order.
+        inner: the operators that recompute values that are not held, grouped in the same way.
         variance: the square of the gradient's relative error.
     """
 
@@ -39,46 +40,47 @@ def simulate(
     held: Sequence[bool] | None = None,
     forms: Sequence[int] | None = None,
 ) -> StepUsage:
-    """Runs through forward and backward in numbers: bytes at each event, and the seconds of what a plan does besides.
+    """Simulate forward and backward: the bytes at each event, and the extra seconds of a plan.
 
-    A value lives from the operator that makes it to the last one that reads it, and if it is kept, to the last step of
-    backward that needs it. What is not kept and still needed is recomputed from what is kept. The operators that do so
-    fall into segments, connected by the values that they hand to each other. A segment is repeated as a whole, when
-    backward first reads one of its values; these live until backward reads them last, others until the segment does.
-    What nobody needs is not repeated. An operator that is not repeatable keeps its values whatever ``kept`` says.
+    A value lives from the operator that makes it to the last operator that reads it, and, if it is kept, to the last
+    step of backward that needs it. A value that is not kept but needed later is recomputed from kept values. The
+    operators that recompute form segments, connected by the values that they pass to each other. A segment is repeated
+    as a whole when backward first reads one of its values. Values that backward reads then live until its last read,
+    the others until the segment ends. Values that nothing needs are not recomputed. An operator that is not repeatable
+    keeps its values whatever ``kept`` says.
 
-    Checkpoints are nested where ``held`` leaves values out. Of what a segment makes, only values that are held stay.
-    The others that backward reads are made once more, by inner segments, connected by such values and repeated as a
-    whole when backward first reads one of theirs, from what is kept or held. What is held and not there is made first;
-    it lives until backward and inner segments need it last.
+    Checkpoints are nested if ``held`` leaves values out. Only the held values of a segment stay. Inner segments
+    recompute the others that backward reads: they are connected by such values, start from kept or held values, and are
+    repeated as a whole when backward first reads one of theirs. A held value that is missing is recomputed first; it
+    lives until backward and the inner segments need it last.
 
     Between two steps of backward, where a segment is repeated, ``other`` is the smaller of the two.
 
-    What waits does so in a form where ``forms`` says so. A kept value is there as it is until the forward and the
-    caller have had it last and it has been stored; its form is there from ``stored_at`` on, and ``passing`` at that
-    event. One that is recomputed is there as it is until its segment has read it last, and is stored then. Either is
-    restored at each step of backward that reads it. What was restored last stays for the next step of backward that
-    reads the same value; it is let go as soon as backward restores another one, and where there is no such step.
-    Within a step, what it repeats comes before what is restored of that, and after what is restored of the rest. An
-    operator that is repeated restores what it reads for itself. A form in which nothing waits, or that does not serve
-    an operator that reads the value when it is repeated, is none.
+    Values are stored in a form if ``forms`` says so. A kept value exists unchanged until the forward and the caller
+    have read it last and it has been stored; its form exists from ``stored_at`` on, with ``passing`` extra bytes at
+    that event. A recomputed value exists unchanged until its segment has read it last, and is stored then. Either is
+    restored at each step of backward that reads it. The value restored last stays for the next step of backward that
+    reads the same value; it is freed when backward restores another one, or if there is no such step. Within a step, a
+    segment is repeated before the values of that segment are restored, and after the other values are restored. A
+    repeated operator restores the values that it reads by itself. A form counts as none if nothing is stored in it, or
+    if it does not serve a repeated operator that reads the value.
 
-    Noise adds up. What is recomputed has that of all that its operator reads, where it is repeated: of what waits in a
-    form, that of the form, too; and to backward it has that of its own form besides. ``variance`` is the sum over the
-    values that backward reads, each noise times its weight.
+    Noise adds up. A recomputed value has the noise of all values that its operator reads when it is repeated, including
+    the noise of their forms; for backward the noise of its own form is added. ``variance`` is the sum over the values
+    that backward reads of noise times weight.
 
     Args:
-        step: the numbers.
-        kept: of each value, whether it is kept.
-        held: of each value that is not kept, whether a segment that recomputes it holds it for backward. ``None``: all
-            are, and no operator is repeated twice.
-        forms: of each value, the number of the form in which it waits, from 0, or -1: as it is, as far as
-            ``formed`` lets it. ``None``: all do so.
+        step: the step to simulate.
+        kept: for each value, whether it is kept.
+        held: for each value that is not kept, whether a segment that recomputes it holds it for backward. ``None``: all
+            are held, and no operator is repeated twice.
+        forms: for each value, the index of its form, from 0, or -1: unchanged, as far as ``formed`` allows. ``None``:
+            -1 for all.
 
     Raises:
-        TypeError: ``step`` is no ``TrainingStep``, ``kept`` or ``held`` no sequence of bools, or ``forms`` no
+        TypeError: ``step`` is not a ``TrainingStep``, ``kept`` or ``held`` not a sequence of bools, or ``forms`` not a
             sequence of ints.
-        ValueError: ``kept``, ``held`` or ``forms`` has not one entry for each value, or a value has no such form.
+        ValueError: ``kept``, ``held`` or ``forms`` does not have one entry for each value, or a value has no such form.
     """
     require_step(step)
     _require_bools("kept", kept, len(step.nbytes))

@@ -39,9 +39,9 @@ class LevelFit:
     """A codebook for values that are rounded at random to one of the two levels around them.
 
     Attributes:
-        levels: ascending, the first and the last candidate among them.
+        levels: ascending; they include the first and the last candidate.
         error: the sum of ``weight * (level above - value) * (value - level below)``: each value's weight times the
-            variance that rounding gives it.
+            variance of its rounding.
     """
 
     levels: tuple[float, ...]
@@ -119,7 +119,9 @@ def fit_levels(
     counts = _counts("levels", levels, least=2)
     for low, high in pairwise(grid):
         if not low < high:
-            raise ValueError(f"candidates must ascend strictly, got {low} before {high}; sort them, each once")
+            raise ValueError(
+                f"candidates must ascend strictly, got {low} before {high}; sort them and remove duplicates"
+            )
     if grid[0] > min(row) or grid[-1] < max(row):
         raise ValueError(
             f"candidates must enclose the values, which go from {min(row)} to {max(row)}, got candidates from "
@@ -155,7 +157,7 @@ def _weights(weights: Numbers | None, values: list[float]) -> list[float]:
         return [1.0] * len(values)
     found = _numbers("weights", weights, most=None)
     if len(found) != len(values):
-        raise ValueError(f"weights must be one for each of the {len(values)} values, got {len(found)}")
+        raise ValueError(f"weights must have one entry for each of the {len(values)} values, got {len(found)}")
     for i, weight in enumerate(found):
         if weight < 0:
             raise ValueError(f"weights[{i}] must not be negative, got {weight}")
@@ -172,7 +174,7 @@ def _counts(name: str, counts: int | Sequence[int], least: int) -> list[int]:
         if type(count) is not int:
             raise TypeError(f"{name} must be an int or a sequence of ints, got {counts!r}")
         if not least <= count <= MOST_PIECES:
-            raise ValueError(f"{name} must be from {least} to {MOST_PIECES}, the codes of 8 bits, got {count}")
+            raise ValueError(f"{name} must be from {least} to {MOST_PIECES}, the number of 8-bit codes, got {count}")
     return list(several)
 
 

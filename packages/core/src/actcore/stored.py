@@ -22,7 +22,7 @@ from actcore.codec import Codec
 
 @dataclass(frozen=True)
 class Absent:
-    """A tensor that torch's own function makes and keeps, and the function that announces it does not make."""
+    """A tensor that torch's own function creates and keeps, but the function that announces it does not create."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -30,7 +30,7 @@ class Absent:
 
     @classmethod
     def like(cls, tensor: Tensor, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Absent:
-        """One of the shape, dtype and device of a tensor, or of another shape or dtype."""
+        """Return an ``Absent`` with the shape, dtype and device of a tensor, or with another shape or dtype."""
         return cls(torch.Size(tensor.shape if shape is None else shape), dtype or tensor.dtype, tensor.device)
 
     @property
@@ -41,16 +41,16 @@ class Absent:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """One tensor that torch's own function would keep for backward, and what is stored in its place.
+    """One tensor that torch's own function would keep for backward, and the tensors stored in its place.
 
     Attributes:
-        source: that tensor.
-        operator, role: who keeps it, and what it is to that, as in ``SavedTensor``.
-        codec: how it is stored, or that in words.
-        parts: what autograd is given to save in its place; empty where what is stored of another source serves for
-            this one, too. A source that is its own only part is kept as it is.
-        more: whether these are more parts of what was announced last.
-        copied: whether torch's own function, where it works in place, keeps a copy of the source.
+        source: the tensor that torch would keep.
+        operator, role: the function that keeps it, and the tensor's role in it, as in ``SavedTensor``.
+        codec: the codec that stores it, or a description in words.
+        parts: the tensors that autograd saves in its place; empty if the parts of another source also serve this one. A
+            source that is its own only part is kept exactly.
+        more: whether these are more parts of the tensor that was announced last.
+        copied: whether torch's own function, if it works in place, keeps a copy of the source.
     """
 
     source: Tensor | Absent
@@ -63,17 +63,17 @@ class Stored:
 
 
 class Listener(Protocol):
-    """Who is told."""
+    """The object that receives the announcements."""
 
     def stored(self, announced: Sequence[Stored]) -> None:
-        """Autograd is about to be given the parts of these."""
+        """Called before autograd saves the parts of these tensors."""
 
     def placed(self, output: Tensor, into: Tensor) -> None:
-        """What was announced last was of an output that goes into the memory of the input."""
+        """Called if the output of the last announcement goes into the memory of the input."""
 
     def held(self, tensor: Tensor, operator: str, codec: Codec | None, nbytes: int) -> None:
-        """Saved-tensor hooks of ``actcore`` keep so many bytes of a tensor, or without a codec itself. The operator is
-        empty where it is not known."""
+        """Called if saved-tensor hooks of ``actcore`` keep so many bytes of a tensor; without a codec they keep the
+        tensor itself. The operator is empty if it is unknown."""
 
 
 class _Here(threading.local):
@@ -87,10 +87,10 @@ _here = _Here()
 
 
 class Listening:
-    """For the length of the block, what this thread's functions store is told to ``listener`` alone.
+    """Announce the tensors that functions of this thread store to ``listener`` only, for the length of the block.
 
-    It may be left without having been entered, or again, since an interrupt may come while it is; and before a block
-    inside of it.
+    The block may be left without having been entered, or twice, because an interrupt may occur meanwhile; and before a
+    block inside of it.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -111,7 +111,8 @@ class Listening:
 
 @contextmanager
 def called(operator: str) -> Iterator[None]:
-    """For the length of the block, what saved-tensor hooks of ``actcore`` keep is announced as of this operator."""
+    """Announce the tensors that saved-tensor hooks of ``actcore`` keep as those of this operator, for the length of the
+    block."""
     outer, _here.operator = _here.operator, operator
     try:
         yield
@@ -120,16 +121,16 @@ def called(operator: str) -> Iterator[None]:
 
 
 def announce_held(tensor: Tensor, codec: Codec | None, nbytes: int) -> None:
-    """Announces what a saved-tensor hook of ``actcore`` keeps of a tensor."""
+    """Announce the tensor that a saved-tensor hook of ``actcore`` keeps."""
     if is_heard() and _here.listener is not None:
         with torch._C.DisableTorchFunction():
             _here.listener.held(tensor, _here.operator, codec, nbytes)
 
 
 def is_heard(ctx: Any = None) -> bool:
-    """Whether somebody listens, and the Function of ``ctx``, if one is given, saves anything at all.
+    """Return whether there is a listener, and whether the Function of ``ctx``, if one is given, saves anything at all.
 
-    Under ``torch.compile`` and inside of ``torch.func`` nobody does: what is saved there is not what is seen here.
+    ``False`` under ``torch.compile`` and inside of ``torch.func``: the tensors saved there are not those seen here.
     """
     if torch.compiler.is_compiling() or _here.listener is None:
         return False
@@ -138,27 +139,28 @@ def is_heard(ctx: Any = None) -> bool:
 
 
 def announce(*stored: Stored) -> None:
-    """Tells what is about to be saved, if somebody listens."""
+    """Announce tensors that are about to be saved, if there is a listener."""
     if _here.listener is not None:
         with torch._C.DisableTorchFunction():  # no mode has any business with a listener
             _here.listener.stored(stored)
 
 
 def announce_placed(output: Tensor, into: Tensor) -> None:
-    """Tells that the output of which something was announced last is copied into its input's memory."""
+    """Announce that the output of the last announcement is copied into the memory of its input."""
     if _here.listener is not None:
         with torch._C.DisableTorchFunction():
             _here.listener.placed(output, into)
 
 
 def stands_for(given: Tensor, x: Tensor, operator: str) -> None:
-    """Notes that a Function is given ``given`` in the place of ``x``, and what it is called; see ``subject_of``."""
+    """Note that a Function gets ``given`` in place of ``x``, and the name of the Function; see ``subject_of``."""
     if is_heard():
         _here.subject = weakref.ref(given), weakref.ref(x), operator
 
 
 def subject_of(given: Tensor, operator: str) -> tuple[Tensor, str]:
-    """What ``stands_for`` noted of a tensor; the tensor and ``operator`` where it noted nothing."""
+    """Return the tensor and name that ``stands_for`` noted for a tensor; by default the tensor itself and
+    ``operator``."""
     noted, _here.subject = _here.subject, None
     x = None if noted is None or noted[0]() is not given else noted[1]()
     return (given, operator) if noted is None or x is None else (x, noted[2])
@@ -175,7 +177,7 @@ _FEW_BIT = "few-bit "
 
 
 def name_of(function: object) -> str:
-    """What a function is called whose derivative is kept in few bits."""
+    """Return the name of a function whose derivative is kept in few bits."""
     owner = getattr(function, "__self__", None)
     if isinstance(function, str):
         own = function
@@ -189,15 +191,15 @@ def name_of(function: object) -> str:
 def announce_pointwise(
     ctx: Any, given: Tensor, output: Tensor, name: str, codec: str, parts: tuple[Tensor, ...]
 ) -> None:
-    """Announces a pointwise function.
+    """Announce a pointwise function.
 
     Args:
-        ctx: of the Function.
+        ctx: the context of the Function.
         given: its input, in memory order.
         output: its output.
-        name: of the function, as in ``stepwise``.
-        codec: in words.
-        parts: what is saved.
+        name: the name of the function, as in ``stepwise``.
+        codec: a description in words.
+        parts: the saved tensors.
     """
     if not is_heard(ctx):
         return

@@ -12,39 +12,40 @@ from actcore.forms import Form, forms_of, require_amount, require_bytes, require
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """The operators of a forward pass, the values that they make, and what backward reads.
+    """The operators of a forward pass, the values that they make, and the values that backward reads.
 
     Operators and values are numbered from 0, operators in the order in which they run. Time is counted in events: the
-    operators, and then the steps of backward. Parameters and inputs, which live anyway, are no values.
+    operators, followed by the steps of backward. Parameters and inputs, which are alive anyway, are not values. An
+    empty optional attribute takes its default for all entries.
 
     Attributes:
-        nbytes: of each value.
-        reads: of each operator, the values that it reads, made by earlier ones.
-        makes: of each operator, the values that it makes. Each value is made once.
-        seconds: of each operator, or any other unit of time.
-        backward: of each step of backward, in its order, the values that it reads.
-        other: of each event, bytes that are alive whatever is kept: gradients, temporaries of backward. Empty: none.
-        repeatable: of each operator, whether it gives the same again. Empty: all do.
-        scratch: of each operator, bytes that it takes only while it runs, the first time and when it is repeated.
-            Empty: none.
-        reuses: of each value, the one that its operator has overwritten with it, or ``None``: they share the memory.
-            An overwritten value is not kept. Empty: none.
-        until: of each value, the event up to which it is alive whatever is kept, or ``None``. What is alive up to
-            the last event, such as a result that the caller holds, is kept. Empty: none.
-        forms: of each value, those in which it may wait instead of as it is. Empty: none.
-        weights: of each value, the square of the gradient's relative error where what backward reads of it has a noise
-            of 1. Empty: 0.
-        aside: of each value, bytes that the forward stores of it even if it is recomputed, until backward reads it
-            last: what backward decides by. Empty: none.
-        stored_at: of each value, the operator after which it is stored, or ``None``: when an operator that is repeated
-            first reads it, and else with the operator that makes it. Empty: ``None``.
-        formed: of each value, whether it waits in its first form where it would wait as it is, as far as that form
-            serves. Empty: none.
+        nbytes: bytes of each value.
+        reads: for each operator, the values that it reads, made by earlier operators.
+        makes: for each operator, the values that it makes. Each value is made once.
+        seconds: time of each operator, in seconds or any other unit.
+        backward: for each step of backward, in order, the values that it reads.
+        other: for each event, bytes that are alive whatever is kept: gradients, temporaries of backward. Default: 0.
+        repeatable: for each operator, whether repeating it gives the same result. Default: True.
+        scratch: for each operator, bytes that it takes only while it runs, the first time and when it is repeated.
+            Default: 0.
+        reuses: for each value, the value that its operator overwrites with it, so that both share memory, or ``None``.
+            An overwritten value is not kept. Default: ``None``.
+        until: for each value, the event up to which it is alive whatever is kept, or ``None``. A value that is alive up
+            to the last event, such as a result that the caller holds, is kept. Default: ``None``.
+        forms: for each value, the forms in which it may be stored. Default: no forms.
+        weights: for each value, the square of the gradient's relative error if the value that backward reads has a
+            noise of 1. Default: 0.
+        aside: for each value, bytes that the forward stores even if the value is recomputed, until backward reads it
+            last: data by which backward decides. Default: 0.
+        stored_at: for each value, the operator after which it is stored. ``None``: when a repeated operator first reads
+            it, else with the operator that makes it. Default: ``None``.
+        formed: for each value, whether it is stored in its first form instead of unchanged, as far as that form serves.
+            Default: False.
 
     Raises:
-        TypeError: an attribute is no sequence of what it must hold.
-        ValueError: lengths that differ, a number out of range, a value that is made twice or never, or read before
-            it is made or after it is overwritten. The message says which.
+        TypeError: an attribute is not a sequence of the right type.
+        ValueError: lengths differ, a number is out of range, or a value is made twice or never, or read before it is
+            made or after it is overwritten. The message says which.
     """
 
     nbytes: Sequence[int]
@@ -129,7 +130,9 @@ class TrainingStep:
                     )
                 producers[value] = op
         if -1 in producers:
-            raise ValueError(f"makes must hold each value once, got none with {producers.index(-1)}; leave out inputs")
+            raise ValueError(
+                f"makes must hold each value once, but lacks value {producers.index(-1)}; leave out inputs"
+            )
         return producers
 
     def _require_lives(self, producers: list[int], events: int) -> None:

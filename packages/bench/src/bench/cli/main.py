@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print(
-            "python -m bench: interrupted; only what goes to --json one by one was written, and is taken up",
+            "python -m bench: interrupted; the same command continues with the results that --json has written",
             file=sys.stderr,
         )
         return 130
@@ -74,12 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m bench", description="What compressed activations save and cost, measured.")
+    parser = _Parser(prog="python -m bench", description="Measure what compressed activations save and cost.")
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for bench in BENCHES.values():
         _add(parsers, bench)
 
-    show = parsers.add_parser("show", help="print, and draw, results that were recorded with --json")
+    show = parsers.add_parser("show", help="print results that were recorded with --json, and draw a chart")
     show.set_defaults(command=run_show)
     show.add_argument("results", type=Path, metavar="FILE")
     Options(show).chart()
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     report = parsers.add_parser("report", help="render recorded files as the Markdown pages that docs link to")
     report.set_defaults(command=run_report)
     _add_folder(report, "--results", "packages/bench/results", "of recorded files")
-    _add_folder(report, "--pages", "docs/results", "that the pages are written to, one for each file")
+    _add_folder(report, "--pages", "docs/results", "for the pages, one for each file")
     report.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
     return parser
 

@@ -73,6 +73,6 @@ def find_report(record: Record) -> Report:
 
 def _find_kind(name: str) -> Kind:
     if name not in RECORDS:
-        raise ValueError(f"there is no bench {name!r}; there are {', '.join(RECORDS)}")
+        raise ValueError(f"there is no benchmark {name!r}; choose from {', '.join(RECORDS)}")
     kind, _ = RECORDS[name]
     return kind

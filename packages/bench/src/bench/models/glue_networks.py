@@ -130,6 +130,6 @@ def _from_hub(kind: Any, name: str, **options: Any) -> Any:
         return kind.from_pretrained(name, **options)
     except Exception as error:  # of the hub, of its client or of the network: as many classes as they please
         raise NotAtHand(
-            f"{name} cannot be had from the hub ({type(error).__name__}: {str(error).splitlines()[0]}); run it once "
-            "where there is a network, or use --random-weights to train from scratch, or --model tiny"
+            f"{name} cannot be downloaded from the hub ({type(error).__name__}: {str(error).splitlines()[0]}); run "
+            "once with network access, or use --random-weights to train from scratch, or --model tiny"
         ) from error

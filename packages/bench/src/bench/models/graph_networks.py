@@ -180,7 +180,7 @@ def gat(features: int, classes: int, recipe: Recipe = DEFAULT) -> GraphNetwork:
     """
     hidden = recipe.hidden or HIDDEN
     if recipe.heads > hidden:
-        raise BenchError(f"--heads must be at most the hidden features, {hidden}, got {recipe.heads}; --hidden is more")
+        raise BenchError(f"--heads must be at most the hidden features, {hidden}, got {recipe.heads}; raise --hidden")
     whole = hidden // recipe.heads * recipe.heads
     sizes = _sizes(features, classes, recipe, whole)
     *inner, (last, out) = sizes

@@ -43,7 +43,7 @@ def measure_subjects(
         BenchError: the folder is not there, or the file has results of other settings.
     """
     if not file.parent.is_dir():
-        raise BenchError(f"{file} cannot be written: there is no folder {file.parent}")
+        raise BenchError(f"{file} cannot be written: there is no folder {file.parent}; make it first")
     [entry] = KINDS[kind].entries
     device = torch.device(settings.get("device", "cpu"))
     machine = Machine.here(device, torch.get_num_threads(), (*PACKAGES, *KINDS[kind].packages))

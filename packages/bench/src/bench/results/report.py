@@ -52,11 +52,11 @@ class Report:
             BenchError: there is nothing to draw, the type is unknown, or the file cannot be written.
         """
         if self.panels is None:
-            raise BenchError("there is no chart, the tables say it all; leave --chart out")
+            raise BenchError("there is no chart for these results; leave --chart out")
         require_drawable(path)
         panels = self.panels(record)
         if not panels:
-            raise BenchError("there is nothing to draw: no part of the record that has numbers has a chart")
+            raise BenchError("there is nothing to draw: no part of the record with numbers has a chart")
         save_panels(panels, self.caption(record), record.machine, path)
 
     def _notes(self, record: Record) -> Iterator[str]:

@@ -49,7 +49,9 @@ def paired_difference(values: Sequence[float], references: Sequence[float]) -> D
         ValueError: there are no pairs, or the numbers of values differ.
     """
     if len(values) != len(references) or not values:
-        raise ValueError(f"values and references must be as many, and some, got {len(values)} and {len(references)}")
+        raise ValueError(
+            f"values and references must be equally many, at least 1, got {len(values)} and {len(references)}"
+        )
     differences = np.subtract(values, references)
     mean = float(differences.mean())
     if len(differences) == 1:

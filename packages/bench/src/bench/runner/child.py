@@ -82,7 +82,7 @@ class Worker:
         if seconds is not None and not select.select([process.stdout], [], [], max(0.0, seconds))[0]:
             process.kill()
             self.end()
-            raise TooLong(f"it was not done in {seconds:.0f} seconds")
+            raise TooLong(f"it did not finish in {seconds:.0f} seconds")
         line = process.stdout.readline()
         if not line:
             code = process.wait()

@@ -59,7 +59,7 @@ class Bench:
             BenchError: the options do not go together, there is no such device, or a file cannot be written.
         """
         if getattr(options, "device", "cpu") == "cuda" and not torch.cuda.is_available():
-            raise BenchError("device cuda is not there: torch finds no usable GPU; use --device cpu")
+            raise BenchError("device cuda is not available: torch finds no usable GPU; use --device cpu")
         self.check(options)
         if options.chart is not None and self.charted and self.charted not in options.parts:
             raise BenchError(f"a chart shows the part {self.charted}; add --part {self.charted}, or leave --chart out")
@@ -96,7 +96,7 @@ def require_writable(json: Path | None, chart: Path | None) -> None:
     """
     for file in (json, chart):
         if file is not None and not file.parent.is_dir():
-            raise BenchError(f"{file} cannot be written: there is no folder {file.parent}")
+            raise BenchError(f"{file} cannot be written: there is no folder {file.parent}; make it first")
         if file is not None and file.is_dir():
             raise BenchError(f"{file} cannot be written: it is a folder; name a file in it")
     if chart is not None:
@@ -161,15 +161,17 @@ class Options:
 
     def part(self, choices: Sequence[str], *, quick: Sequence[str] | None = None, words: str = "default: all") -> None:
         """The parts of a bench that are run."""
-        self.many("--part", choices, f"of the measurements, repeatable; {words}", default=choices, quick=quick)
+        self.many("--part", choices, f"part to run, repeatable; {words}", default=choices, quick=quick)
 
     def quick(self, words: str) -> None:
         """A short run, of which ``words`` say what it has."""
-        self.add("--quick", action="store_true", help=f"{words}: shows that it works".replace("%", "%%"))
+        self.add(
+            "--quick", action="store_true", help=f"a short run that shows that it works: {words}".replace("%", "%%")
+        )
 
     def seed(self, words: str) -> None:
         """Of whatever is drawn."""
-        self.add("--seed", type=int, default=0, help=f"{words}; default: %(default)s")
+        self.add("--seed", type=int, default=0, help=f"seed {words}; default: %(default)s")
 
     def data_root(self, words: str) -> None:
         """The folder of data sets."""
@@ -177,12 +179,12 @@ class Options:
 
     def deadline(self, what: str) -> None:
         """The time by which a command ends, of which ``what`` is measured one by one."""
-        words = f"after which it ends: no {what} begins any more, one that runs is ended; default: none"
+        words = f"time limit: after it, no {what} starts and a running one is ended; default: none"
         self.add("--deadline", type=positive, metavar="SECONDS", help=words)
 
     def chart(self, place: str = "") -> None:
         """The file of the chart; ``place`` says where it goes by default."""
-        self.add("--chart", type=Path, metavar="FILE", help=f"draw a chart, as PNG, SVG or PDF by its name{place}")
+        self.add("--chart", type=Path, metavar="FILE", help=f"draw a chart into this .png, .svg or .pdf{place}")
 
     def files(self, *, threads: int | None = None, device: bool = True, json: str = "", chart: str = "") -> None:
         """Device, threads, and the files of record and chart, which all commands have.
@@ -193,10 +195,10 @@ class Options:
             json, chart: where the files go by default, in words.
         """
         if device:
-            self.add("--device", default="cpu", choices=("cpu", "cuda"), help="default: %(default)s")
-        words = "of torch's operators; default: %(default)s"
+            self.add("--device", default="cpu", choices=("cpu", "cuda"), help="device to run on; default: %(default)s")
+        words = "number of threads of torch's operators; default: %(default)s"
         self.add("--threads", type=positive, default=threads or torch.get_num_threads(), help=words)
-        words = "write all raw values, machine and versions, entry by entry; what the file has is not measured again"
+        words = "write raw values, machine and versions to this file; entries that it has are not measured again"
         self.add("--json", type=Path, metavar="FILE", help=f"{words}{json}")
         self.chart(chart)
 

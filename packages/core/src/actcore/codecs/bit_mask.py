@@ -24,13 +24,13 @@ _DTYPES = (*INTEGERS, *FLOATS)
 
 @dataclass(frozen=True)
 class BitMask:
-    """Stores a tensor of two values exactly, in one bit an element: masks, one-hot rows, dropout's 0 and 1/(1-p).
+    """Stores a tensor of two values exactly, in one bit per element: masks, one-hot rows, dropout's 0 and 1/(1-p).
 
-    That there are only the two is checked for every element: on the CPU at once, on CUDA by a flag on the device, whose
-    failure surfaces at the next synchronisation, so that nothing waits.
+    Every element is checked to be one of the two values: on the CPU at once, on CUDA by a flag on the device, whose
+    failure surfaces at the next synchronization. Storing itself does not synchronize.
 
     Args:
-        values: the two values, each exact in the tensor's dtype. Zeros of another sign count as another value.
+        values: the two values, each exact in the tensor's dtype. 0.0 and -0.0 are different values.
     """
 
     values: tuple[float, float] = (0, 1)
@@ -44,7 +44,7 @@ class BitMask:
     def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
         """``Tensor["..."] -> (mask: UInt8[ceil(n/8)],)``. ``seed`` and ``stream`` have no effect.
 
-        Of a bool tensor every byte but 0 is true, as torch reads it.
+        In a bool tensor every byte other than 0 is true, as in torch.
 
         Raises:
             ValueError: a value of ``values`` is not exact in the dtype, or an element is neither of the two.
@@ -52,18 +52,23 @@ class BitMask:
         require_strided(self, tensor)
         require_dtype(self, tensor, _DTYPES, "keep it as it is: actcore.Raw()")
         if (strange := _inexact(self.values, tensor.dtype)) is not None:
-            raise ValueError(f"values of {self!r} must be exact in {tensor.dtype}, {strange} is not")
+            raise ValueError(
+                f"values of {self!r} must be exact in {tensor.dtype}, got {strange}, which is not; use values that "
+                "the dtype represents"
+            )
         layout = Layout.of(tensor)
         mask, misfit = below_autograd(
             torch.ops.actcore.bit_mask_compress.default, stored_elements(layout, tensor), *self.values
         )
         if tensor.dtype != torch.bool or self.values[0] == self.values[1]:  # a bool is one of the two
             name = f"BitMask(values={self.values})"
-            require_fit(misfit, f"{name} stores two values, and an element is neither; use actcore.Raw()")
+            require_fit(
+                misfit, f"{name} stores two values, but the tensor has an element of another value; use actcore.Raw()"
+            )
         return made(self, (mask,), layout, tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
-        """The tensor, exactly."""
+        """Return the tensor, exactly."""
         if not trusted(self, compressed):
             self._require_sound(compressed)
         return _spread(compressed, *self.values)
@@ -72,7 +77,7 @@ class BitMask:
         require_form(self, compressed, _DTYPES)
         if (strange := _inexact(self.values, compressed.dtype)) is not None:
             raise ValueError(
-                f"values of {self!r} must be exact in {compressed.dtype}, {strange} is not; "
+                f"values of {self!r} must be exact in {compressed.dtype}, got {strange}, which is not; "
                 "it is damaged or truncated: store the tensor again"
             )
         _require_mask(compressed)
@@ -80,11 +85,11 @@ class BitMask:
 
 @dataclass(frozen=True)
 class Positive:
-    """Stores whether each element is positive, in one bit: all that the gradient of ReLU or leaky ReLU needs.
+    """Stores whether each element is positive, in one bit: the gradient of ReLU and leaky ReLU needs nothing else.
 
     Decompresses to 1 where the element is positive or NaN and to 0 elsewhere. ReLU's backward passes the gradient in
-    exactly those places, so the gradient is exact (``threshold_backward`` passes it at NaN too; leaky ReLU's backward
-    takes a NaN for negative, the one input where its gradient differs).
+    exactly those places, so the gradient is exact. ``threshold_backward`` passes it at NaN, too; leaky ReLU's backward
+    treats a NaN as negative, the only input at which its gradient differs.
     """
 
     def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
@@ -96,7 +101,7 @@ class Positive:
         return made(self, (mask,), layout, tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
-        """1 where the element was positive, 0 elsewhere, in the tensor's dtype, shape and strides."""
+        """Return 1 where the element was positive and 0 elsewhere, in the tensor's dtype, shape and strides."""
         if not trusted(self, compressed):
             require_form(self, compressed, FLOATS)
             _require_mask(compressed)

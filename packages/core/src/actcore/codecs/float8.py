@@ -23,25 +23,25 @@ _DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 @dataclass(frozen=True)
 class Float8:
-    """Stores each element as an 8-bit float, and of each group the largest magnitude, which scales it.
+    """Stores each element as an 8-bit float, and the largest magnitude of each group as its scale.
 
-    The formats are those of Micikevicius et al., "FP8 formats for deep learning" (2022): E4M3 has 3 bits behind the
-    leading one down to about 2**-15 of the largest magnitude, E5M2 has 2 down to about 2**-30. Where ``GroupAffine(8)``
-    has one step for a whole group, the spacing here follows the element, so that small values beside large ones keep
-    their relative precision. With ``spacing`` the distance of neighbouring codes around an element:
+    The formats are those of Micikevicius et al., "FP8 formats for deep learning" (2022): E4M3 has 3 mantissa bits down
+    to about 2**-15 of the largest magnitude, E5M2 has 2 down to about 2**-30. ``GroupAffine(8)`` has one step size for
+    a whole group. Here the spacing follows the element, so small values next to large ones keep their relative
+    precision. With ``spacing`` the distance of neighboring codes around an element:
 
     * stochastic rounding is unbiased: the mean over streams is the element, up to ``2**-9`` spacing (a rounding has 8
       random bits) and half a unit in the last place of the dtype; the variance is at most ``spacing**2 / 4`` and no
       element moves by a spacing or more;
     * nearest rounding, ties to even, moves no element by more than half a spacing;
-    * signs are kept, those of zeros included; the largest magnitude comes back exactly and none comes back larger; a
-      group of zeros is exact;
+    * signs are kept, including those of zeros; the largest magnitude is restored exactly and no restored element is
+      larger; a group of zeros is exact;
     * a group with a NaN or an infinity decompresses to NaN throughout.
 
-    The payload is (codes, bounds); ``codes.view(torch.float8_e4m3fn)`` (``torch.float8_e5m2``) reads them as torch's
-    own numbers, to be multiplied by ``bound / 448`` (``bound / 57344``) of their group. Groups run in memory order over
-    the elements that are stored (``Layout``). The stored form takes a byte an element and an element a group; a tensor
-    too small to gain from that is stored as a copy under ``Raw``.
+    The payload is (codes, bounds). ``codes.view(torch.float8_e4m3fn)`` (``torch.float8_e5m2``) reads the codes as
+    torch's own float8 numbers; multiply them by ``bound / 448`` (``bound / 57344``) of their group. Groups run in
+    memory order over the stored elements (``Layout``). The stored form takes one byte per element and one element per
+    group; a tensor too small to gain is stored as a copy under ``Raw``.
 
     Args:
         format: ``"e4m3"`` (more precise) or ``"e5m2"`` (wider range).
@@ -59,7 +59,7 @@ class Float8:
         require_grouping(self.group_size, self.rounding)
 
     def stored_bytes(self, numel: int, dtype: torch.dtype) -> int:
-        """Bytes of the payload for ``numel`` stored elements of ``dtype``."""
+        """Return the bytes of the payload for ``numel`` stored elements of ``dtype``."""
         return numel + dtype.itemsize * group_count(numel, self.group_size)
 
     def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
@@ -78,7 +78,7 @@ class Float8:
         return Compressed(self, (codes, bounds), layout, tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
-        """The tensor, with the codec's rounding error."""
+        """Return the tensor, with the codec's rounding error."""
         require_form(self, compressed, FLOATS)
         layout, dtype = compressed.layout, compressed.dtype
         numel = stored_numel(layout)

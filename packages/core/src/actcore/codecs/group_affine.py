@@ -63,23 +63,22 @@ def require_grouping(group_size: int, rounding: str) -> None:
 
 @dataclass(frozen=True)
 class GroupAffine:
-    """Stores each group of elements as its two bounds and a ``bits``-bit code an element.
+    """Stores each group of elements as its two bounds and one ``bits``-bit code per element.
 
-    The quantiser of ActNN (Chen et al., ICML 2021) and GACT (Liu et al., ICML 2022). With ``step = (high - low) /
-    (2**bits - 1)`` of an element's group:
+    This is the quantizer of ActNN (Chen et al., ICML 2021) and GACT (Liu et al., ICML 2022). With
+    ``step = (high - low) / (2**bits - 1)`` of an element's group:
 
     * stochastic rounding is unbiased: the mean over streams is the element, up to ``2**-9`` step (a rounding has 8
       random bits); the variance is at most ``step**2 / 4`` and no element moves by a step or more;
     * nearest rounding moves no element by more than half a step;
-    * to all of these comes the rounding of the result to its dtype: half a unit in the last place at the group's
-      largest value, which in bfloat16 is about a step of 8 bits;
+    * the rounding of the result to its dtype adds to all of these: half a unit in the last place at the group's largest
+      value, which in bfloat16 is about one step of 8 bits;
     * decompressed values never leave the group's bounds, which are kept exactly; a constant group is exact;
-    * a NaN or an infinity decompresses to NaN, and takes a code: the other elements of its group have one step fewer
-      between their bounds. With one bit they are NaN, too, unless they are all equal.
+    * a NaN or an infinity decompresses to NaN and uses up one code: the other elements of its group have one step fewer
+      between their bounds. With one bit they become NaN, too, unless they are all equal.
 
-    Groups run in memory order over the elements that are stored (``Layout``). The stored form takes
-    ``ceil(bits * n / 8)`` bytes and two elements a group (8 bytes in float32); a tensor too small to gain from that is
-    stored as a copy under ``Raw``.
+    Groups run in memory order over the stored elements (``Layout``). The stored form takes ``ceil(bits * n / 8)`` bytes
+    and two elements per group (8 bytes in float32); a tensor too small to gain is stored as a copy under ``Raw``.
 
     Args:
         bits: bits per element, 1 to 8.
@@ -96,7 +95,7 @@ class GroupAffine:
         require_grouping(self.group_size, self.rounding)
 
     def stored_bytes(self, numel: int, dtype: torch.dtype) -> int:
-        """Bytes of the payload for ``numel`` stored elements of ``dtype``."""
+        """Return the bytes of the payload for ``numel`` stored elements of ``dtype``."""
         size = self.group_size  # as packed_bytes and group_count have it
         return (numel * self.bits + 7) // 8 + 2 * dtype.itemsize * ((numel + size - 1) // size)
 
@@ -119,17 +118,18 @@ class GroupAffine:
     def compress_clamped(
         self, tensor: Tensor, least: float, most: float, *, seed: Key = 0, stream: Key = 0
     ) -> Compressed:
-        """The stored form of ``tensor.clamp(least, most)``, as ``compress`` has it: ``Float[Tensor, "..."]`` to codes
-        and bounds. On the CPU and on CUDA a contiguous tensor is clamped on its way, and no clamped copy is made.
+        """Return the stored form of ``tensor.clamp(least, most)``: codes and bounds, as ``compress``.
+
+        On the CPU and on CUDA a contiguous tensor is clamped while it is read, without a clamped copy.
 
         Args:
-            tensor: of floating-point numbers.
-            least, most: finite; elements beyond them, infinities included, are stored as if they lay there.
+            tensor: of a floating-point dtype.
+            least, most: finite bounds; elements beyond them, infinities included, are stored as the nearer bound.
             seed, stream: as in ``actcore.compress``.
 
         Raises:
             TypeError: as ``compress``.
-            ValueError: the two are not finite, or ``least`` is above ``most``.
+            ValueError: a bound is not finite, or ``least`` is above ``most``.
         """
         if not -math.inf < least <= most < math.inf:
             raise ValueError(f"least and most must be finite, and least not above most, got {least} and {most}")
@@ -146,7 +146,7 @@ class GroupAffine:
         return made(self, payload, Layout.of(tensor), tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
-        """The tensor, with the codec's rounding error."""
+        """Return the tensor, with the codec's rounding error."""
         if not trusted(self, compressed):
             self._require_sound(compressed)
         layout, (codes, bounds) = compressed.layout, compressed.payload

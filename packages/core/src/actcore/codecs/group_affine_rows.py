@@ -25,16 +25,18 @@ from actcore.ops import Key, below_autograd, group_count, overload, packed_bytes
 
 @dataclass(frozen=True)
 class GroupAffineRows:
-    """``GroupAffine`` with a width for each row of dimension 0: the mixed precision of ActNN (Chen et al., ICML 2021).
+    """``GroupAffine`` with a bit width for each row of dimension 0.
 
-    Each sample of a batch gets the bits that its gradient needs. Everything that ``GroupAffine`` promises holds row by
-    row, with these differences: groups end with their row, each row's codes begin on a byte, and the noise of an
-    element is that of its position among all rows. Rows are stored one after another, so a tensor whose dimension 0 is
-    not the outermost in memory is copied first. A tensor expanded over dimension 0 has one row, stored once, at the
-    largest of the widths. A tensor too small to gain is stored as a copy under ``Raw``.
+    This is the mixed precision of ActNN (Chen et al., ICML 2021). Each sample of a batch gets the bits that its
+    gradient needs. All guarantees of ``GroupAffine`` hold row by row, with these differences: groups end with their
+    row, the codes of each row begin on a byte, and the noise of an element is that of its position among all rows. Rows
+    are stored one after another, so a tensor whose dimension 0 is not the outermost in memory is copied first. A tensor
+    expanded over dimension 0 has one row, which is stored once, at the largest width. A tensor too small to gain is
+    stored as a copy under ``Raw``.
 
-    The widths are known on the host here, and go to the device with every call. A policy that computes them on the
-    device calls ``torch.ops.actcore.group_affine_rows_compress``, which takes them as a tensor and waits for nothing.
+    The widths are known on the host and are copied to the device with every call. A policy that computes them on the
+    device calls ``torch.ops.actcore.group_affine_rows_compress``, which accepts them as a tensor and does not
+    synchronize.
 
     Args:
         bits: bits per element of each row, 1 to 8.
@@ -55,7 +57,7 @@ class GroupAffineRows:
         require_grouping(self.group_size, self.rounding)
 
     def stored_bytes(self, numel: int, dtype: torch.dtype) -> int:
-        """Bytes of the payload for ``numel`` stored elements of ``dtype`` in ``len(bits)`` rows."""
+        """Return the bytes of the payload for ``numel`` stored elements of ``dtype`` in ``len(bits)`` rows."""
         return _stored_bytes(self.bits, numel, self.group_size, dtype)
 
     def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
@@ -89,7 +91,7 @@ class GroupAffineRows:
         return Compressed(self, (codes, bounds), layout, tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
-        """The tensor, with the codec's rounding error."""
+        """Return the tensor, with the codec's rounding error."""
         require_form(self, compressed, FLOATS)
         layout, dtype = compressed.layout, compressed.dtype
         if not layout.shape or layout.shape[0] != len(self.bits):

@@ -22,18 +22,18 @@ _INT64 = torch.iinfo(torch.int64)
 class Narrow:
     """Stores integers from ``low`` to ``high`` exactly, in ``ceil(log2(high - low + 1))`` bits each: indices, labels.
 
-    The caller knows the range; it is never measured. That every element lies in it is checked: on the CPU at once, on
-    CUDA by a flag on the device, whose failure surfaces at the next synchronisation, so that nothing waits.
+    You give the range; it is never measured. Every element is checked to lie in it: on the CPU at once, on CUDA by a
+    flag on the device, whose failure surfaces at the next synchronization. Storing itself does not synchronize.
 
-    Only the part of the range that the tensor's dtype can hold is counted. A range of one value takes no bytes; a
-    tensor that gains nothing is stored as a copy under ``Raw``, after the same check.
+    Only the part of the range that the tensor's dtype can hold counts. A range of one value takes no bytes. A tensor
+    that gains nothing is stored as a copy under ``Raw``, after the same check.
 
-    The payload is one uint8 tensor of ``ceil(bits * n / 8)`` bytes: the offsets from ``low``, first their low bytes for
-    widths above 8, a plane of n bytes each, and then the 1 to 8 bits that remain, packed as ``pack_bits`` does.
+    The payload is one uint8 tensor of ``ceil(bits * n / 8)`` bytes with the offsets from ``low``. Widths above 8 bits
+    begin with the low bytes, one plane of n bytes each; the remaining 1 to 8 bits follow, packed as by ``pack_bits``.
 
     Args:
-        low: the smallest value, an int of 64 bits.
-        high: the largest value, likewise, not below ``low``.
+        low: the smallest value, a 64-bit int.
+        high: the largest value, a 64-bit int, not below ``low``.
     """
 
     low: int
@@ -59,20 +59,20 @@ class Narrow:
         require_dtype(self, tensor, INTEGERS, "floats have forms of their own: actcore.GroupAffine(), actcore.Raw()")
         low, high = self._within(tensor.dtype)
         if low > high:
-            raise ValueError(f"{self!r} has no value that {tensor.dtype} can hold; give the range of the values")
+            raise ValueError(f"the range of {self!r} has no value of {tensor.dtype}; pass the range of the tensor")
         layout = Layout.of(tensor)
         flat = layout.flatten(tensor)
         packed, misfit = below_autograd(torch.ops.actcore.narrow_compress.default, flat, low, high)
         # torch.compile traces no dataclass's repr, and up to torch 2.11 no text of an int that it has for a symbol.
         name = "Narrow" if torch.compiler.is_compiling() else repr(self)
-        require_fit(misfit, f"{name} stores values from low to high, and an element is not; give the range it has")
+        require_fit(misfit, f"{name} stores values from low to high, but an element is outside; pass a wider range")
         numel = stored_numel(layout)
         if packed_bytes(numel, (high - low).bit_length()) >= numel * tensor.dtype.itemsize:
             return Raw().compress(layout.restore(flat.clone()))
         return Compressed(self, (packed,), layout, tensor.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
-        """The tensor, exactly."""
+        """Return the tensor, exactly."""
         require_form(self, compressed, INTEGERS)
         layout, dtype = compressed.layout, compressed.dtype
         low, high = self._within(dtype)

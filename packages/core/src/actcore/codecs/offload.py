@@ -31,39 +31,42 @@ _AHEAD = 2
 
 @dataclass(frozen=True)
 class Offload:
-    """Keeps what ``inner`` stores in pinned host memory, and brings it back when it is needed.
+    """Keeps the payload of ``inner`` in pinned host memory, and copies it back when it is needed.
 
-    Copies run on streams of their own, one for each direction, beside the computation; the host never waits. Tensors
-    are needed in the reverse order of their storing, so whenever one is decompressed, the copy back of the one that was
-    stored before it is started. Where the order is another, the older one is dropped and copied again. What ``inner``
-    stores without a copy (``Raw``) is copied on the device first, so that a change in place cannot reach it.
+    Copies run on their own CUDA streams, one for each direction, concurrently with the computation; the host never
+    waits. Backward needs tensors in the reverse order of storing. So decompressing one tensor also starts the copy back
+    of the tensor stored before it. If the order differs, that copy is dropped and made again later. A payload that
+    ``inner`` stores without a copy (``Raw``) is first copied on the device, so that a later in-place change does not
+    affect it.
 
-    However far the host is ahead, the device holds the payloads of at most ``leaving`` tensors on their way out and of
-    at most two on their way back, besides the one in use: storing a third lets the stream that stores wait for the
-    first to arrive, and a copy back begins when the stream has come to where it was started. Their memory then serves
-    the stream's next tensors. With ``leaving=0`` the stream waits for each copy where it is made, so that a tensor
-    which ``inner`` stores without a copy needs none on the device, unless there are gaps between its elements.
+    The device holds the payloads of at most ``leaving`` tensors on their way to the host and of at most two on their
+    way back, besides the one in use, however far the host is ahead. Storing one more makes the storing stream wait
+    until the oldest copy has arrived; a copy back begins once the stream reaches the point at which it was started. The
+    freed memory then serves the next tensors of the stream. With ``leaving=0`` the stream waits for each copy at once.
+    A tensor that ``inner`` stores without a copy then needs no copy on the device, unless there are gaps between its
+    elements.
 
-    What is stored while a CUDA graph is captured stays on the device, as ``inner`` stores it: each replay would write
-    to the same pinned memory, which the pool may have given to others by then.
+    A tensor that is stored while a CUDA graph is captured stays on the device, as ``inner`` stores it: each replay
+    would write to the same pinned memory, which the pool may have given to others by then.
 
-    Pinned memory comes from torch's pool, which pins it once, keeps it, and gives it out again when the copies have
-    ended. The pool rounds each payload tensor up to a power of two unless ``PYTORCH_ALLOC_CONF`` says otherwise, so the
-    host may need up to twice ``nbytes``.
+    Pinned memory comes from torch's pool, which pins it once, keeps it, and reuses it when the copies have ended. The
+    pool rounds each payload tensor up to a power of two unless ``PYTORCH_ALLOC_CONF`` says otherwise, so the host may
+    need up to twice ``nbytes``.
 
-    The stored form is on the host, and so are its ``device`` and ``nbytes``; ``decompress`` puts the tensor on the
-    device it came from. Moving or saving it waits for its copy. A tensor that is on the host already is stored by
-    ``inner`` alone, and the stored form names that codec.
+    The stored form is on the host, and so are its ``device`` and ``nbytes``; ``decompress`` puts the tensor on its
+    original device. Moving or saving the stored form waits for its copy. A tensor that is on the host already is stored
+    by ``inner`` alone, and the stored form names that codec.
 
     Args:
-        inner: what the payload is made with.
+        inner: the codec that makes the payload.
         device: where ``decompress`` puts the tensor; ``compress`` fills it in.
-        leaving: how many payloads may be on their way out, and on the device, once this one is stored: 2 are the one
-            that is copied, and the next in the queue.
-        ahead: whether decompressing starts the copy back of what was stored before.
+        leaving: how many payloads may be on their way to the host, and still on the device, once this one is stored. 2
+            means the one that is being copied and the next in the queue.
+        ahead: whether decompressing starts the copy back of the tensor that was stored before.
 
     Raises:
-        TypeError: ``inner`` is no codec, or an ``Offload`` itself; ``leaving`` is no int, or ``ahead`` no bool.
+        TypeError: ``inner`` is not a codec or is an ``Offload`` itself; ``leaving`` is not an int, or ``ahead`` not a
+            bool.
         ValueError: ``leaving`` is negative.
     """
 
@@ -83,10 +86,10 @@ class Offload:
             raise TypeError(f"inner must store tensors on their device, got {self.inner!r}; use its inner codec")
 
     def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
-        """``inner``'s payload on the host, or where it is while a CUDA graph is captured; raises what ``inner`` raises.
+        """Return the payload of ``inner`` on the host, or on the device while a CUDA graph is captured.
 
         Raises:
-            TypeError: besides, for a tensor on a device other than the CPU and CUDA.
+            TypeError: the tensor is on a device other than the CPU and CUDA. Errors of ``inner`` are raised as well.
         """
         device = tensor.device
         if not _leaves(device):
@@ -108,14 +111,14 @@ class Offload:
         return Compressed(replace(self, inner=stored.codec, device=device), payload, stored.layout, stored.dtype)
 
     def decompress(self, compressed: Compressed) -> Tensor:
-        """The tensor, on the device that it was stored from."""
+        """Return the tensor, on the device from which it was stored."""
         if self.device is None:
             raise ValueError(f"the codec of {compressed!r} must name a device; it is damaged: store the tensor again")
         parts = _restore(lane(self.device), compressed.payload, self.ahead)
         return self.inner.decompress(Compressed(self.inner, parts, compressed.layout, compressed.dtype))
 
     def settle(self, compressed: Compressed) -> None:
-        """Waits until the payload has arrived on the host."""
+        """Wait until the payload has arrived on the host."""
         transfer = _transfer_of(compressed.payload)
         if transfer is not None:
             transfer.arrived.synchronize()

@@ -13,17 +13,17 @@ from actcore.ops import Key
 
 @dataclass(frozen=True)
 class Raw:
-    """Keeps the tensor as it is, without a copy: what cannot be stored safely in less.
+    """Keeps the tensor unchanged, without a copy, for tensors that cannot be stored safely in fewer bytes.
 
     The stored form shares memory with the tensor and sees later in-place changes to it.
     """
 
     def compress(self, tensor: Tensor, *, seed: Key = 0, stream: Key = 0) -> Compressed:
-        """The tensor, detached from its gradient history."""
+        """Return the tensor, detached from its gradient history."""
         return Compressed.of(self, tensor, (tensor.detach(),))
 
     def decompress(self, compressed: Compressed) -> Tensor:
-        """The tensor that was given."""
+        """Return the tensor that was stored."""
         require_tensors(compressed)
         found = [(tuple(part.shape), part.dtype) for part in compressed.payload]
         if found != [(compressed.layout.shape, compressed.dtype)]:

@@ -40,7 +40,10 @@ def int64(number: int) -> int:
 
 
 def in_memory_order(x: Tensor) -> tuple[Tensor, list[int] | None]:
-    """``x`` with its dimensions sorted as they lie in memory, which makes a dense tensor contiguous, and the order."""
+    """Return ``x`` with its dimensions sorted by memory order, and that order.
+
+    A dense tensor becomes contiguous.
+    """
     if x.is_contiguous():
         return x, None
     if any(step == 0 for step in x.stride()):  # expanded: no order of its own
@@ -56,7 +59,7 @@ def in_memory_order(x: Tensor) -> tuple[Tensor, list[int] | None]:
 
 
 def restored(ordered: Tensor, order: list[int] | None) -> Tensor:
-    """``ordered`` with its dimensions as they were before ``in_memory_order``."""
+    """Return ``ordered`` with its dimensions in the order before ``in_memory_order``."""
     if order is None:
         return ordered
     inverse = [0] * len(order)

@@ -36,13 +36,13 @@ def round_to_levels(
     guard: str = "nonfinite",
     derivative: PointwiseFunction | None = None,
 ) -> Tensor:
-    """``function(x)`` with its derivative rounded to ``levels`` at random, keeping ``bits`` bits an element.
+    """Compute ``function(x)`` and round its derivative to ``levels`` at random, keeping ``bits`` bits per element.
 
-    Forward is exact, on the CPU as that of ``stepwise`` is. The derivative is computed there too, and each element
-    keeps one of the two levels around it, chosen so that the expected level is the derivative: backward's gradient
-    is unbiased, where that of ``stepwise`` has less error and is biased. The noise is Philox of (seed, stream,
-    element position) with 16 bits an element, so the expectation is the derivative to within 2**-17 of the distance
-    between the levels. Derivatives beyond the first or last level get that level.
+    Forward is exact, on the CPU in the same sense as in ``stepwise``. The derivative is computed in forward, and each
+    element keeps one of the two levels around it, chosen so that the expected level is the derivative. So the gradient
+    is unbiased; that of ``stepwise`` has less error and is biased. The noise is Philox of (seed, stream, element
+    position) with 16 bits per element, so the expectation is the derivative to within 2**-17 of the distance between
+    the levels. Derivatives beyond the first or last level get that level.
 
     ::
 
@@ -50,24 +50,24 @@ def round_to_levels(
 
     Args:
         x: any shape.
-        function: one of the names of ``stepwise``, or a function of your own of each element.
-        levels: ``Float["k"]``, ascending and finite, 2 to ``2**bits`` of them; they should cover the derivative's
-            range.
+        function: one of the names of ``stepwise``, or your own elementwise function.
+        levels: ``Float["k"]``, ascending and finite, 2 to ``2**bits`` of them; they should cover the range of the
+            derivative.
         bits: 1 to 8; ``None`` takes the fewest.
-        parameters: of ``function``, as in ``stepwise``.
+        parameters: parameters of ``function``, as in ``stepwise``.
         seed: any int. ``None`` draws one from torch's generator of ``x``'s device, so ``torch.manual_seed`` decides.
         stream: separates calls with the same seed: equal seeds and streams give equal noise.
-        guard: as in ``stepwise``, of ``x`` and of the derivative.
-        derivative: ``derivative(x, *parameters)``, of the shape and dtype of ``x``; ``None`` takes torch's
-            backward, under ``torch.compile`` by ``torch.func.vjp``, which does not work where saved tensors have hooks;
-            the functions that have names work there.
+        guard: as in ``stepwise``, for ``x`` and for the derivative.
+        derivative: ``derivative(x, *parameters)``, of the shape and dtype of ``x``. ``None`` uses torch's backward.
+            Under ``torch.compile`` it uses ``torch.func.vjp``, which does not work under saved-tensor hooks; the named
+            functions work there.
 
     Raises:
         TypeError: ``x`` is not a float32, float64, float16 or bfloat16 tensor; ``function`` or ``derivative`` is not
-            what it must be, or returns something other than a tensor of the dtype of ``x``; ``seed`` or ``stream`` is
-            not an int.
-        ValueError: there are too few or too many levels, they do not ascend, are not finite or ask for gradients; the
-            function is unknown, takes other parameters or returns another shape; ``guard`` is unknown.
+            callable, or returns something other than a tensor of the dtype of ``x``; ``seed`` or ``stream`` is not an
+            int.
+        ValueError: there are too few or too many levels, they do not ascend, are not finite or require gradients; the
+            function is unknown, has other parameters or returns another shape; ``guard`` is unknown.
         RuntimeError: ``function`` changes ``x`` in place.
     """
     check_float(x)
@@ -85,13 +85,15 @@ def round_to_levels(
     if table.dim() != 1 or not 2 <= table.numel() <= 256:
         raise ValueError(f"levels must be 2 to 256 numbers in one dimension, got the shape {tuple(table.shape)}")
     if table.requires_grad:
-        raise ValueError("levels must not ask for gradients, which they have none of; detach them")
+        raise ValueError("levels must not require gradients, because none are computed for them; detach them")
     if bits is None:
         bits = (table.numel() - 1).bit_length()
     if type(bits) is not int:
         raise TypeError(f"bits must be an int or None, got {bits!r}")
     if not 1 <= bits <= 8 or table.numel() > 2**bits:
-        raise ValueError(f"levels must be at most 2**bits with bits from 1 to 8, got {table.numel()} and bits={bits}")
+        raise ValueError(
+            f"levels must have at most 2**bits entries, with bits from 1 to 8, got {table.numel()} and bits={bits}"
+        )
     ordered, order = in_memory_order(x)
     if lies_apart(x):
         # Autograd's derivative is by the elements in memory order, which the function of x as it lies knows nothing of.

@@ -18,9 +18,10 @@ from actcore.stored import stands_for
 
 
 def relu(x: Tensor) -> Tensor:
-    """``max(x, 0)``, like ``torch.relu``, keeping 1 bit an element: ``Float[Tensor, "..."] -> Float[Tensor, "..."]``.
+    """Compute ``max(x, 0)``, like ``torch.relu``, keeping 1 bit per element.
 
-    Values and gradients are torch's bit for bit, those of NaN and of negative zero too.
+    ``Float[Tensor, "..."] -> Float[Tensor, "..."]``. Values and gradients are torch's bit for bit, also for NaN and
+    negative zero.
 
     Raises:
         TypeError: ``x`` is not a float32, float64, float16 or bfloat16 tensor.
@@ -33,11 +34,11 @@ def relu(x: Tensor) -> Tensor:
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, seed: int | None = None, stream: int = 0) -> Tensor:
-    """Zeroes each element with probability ``p`` and scales the others, keeping 1 bit an element.
+    """Zero each element with probability ``p`` and scale the others, keeping 1 bit per element.
 
-    The noise is Philox of (seed, stream, element position) with 16 bits an element, so ``p`` is taken as the nearest
-    multiple of 2**-16; kept elements are multiplied by the inverse of the rate at which elements are kept, so the
-    output's mean is ``x``. What is dropped is 0, NaN and infinity included.
+    The noise is Philox of (seed, stream, element position) with 16 bits per element, so ``p`` is rounded to the nearest
+    multiple of 2**-16. Kept elements are divided by the rate at which elements are kept, so the mean of the output is
+    ``x``. Dropped elements are 0, also where ``x`` is NaN or infinite.
 
     Args:
         x: any shape.

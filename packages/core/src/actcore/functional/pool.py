@@ -35,18 +35,18 @@ def max_pool2d(
     dilation: _Sizes = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """``torch.nn.functional.max_pool2d``, keeping ``ceil(log2(window))`` bits an output: ``Float["n c h w"]`` or
-    ``Float["c h w"]``.
+    """Compute ``torch.nn.functional.max_pool2d``, keeping ``ceil(log2(window))`` bits per output.
 
-    torch keeps an int64 an output, and the input. Values, the choice among equal maxima and NaN, and the shape are
-    torch's. Backward sums in a fixed order on every device: the same bits each time.
+    ``x`` is ``Float["n c h w"]`` or ``Float["c h w"]``. torch keeps an int64 per output element, and the input. Values,
+    the choice among equal maxima and NaN, and the shape are torch's. Backward sums in a fixed order on every device, so
+    it gives the same bits each time.
 
     Args:
-        x: the image; its memory order is the output's.
-        kernel_size: an int or one a dimension; a window has at most 256 places.
-        stride: likewise; ``None`` takes ``kernel_size``.
-        padding: likewise, at most half of what the kernel covers; padded places are never the maximum.
-        dilation: likewise.
+        x: the image; the output has the same memory order.
+        kernel_size: an int or one per dimension; a window has at most 256 elements.
+        stride: an int or one per dimension; ``None`` takes ``kernel_size``.
+        padding: an int or one per dimension, at most half of the kernel; padded elements are never the maximum.
+        dilation: an int or one per dimension.
         ceil_mode: let a last window reach beyond the input.
 
     Raises:
@@ -89,8 +89,8 @@ def _max_pool(
         window *= size
     if window > 256:
         raise ValueError(
-            f"a window must have at most 256 places, whose index takes 8 bits, got {window} of kernel_size {kernel}; "
-            f"use torch.nn.functional.max_pool{dims}d for larger ones"
+            f"a window must have at most 256 elements, so that an index fits in 8 bits, got {window} for kernel_size "
+            f"{kernel}; use torch.nn.functional.max_pool{dims}d for larger windows"
         )
     for d, size in enumerate(x.shape[-dims:]):
         # As torch: only its pooling of one dimension counts what dilation adds.
@@ -120,7 +120,7 @@ def _numbers(name: str, value: _Sizes, dims: int, least: int) -> list[int]:
     if len(numbers) == 1:
         numbers = numbers * dims
     if len(numbers) != dims:
-        raise ValueError(f"{name} must be an int or {dims} of them, got {value}")
+        raise ValueError(f"{name} must be an int or a sequence of {dims} ints, got {value}")
     for number in numbers:
         if number < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")

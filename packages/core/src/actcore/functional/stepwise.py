@@ -26,13 +26,13 @@ def stepwise(
     even: bool = False,
     guard: str = "none",
 ) -> Tensor:
-    """``function(x)`` with a step function for a derivative, keeping ``bits`` bits an element.
+    """Compute ``function(x)`` with a step function as its derivative, keeping ``bits`` bits per element.
 
     Forward is exact. Backward multiplies the gradient by ``levels[i]``, where ``i`` is the number of boundaries that
-    are not above ``x``; for NaN that is all of them. On the CPU the values are those that torch computes on one thread
-    for ``x`` as it lies in memory, bit for bit, but for the last few elements of elu, celu and selu, where torch
-    computes by other instructions, and for the sign of softshrink's zeros where ``x`` is not contiguous. Compiled and
-    inside of ``torch.func`` they are those of a contiguous copy, which differ in the last digits. The method is that of
+    are not above ``x``; for NaN that is all of them. On the CPU the values are, bit for bit, those that torch computes
+    on one thread for ``x`` in its memory layout. Exceptions: the last few elements of elu, celu and selu, where torch
+    uses other instructions, and the sign of softshrink's zeros if ``x`` is not contiguous. In compiled code and inside
+    of ``torch.func`` the values are those of a contiguous copy, which differ in the last digits. The method is that of
     Novikov et al., "Few-bit backward" (ICML 2023).
 
     ::
@@ -46,45 +46,47 @@ def stepwise(
         x: any shape.
         function: relu, leaky_relu, threshold, hardsigmoid, hardtanh, relu6, hardshrink, softshrink, celu, elu, gelu,
             gelu_tanh, hardswish, logsigmoid, mish, selu, sigmoid, silu, softplus, softsign, tanh, tanhshrink,
-            quick_gelu (``x * sigmoid(1.702 x)``) or squared_relu. Or a function of your own of each element,
-            ``function(x, *parameters)``, which returns a new tensor of the shape and dtype of ``x``. It is evaluated
-            without history: what else it uses gets no gradient.
+            quick_gelu (``x * sigmoid(1.702 x)``) or squared_relu. Or your own elementwise function
+            ``function(x, *parameters)``, which returns a new tensor of the shape and dtype of ``x``. It runs without
+            gradient history, so other tensors that it uses get no gradient.
         boundaries: ``Float["k"]``, ascending.
         levels: ``Float["k+1"]``, the derivative in each interval.
         bits: 1 to 8, with ``k < 2**bits``; ``None`` takes the fewest.
-        parameters: what torch's function of that name takes, in its order (leaky_relu: slope; threshold: threshold,
-            value; hardtanh: lowest, highest; hardshrink, softshrink: lambda; celu, elu: alpha; softplus: beta,
-            threshold); empty for torch's defaults.
-        even: boundaries and levels are of ``|x|``, for a derivative that is an even function of ``x``, such as that of
-            sigmoid, tanh, softsign and tanhshrink: twice as many steps.
-        guard: ``"nan"`` or ``"nonfinite"`` gives gradients of NaN where ``x`` is NaN, or NaN or infinite, and to all
-            that share its stretch of 1024 elements in memory order: a finite level never stands for a derivative that
-            does not exist. It keeps a byte a stretch. ``"none"`` keeps nothing, and such elements get the level of
-            their interval.
+        parameters: the parameters of torch's function of that name, in its order (leaky_relu: slope; threshold:
+            threshold, value; hardtanh: lowest, highest; hardshrink, softshrink: lambda; celu, elu: alpha; softplus:
+            beta, threshold); empty for torch's defaults.
+        even: boundaries and levels are for ``|x|``. Use it for a derivative that is an even function of ``x``, such as
+            that of sigmoid, tanh, softsign and tanhshrink: it gives twice as many steps.
+        guard: with ``"nan"`` the gradients are NaN where ``x`` is NaN, with ``"nonfinite"`` where it is NaN or
+            infinite. This includes all elements in the same stretch of 1024 elements in memory order. So a finite level
+            never replaces a derivative that does not exist. A guard keeps one byte per stretch. ``"none"`` keeps
+            nothing, and such elements get the level of their interval.
 
     Raises:
         TypeError: ``x`` is not a float32, float64, float16 or bfloat16 tensor; ``function`` is neither a name nor
             callable, or returns something other than a tensor of the dtype of ``x``.
-        ValueError: the table has the wrong size, does not ascend, asks for gradients, or does not fit into ``bits``;
-            the function is unknown, takes other parameters, returns another shape, or changes ``x`` in place; ``guard``
+        ValueError: the table has the wrong size, does not ascend, requires gradients, or does not fit into ``bits``;
+            the function is unknown, has other parameters, returns another shape, or changes ``x`` in place; ``guard``
             is unknown.
     """
     check_float(x)
     low, step = table_for(boundaries, x), table_for(levels, x)
     if low.dim() != 1 or step.dim() != 1 or step.numel() != low.numel() + 1:
         raise ValueError(
-            f"levels must be one more than boundaries, both of one dimension, got shapes {tuple(step.shape)} and "
-            f"{tuple(low.shape)}"
+            f"levels must have one entry more than boundaries, both in one dimension, got shapes {tuple(step.shape)} "
+            f"and {tuple(low.shape)}"
         )
     if low.requires_grad or step.requires_grad:
-        raise ValueError("boundaries and levels must not ask for gradients, which they have none of; detach them")
+        raise ValueError(
+            "boundaries and levels must not require gradients, because none are computed for them; detach them"
+        )
     if bits is None:
         bits = max(1, low.numel().bit_length())
     if type(bits) is not int:
         raise TypeError(f"bits must be an int or None, got {bits!r}")
     if not 1 <= bits <= 8 or low.numel() >= 2**bits:
         raise ValueError(
-            f"boundaries must be fewer than 2**bits with bits from 1 to 8, got {low.numel()} and bits={bits}"
+            f"boundaries must have fewer than 2**bits entries, with bits from 1 to 8, got {low.numel()} and bits={bits}"
         )
     check_function(function)
     check_guard(guard)

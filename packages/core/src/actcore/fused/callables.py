@@ -30,7 +30,7 @@ def called(function: PointwiseFunction, given: Tensor, parameters: Sequence[floa
     version = _version(given)
     value = function(given, *parameters)
     if _version(given) != version:
-        raise ValueError(f"{name} must not change x in place; give the form of it that returns a new tensor")
+        raise ValueError(f"{name} must not change x in place; pass a function that returns a new tensor")
     _require_alike(name, value, given)
     return value
 

@@ -19,8 +19,8 @@ _ops = torch.ops.actcore
 
 def _stepwise_without_levels(ctx: Any, *gradients: Any) -> Any:
     raise RuntimeError(
-        "actcore::stepwise has no levels and so no gradient, but backward reached it; call actcore.stepwise, or "
-        "torch.ops.actcore.stepwise_backward in a backward of your own"
+        "actcore::stepwise has no gradient, because it takes no levels, but backward reached it; call "
+        "actcore.stepwise, or call torch.ops.actcore.stepwise_backward in your own backward"
     )
 
 

@@ -33,8 +33,8 @@ def refuse_curvature() -> None:
 
 
 _NO_CURVATURE = (
-    "an activation whose derivative is kept in steps has no second derivative, and create_graph=True would lose that "
-    "term silently; use torch's own function where gradients are differentiated"
+    "an activation with a few-bit (piecewise constant) derivative has no second derivative, and create_graph=True "
+    "would lose that term silently; use torch's own function where gradients are differentiated"
 )
 
 

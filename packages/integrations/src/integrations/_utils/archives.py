@@ -36,7 +36,7 @@ def arrays_in(path: str | PathLike[str], most: int) -> dict[str, Any]:
             with zipfile.ZipFile(file) as archive:
                 entries = archive.infolist()
                 if (total := sum(entry.file_size for entry in entries)) > most:
-                    raise ValueError(f"its arrays may take {most} bytes, and would take {total}")
+                    raise ValueError(f"its arrays must take at most {most} bytes, got {total}")
                 return {entry.filename.removesuffix(".npy"): _array(_unpacked(archive, entry)) for entry in entries}
         except (*_OF_ARCHIVES, OSError, ValueError) as error:  # OSError: a place that is not in the file
             raise ValueError(f"{path} must be an .npz file of numbers: {error}") from error
@@ -45,7 +45,7 @@ def arrays_in(path: str | PathLike[str], most: int) -> dict[str, Any]:
 def _unpacked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
     """An entry's bytes, at most as many as it says, whatever it would unpack to."""
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # the others unpack without a bound
-        raise ValueError(f"entries must be as NumPy writes them, got compression {entry.compress_type}")
+        raise ValueError(f"entries must be stored or deflated, as by NumPy, got compression {entry.compress_type}")
     with archive.open(entry) as file:
         return file.read(entry.file_size)  # without the size it would unpack all, and then cut it
 

@@ -36,19 +36,19 @@ def loaded(text: str, writer: str) -> Any:
         ValueError: it is no JSON, or longer or deeper than what the writer writes.
     """
     if not isinstance(text, str):
-        raise TypeError(f"text must be what {writer} returned, got {type(text).__name__}")
+        raise TypeError(f"text must be the output of {writer}, got {type(text).__name__}")
     if len(text) > LONGEST:
-        raise ValueError(f"text must be what {writer} returned, of at most {LONGEST} characters, got {len(text)}")
+        raise ValueError(f"text must be the output of {writer}, of at most {LONGEST} characters, got {len(text)}")
     try:
         content = json.loads(text, parse_constant=_finite, parse_float=_finite)
     except RecursionError:
         content = None
     except ValueError as error:  # besides JSONDecodeError: an integer of more digits than Python reads
-        raise ValueError(f"text must be what {writer} returned; it is no JSON: {error}") from None
+        raise ValueError(f"text must be the output of {writer}; it is not JSON: {error}") from None
     else:
         if _depth_within(DEEPEST, content):
             return content
-    raise ValueError(f"text must be what {writer} returned; its lists and objects are more than {DEEPEST} deep")
+    raise ValueError(f"text must be the output of {writer}; it is nested more than {DEEPEST} levels deep")
 
 
 def _finite(text: str) -> float:
@@ -80,11 +80,13 @@ def require_plain(content: Any) -> None:
     for _ in range(DEEPEST):
         found = [inner for one in found for inner in (one.values() if isinstance(one, Mapping) else one)]
         if other := [one for one in found if not isinstance(one, _PLAIN)]:
-            raise TypeError(f"a state must have plain values alone, got {type(other[0]).__name__}")
+            raise TypeError(
+                f"a state must contain only numbers, strings, mappings and lists, got {type(other[0]).__name__}"
+            )
         found = [one for one in found if isinstance(one, (Mapping, list, tuple))]
         if not found:
             return
-    raise ValueError(f"a state must have at most {DEEPEST} lists and mappings in each other")
+    raise ValueError(f"a state must be nested at most {DEEPEST} levels deep")
 
 
 def of_format(content: Any, version: int, writer: str) -> dict[str, Any]:
@@ -95,7 +97,7 @@ def of_format(content: Any, version: int, writer: str) -> dict[str, Any]:
     """
     found = content.get("format") if isinstance(content, dict) else None
     if found != version:
-        raise ValueError(f"text must be what {writer} returned, of format {version}; got format {found!r}")
+        raise ValueError(f"text must be the output of {writer}, of format {version}; got format {found!r}")
     return {name: value for name, value in content.items() if name != "format"}
 
 
@@ -109,9 +111,11 @@ def complete(writer: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError) as error:
-        raise ValueError(f"text must be what {writer} returned; it lacks or adds something: {error}") from None
+        raise ValueError(
+            f"text must be the output of {writer}; a field is missing, unknown or of another type: {error}"
+        ) from None
     except ValueError as error:
-        raise ValueError(f"text must be what {writer} returned; {error}") from None
+        raise ValueError(f"text must be the output of {writer}; {error}") from None
 
 
 def read_entry(kind: type[Kind], content: Any) -> Kind:

@@ -77,7 +77,7 @@ class Conversion:
         """
         require_module(model)
         if cls.key in model.__dict__:
-            raise ValueError(f"{type(model).__name__} is converted already; call {cls.undo} first to choose otherwise")
+            raise ValueError(f"{type(model).__name__} is converted already; call {cls.undo} first to convert it anew")
 
 
 def require_module(model: object) -> None:

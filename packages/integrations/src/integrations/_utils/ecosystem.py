@@ -42,7 +42,7 @@ def require_member(model: nn.Module, packages: Iterable[str], what: str) -> None
     roots = set(packages)
     if not any(base.__module__.partition(".")[0] in roots for one in model.modules() for base in type(one).__mro__):
         raise ValueError(
-            f"model must be {what}, or contain one, got {type(model).__name__}, in which there is none; "
+            f"model must be {what}, or contain one, got {type(model).__name__}, which contains none; "
             "integrations.compress_model takes any module"
         )
 
@@ -67,7 +67,7 @@ def require_one_checkpointing(model: nn.Module, name: str = "checkpoint") -> Non
     for attribute, way_out in CHECKPOINTS.items():
         if checkpoints_itself(model, attribute):
             raise ValueError(
-                f"{name} must be None in a {type(model).__name__} that checkpoints its own blocks already: both "
+                f"{name} must be None in a {type(model).__name__} that has its own gradient checkpointing: both "
                 f"would recompute the same tensors; call {way_out} first, or leave {name} out"
             )
 

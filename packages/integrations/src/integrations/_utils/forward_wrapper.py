@@ -103,8 +103,8 @@ class ForwardWrapper(ABC):
                     name = next(name for name, one in model.named_modules() if one is module)
                     which = f"its module {name!r}" if name else "it"
                     raise ValueError(
-                        f"no part of {type(model).__name__} may be compressed or follow a plan yet, and "
-                        f"{which} is {found.what}: undo that first, {found.undo}; {way_out}"
+                        f"{type(model).__name__} must not be compressed or follow a plan already, but {which} is "
+                        f"{found.what}: call {found.undo} first; {way_out}"
                     )
 
     @abstractmethod

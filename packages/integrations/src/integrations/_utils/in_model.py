@@ -28,8 +28,8 @@ class ModelRef:
         model = self._ref()
         if model is None:
             raise ReferenceError(
-                "the model must be there while its forward is called, and it is gone: neither model.forward nor a "
-                "shallow copy of the model keeps it; hold on to the model itself"
+                "the model was freed before its forward was called: model.forward and shallow copies do not keep the "
+                "model alive; keep a reference to the model itself"
             )
         return model
 

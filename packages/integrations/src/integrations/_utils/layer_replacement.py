@@ -30,8 +30,8 @@ class StandIn(nn.Module):
         """Raises ``TypeError`` unless a module is of exactly the counterpart's class."""
         if type(module) is not cls.counterpart:
             raise TypeError(
-                f"{argument} must be a {public_name(cls.counterpart)} and no subclass, got "
-                f"{type(module).__name__}; build {cls.__name__} by its own arguments and load the weights"
+                f"{argument} must be a {public_name(cls.counterpart)}, not a subclass, got "
+                f"{type(module).__name__}; create {cls.__name__} from its own arguments and load the weights"
             )
 
     @classmethod

@@ -41,8 +41,8 @@ class Name:
     def why(self) -> str:
         """The message for a missing name."""
         return (
-            f"{self.feature} takes {self.path}, which torch {torch.__version__} does not have: the name is private, "
-            "and each version of torch may drop it; use one that has it, from 2.10 on"
+            f"{self.feature} needs {self.path}, which torch {torch.__version__} does not have: the name is private, "
+            "and any version of torch may remove it; use a version from 2.10 on that has it"
         )
 
     def get(self) -> Any:

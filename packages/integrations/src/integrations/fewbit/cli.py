@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m integrations.fewbit",
-        description="Step functions in place of derivatives: fit, draw and write them.",
+        description="Fit, draw and write the step functions that replace derivatives.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -41,10 +41,15 @@ def _parser() -> argparse.ArgumentParser:
     fit.add_argument("--domain", type=float, nargs=2, default=DOMAIN, metavar=("LOW", "HIGH"), help="default: -10 10")
     fit.add_argument("--weight", choices=WEIGHTS, default="uniform", help="how much each x counts; default: uniform")
     fit.add_argument(
-        "--parity", choices=("even", "none"), help="steps of |x|, or of x; default: what the catalogue says"
+        "--parity", choices=("even", "none"), help="steps over |x| (even) or over x (none); default: the catalogue's"
     )
     fit.add_argument(
-        "--parameters", type=float, nargs="+", default=(), metavar="P", help="the function's, in torch's order"
+        "--parameters",
+        type=float,
+        nargs="+",
+        default=(),
+        metavar="P",
+        help="parameters of the function, in torch's order",
     )
     fit.add_argument("--plot", type=Path, metavar="FILE", help="draw derivative, steps and error: .png, .svg or .pdf")
     fit.add_argument("--output", "-o", type=Path, metavar="FILE", help="write the table: .npz (FewBit's) or .json")
@@ -55,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     quantize.add_argument("function", metavar="FUNC", help="module:function, or a name of the catalogue")
     quantize.add_argument("--output", "-o", type=Path, metavar="FILE", help="default: print the table")
     for short, name in (("-M", "--max-iters"), ("-b", "--border-error"), ("-l", "--level-error"), ("-s", "--seed")):
-        quantize.add_argument(short, name, help="of no effect: the optimum is computed, not searched for")
+        quantize.add_argument(short, name, help="no effect: the optimum is computed, not searched for")
 
     draw = commands.add_parser("draw", help="draw the steps of all smooth functions into one figure")
     draw.set_defaults(command=_draw)

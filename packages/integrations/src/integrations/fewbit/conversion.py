@@ -53,15 +53,15 @@ def is_root(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Summary:
-    """What became of a model's activations and linear layers.
+    """The result of a conversion: the activations and linear layers of a model.
 
     Attributes:
-        bits: with which smooth functions are stored.
-        converted: path -> (layer, few-bit layer), by their classes' names.
-        kept: path -> why the layer is as it was.
-        calls: path of a module -> the functions whose calls in its forward are exchanged, as far as a forward in
-            training has come by them.
-        kept_calls: path of a module -> the functions whose calls are not, with the reason.
+        bits: bits per element of smooth functions.
+        converted: path -> (layer, few-bit layer), by class name.
+        kept: path -> the reason why the layer was not converted.
+        calls: path of a module -> the functions whose calls in its forward are replaced, as far as a forward in
+            training has called them.
+        kept_calls: path of a module -> the functions whose calls are not replaced, with the reason.
     """
 
     bits: int
@@ -72,12 +72,12 @@ class Summary:
 
     @property
     def sketched(self) -> int:
-        """How many of the layers are linear ones, which keep a sketch of their input."""
+        """The number of layers that are linear ones, which keep a sketch of their input."""
         return sum(after.startswith("fewbit.Randomized") for _, after in self.converted.values())
 
     @property
     def activations(self) -> int:
-        """How many layers and calls are activations in few bits."""
+        """The number of layers and calls that are activations in few bits."""
         norms = sum(after.endswith("Norm") for _, after in self.converted.values())
         return len(self.converted) - self.sketched - norms + sum(map(len, self.calls.values()))
 

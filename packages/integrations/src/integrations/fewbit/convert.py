@@ -51,7 +51,7 @@ def convert(
     skip: str | type[nn.Module] | Iterable[str | type[nn.Module]] = (),
     calls: bool = True,
 ) -> Model:
-    """Stores what a model's activations save for backward in few bits, from now on and in place.
+    """Make a model's activations store their saved tensors in few bits. Works in place.
 
     ::
 
@@ -59,40 +59,40 @@ def convert(
         ...train as before...
         print(fewbit.summary(model))
 
-    Recognised layers of torch, transformers and timm become few-bit ones; calls such as ``F.gelu(x)`` or
-    ``x.sigmoid()`` that the model's own forward makes in training are exchanged as they are made, also in what a
-    checkpoint computes again and under ``torch.compile``. Each layer in ``eval()``, and each call that it makes, is
-    torch's. Forward values are the same bit for bit, but for the masks of dropouts where ``linear`` or
-    ``rounding="stochastic"`` draw from the same generator. Names, parameters, buffers, ``state_dict`` keys, hooks,
-    dtype, device and mode stay; ``restore_model`` undoes it.
+    Recognized layers of torch, transformers and timm are replaced by few-bit layers. Calls such as ``F.gelu(x)`` or
+    ``x.sigmoid()`` in the model's own forward are replaced during training, also when a checkpoint recomputes them and
+    under ``torch.compile``. In ``eval()`` each layer, and each call that it makes, is torch's. Forward values are the
+    same bit for bit, except for dropout masks if ``linear`` or ``rounding="stochastic"`` draw from the same generator.
+    Names, parameters, buffers, ``state_dict`` keys, hooks, dtype, device and mode stay the same. ``restore_model``
+    undoes the conversion.
 
     Args:
-        model: any module. Calls are exchanged in its forward: convert the module that you call, not one around it.
-        bits: 1 to 8 an element, ``None`` for 3, for smooth functions; piecewise linear ones take 1 and stay exact.
-        functions: names in ``FUNCTIONS`` of those to convert, ``"gelu"`` for both of its forms; ``"all"``; or ``None``
-            for all but ``sigmoid`` and ``tanh``: torch saves their result, which a product or a linear layer behind
-            them saves anyway, so that there is nothing to be had.
-        rounding: ``"nearest"``, or ``"stochastic"`` for derivatives that are right in the mean. The noise is drawn
-            from torch's generator in each forward, so what draws behind it gets other numbers.
-        weight: for which distribution of inputs the steps are best; see ``fewbit.table``.
-        linear: exchanges linear layers for ``RandomizedLinear``, too (PyG's as well, and transformers' ``Conv1D`` for
-            ``RandomizedConv1D``): the share of the input's rows that its sketch keeps, or the layer's keyword
-            arguments. They, too, draw from torch's generator, unless one is ``seed``.
-        norms: exchanges ``nn.LayerNorm``, ``nn.RMSNorm`` and norms as transformers' Llama has them, too, for those that
-            save their output, which linear layers behind them save anyway; see ``fewbit.LayerNorm``. Nothing behind
-            them may work in place.
-        skip: modules that stay as they are, with all that is in them and the calls that they make: paths as in
+        model: any module. Calls are replaced in its forward: convert the module that you call, not one around it.
+        bits: 1 to 8 per element, ``None`` for 3, for smooth functions; piecewise linear ones take 1 and stay exact.
+        functions: names in ``FUNCTIONS`` of the functions to convert, ``"gelu"`` for both of its forms; ``"all"``; or
+            ``None`` for all but ``sigmoid`` and ``tanh``. For these two torch saves the result, which a product or a
+            linear layer after them saves anyway, so converting them saves no memory.
+        rounding: ``"nearest"``, or ``"stochastic"`` for derivatives that are right on average. The noise is drawn from
+            torch's generator in each forward, so later random numbers differ.
+        weight: the distribution of inputs for which the steps are optimal; see ``fewbit.table``.
+        linear: also replaces linear layers by ``RandomizedLinear`` (PyG's as well, and transformers' ``Conv1D`` by
+            ``RandomizedConv1D``). Give the share of the input's rows that the sketch keeps, or the keyword arguments of
+            the layer. These layers also draw from torch's generator, unless ``seed`` is among the arguments.
+        norms: also replaces ``nn.LayerNorm``, ``nn.RMSNorm`` and norms like those of transformers' Llama by norms that
+            save their output, which linear layers after them save anyway; see ``fewbit.LayerNorm``. Operators after
+            them must not work in place.
+        skip: modules that stay unchanged, with all modules in them and the calls that they make: paths as in
             ``named_modules``, with ``*`` and ``?`` as in file names, or classes.
-        calls: whether calls are exchanged, or layers only.
+        calls: whether calls are replaced as well as layers.
 
     Returns:
         The same object; for a model that is itself an activation, its few-bit layer.
 
     Raises:
         TypeError: ``model`` is not a module, or another argument has the wrong type.
-        ValueError: the model is converted already, or has few-bit layers of a conversion around it; a function is
-            unknown; nothing fits a path in ``skip``; ``bits``, ``rounding``, ``weight`` or an option of ``linear`` is
-            out of range.
+        ValueError: the model is converted already, or has few-bit layers from the conversion of a larger model; a
+            function is unknown; a path in ``skip`` matches no module; ``bits``, ``rounding``, ``weight`` or an option
+            of ``linear`` is out of range.
     """
     inner = compiled_module(model)
     _require_unconverted(inner)
@@ -111,7 +111,7 @@ def convert(
     for module, (path, is_skipped) in where.items():
         plan.consider(path, module, is_skipped)
     if inner is not model and inner in plan.layers:
-        raise ValueError(f"a compiled {type(inner).__name__} cannot be exchanged itself; convert it, then compile it")
+        raise ValueError(f"a compiled {type(inner).__name__} cannot be converted; convert it first, then compile it")
     # Whatever may be refused has been, and nothing is changed yet.
     root = plan.layers.get(inner, inner)
     found, forward = None, None
@@ -134,13 +134,13 @@ def convert(
 
 
 def restore_model(model: Model) -> Model:
-    """Undoes ``convert`` completely: the very modules that were there, with parameters, hooks and mode as they are now.
+    """Undo ``convert`` completely: put the original modules back, with the current parameters, hooks and mode.
 
-    Parts of the model that have a conversion of their own stay converted, as few-bit layers do that were built by hand.
-    A model that is not converted is returned unchanged.
+    Parts of the model that were converted separately stay converted, and so do few-bit layers that you created
+    yourself. A model that is not converted is returned unchanged.
 
     Returns:
-        The same object; for one that is a few-bit layer itself, the module that it was.
+        The same object; for a model that is a few-bit layer itself, the original module.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -170,9 +170,9 @@ def restore_model(model: Model) -> Model:
 
 
 def summary(model: nn.Module) -> Summary:
-    """What ``convert`` converted in this model, and what it left, with the reasons.
+    """Return the layers and calls that ``convert`` converted in this model, and the others with the reasons.
 
-    Calls are told as far as a forward in training has made them.
+    Calls are listed as far as a forward in training has made them.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -277,13 +277,13 @@ def _require_unconverted(model: nn.Module) -> None:
     for module, (path, _) in places(model, ()).items():
         if remembered(module) is not None:
             raise ValueError(
-                f"{type(model).__name__} is part of a converted model, which put a few-bit layer at {path!r}; call "
-                "fewbit.restore_model on that model first, or convert it with skip="
+                f"{type(model).__name__} is part of a converted model and has a few-bit layer at {path!r}; call "
+                "fewbit.restore_model on the converted model first, or convert that model with skip="
             )
 
 
 def is_converted(model: nn.Module) -> bool:
-    """Whether ``convert`` converted this very model."""
+    """Return whether ``convert`` converted this very model."""
     return FewBitConversion.find(compiled_module(model)) is not None
 
 
@@ -313,7 +313,7 @@ def _require_found(skip: Skip, where: Mapping[nn.Module, tuple[str, bool]]) -> N
     """Raises unless each entry fits a module of the model."""
     for entry in skip:
         if not any(fits(path, module, (entry,)) for module, (path, _) in where.items()):
-            raise ValueError(f"skip must name modules of the model, got {entry!r}, which fits none")
+            raise ValueError(f"skip must name modules of the model, got {entry!r}, which matches none")
 
 
 def _linear_options(linear: Any) -> Mapping[str, Any] | None:
@@ -322,7 +322,9 @@ def _linear_options(linear: Any) -> Mapping[str, Any] | None:
         return linear
     if isinstance(linear, Real) and not isinstance(linear, bool):
         if not 0 < float(linear) <= 1:
-            raise ValueError(f"linear must be above 0 and at most 1, the share of rows that is kept, got {linear}")
+            raise ValueError(
+                f"linear must be above 0 and at most 1, the share of rows that a sketch keeps, got {linear}"
+            )
         return {"proj_dim_ratio": float(linear)}
     raise TypeError(
         f"linear must be the share of rows that a sketch keeps, such as 0.1, or RandomizedLinear's keyword arguments, "

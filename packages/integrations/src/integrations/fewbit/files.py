@@ -37,7 +37,8 @@ def save(table: StepTable, name: str, bits: int, path: Path) -> None:
         return
     if table.even:
         raise ValueError(
-            f'an .npz holds steps of x, but those of {name} are of |x|; fit with parity "none", or write a .json'
+            f'an .npz file holds steps over x, but the steps of {name} are over |x|; fit with parity "none", or write '
+            "a .json file"
         )
     try:
         import numpy
@@ -48,7 +49,7 @@ def save(table: StepTable, name: str, bits: int, path: Path) -> None:
         try:
             arrays = read_arrays(path)
         except ValueError as error:
-            raise ValueError(f"{path} exists and is no .npz file; name another") from error
+            raise ValueError(f"{path} exists and is not an .npz file; choose another name") from error
     inner = table.boundaries
     borders = [min((-END, *inner)), *inner, max((END, *inner))]
     arrays |= {f"{name}{bits:02d}-borders": numpy.array(borders), f"{name}{bits:02d}-levels": numpy.array(table.levels)}

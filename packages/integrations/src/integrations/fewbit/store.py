@@ -27,11 +27,11 @@ Pair = tuple[Tensor, Tensor]
 
 
 class StepwiseStore:
-    """Step functions by ``(name, bits)``: all smooth functions in ``FUNCTIONS`` at 1 to 8 bits, and what is added.
+    """Step functions by ``(name, bits)``: all smooth functions in ``FUNCTIONS`` at 1 to 8 bits, and those that you add.
 
-    A step function is FewBit's pair: borders, the two ends of its domain among them, and levels, one fewer; ``2**bits``
-    of these at the most, in intervals of ``x``, for even derivatives, too. Nothing else reads a store: give what it
-    holds to a function of ``fewbit.functional`` (``borders=, values=``).
+    A step function is FewBit's pair of borders and levels. The borders include the two ends of the domain; there is one
+    level fewer, and at most ``2**bits`` levels. They are for ``x``, also for even derivatives. Other functions do not
+    read a store: pass its entries to a function of ``fewbit.functional`` (``borders=, values=``).
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,13 @@ class StepwiseStore:
         self._tensors: dict[tuple[str, int, torch.device, torch.dtype], Pair] = {}
 
     def add(self, name: str, bits: int, steps: StepTable | tuple[Any, Any]) -> None:
-        """Adds a ``StepTable``, or borders with their ends and levels; or replaces the one of this name and bits.
+        """Add a ``StepTable``, or a pair of borders with their ends and levels. An entry of the same name and bits is
+        replaced.
 
         Raises:
             TypeError: ``name`` is not a str, or ``bits`` not an int.
-            ValueError: bits not from 1 to 8, more levels than bits can tell apart, borders that do not ascend, or
-                are not one more than levels.
+            ValueError: ``bits`` is not from 1 to 8, there are more than ``2**bits`` levels, the borders do not ascend,
+                or their number is not one more than that of the levels.
         """
         if not isinstance(name, str):
             raise TypeError(f"name must be a str, got {name!r}")
@@ -54,7 +55,7 @@ class StepwiseStore:
         if added.even:
             added = _unfolded(added)
         if not 1 <= bits <= 8 or len(added.levels) > 2**bits:
-            raise ValueError(f"bits must be from 1 to 8 and tell {len(added.levels)} levels apart, got {bits}")
+            raise ValueError(f"bits must be from 1 to 8 and give at least {len(added.levels)} codes, got {bits}")
         self._added[name, bits] = added
         for key in [key for key in self._tensors if key[:2] == (name, bits)]:
             del self._tensors[key]
@@ -62,10 +63,12 @@ class StepwiseStore:
     def get(
         self, name: str, bits: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Pair:
-        """Borders with their ends, and levels: the same tensors for the same device and dtype, by default float32.
+        """Return borders with their ends, and levels.
+
+        Calls with the same device and dtype, by default float32, return the same tensors.
 
         Raises:
-            KeyError: there is none of this name and bits.
+            KeyError: there is no step function of this name and bits.
         """
         key = (name, bits, torch.device(device or "cpu"), dtype or torch.float32)
         if key not in self._tensors:
@@ -77,24 +80,25 @@ class StepwiseStore:
         return self._tensors[key]
 
     def table(self, name: str, bits: int) -> StepTable:
-        """The same as a ``StepTable``, whose boundaries leave out the ends.
+        """Return the step function as a ``StepTable``, whose boundaries leave out the ends.
 
         Raises:
-            KeyError: there is none of this name and bits.
+            KeyError: there is no step function of this name and bits.
         """
         if (name, bits) in self._added:
             return self._added[name, bits]
         if (name, bits) not in _SHIPPED:
-            raise KeyError(f"no steps of {name!r} with {bits} bits; add() or load() them")
+            raise KeyError(f"the store has no steps of {name!r} with {bits} bits; add() or load() them")
         return table(name, bits, parity="none")
 
     def load(self, path: str | PathLike[str]) -> None:
-        """Adds what a file of FewBit's holds: an ``.npz`` with the arrays ``gelu03-borders`` and ``gelu03-levels``.
+        """Add the step functions of a FewBit file: an ``.npz`` with the arrays ``gelu03-borders`` and
+        ``gelu03-levels``.
 
-        Either all of it is added or nothing. Needs NumPy.
+        Adds either all of them or none. Needs NumPy.
 
         Raises:
-            ImportError: NumPy is not there.
+            ImportError: NumPy is not installed.
             OSError: the file cannot be read.
             ValueError: it is not such a file; the message says why.
         """
@@ -118,7 +122,8 @@ class StepwiseStore:
             self.add(name, bits, steps)
 
     def items(self, cached: bool = False) -> Iterator[tuple[tuple[Any, ...], Pair]]:
-        """``(name, bits)`` and the pair of each; with ``cached``, ``(name, bits, device, dtype)`` of those got."""
+        """Iterate over ``(name, bits)`` and the pair of each; with ``cached``, over ``(name, bits, device, dtype)`` of
+        earlier ``get`` calls."""
         if cached:
             yield from list(self._tensors.items())
             return
@@ -155,10 +160,10 @@ def read_arrays(path: str | PathLike[str]) -> dict[str, Any]:
     try:
         return arrays_in(path, MOST_BYTES)
     except ImportError as error:
-        raise ImportError("a file of FewBit's needs NumPy: pip install numpy") from error
+        raise ImportError("FewBit's .npz files need NumPy: pip install numpy") from error
     except ValueError as error:
         raise ValueError(
-            f"{error}; if it is damaged, get it again, or fit its tables anew: python -m integrations.fewbit fit"
+            f"{error}; if it is damaged, download it again, or fit its tables again: python -m integrations.fewbit fit"
         ) from error
 
 
@@ -166,9 +171,9 @@ def _table(borders: Any, levels: Any) -> StepTable:
     found = [torch.as_tensor(numbers).double().tolist() for numbers in (borders, levels)]
     if not all(isinstance(numbers, list) for numbers in found) or len(found[0]) != len(found[1]) + 1:
         raise ValueError(
-            "borders must be one more than levels, both of one dimension, got shapes "
-            f"{tuple(torch.as_tensor(borders).shape)} and {tuple(torch.as_tensor(levels).shape)}; the ends of the "
-            "domain are borders, too"
+            "borders must have one entry more than levels, both in one dimension, got shapes "
+            f"{tuple(torch.as_tensor(borders).shape)} and {tuple(torch.as_tensor(levels).shape)}; include both ends of "
+            "the domain in borders"
         )
     return StepTable(tuple(found[0][1:-1]), tuple(found[1]))
 

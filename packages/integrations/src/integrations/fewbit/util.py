@@ -17,7 +17,7 @@ __all__ = ["convert_linear", "map_module"]
 
 
 def map_module(root: nn.Module, func: Callable[..., nn.Module], patt: str | re.Pattern[str] | None = None) -> nn.Module:
-    """Exchanges each module of a model for what a function makes of it, in place, children before their parent.
+    """Replace each module of a model by the result of a function, in place, children before their parent.
 
     ::
 
@@ -29,18 +29,18 @@ def map_module(root: nn.Module, func: Callable[..., nn.Module], patt: str | re.P
 
     Args:
         root: any module.
-        func: of the module, or of the module and its path, which is ``"/"`` for the root and ``"/a/b/c"`` for
-            ``root.a.b.c``. It returns the module itself or another. A module in several places is given to it once,
-            with the first of its paths that fits, and stays one module.
-        patt: a regular expression, matched from the path's beginning (``re.match``): where it does not match, a module
-            stays. ``None`` takes all.
+        func: a function of the module, or of the module and its path, which is ``"/"`` for the root and ``"/a/b/c"``
+            for ``root.a.b.c``. It returns the module itself or another one. A module that is used in several places is
+            passed once, with the first of its paths that matches, and stays one module.
+        patt: a regular expression, matched from the beginning of the path (``re.match``). Modules whose path does not
+            match stay unchanged. ``None`` matches all.
 
     Returns:
-        What became of the root; mostly the same object.
+        The new root; mostly the same object.
 
     Raises:
         TypeError: ``root`` is not a module, or ``func`` not callable.
-        ValueError: ``func`` returned something that is not a module. What it had been given before stays exchanged.
+        ValueError: ``func`` returned something that is not a module. Modules that were replaced before stay replaced.
     """
     if not isinstance(root, nn.Module):
         raise TypeError(f"root must be a torch.nn.Module, got {type(root).__name__}")
@@ -56,7 +56,7 @@ def map_module(root: nn.Module, func: Callable[..., nn.Module], patt: str | re.P
                 made = func(module, path) if takes_path else func(module)
                 if not isinstance(made, nn.Module):
                     raise ValueError(
-                        f"func must return a module, the one that it is given or another, got {type(made).__name__} "
+                        f"func must return a module, the given one or another, got {type(made).__name__} "
                         f"for the {type(module).__name__} at {path!r}"
                     )
                 return made
@@ -66,23 +66,24 @@ def map_module(root: nn.Module, func: Callable[..., nn.Module], patt: str | re.P
 
 
 def convert_linear(module: nn.Module, ctor: Callable[..., nn.Module], **kwargs: Any) -> nn.Module:
-    """A linear layer built by ``ctor`` in the place of ``torch.nn.Linear``, with its very parameters.
+    """Return a linear layer made by ``ctor`` that replaces a ``torch.nn.Linear`` and has the same parameter objects.
 
-    Weights that are tied or frozen stay so; optimizers, hooks, dtype, device and mode stay as they are.
+    Weights that are tied or frozen stay so; optimizers, hooks, dtype, device and mode stay valid.
 
     Args:
-        module: any module. Only layers of exactly the class ``torch.nn.Linear`` are converted: a subclass may do
-            something else, and attention's ``out_proj`` is never called.
+        module: any module. Only layers of exactly the class ``torch.nn.Linear`` are converted: a subclass may behave
+            differently, and attention's ``out_proj`` is never called.
         ctor: called as ``ctor(in_features, out_features, bias=..., device=..., dtype=..., **kwargs)``, where ``bias``
-            says whether there is one. It returns a layer with a ``weight`` and a ``bias`` as ``torch.nn.Linear`` has.
-        kwargs: the constructor's own arguments, such as ``proj_dim_ratio``.
+            says whether there is one. It returns a layer with a ``weight`` and a ``bias`` like those of
+            ``torch.nn.Linear``.
+        kwargs: further arguments of the constructor, such as ``proj_dim_ratio``.
 
     Returns:
-        The new layer; ``module`` itself where it is another one.
+        The new layer; ``module`` itself if it is not a ``torch.nn.Linear``.
 
     Raises:
         TypeError: ``module`` is not a module.
-        ValueError: ``ctor`` made a layer whose weight has another shape.
+        ValueError: ``ctor`` returned a layer whose weight has another shape.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
@@ -106,7 +107,7 @@ def convert_linear(module: nn.Module, ctor: Callable[..., nn.Module], **kwargs: 
     if weight is None or tuple(weight.shape) != expected:
         raise ValueError(
             f"ctor must make a layer with a weight of shape {expected}, got "
-            f"{'none' if weight is None else tuple(weight.shape)} of {type(layer).__name__}"
+            f"{'none' if weight is None else tuple(weight.shape)} in {type(layer).__name__}"
         )
     take_over(layer, module)
     return layer

@@ -35,7 +35,9 @@ from integrations.fewbit.sketches import Sketching, runs
 
 
 def estimate_correlation(x: Tensor, y: Tensor) -> Tensor:
-    """``(|X^T Y| / (|X| |Y|))**2``, from 0 to 1: ``Float64[""]``. The smaller, the more a sketch's noise weighs.
+    """Return ``(|X^T Y| / (|X| |Y|))**2``, from 0 to 1: ``Float64[""]``.
+
+    The smaller it is, the more the noise of a sketch matters.
 
     Args:
         x: ``Float["... in"]``, the layer's input.
@@ -51,9 +53,9 @@ def estimate_correlation(x: Tensor, y: Tensor) -> Tensor:
 
 
 def estimate_variance_sgd(x: Tensor, y: Tensor) -> Tensor:
-    """The variance of the gradient over the choice of the ``n`` tokens, estimated from these: ``Float64[""]``.
+    """Return the variance of the gradient over the choice of the ``n`` tokens, estimated from these: ``Float64[""]``.
 
-    ``n / (n - 1) sum_t |x_t|**2 |y_t|**2 - |X^T Y|**2 / (n - 1)``, as in the paper: the tokens are taken as
+    ``n / (n - 1) sum_t |x_t|**2 |y_t|**2 - |X^T Y|**2 / (n - 1)``, as in the paper, which treats the tokens as
     independent. NaN for a single token.
 
     Args:
@@ -73,18 +75,18 @@ def estimate_variance_sgd(x: Tensor, y: Tensor) -> Tensor:
 def estimate_variance_rmm(
     x: Tensor, y: Tensor, k: int, kind: str = "gaussian", block_size: int | None = None
 ) -> Tensor:
-    """The variance of the gradient over the noise of a sketch of ``k`` rows, exactly: ``Float64[""]``.
+    """Return the exact variance of the gradient over the noise of a sketch of ``k`` rows: ``Float64[""]``.
 
     Args:
         x: ``Float["... in"]``, the layer's input.
         y: ``Float["... out"]``, the gradient of its output.
-        k: rows of the sketch; from all tokens on there is none and the variance is 0.
+        k: rows of the sketch; if there are no more tokens than rows, there is no sketch and the variance is 0.
         kind: ``matmul`` of ``RandomizedLinear``.
         block_size: that of ``RandomizedLinear``. Blocks are independent, so their variances add up.
 
     Raises:
         TypeError: ``k`` is not an int.
-        ValueError: ``k`` or ``block_size`` is below 1, ``kind`` unknown, or the two differ in their tokens.
+        ValueError: ``k`` or ``block_size`` is below 1, ``kind`` is unknown, or the two differ in their tokens.
     """
     Sketching(proj_dim=k, matmul=kind, block_size=block_size)
     x, y = _matrices(x, y)
@@ -105,12 +107,12 @@ def estimate_variance_rmm(
 
 
 def linear_grad_weight_variance(layer: RandomizedLinear, x: Tensor, y: Tensor) -> Tensor:
-    """The variance of a layer's weight gradient over its sketches' noise: ``Float64[""]``.
+    """Return the variance of a layer's weight gradient over the noise of its sketches: ``Float64[""]``.
 
-    The variance of the rounding to ``bits`` is not in it.
+    It does not include the variance of rounding the sketch to ``bits``.
 
     Args:
-        layer: its options decide.
+        layer: the layer, whose options are used.
         x: ``Float["... in"]``, the layer's input.
         y: ``Float["... out"]``, the gradient of its output.
 
@@ -127,9 +129,9 @@ def linear_grad_weight_variance(layer: RandomizedLinear, x: Tensor, y: Tensor) -
 
 
 class VarianceEstimator(nn.Module):
-    """Wraps a ``RandomizedLinear`` and measures, at each backward, what its sketch does to the gradient.
+    """Wraps a ``RandomizedLinear`` and measures at each backward the variance that its sketch adds to the gradient.
 
-    It keeps the layer's whole input until then, so it is for looking, not for training with less memory.
+    It keeps the layer's whole input until backward. Use it to measure, not to train with less memory.
 
     ::
 
@@ -138,10 +140,10 @@ class VarianceEstimator(nn.Module):
     Args:
         model: the layer.
         callback: called as ``callback(corr, var_sgd, var_rmm, step)`` with floats and the number of the backward, from
-            0; it waits for the device.
+            0; it synchronizes with the device.
 
     Raises:
-        TypeError: ``model`` is of another class, or the callback cannot be called.
+        TypeError: ``model`` is of another class, or the callback is not callable.
     """
 
     def __init__(
@@ -157,10 +159,11 @@ class VarianceEstimator(nn.Module):
 
     @property
     def variance(self) -> tuple[float, float, float]:
-        """Of the last backward: ``estimate_correlation``, ``estimate_variance_sgd``, ``estimate_variance_rmm``.
+        """The results of the last backward: ``estimate_correlation``, ``estimate_variance_sgd``,
+        ``estimate_variance_rmm``.
 
         Raises:
-            RuntimeError: there was none.
+            RuntimeError: there was no backward yet.
         """
         if self._found is None:
             raise RuntimeError("no gradient was seen; call forward in train() and backward first")

@@ -91,16 +91,16 @@ class Source:
         tensors = (self.hidden, *self._given)
         if any(one.untyped_storage().nbytes() < one.nbytes for one in tensors if one.device.type != "meta"):
             raise RuntimeError(
-                "the loss of chunked logits must be computed in the forward of the model, whose weights FSDP has taken "
-                "back: give the model its labels, fully_shard it with reshard_after_forward=False, or pass "
-                "loss='full'"
+                "the loss of chunked logits must be computed in the model's forward, because FSDP reshards the weights "
+                "after it: pass labels to the model, use fully_shard with reshard_after_forward=False, or pass "
+                "loss='full' to compress_model"
             )
         now = self.parameters()
         same = len(now) == len(self._given) and all(one is other for one, other in zip(now, self._given, strict=True))
         if not same or [tensor._version for tensor in tensors] != self._versions:
             raise RuntimeError(
-                "chunked logits must be read before the layer that makes them, or its input, is changed, as "
-                "optimizer.step() does: read them before, or pass loss='full' to compress_model"
+                "chunked logits must be read before the weights or the input of their layer change, as in "
+                "optimizer.step(): read them earlier, or pass loss='full' to compress_model"
             )
 
 

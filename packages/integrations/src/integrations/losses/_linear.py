@@ -36,12 +36,12 @@ def linear_cross_entropy(
     softcap: float | None = None,
     rows: int | None = None,
 ) -> Tensor:
-    """``F.cross_entropy(F.linear(hidden, weight, bias), labels)`` without the logits.
+    """Compute ``F.cross_entropy(F.linear(hidden, weight, bias), labels)`` without storing the logits.
 
-    Logits are computed for a few rows at a time, turned into their own gradient and multiplied into the gradients of
-    ``hidden``, ``weight`` and ``bias``, all in the forward, so that no product is computed twice. With
-    ``reduction="none"``, and in compiled code, backward recomputes the logits. Losses, the softmax and the sums
-    over rows are in float32, or in float64 for such tensors. Under autocast the products are in its dtype.
+    Forward computes the logits of a few rows at a time, turns them into their gradient and multiplies it into the
+    gradients of ``hidden``, ``weight`` and ``bias``, so that no product is computed twice. With ``reduction="none"``,
+    and in compiled code, backward recomputes the logits. Losses, the softmax and the sums over rows are in float32, or
+    in float64 for float64 tensors. Under autocast the products are in its dtype.
 
     ::
 
@@ -51,30 +51,30 @@ def linear_cross_entropy(
     Args:
         hidden: (..., features), the input of the linear layer.
         weight: (classes, features), of the same dtype.
-        labels: (...), int64 or int32: a class each, or ``ignore_index``.
+        labels: (...), int64 or int32: class indices, or ``ignore_index``.
         bias: (classes,), of the same dtype as ``weight``.
-        class_weight: (classes,), a factor for the loss of each class; needs no gradient.
-        ignore_index: the label of rows that have no loss and are not counted by ``"mean"``.
+        class_weight: (classes,), a factor for the loss of each class; must not require a gradient.
+        ignore_index: the label of rows without a loss, which ``"mean"`` does not count.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``, as in ``F.cross_entropy``.
         label_smoothing: from 0 to 1, as in ``F.cross_entropy``.
         scale: the factor by which logits are multiplied first.
-        softcap: the bound to which they are squashed then, ``softcap * tanh(logits / softcap)``, as in Gemma 2.
-        rows: how many rows' logits are computed at a time. By default, they take about the memory of ``hidden``; or up
-            to half the memory of the weight's gradient, if it is wanted, and a quarter of all logits. There are at
-            least 128 on a CPU and 512 on a GPU.
+        softcap: the bound of the logits after scaling, ``softcap * tanh(logits / softcap)``, as in Gemma 2.
+        rows: the number of rows whose logits are computed at a time. By default, these logits take about the memory of
+            ``hidden``; or up to half the memory of the weight's gradient, if it is needed, and a quarter of all logits.
+            There are at least 128 rows on a CPU and 512 on a GPU.
 
     Returns:
-        A scalar, or the losses in the shape of ``labels``; float32, or float64 for such tensors.
+        A scalar, or the losses in the shape of ``labels``; float32, or float64 for float64 tensors.
 
     Raises:
-        TypeError: an argument is no tensor, or of an unsupported dtype.
-        ValueError: shapes, devices or dtypes do not go together, a number is out of its range, or a label is no class.
+        TypeError: an argument is not a tensor, or has an unsupported dtype.
+        ValueError: shapes, devices or dtypes do not match, a number is out of its range, or a label is not a class.
         NotImplementedError: it is differentiated twice, or called under ``torch.func``.
     """
     if not torch.compiler.is_compiling() and peek_interpreter_stack() is not None:
         raise NotImplementedError(
-            "linear_cross_entropy must not be called under torch.func or vmap, whose transformations it does not know: "
-            "use torch.nn.functional.cross_entropy of the logits there"
+            "linear_cross_entropy does not support torch.func or vmap; use torch.nn.functional.cross_entropy of the "
+            "logits there"
         )
     _check_numbers(ignore_index, label_smoothing, scale, softcap, rows)
     _check(hidden, weight, labels, bias, class_weight, ignore_index)
@@ -151,8 +151,9 @@ def _computed_with(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 class LinearCrossEntropyLoss(nn.Module):
-    """``linear_cross_entropy`` as a module; it has no parameters of its own, and its options are read at each call.
-    ``class_weight`` is a buffer, which moves with the module.
+    """``linear_cross_entropy`` as a module.
+
+    It has no parameters, and reads its options at each call. ``class_weight`` is a buffer, which moves with the module.
 
     ::
 
@@ -160,7 +161,7 @@ class LinearCrossEntropyLoss(nn.Module):
         loss = criterion(hidden, head.weight, labels)
 
     Args:
-        **options: of ``linear_cross_entropy``.
+        **options: options of ``linear_cross_entropy``.
 
     Raises:
         TypeError: there is no such option.
@@ -176,7 +177,7 @@ class LinearCrossEntropyLoss(nn.Module):
         self.options = options
 
     def forward(self, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return linear_cross_entropy(hidden, weight, labels, bias, class_weight=self.class_weight, **self.options)
 
     def extra_repr(self) -> str:
@@ -198,9 +199,7 @@ def _check_numbers(ignore_index: Any, smoothing: Any, scale: Any, softcap: Any, 
     if not _is_number(smoothing) or not 0 <= smoothing <= 1:
         raise ValueError(f"label_smoothing must be from 0 to 1, got {smoothing!r}")
     if not _is_number(scale):
-        raise TypeError(
-            f"scale must be a finite number, got {scale!r}; a tensor that wants a gradient multiplies hidden"
-        )
+        raise TypeError(f"scale must be a finite number, got {scale!r}; to train the scale, multiply hidden by it")
     if softcap is not None and not (_is_number(softcap) and softcap > 0):
         raise ValueError(f"softcap must be a finite number above 0, or None, got {softcap!r}")
     if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
@@ -222,14 +221,14 @@ def _check(
             raise TypeError(f"{name} must be a tensor of floating point numbers, got {got}")
         if hasattr(tensor, "full_tensor"):
             raise TypeError(
-                f"{name} must be whole, got a {type(tensor).__name__}, which is distributed: compute the loss in the "
-                f"forward of the module that fully_shard was given, where its weights are whole, or give "
+                f"{name} must be a plain tensor, got a distributed {type(tensor).__name__}: compute the loss in the "
+                "forward of the module that you passed to fully_shard, where the weights are not sharded, or pass "
                 f"{name}.full_tensor()"
             )
     if not isinstance(labels, Tensor) or labels.dtype not in (torch.int64, torch.int32):
         got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise TypeError(
-            f"labels must be a tensor of int64 or int32, a class each, got {got}; for the probabilities of classes use "
+            f"labels must be an int64 or int32 tensor of class indices, got {got}; for class probabilities use "
             "torch.nn.functional.cross_entropy of the logits"
         )
     if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[-1]:
@@ -240,7 +239,7 @@ def _check(
     if labels.shape != hidden.shape[:-1]:
         raise ValueError(
             f"labels must have the shape of hidden without its last dimension, {tuple(hidden.shape[:-1])}, got "
-            f"{tuple(labels.shape)}; shift both first where each position predicts the next"
+            f"{tuple(labels.shape)}; if each position predicts the next, shift both first"
         )
     for name, tensor in (("bias", bias), ("class_weight", class_weight)):
         if tensor is not None and tensor.shape != weight.shape[:1]:
@@ -252,7 +251,7 @@ def _check(
         if tensor is not None and dtype_of_product(tensor) != dtype_of_product(hidden):
             raise ValueError(f"{name} must have hidden's dtype, {hidden.dtype}, got {tensor.dtype}; cast one of them")
     if class_weight is not None and class_weight.requires_grad:
-        raise ValueError("class_weight must need no gradient, got one that requires it; detach() it")
+        raise ValueError("class_weight must not require a gradient; pass class_weight.detach()")
     # Elsewhere, looking at labels would wait for the device, whose kernels refuse such labels themselves.
     if labels.device.type == "cpu" and has_elements(labels) and not torch.compiler.is_compiling() and labels.numel():
         wrong = (labels != ignored) & ((labels < 0) | (labels >= weight.shape[0]))

@@ -80,8 +80,8 @@ class Logits(Tensor):
         # fully_shard and DeepSpeed register hooks on all outputs of a model; that of the loss is enough for them.
         if not is_of_engine(args[1] if len(args) > 1 else None):
             warn(
-                f"{function.__name__}() of chunked logits comes after their loss, which gives them no gradient: ask "
-                "before the loss is computed, which has the logits made, or pass loss='full'"
+                f"{function.__name__}() of chunked logits comes after their loss, which gives them no gradient: call "
+                "it before the loss is computed, or pass loss='full' to compress_model"
             )
         return function(*args, **kwargs)
 

@@ -159,8 +159,8 @@ class ChunkedHead(ForwardWrapper):
             return
         if why := _why_whole(module):
             raise ValueError(
-                f"loss must be 'full' for this model: a loss in chunks multiplies with the weight of its last "
-                f"{type(module).__name__} after that layer's forward, and {why}"
+                f"loss must be 'full' for this model: a loss in chunks needs the weight of its last "
+                f"{type(module).__name__} after that layer's forward, but {why}"
             )
 
     def _note_made(self, function: str) -> None:
@@ -171,8 +171,8 @@ class ChunkedHead(ForwardWrapper):
         if self.by_plan and not self.told and function != storage and not is_capturing():
             self.told = True
             warn(
-                f"the plan computes the loss in chunks, and {function}() needs whole logits, which are made now and "
-                "which the plan's memory does not count: pass loss='full' to compress_model, or leave the call out"
+                f"the plan computes the loss in chunks, but {function}() needs all logits at once, and the plan's "
+                "memory does not include them: pass loss='full' to compress_model, or leave the call out"
             )
 
     def _note_rows(self, rows: int) -> None:
@@ -182,7 +182,7 @@ class ChunkedHead(ForwardWrapper):
 def _why_whole(module: nn.Module) -> str:
     """Why the loss cannot use a layer's parameters after its forward, in words; empty if it can."""
     if is_unit(module) or any(map(is_partitioned, module.parameters())):
-        return "the weight is given back by then, by fully_shard of this layer or by DeepSpeed's ZeRO-3"
+        return "fully_shard of this layer, or DeepSpeed's ZeRO-3, has released the weight by then"
     if any(map(is_dtensor, module.parameters())):
         return "the weight is a DTensor"
     return ""
@@ -218,8 +218,8 @@ def find_head(model: nn.Module, head: str | None = None) -> nn.Module:
     found = asked() if callable(asked) else None
     if not isinstance(found, nn.Module):
         raise ValueError(
-            f"loss must be None for a {type(model).__name__}, which does not say what makes its logits; name that "
-            "layer, as in loss={'head': 'lm_head'}"
+            f"loss must name the layer that makes the logits of the {type(model).__name__}, as in "
+            "loss={'head': 'lm_head'}: the model has no get_output_embeddings() that returns it"
         )
     return found
 

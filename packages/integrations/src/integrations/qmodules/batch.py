@@ -25,11 +25,11 @@ class Batch:
             given = indices if isinstance(indices, Tensor) else torch.as_tensor(indices)
         except (TypeError, ValueError, RuntimeError) as error:  # whichever torch raises
             raise TypeError(
-                f"batch must hold the samples' places in the data set, integers, got {indices!r}; a tensor of them is "
-                "what qmodules.DataLoader returns with each batch"
+                f"batch must hold the integer indices of the samples in the data set, got {indices!r}; "
+                "qmodules.DataLoader returns them with each batch"
             ) from error
         if given.numel() and (given.is_floating_point() or given.is_complex() or given.dtype is torch.bool):
-            raise TypeError(f"batch must hold the samples' places in the data set, integers, got {given.dtype}")
+            raise TypeError(f"batch must hold the integer indices of the samples in the data set, got {given.dtype}")
         self.indices = given.detach().to(torch.int64).flatten()
         self._asked: bool = before is not None and before._asked
         self._told: bool = before is not None and before._told
@@ -58,14 +58,14 @@ class Batch:
             self._told = True
             sizes = ", ".join(map(str, sorted(self._sizes)))
             warn(
-                f"batch had {len(self)} indices and fitted no layer's input, which had {sizes} samples: per-sample "
-                "gradients were neither used nor noted; set QScheme.batch to one index for each sample of the batch"
+                f"batch has {len(self)} indices, but the layers' inputs had {sizes} samples, so per-sample gradients "
+                "were neither used nor recorded; set QScheme.batch to one index for each sample of the batch"
             )
         elif not self._asked and config.use_gradient:
             self._told = True
             warn(
-                "batch was set and no layer asked for it, though config.use_gradient is on: config is read when "
-                "QModule converts a model, and only where it is given no level; set it before, or say "
+                "batch was set, but no layer used it, although config.use_gradient is on: QModule reads config when it "
+                "converts a model without a level. Set config before that, or call "
                 "QModule(model, level, use_gradient=True)"
             )
 

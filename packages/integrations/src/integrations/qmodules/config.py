@@ -19,7 +19,7 @@ _NAMES = {
     "swap": "offload",
 } | {field.name: field.name for field in fields(QLevel)}
 
-_ALLOCATOR = "torch's allocator has settings of its own: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+_ALLOCATOR = "use the settings of torch's allocator: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 # ActNN's settings that have no counterpart, and why.
 _GONE = {
@@ -29,22 +29,23 @@ _GONE = {
     "empty_cache_threshold": _ALLOCATOR + " and garbage_collection_threshold:0.8",
     "pipeline_threshold": _ALLOCATOR,
     "cudnn_benchmark_conv2d": "convolutions follow torch.backends.cudnn.benchmark",
-    "debug_memory_model": "torch.cuda.memory_stats() tells",
-    "debug_speed": "torch.profiler tells",
-    "debug_memory_op_forward": "torch.profiler tells",
-    "debug_memory_op_backward": "torch.profiler tells",
-    "debug_remove_bn": "build the model without them",
-    "debug_remove_relu": "build the model without them",
+    "debug_memory_model": "use torch.cuda.memory_stats()",
+    "debug_speed": "use torch.profiler",
+    "debug_memory_op_forward": "use torch.profiler",
+    "debug_memory_op_backward": "use torch.profiler",
+    "debug_remove_bn": "build the model without batch norm layers",
+    "debug_remove_relu": "build the model without ReLU layers",
 }
 
 
 class Config:
-    """What Q-layers that are built or converted from now on begin with; those that are there keep what they have, and
-    ``QModule(model, level)``, which is given a level, reads nothing of it.
+    """The default settings of Q-layers that are created or converted later.
 
-    A field of ``QLevel`` is read and set as an attribute, under its own name or ActNN's: ``compress_activation``,
+    Existing layers keep their settings, and ``QModule(model, level)`` with a level ignores ``config``.
+
+    Read and set a field of ``QLevel`` as an attribute, under its own name or ActNN's: ``compress_activation``,
     ``activation_compression_bits``, ``adaptive_conv_scheme``, ``adaptive_bn_scheme``, ``enable_quantized_bn``,
-    ``perlayer``, ``swap``; ``pergroup = False`` makes a group of each tensor. Another name raises and says why.
+    ``perlayer``, ``swap``; ``pergroup = False`` makes a group of each tensor. Any other name raises and says why.
     """
 
     def __init__(self) -> None:
@@ -100,15 +101,15 @@ config = Config()
 
 
 def set_optimization_level(level: str) -> None:
-    """Chooses the level of the Q-layers built or converted from now on; those that are there keep theirs.
+    """Set the level of Q-layers that are created or converted later; existing layers keep theirs.
 
-    Whatever was set on ``config`` before is reset.
+    Settings made on ``config`` before are reset.
 
     Args:
         level: one of ``LEVELS``.
 
     Raises:
         TypeError: the level is not a string.
-        ValueError: there is no such level; the message lists those that there are.
+        ValueError: there is no such level; the message lists the valid ones.
     """
     config.choose(level)

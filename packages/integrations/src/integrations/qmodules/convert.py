@@ -49,12 +49,12 @@ class _QConversion(Conversion):
 
 @dataclass(frozen=True)
 class Summary:
-    """What became of a model's layers, and what they are now.
+    """The result of a conversion, as the model is now.
 
     Attributes:
-        level: of the conversion.
-        converted: path -> (torch's layer, Q-layer), by their classes' names.
-        kept: path -> why the layer is none that ``QModule`` made.
+        level: the level of the conversion.
+        converted: path -> (torch's layer, Q-layer), by class name.
+        kept: path -> the reason why ``QModule`` did not convert the layer.
     """
 
     level: QLevel
@@ -68,7 +68,7 @@ class Summary:
 
 
 def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> Model:
-    """Exchanges the layers of a model for those that store what they save in few bits, in place.
+    """Replace the layers of a model by Q-layers, which store their saved tensors in few bits. Works in place.
 
     ::
 
@@ -76,16 +76,17 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
         ...train as before...
         print(qmodules.summary(model))
 
-    A Q-layer has the very parameters and buffers of the layer that it replaces, its hooks and its mode, so names,
-    ``state_dict`` and optimizers stay as they are, on any device. Only layers of exactly a class of torch are replaced:
-    a subclass may do something else. A layer that is used in several places stays one layer. Q-layers that were built
-    by hand keep their level, and share the average bits of it with the others from now on. The level belongs to the
-    model: another model, and a later ``set_optimization_level``, change nothing here.
+    A Q-layer has the same parameter and buffer objects, hooks and mode as the layer that it replaces. So names,
+    ``state_dict`` and optimizers stay valid, on any device. Only layers of exactly a class of torch are replaced: a
+    subclass may behave differently. A layer that is used in several places stays one layer. Q-layers that you created
+    yourself keep their level, and from now on share its average bits with the others. The level belongs to the model:
+    converting another model, or calling ``set_optimization_level`` later, does not change it.
 
     Args:
         model: any module. Only modules are replaced, not calls such as ``F.relu``.
-        level: a name of ``LEVELS`` or a ``QLevel``; ``None`` takes what ``set_optimization_level`` and ``config`` say
-            now. Of a name nothing else of ``config`` is taken, and a warning says what would have been other.
+        level: a name of ``LEVELS`` or a ``QLevel``; ``None`` takes the current setting of ``set_optimization_level``
+            and ``config``. With a name, the other settings of ``config`` are ignored, and a warning lists those that
+            differ.
         options: fields of the level to replace; see ``QLevel``.
 
     Returns:
@@ -99,8 +100,8 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
     chosen = resolve_level(config.level() if level is None else level, options)
     if isinstance(level, str) and (ignored := [name for name in config.unlike(chosen) if name not in options]):
         warn(
-            f"QModule was given level={level!r}, so it does not read what was set on config: {', '.join(ignored)}; "
-            f"leave the level out, after set_optimization_level({level!r}), or give them to QModule as options"
+            f"QModule with level={level!r} ignores these settings of config: {', '.join(ignored)}; pass them to "
+            f"QModule as options, or leave the level out after set_optimization_level({level!r})"
         )
     converted: list[tuple[str, str, str]] = []
     kept: list[tuple[str, str]] = []
@@ -137,18 +138,18 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
 
 
 def revert(model: Model) -> Model:
-    """Undoes ``QModule``: torch's own layers, with the parameters, buffers and hooks as they are now.
+    """Undo ``QModule``: put torch's own layers back, with the current parameters, buffers and hooks.
 
-    Q-layers that were built by hand stay, and have bits of their own again. A model that is not converted is returned
-    unchanged.
+    Q-layers that you created yourself stay, and choose their bits alone again. A model that is not converted is
+    returned unchanged.
 
     Returns:
         The same object, or, for a model that is itself a Q-layer, the layer of torch.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: the model is not converted, but a module in it is; or a layer was parametrized since. The model is
-            unchanged then.
+        ValueError: the model is not converted, but a module in it is; or a layer was parametrized after the conversion.
+            The model is then unchanged.
     """
     if _QConversion.nothing_to_undo(model):
         return model
@@ -175,10 +176,9 @@ def revert(model: Model) -> Model:
 
 
 def summary(model: nn.Module) -> Summary:
-    """What ``QModule`` converted in this model, and what it left, with the reasons: of the model as it is now.
+    """Return the layers that ``QModule`` converted in this model, and the others with the reasons, as the model is now.
 
-    A layer that has come since, such as those of ``torch.nn.SyncBatchNorm.convert_sync_batchnorm``, is none of
-    ``QModule``'s and is named among those kept.
+    A layer that was added later, for example by ``torch.nn.SyncBatchNorm.convert_sync_batchnorm``, is listed as kept.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -205,7 +205,7 @@ def summary(model: nn.Module) -> Summary:
 
 
 def is_converted(model: nn.Module) -> bool:
-    """Whether ``QModule`` converted this very model."""
+    """Return whether ``QModule`` converted this very model."""
     return _QConversion.find(model) is not None
 
 

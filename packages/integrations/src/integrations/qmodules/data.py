@@ -12,24 +12,25 @@ Sample = TypeVar("Sample")
 
 
 class DataLoader(data.DataLoader[Any]):
-    """``torch.utils.data.DataLoader`` whose batches are pairs ``(indices, batch)``, as ActNN's.
+    """``torch.utils.data.DataLoader`` whose batches are pairs ``(indices, batch)``, as in ActNN.
 
     ::
 
         for indices, (images, labels) in qmodules.DataLoader(dataset, batch_size=32, shuffle=True):
             QScheme.batch = indices
 
-    ``indices`` is ``Int64[Tensor, "batch"]``: the places in the data set of the batch's samples, which per-sample
-    gradients go by (``config.use_gradient``). Everything else is torch's loader: samplers, workers, ``collate_fn``.
+    ``indices`` is ``Int64[Tensor, "batch"]``: the indices of the batch's samples in the data set, which per-sample
+    gradients need (``config.use_gradient``). Everything else is as in torch's loader: samplers, workers,
+    ``collate_fn``.
 
     Raises:
-        TypeError: the data set is one of iteration alone, whose samples have no places.
+        TypeError: the data set is an ``IterableDataset``, whose samples have no indices.
     """
 
     def __init__(self, dataset: data.Dataset[Any], *args: Any, **kwargs: Any) -> None:
         if isinstance(dataset, data.IterableDataset):
             raise TypeError(
-                "dataset must have places, dataset[i]: those of an IterableDataset are unknown; use "
+                f"dataset must support dataset[i], got {type(dataset).__name__}, an IterableDataset; use "
                 "torch.utils.data.DataLoader and set QScheme.batch to indices of your own"
             )
         super().__init__(_Numbered(dataset), *args, **kwargs)

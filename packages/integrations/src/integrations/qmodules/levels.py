@@ -27,23 +27,26 @@ def _require_int(name: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class QLevel:
-    """How the Q-layers of a model store what they save for backward.
+    """How the Q-layers of a model store their saved tensors.
 
     Attributes:
-        compress: whether anything is stored in fewer bytes.
+        compress: whether saved tensors are stored in fewer bytes.
         bits: average bits per element, one number for each group of layers (a layer's ``group``), or one for all: from
-            1 to 8, whole or not. Where the level is neither per sample nor per layer, a fraction is dropped.
-        initial_bits: 1 to 8 bits with which the allocation among samples and layers begins; none gets more.
+            1 to 8, integer or fractional. If the level is neither per sample nor per layer, the fraction is dropped.
+        initial_bits: the bits, 1 to 8, with which the allocation among samples and layers begins; no sample or layer
+            gets more.
         group_size: elements that share two bounds, a positive multiple of 32.
-        per_sample: whether samples of a batch get bits of their own in convolutions and linear layers.
-        per_layer: whether the layers of a model share the average, each by how much its rounding does to the gradient.
-        norms: whether the inputs of normalisation layers are quantised.
-        norm_adaptive: whether samples get bits of their own in normalisation layers.
-        use_gradient: whether a sample's gradient norm of earlier epochs counts; takes ``num_samples`` and the indices
-            of each batch's samples (``QScheme.batch``). Otherwise the batch's mean of the step before stands for it.
+        per_sample: whether convolutions and linear layers give each sample of a batch its own bits.
+        per_layer: whether the layers of a model share the average bits, according to the effect of each layer's
+            rounding on the gradient.
+        norms: whether the inputs of normalization layers are quantized.
+        norm_adaptive: whether normalization layers give each sample its own bits.
+        use_gradient: whether the allocation uses the gradient norms of the samples in earlier epochs. This needs
+            ``num_samples`` and the indices of each batch's samples (``QScheme.batch``). Otherwise the batch mean of the
+            previous step is used for every sample.
         num_samples: the size of the training set, for ``use_gradient``.
-        offload: whether what is stored goes to pinned host memory until backward needs it.
-        seed: of the random rounding. Two runs with one seed round alike.
+        offload: whether stored tensors are in pinned host memory until backward needs them.
+        seed: seed of the random rounding. Two runs with the same seed round alike.
     """
 
     compress: bool = True
@@ -79,7 +82,7 @@ class QLevel:
             if not (math.isfinite(bits) and 1 <= bits <= 8):
                 raise ValueError(f"bits[{number}] must be from 1 to 8, got {bits}; 8 is the most precise")
         if not 1 <= self.initial_bits <= 8:
-            raise ValueError(f"initial_bits must be from 1 to 8, got {self.initial_bits}; 8 is ActNN's")
+            raise ValueError(f"initial_bits must be from 1 to 8, got {self.initial_bits}; ActNN has 8")
         if not -(1 << 63) <= self.seed < 1 << 64:
             raise ValueError(f"seed must fit in 64 bits, got {self.seed}")
         if self.num_samples is not None:
@@ -92,7 +95,7 @@ class QLevel:
 
     @property
     def off(self) -> bool:
-        """Whether nothing is stored in another way than torch stores it."""
+        """Whether all tensors are stored as torch stores them."""
         return not self.compress and not self.offload
 
 

@@ -133,7 +133,7 @@ class LayerPrecision:
             raise TypeError(f"group must be an int, got {group!r}")
         if not 0 <= group < len(level.bits):
             raise ValueError(
-                f"group must be a place in the level's bits {level.bits}, from 0 to {len(level.bits) - 1}, got "
+                f"group must be an index into the level's bits {level.bits}, from 0 to {len(level.bits) - 1}, got "
                 f"{group}; set config.activation_compression_bits to one number for each group"
             )
         self.level = level
@@ -299,8 +299,8 @@ class LayerPrecision:
         batch: Batch | None = (self.model.indices if self.model is not None else None) or scheme.indices
         if batch is None:
             raise ValueError(
-                "batch must be set before each forward where use_gradient is on, got None; set QScheme.batch = indices "
-                "to those that qmodules.DataLoader returns with each batch"
+                "batch must be set before each forward when use_gradient is on, got None; set QScheme.batch to the "
+                "indices that qmodules.DataLoader returns with each batch"
             )
         return batch.of(samples, device, self._table().num_samples)
 
@@ -309,7 +309,7 @@ class LayerPrecision:
             number = self.level.num_samples or QScheme.num_samples
             if number is None:
                 raise ValueError(
-                    "num_samples must be the size of the training set where use_gradient is on, got None; set "
+                    "num_samples must be the size of the training set when use_gradient is on, got None; set "
                     "QScheme.num_samples or config.num_samples"
                 )
             self._gradients = GradientTable(number)

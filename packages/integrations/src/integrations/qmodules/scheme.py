@@ -63,7 +63,7 @@ class _Scheme(type):
 
 
 class QScheme(metaclass=_Scheme):
-    """ActNN's name for what per-sample gradients need to know, in every model of the process.
+    """ActNN's name for the data that per-sample gradients need, for all models of the process.
 
     ::
 
@@ -71,13 +71,13 @@ class QScheme(metaclass=_Scheme):
         for indices, (images, labels) in loader:
             QScheme.batch = indices               # before each forward
 
-    With two data sets in one process, give each model its own: ``config.num_samples`` (or ``QModule``'s option) and
-    ``model_precision(model).batch``.
+    With two data sets in one process, give each model its own: ``config.num_samples`` (or the option of ``QModule``)
+    and ``model_precision(model).batch``.
     """
 
 
 class QBNScheme(QScheme):
-    """ActNN's name for the same of normalisation layers; it shares both attributes with ``QScheme``."""
+    """ActNN's name for the same data of normalization layers; it shares both attributes with ``QScheme``."""
 
 
 @dataclass(frozen=True)
@@ -155,19 +155,19 @@ class _Pending:
 
 
 class ModelPrecision:
-    """How the layers of one model share the average of bits: by what rounding each of them does to the gradient.
+    """Shares the average bits among the layers of one model, according to the effect of their rounding on the gradient.
 
-    Every backward leaves with each layer that ran the variance that its rounding makes at each budget, per-sample bits
-    being the best within it. From these ``actcore.allocate`` finds the layers' averages with the least variance
-    in all, within the bytes that the level's average would take, group by group (``QLevel.bits``). Layers that did not
-    run keep their average and hold up nobody.
+    Every backward records for each layer that ran the variance of its rounding at each budget, with the best per-sample
+    bits within that budget. From these ``actcore.allocate`` finds the averages of the layers with the least total
+    variance, within the bytes of the level's average, group by group (``QLevel.bits``). Layers that did not run keep
+    their average and do not delay the others.
 
-    On CUDA the costs travel to the host beside the computation, and the first forward that finds them arrived
-    uses them: nothing is waited for. What a rank decides is its own: it changes nothing but its rounding, which stays
-    unbiased, and takes as many bytes; ranks need not agree and do not talk.
+    On CUDA the costs are copied to the host concurrently with the computation, and the first forward after their
+    arrival uses them, without a synchronization. Each rank decides for itself. That changes only its rounding, which
+    stays unbiased and takes the same bytes; ranks need not agree and do not communicate.
 
     Args:
-        level: of all layers.
+        level: the level of all layers.
 
     Attributes:
         double: records whether a backward with ``create_graph=True`` reads rounded inputs of the layers.
@@ -190,7 +190,7 @@ class ModelPrecision:
         self.indices = _following(self.indices, indices)
 
     def observe(self, observation: Observation) -> None:
-        """Takes note of a layer, inside of a backward; when that ends, bits are allocated."""
+        """Record a layer during a backward; at the end of that backward, bits are allocated."""
         if observation.sensitivities.is_meta:
             return
         if observation.sensitivities.is_cuda:
@@ -208,7 +208,7 @@ class ModelPrecision:
         self._observed[backward].append(observation)
 
     def settle(self) -> None:
-        """Uses the costs of the last backward, if they are on the host by now."""
+        """Use the costs of the last backward, if they have arrived on the host."""
         pending = self._pending
         if pending is None:
             return
@@ -251,10 +251,11 @@ def _tell_of_double_backward(rounded: bool) -> None:
 
 
 def model_precision(model: nn.Module) -> ModelPrecision:
-    """What the layers of a converted model share: ``model_precision(model).batch = indices`` is for this model alone.
+    """Return the shared precision of a converted model; ``model_precision(model).batch = indices`` affects only this
+    model.
 
     Raises:
-        ValueError: no layer of the model shares anything: it was not converted.
+        ValueError: the model was not converted, so no layer shares its precision.
     """
     for module in model.modules():
         shared = getattr(getattr(module, "precision", None), "model", None)

@@ -146,7 +146,7 @@ def _download(folder: Path, name: str) -> None:
             with urllib.request.urlopen(url, timeout=_TIMEOUT) as response:
                 content = response.read()
             if hashlib.sha256(content).hexdigest() != digest:  # such as a login page of the network
-                raise OSError("the answer is not the file that Planetoid published")
+                raise OSError("the download is not the file that Planetoid published")
             folder.mkdir(parents=True, exist_ok=True)
             partial = target.with_name(f"{file}.{os.getpid()}.part")
             partial.write_bytes(content)
@@ -154,7 +154,7 @@ def _download(folder: Path, name: str) -> None:
         except (OSError, HTTPException) as error:  # URLError and timeouts are OSErrors
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             raise DownloadRefused(
-                f"{name} is not at hand and could not be downloaded from {url} ({reason}); "
+                f"{name} was not found and could not be downloaded from {url} ({reason}); "
                 "name a folder that has planetoid/ in it with --data-root or ACTCORE_DATA, or use --dataset digits"
             ) from error
 
@@ -204,7 +204,7 @@ def load(dataset: str, data_root: Path | None) -> Graph:
             ) from error
         shutil.rmtree(folder, ignore_errors=True)  # a part of a download would be taken for all of it
         raise DownloadRefused(
-            f"{name} is not at hand and could not be downloaded ({reason(error)}); name a folder that has {name}/ in "
+            f"{name} was not found and could not be downloaded ({reason(error)}); name a folder that has {name}/ in "
             "it with --data-root or ACTCORE_DATA, or use --dataset generated-arxiv, which is as large as ogbn-arxiv"
         ) from error
 
@@ -240,7 +240,7 @@ def _download_arxiv(folder: Path) -> None:
         nodes = importlib.import_module("ogb.nodeproppred")
     except ImportError as error:
         raise MissingLibrary(
-            f"ogbn-arxiv is not at hand, and ogb, which downloads it, cannot be imported ({error}); pip install "
+            f"ogbn-arxiv was not found, and ogb, which downloads it, cannot be imported ({error}); pip install "
             "actcore-bench[graphs], or use --dataset generated-arxiv"
         ) from error
     with contextlib.redirect_stdout(sys.stderr):

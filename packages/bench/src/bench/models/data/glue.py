@@ -192,8 +192,8 @@ def _glue(task: str) -> Texts:
         train, held_out = (_glue_part(found[split], wanted.columns) for split in ("train", wanted.held_out))
     except Exception as error:  # of the hub, of its client or of the network: as many classes as they please
         raise NotAtHand(
-            f"the sentences of {task} cannot be had from the hub ({type(error).__name__}: {_line(error)}); run it once "
-            "where there is a network, or use --task mrpc with --data-root, or --task generated"
+            f"the sentences of {task} cannot be downloaded from the hub ({type(error).__name__}: {_line(error)}); run "
+            "once with network access, or use --task mrpc with --data-root, or --task generated"
         ) from error
     return Texts(task, f"GLUE's {task} ({_counts(train, held_out)})", train, held_out)
 

@@ -99,7 +99,7 @@ def load(root: Path | None, size: int, workers: int) -> ImageFolder:
     if found[0].classes != found[1].classes:
         raise BenchError(
             f"train/ and val/ of {root} must have the same classes, got {len(found[0].classes)} and "
-            f"{len(found[1].classes)} of which {len(set(found[0].classes) & set(found[1].classes))} are the same"
+            f"{len(found[1].classes)} of which {len(set(found[0].classes) & set(found[1].classes))} are in both"
         )
     train_set, test_set = found
     return ImageFolder(root.resolve().name, train_set, test_set, size, workers)

@@ -83,13 +83,15 @@ def cifar10(file: Path) -> Images:
         found = arrays_in(file, _LARGEST)
         arrays = [found[f"{part}_{what}"] for part in ("train", "test") for what in ("images", "labels")]
     except (OSError, ValueError, KeyError) as error:
-        raise BenchError(f"{file} is no archive of images ({error}); fetch it anew, or use --dataset digits") from error
+        raise BenchError(
+            f"{file} is not an image archive ({error}); download it again, or use --dataset digits"
+        ) from error
     for images, labels in (arrays[:2], arrays[2:]):
         fits = labels.ndim == 1 and images.dtype == np.uint8 and images.shape == (len(labels), 3, 32, 32)
         if not (fits and len(labels) > 0 and np.isin(labels, range(10)).all()):
             raise BenchError(
                 f"{file} must hold uint8 images of shape (n, 3, 32, 32), with labels from 0 to 9, got {images.dtype} "
-                f"of shape {images.shape} with {labels.dtype} of shape {labels.shape}; fetch it anew"
+                f"of shape {images.shape} with {labels.dtype} of shape {labels.shape}; download it again"
             )
     return _scaled("CIFAR-10 subset", *arrays)
 

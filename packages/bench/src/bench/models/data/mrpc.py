@@ -130,15 +130,15 @@ def rows(file: Path) -> list[Row]:
     """
     try:
         if (size := file.stat().st_size) > _LARGEST:
-            raise BenchError(f"{file} must have at most {_LARGEST:,} bytes, got {size:,}; fetch it anew")
+            raise BenchError(f"{file} must have at most {_LARGEST:,} bytes, got {size:,}; download it again")
         # No other character ends a line, and a quotation mark is one.
         headings, *found = (line.rstrip("\r").split("\t") for line in file.read_text("utf-8-sig").rstrip().split("\n"))
     except (OSError, UnicodeDecodeError) as error:
-        raise BenchError(f"{file} cannot be read ({error}); fetch it anew") from error
+        raise BenchError(f"{file} cannot be read ({error}); download it again") from error
     if headings != _HEADINGS or not found or any(len(row) != len(_HEADINGS) for row in found):
-        raise BenchError(f"{file} must hold lines of {', '.join(_HEADINGS)}, with tabs between; fetch it anew")
+        raise BenchError(f"{file} must hold tab-separated lines of {', '.join(_HEADINGS)}; download it again")
     if wrong := {row[0] for row in found} - {"0", "1"}:
-        raise BenchError(f"{file} must say 0 or 1 in {_HEADINGS[0]}, got {min(wrong)!r}; fetch it anew")
+        raise BenchError(f"{file} must have 0 or 1 in {_HEADINGS[0]}, got {min(wrong)!r}; download it again")
     return [Row(int(row[0]), row[3], row[4]) for row in found]
 
 

@@ -130,13 +130,13 @@ _RUN = {"memory": _memory, "grid": _grid, "time": _time}
 
 def options(add: Options) -> None:
     """Those of the command."""
-    add.part(PARTS, words="default: all; those that lack a library or data are left out")
+    add.part(PARTS, words="default: all; parts without their library or data are skipped")
     add.data_root(f"folder with {sentences.FOLDER}/ in it; default: ACTCORE_DATA")
     batches = ", ".join(f"{batch} on {device}" for device, batch in cell.BATCHES.items())
-    add.add("--batch", type=positive, help=f"of the parts memory and grid; default: {batches}")
-    add.add("--layers", type=positive, help="of the parts memory and grid; default: RoBERTa-base's 12")
-    add.number("--seeds", "of training, paired", default=training.SEEDS, quick=QUICK_SEEDS)
-    add.number("--rounds", "that count, of what is timed", default=cell.ROUNDS, quick=cell.QUICK_ROUNDS)
+    add.add("--batch", type=positive, help=f"batch size of the parts memory and grid; default: {batches}")
+    add.add("--layers", type=positive, help="number of layers of the parts memory and grid; default: RoBERTa-base's 12")
+    add.number("--seeds", "number of paired training seeds", default=training.SEEDS, quick=QUICK_SEEDS)
+    add.number("--rounds", "number of timed rounds", default=cell.ROUNDS, quick=cell.QUICK_ROUNDS)
     add.quick(f"small networks, {QUICK_SEEDS} seed, {QUICK_STEPS} steps, {cell.QUICK_ROUNDS} rounds")
     add.files()
 

@@ -118,33 +118,35 @@ FIRST_MODELS = ("gcn", "sage", "gat")
 
 def options(add: Options) -> None:
     """Those of the command."""
-    add.many("--part", PARTS, f"of the measurements, repeatable; default: {', '.join(FIRST_PARTS)}; with --seeds all")
-    add.many("--model", MODELS, f"repeatable; default: {', '.join(FIRST_MODELS)}; with --seeds all")
+    add.many("--part", PARTS, f"part to run, repeatable; default: {', '.join(FIRST_PARTS)}; with --seeds all")
+    add.many("--model", MODELS, f"model, repeatable; default: {', '.join(FIRST_MODELS)}; with --seeds all")
     words = (
-        f"repeatable; default: {', '.join(DEFAULT_LEVELS)}; all: {', '.join(ALL_LEVELS)}; full precision, {REFERENCE}, "
-        "is always run"
+        f"level, repeatable; default: {', '.join(DEFAULT_LEVELS)}; all: {', '.join(ALL_LEVELS)}; full precision, "
+        f"{REFERENCE}, is always run"
     )
     add.many("--level", (*LEVELS, "all"), words, default=DEFAULT_LEVELS)
-    words = "auto: Cora at hand or downloaded, otherwise digits; generated-arxiv is as large as ogbn-arxiv"
+    words = "auto: Cora if it is found or downloaded, otherwise digits; generated-arxiv is as large as ogbn-arxiv"
     add.add("--dataset", default="auto", choices=DATASETS, help=words)
     add.data_root(
         "folder with planetoid/Cora/raw/..., Flickr/, Reddit/, Yelp/ or ogbn_arxiv/; default: ACTCORE_DATA, then "
         "torch-geometric's cache (PYG_HOME)"
     )
-    words = f"paired runs; default: {FIRST_SEEDS}, some minutes; 10 made the published tables"
+    words = f"number of paired runs; default: {FIRST_SEEDS}, some minutes; the published tables have 10"
     add.add("--seeds", type=positive, help=words)
-    add.number("--epochs", "of each run", default=EPOCHS, quick=QUICK_EPOCHS)
-    add.add("--hidden", type=positive, help="features between layers; default: by model")
-    add.add("--layers", type=positive, help="of a network; default: by model")
-    add.add("--heads", type=positive, default=HEADS, help="of GAT; default: %(default)s; GACT's has 3")
-    add.add("--norm", choices=NORMS, default="none", help="default: %(default)s; GACT's networks have batch")
-    words = "between adaptations of the levels that adapt; default: %(default)s, as GACT's"
+    add.number("--epochs", "number of epochs of each run", default=EPOCHS, quick=QUICK_EPOCHS)
+    add.add("--hidden", type=positive, help="number of features between layers; default: by model")
+    add.add("--layers", type=positive, help="number of layers of a network; default: by model")
+    add.add("--heads", type=positive, default=HEADS, help="number of heads of GAT; default: %(default)s; GACT uses 3")
+    add.add(
+        "--norm", choices=NORMS, default="none", help="normalization; default: %(default)s; GACT's networks use batch"
+    )
+    words = "steps between adaptations of adaptive levels; default: %(default)s, as in GACT"
     add.add("--adapt-interval", type=positive, default=ADAPT_INTERVAL, metavar="STEPS", help=words)
-    words = "train on subgraphs of random walks with so many nodes at most; default: on the whole graph"
+    words = "train on random-walk subgraphs of at most this many nodes; default: on the whole graph"
     add.add("--sample", type=positive, metavar="NODES", help=words)
     words = f"{QUICK_EPOCHS} epochs: shows that it works, not how accurate it is"
     add.add("--quick", action="store_true", help=words)
-    add.files(json=f"; default: {FOLDER}/gnn-DEVICE.json, begun anew", chart=f"; default: {FOLDER}/gnn-DEVICE.png")
+    add.files(json=f"; default: {FOLDER}/gnn-DEVICE.json, overwritten", chart=f"; default: {FOLDER}/gnn-DEVICE.png")
 
 
 def settle(asked: argparse.Namespace) -> None:

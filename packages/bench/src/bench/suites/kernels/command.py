@@ -49,7 +49,7 @@ def run_cases(asked: argparse.Namespace) -> Record:
         for nbytes in asked.sizes
     }
     if not wanted:
-        raise BenchError("no case has the codec, bits and dtype that were chosen together; leave one of them out")
+        raise BenchError("no case has this combination of codec, bits and dtype; leave one of them out")
     going = begun(KIND, asked)
     libraries = {} if asked.alone else present()
     going.set(libraries=libraries)
@@ -70,7 +70,7 @@ def _chosen(asked: argparse.Namespace) -> list[Case]:
     known = cases(asked.groups)
     for part in asked.cases:
         if not any(part.lower() in case.name.lower() for case in known):
-            raise BenchError(f"no case has {part!r} in its name; there are {'; '.join(case.name for case in known)}")
+            raise BenchError(f"no case has {part!r} in its name; choose from {'; '.join(case.name for case in known)}")
     return [
         case
         for case in known
@@ -157,21 +157,21 @@ _OF_A_RUN = ("case", "bits", "group", "dtype", "size", "rounds", "alone", "quick
 def options(add: Options) -> None:
     """Those of the command."""
     add.add("--case", action="append", metavar="TEXT", help="part of a case's name, repeatable; default: all")
-    add.add("--bits", action="append", type=int, choices=range(1, 9), help="repeatable; default: all")
-    words = f"of a group, repeatable; default: {GROUP}"
+    add.add("--bits", action="append", type=int, choices=range(1, 9), help="bit width, repeatable; default: all")
+    words = f"elements of a group, repeatable; default: {GROUP}"
     add.add("--group", action="append", type=_group, metavar="ELEMENTS", help=words)
     names = [str(dtype).removeprefix("torch.") for dtype in (*FLOATS, *INTEGERS)]
-    add.add("--dtype", action="append", choices=names, help="repeatable; default: all that a case takes")
+    add.add("--dtype", action="append", choices=names, help="dtype, repeatable; default: all that a case supports")
     words = "; ".join(f"{device}: {', '.join(map(size_name, sizes))}" for device, sizes in SIZES.items())
-    words = f"of the tensor, such as 4KiB or 256MiB, repeatable; default: {words}"
+    words = f"size of the tensor, such as 4KiB or 256MiB, repeatable; default: {words}"
     add.add("--size", action="append", type=size, help=words)
-    add.add("--rounds", type=positive, help=f"that count, of each case; default: {ROUNDS}")
-    words = "without plain PyTorch and other libraries: only copies beside"
+    add.add("--rounds", type=positive, help=f"number of timed rounds of each case; default: {ROUNDS}")
+    words = "compare with copies only, without plain PyTorch and other libraries"
     add.add("--alone", action="store_true", help=words)
     add.quick(f"{' and '.join(map(size_name, QUICK_SIZES))}, {QUICK_ROUNDS} rounds")
-    words = "runs nothing: counts the instructions of the CUDA kernels, which takes nvcc and cuobjdump"
+    words = "run nothing; count the instructions of the CUDA kernels (needs nvcc and cuobjdump)"
     add.add("--estimate", action="store_true", help=words)
-    add.add("--against", metavar="COMMIT", default="", help="with --estimate: beside those of a commit")
+    add.add("--against", metavar="COMMIT", default="", help="with --estimate: compare with the kernels of this commit")
     add.files(threads=THREADS)
 
 
@@ -190,11 +190,11 @@ def settle(asked: argparse.Namespace) -> None:
         BenchError: what was asked for does not go together.
     """
     if asked.against and not asked.estimate:
-        raise BenchError("--against names a commit for --estimate; give that, too, or leave --against out")
+        raise BenchError("--against needs --estimate; add --estimate, or leave --against out")
     if asked.estimate:
         given = [f"--{name}" for name in _OF_A_RUN if getattr(asked, name)]
         if given:
-            raise BenchError(f"--estimate runs nothing, so {', '.join(given)} cannot change it; leave that out")
+            raise BenchError(f"--estimate runs nothing and cannot use {', '.join(given)}; leave these options out")
         return
     sizes = asked.size or (QUICK_SIZES if asked.quick else SIZES[asked.device])
     asked.sizes, asked.cases, asked.dtypes = sorted(set(sizes)), asked.case or (), asked.dtype or ()

@@ -311,7 +311,7 @@ def _taken_from(commit: str, folder: Path) -> Path:
     """The sources of a commit."""
     archive = subprocess.run(["git", "-C", str(_CSRC.parent), "archive", commit, "csrc"], capture_output=True)
     if archive.returncode:
-        raise BenchError(f"--against {commit}: git has no such sources ({archive.stderr.decode().strip()})")
+        raise BenchError(f"--against {commit}: git cannot read the sources ({archive.stderr.decode().strip()})")
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as sources:
         sources.extractall(folder, filter="data")
     return folder / "csrc"

@@ -85,13 +85,13 @@ def _training(going: Run, asked: argparse.Namespace) -> None:
 
 def options(add: Options) -> None:
     """Those of the command."""
-    words = "way: each subject in its ways; training: a small Llama on sentences, in ways side by side; default: both"
+    words = "way: each model in its ways of training; training: a small Llama trained in several ways; default: both"
     add.part(PARTS, words=words)
     usual = [name for name in SUBJECTS if name not in QUICK]
-    words = f"of {', '.join(SUBJECTS)}; repeatable"
+    words = f"model, repeatable: {', '.join(SUBJECTS)}"
     add.many("--subject", SUBJECTS, words, default=usual, quick=QUICK, metavar="NAME")
-    add.number("--rounds", "of timed steps", default=ROUNDS, quick=QUICK_ROUNDS)
-    add.number("--seeds", "of trainings", default=SEEDS, quick=QUICK_SEEDS)
+    add.number("--rounds", "number of rounds of timed steps", default=ROUNDS, quick=QUICK_ROUNDS)
+    add.number("--seeds", "number of training seeds", default=SEEDS, quick=QUICK_SEEDS)
     add.data_root("folder with mrpc/, to train on; default: ACTCORE_DATA, or else generated sentences")
     add.quick(f"{', '.join(QUICK)}, and a training of some steps")
     add.files(threads=THREADS, device=False)

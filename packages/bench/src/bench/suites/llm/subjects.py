@@ -172,7 +172,7 @@ def _loss_in(model: Hidden, way: str) -> Callable[[], Tensor]:
 def _of_torch() -> Callable[..., Tensor]:
     theirs: Callable[..., Tensor] | None = getattr(F, "linear_cross_entropy", None)
     if theirs is None:
-        raise MissingLibrary("torch.nn.functional.linear_cross_entropy is not there; it needs torch 2.13 or later")
+        raise MissingLibrary("torch.nn.functional.linear_cross_entropy is missing; it needs torch 2.13 or later")
     return theirs
 
 

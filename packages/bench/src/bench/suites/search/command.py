@@ -237,7 +237,7 @@ def _require_limit(device: torch.device, limits: Mapping[str, int]) -> None:
     if device.type == "cpu":
         if platform.system() != "Linux":
             raise BenchError(
-                f"a process's memory can be limited on Linux alone, this is {platform.system()}; use --device cuda"
+                f"memory on the CPU can be limited only on Linux, got {platform.system()}; use --device cuda"
             )
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         _require_memory(limits, total, "the machine's")
@@ -266,22 +266,22 @@ def options(add: Options) -> None:
         action="append",
         choices=NAMES,
         metavar="NAME",
-        help=f"what to search, repeatable: {', '.join(NAMES)}; default: all on CUDA, on the CPU {', '.join(DEFAULT)}",
+        help=f"search, repeatable: {', '.join(NAMES)}; default: all on CUDA, on the CPU {', '.join(DEFAULT)}",
     )
     usual = f"{'; '.join(COMPRESSED)}; of decoders {'; '.join(CONTEXT)}"
-    words = f"to train, repeatable; default: {usual}; plain is always searched"
+    words = f"way of training, repeatable; default: {usual}; plain is always searched"
     add.many("--way", ALL_WAYS, words, quick=QUICK_WAYS, metavar="WAY")
     add.add(
         "--memory-limit",
         type=size,
-        help="that training may take: weights, gradients, the optimizer's state and activations; enforced by CUDA's "
+        help="memory for weights, gradients, the optimizer's state and activations; enforced by CUDA's "
         f"allocator, and on the CPU by the kernel; default: {'; '.join(map(_in_words, MEMORY_LIMITS))}",
     )
-    words = f"to the last number; otherwise the largest is found to {100 * RESOLUTION:g} %%"
+    words = f"find the largest size exactly; otherwise to {100 * RESOLUTION:g} %%"
     add.add("--precise", action="store_true", help=words)
     add.seed("of weights and inputs")
     add.quick(f"{', '.join(QUICK)}, {len(QUICK_WAYS)} ways, in less memory, to {100 * QUICK_RESOLUTION:g} %")
-    words = f"{', '.join(GPU_NAMES)} in the ways {'; '.join(GPU_WAYS)}, what is worth most first"
+    words = f"{', '.join(GPU_NAMES)} in the ways {'; '.join(GPU_WAYS)}, the most useful first"
     add.add("--gpu", action="store_true", help=words)
     add.deadline("trial")
     add.files()
@@ -327,7 +327,8 @@ def _names(options: argparse.Namespace) -> list[str]:
     names = [name for name in chosen if known[name].family in (options.family or FAMILIES)]
     if not names:
         raise BenchError(
-            f"--family {', '.join(options.family)} has none of --search {', '.join(chosen)}; leave one of them out"
+            f"--family {', '.join(options.family)} has no search named {', '.join(chosen)}; leave --family or --search "
+            "out"
         )
     return names
 

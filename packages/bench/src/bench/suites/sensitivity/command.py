@@ -108,11 +108,11 @@ def _errors(
 
 def options(add: Options) -> None:
     """Those of the command."""
-    add.many("--model", MODELS, "repeatable; default: all", default=list(MODELS), quick=QUICK_MODELS)
+    add.many("--model", MODELS, "model, repeatable; default: all", default=list(MODELS), quick=QUICK_MODELS)
     adaptive = [name for name, level in LEVELS.items() if level.adaptive and not level.offload]
-    add.add("--level", default="L2", choices=adaptive, help="default: %(default)s")
-    add.number("--pairs", "of seeds in the reference", default=PAIRS, quick=QUICK_PAIRS)
-    add.number("--steps", "of the gradient's error", default=STEPS, quick=QUICK_STEPS)
+    add.add("--level", default="L2", choices=adaptive, help="adaptive level; default: %(default)s")
+    add.number("--pairs", "number of pairs of seeds in the reference", default=PAIRS, quick=QUICK_PAIRS)
+    add.number("--steps", "number of steps that measure the gradient's error", default=STEPS, quick=QUICK_STEPS)
     add.quick(f"{', '.join(QUICK_MODELS)}; {QUICK_PAIRS} pairs, {QUICK_STEPS} steps")
     add.files(threads=THREADS, device=False)
 

@@ -122,7 +122,7 @@ def _require_the_same(record: Record, asked: argparse.Namespace, model: str, fou
     for one in record.of(Run, model=model, task=found.task):
         if one.recipe != how.settings():
             raise BenchError(
-                f"{asked.json} holds runs of {model} on {found.task} that were trained otherwise ({one.recipe}); name "
+                f"{asked.json} holds runs of {model} on {found.task} with other settings ({one.recipe}); name "
                 "another file, or delete it"
             )
 
@@ -165,25 +165,25 @@ TRAINED, MEASURED = ("tiny",), ("base",)  # networks, where none is named
 def options(add: Options) -> None:
     """Those of the command."""
     add.part(PARTS)
-    words = f"repeatable; {AUTO}: MRPC at hand, otherwise {GENERATED}; default: {AUTO} and {GENERATED}"
+    words = f"task, repeatable; {AUTO}: MRPC from a folder, otherwise {GENERATED}; default: {AUTO} and {GENERATED}"
     add.many("--task", (AUTO, *TASKS), words, default=(AUTO, GENERATED), quick=(AUTO,))
     words = (
-        f"repeatable; default: {', '.join(TRAINED)} for accuracy, {', '.join(MEASURED)} for memory and time; the "
-        "others are fine-tuned from the weights of the hub"
+        f"network, repeatable; default: {', '.join(TRAINED)} for accuracy, {', '.join(MEASURED)} for memory and time; "
+        "the others are fine-tuned from the weights of the hub"
     )
     add.many("--model", NETWORKS, words)
-    words = f"repeatable: {ways.FORMS}; {PLAIN} is always run; default: {', '.join(ways.DEFAULT)}"
+    words = f"way of training, repeatable: {ways.FORMS}; {PLAIN} is always run; default: {', '.join(ways.DEFAULT)}"
     add.many("--way", None, words, metavar="NAME", kind=ways.way)
     words = "the ways of FewBit's tables: GELU in 1 to 4 bits, each kind of sketch at 50, 20 and 10 %%"
     add.add("--fewbit", action="store_true", help=words)
-    words = "train large networks from scratch, on words, without the hub"
+    words = "train large networks from scratch with a vocabulary of words, without the hub"
     add.add("--random-weights", action="store_true", help=words)
     add.data_root(f"folder with {sentences.FOLDER}/ in it; default: ACTCORE_DATA")
-    add.number("--seeds", "of training, paired", default=SEEDS, quick=QUICK_SEEDS)
-    add.add("--epochs", type=positive, help=f"of training; default: {EPOCHS}")
-    add.add("--batch", type=positive, help="sentences at a time, in all parts; default: by network and task")
-    add.add("--rate", type=_rate, help="of training, the most; default: by network and task")
-    add.number("--rounds", "of timed steps", default=ROUNDS, quick=QUICK_ROUNDS)
+    add.number("--seeds", "number of paired training seeds", default=SEEDS, quick=QUICK_SEEDS)
+    add.add("--epochs", type=positive, help=f"number of training epochs; default: {EPOCHS}")
+    add.add("--batch", type=positive, help="sentences in a batch, in all parts; default: by network and task")
+    add.add("--rate", type=_rate, help="peak learning rate of training; default: by network and task")
+    add.number("--rounds", "number of rounds of timed steps", default=ROUNDS, quick=QUICK_ROUNDS)
     add.quick(f"{', '.join(ways.QUICK)}; {QUICK_SEEDS} seed, {QUICK_STEPS} steps, {QUICK_ROUNDS} rounds")
     add.files()
 

@@ -48,36 +48,38 @@ def options(add: Options) -> None:
         "--dataset",
         default="auto",
         choices=(*images.DATASETS, folder.DATASET),
-        help="auto: CIFAR-10's subset at hand, otherwise digits; imagefolder: training of --model on train/ and val/ "
-        "of --data-root, as ImageNet has them",
+        help="auto: CIFAR-10's subset from a folder, otherwise digits; imagefolder: train --model on train/ and val/ "
+        "in --data-root, in the layout of ImageNet",
     )
     add.data_root(f"folder with {images.FILE}, default: ACTCORE_DATA; or with train/CLASS/ and val/CLASS/")
-    add.number("--seeds", "of training, paired", default=SEEDS, quick=QUICK_SEEDS)
-    add.number("--epochs", "of each training run", default=EPOCHS, quick=QUICK_EPOCHS)
+    add.number("--seeds", "number of paired training seeds", default=SEEDS, quick=QUICK_SEEDS)
+    add.number("--epochs", "number of epochs of each training run", default=EPOCHS, quick=QUICK_EPOCHS)
     at_least_two = partial(positive, least=2)
-    add.number("--repeats", "of a measured variance", default=REPEATS, quick=QUICK_REPEATS, kind=at_least_two)
-    add.number("--rounds", "of timed steps", default=ROUNDS, quick=QUICK_ROUNDS)
+    add.number(
+        "--repeats", "number of gradients for each variance", default=REPEATS, quick=QUICK_REPEATS, kind=at_least_two
+    )
+    add.number("--rounds", "number of rounds of timed steps", default=ROUNDS, quick=QUICK_ROUNDS)
     words = (
-        f"repeatable; of compression, default: {', '.join(ORIGINALS)}; of dense, default: {', '.join(DENSE)}; of a "
-        f"folder's training, default: {FOLDER_MODEL}"
+        f"model, repeatable; default: {', '.join(ORIGINALS)} for compression, {', '.join(DENSE)} for dense, "
+        f"{FOLDER_MODEL} for training on a folder"
     )
     add.many("--model", (*MODELS, *DENSE), words)
     words = (
-        f"of compression, repeatable; default: all of {', '.join(WAYS)}; of dense, default: {', '.join(DENSE_WAYS)}; "
-        f"of training, default: {', '.join(TRAINED_WAYS)}"
+        f"way of training, repeatable; default: all of {', '.join(WAYS)} for compression, {', '.join(DENSE_WAYS)} for "
+        f"dense, {', '.join(TRAINED_WAYS)} for training"
     )
     add.many("--way", WAYS, words, metavar="WAY")
-    words = "of compression, of dense and of training on a folder; default: by model and device"
+    words = "batch size of compression, dense and training on a folder; default: by model and device"
     add.add("--batch", type=positive, help=words)
-    words = f"of images of compression and of a folder, default: {SIZE}; of dense, default: by model and device"
+    words = f"image size; default: {SIZE} for compression and a folder, by model and device for dense"
     add.add("--size", type=positive, help=words)
-    words = "compression in that order, in which CPU convolutions copy nothing"
+    words = "compression with channels-last images, which CPU convolutions do not copy"
     add.add("--channels-last", action="store_true", help=words)
-    words = f"of compression's and dense's processes on the CPU; default: {size_name(MEMORY_LIMIT)}"
+    words = f"memory limit of the processes of compression and dense on the CPU; default: {size_name(MEMORY_LIMIT)}"
     add.add("--memory-limit", type=size, default=MEMORY_LIMIT, help=words)
-    words = "processes that read a folder's images; default: %(default)s, the process itself"
+    words = "number of processes that read a folder's images; default: %(default)s, the main process"
     add.add("--workers", type=partial(positive, least=0), default=0, help=words)
-    add.seed("of compression's and dense's weights and images")
+    add.seed("of the weights and images of compression and dense")
     add.quick(
         f"{QUICK_SEEDS} seeds, {QUICK_EPOCHS} epoch, {QUICK_REPEATS} repeats, {QUICK_ROUNDS} rounds; compression of "
         f"{', '.join(QUICK_MODELS)} at {QUICK_SIZE} x {QUICK_SIZE} in few ways; dense of {', '.join(QUICK_DENSE)} at "
@@ -104,7 +106,7 @@ def settle(asked: argparse.Namespace) -> None:
     for part, names in (("compression", classifiers), ("dense", denses)):
         if asked.models and named and part in asked.parts and not names:
             got = ", ".join(asked.models)
-            raise BenchError(f"--model must name one of part {part}, got {got}; leave it out, or add one")
+            raise BenchError(f"--model must name a model of part {part}, got {got}; leave it out, or add one")
     if on_folder and denses and not (named and "dense" in asked.parts):
         raise BenchError(f"--model must name classifiers for a folder's training, got {', '.join(denses)}")
     quick = asked.quick

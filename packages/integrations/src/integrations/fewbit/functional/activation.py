@@ -27,29 +27,29 @@ def activation(
     seed: int | None = None,
     stream: int = 0,
 ) -> Tensor:
-    """``function(input)`` with a derivative of steps, keeping ``bits`` bits an element.
+    """Compute ``function(input)`` with a step function as derivative, keeping ``bits`` bits per element.
 
     ::
 
         y = fewbit.functional.activation(x, torch.sin, bits=4)
 
-    The steps are fitted at the first call, which takes some tenths of a second, and kept for the function: pass the
-    same object each time, not a new lambda. Inside of ``torch.compile`` give ``table=fewbit.approximate(function,
-    bits)``, or use ``fewbit.Activation``, which does so. What else the function uses, such as a parameter, gets no
-    gradient.
+    The steps are fitted at the first call, which takes some tenths of a second, and cached for the function: pass the
+    same object each time, not a new lambda. Inside of ``torch.compile`` pass
+    ``table=fewbit.approximate(function, bits)``, or use ``fewbit.Activation``, which does this. Other tensors that the
+    function uses, such as a parameter, get no gradient.
 
     Args:
         input: any shape.
-        function: a torch function that maps each element by itself and has a derivative.
+        function: a differentiable, elementwise torch function.
         bits: 1 to 8; ``None`` for 3, or for as many as ``table`` needs.
-        table: of ``approximate``; for stochastic rounding a ``LevelTable``.
+        table: the result of ``approximate``; for stochastic rounding a ``LevelTable``.
         weight: see ``approximate``.
         rounding, seed, stream: see ``Options``.
 
     Raises:
-        TypeError: ``function`` is no function.
+        TypeError: ``function`` is not callable.
         ValueError: ``function`` is not elementwise, has no derivative, or one that is not finite from -10 to 10 (then
-            fit it over another domain and give ``table``); ``bits`` are out of range.
+            fit it over another domain and pass ``table``); ``bits`` is out of range.
     """
     check_arguments(function, bits, table, rounding)
     if not keeps_few_bits(input):

@@ -32,18 +32,19 @@ def linear_crs(
     seed: int | None = None,
     stream: int = 0,
 ) -> Tensor:
-    """``F.linear(x, weight, bias)`` that keeps ``nopairs`` of the input's features for backward.
+    """Compute ``F.linear(x, weight, bias)``, keeping ``nopairs`` of the input's features for backward.
 
-    Column-row sampling. Output, input gradient and bias gradient are torch's. The weight's gradient has the sampled
-    columns times ``in / nopairs``, and zeros: its mean over the noise is the exact gradient, and its variance ``(in /
-    nopairs - 1)`` times the exact one's squared norm. A sketch of the tokens (``linear_randomized``) has less where
-    there are many tokens. From ``nopairs == in`` on the input is kept itself.
+    This is column-row sampling. Output, input gradient and bias gradient are torch's. The weight's gradient has the
+    sampled columns times ``in / nopairs``, and zeros elsewhere: its mean over the noise is the exact gradient, and its
+    variance is ``(in / nopairs - 1)`` times the exact gradient's squared norm. A sketch of the tokens
+    (``linear_randomized``) has less variance if there are many tokens. If ``nopairs`` is at least ``in``, the input
+    itself is kept.
 
     Args:
         x: ``Float["... in"]``.
         weight: ``Float["out in"]``.
         bias: ``Float["out"]``.
-        nopairs: features to keep, at least 1; drawn uniformly, without replacement.
+        nopairs: number of features to keep, at least 1; drawn uniformly, without replacement.
         generator, seed, stream: as in ``linear_randomized``.
 
     Raises:
@@ -64,7 +65,7 @@ def require_features(name: str, number: int) -> None:
     if type(number) is not int:
         raise TypeError(f"{name} must be an int, got {number!r}")
     if number < 1:
-        raise ValueError(f"{name} must be at least 1, the features that are kept, got {number}")
+        raise ValueError(f"{name} must be at least 1, the number of features to keep, got {number}")
 
 
 def sampled_linear(

@@ -39,9 +39,11 @@ _OPERATORS: Mapping[str, str] = {
 
 
 def glu(input: Tensor, other: Tensor | int | None = None, dim: int = -1, *, bits: int | None = None) -> Tensor:
-    """``torch.nn.functional.glu``: ``value * sigmoid(gate)``, the halves of ``input`` along ``dim`` in this order, or
-    ``input`` and ``other``. See ``swiglu`` for ``bits``; without them this is torch's own, which keeps the input alone.
-    A number in the second place is ``dim``, which torch has there.
+    """Compute ``torch.nn.functional.glu``, ``value * sigmoid(gate)``.
+
+    Value and gate are the halves of ``input`` along ``dim``, in this order, or ``input`` and ``other``. See ``swiglu``
+    for ``bits``; without them this is torch's own function, which keeps only the input. A number as the second argument
+    is ``dim``, as in torch.
     """
     if isinstance(other, int):
         dim = other
@@ -54,25 +56,25 @@ def glu(input: Tensor, other: Tensor | int | None = None, dim: int = -1, *, bits
 def swiglu(
     input: Tensor, other: Tensor | None = None, dim: int = -1, *, bits: int | None = None, gate_first: bool = True
 ) -> Tensor:
-    """``silu(gate) * value`` ("GLU variants improve Transformer", Shazeer, 2020), keeping two tensors or 3 x ``bits``.
+    """Compute ``silu(gate) * value``, keeping two tensors or three in ``bits`` bits per element.
 
-    The gradient of the value is ``g * silu(gate)`` and that of the gate ``g * value * silu'(gate)``: plain PyTorch
-    keeps the gate, ``silu(gate)`` and the value. The bits of a derivative alone save nothing here, for ``silu(gate)``
-    is needed as well. So there are two ways:
+    From "GLU variants improve Transformer" (Shazeer, 2020). The gradient of the value is ``g * silu(gate)`` and that of
+    the gate ``g * value * silu'(gate)``. Plain PyTorch keeps the gate, ``silu(gate)`` and the value. A few-bit
+    derivative alone saves no memory here, because ``silu(gate)`` is needed as well. So there are two modes:
 
-    * ``bits=None``: exact. The gate and the value are kept, as they are, and the activation is computed again in
-      backward: two tensors of three, and none at all where they are kept by somebody else anyway.
+    * ``bits=None``: exact. The gate and the value are kept exactly, and backward recomputes the activation. This keeps
+      two tensors of three, or none if other operators keep both anyway.
     * ``bits`` from 1 to 8: the derivative's steps, ``silu(gate)`` and the value are kept in that many bits each. The
-      two are rounded at random (``actcore.GroupAffine``), so the gradient of the value is unbiased; that of the gate
-      has the error of the steps. 4 bits keep an eighth of what PyTorch does, and some bounds of groups. Second
+      last two are rounded at random (``actcore.GroupAffine``), so the gradient of the value is unbiased; that of the
+      gate has the error of the steps. 4 bits keep an eighth of PyTorch's memory, and some bounds of groups. Second
       derivatives (``create_graph=True``) have more error, and a warning says so.
 
     Args:
         input: the two halves along ``dim``, or one of the two.
-        other: the other one, of the same shape; ``None`` splits ``input``.
-        dim: where ``input`` is split.
+        other: the other half, of the same shape; ``None`` splits ``input``.
+        dim: the dimension along which ``input`` is split.
         bits: see above.
-        gate_first: whether ``input``, or the first half of it, is the gate, as in LLaMA; ``nn.GLU`` has it last.
+        gate_first: whether ``input``, or its first half, is the gate, as in LLaMA; in ``nn.GLU`` the gate is last.
 
     Raises:
         ValueError: the dimension's size is odd, the two have different shapes, or ``bits`` is out of range.
@@ -89,7 +91,7 @@ def geglu(
     bits: int | None = None,
     gate_first: bool = True,
 ) -> Tensor:
-    """``gelu(gate) * value``; see ``swiglu``."""
+    """Compute ``gelu(gate) * value``; see ``swiglu``."""
     check_approximate(approximate)
     return _gated("gelu" if approximate == "none" else "gelu_tanh", input, other, dim, bits, gate_first)
 
@@ -97,7 +99,7 @@ def geglu(
 def reglu(
     input: Tensor, other: Tensor | None = None, dim: int = -1, *, bits: int | None = None, gate_first: bool = True
 ) -> Tensor:
-    """``relu(gate) * value``; see ``swiglu``. The derivative takes one bit, exactly."""
+    """Compute ``relu(gate) * value``; see ``swiglu``. The derivative takes one bit, exactly."""
     return _gated("relu", input, other, dim, bits, gate_first)
 
 

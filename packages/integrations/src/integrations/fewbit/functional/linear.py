@@ -44,36 +44,37 @@ def linear_randomized(
     block_size: int | None = 1024,
     bits: int | None = None,
 ) -> Tensor:
-    """``F.linear(x, weight, bias)`` that keeps ``S x`` in the place of ``x``, with a random ``S`` of few rows.
+    """Compute ``F.linear(x, weight, bias)``, keeping ``S x`` in place of ``x``, with a random ``S`` of few rows.
 
     Output, input gradient and bias gradient are torch's. The weight's gradient is ``(S dY)^T (S x)``, whose mean over
-    the noise is the exact one; ``integrations.fewbit.variance`` tells its variance. The rows of ``S`` go over the
-    tokens, the product of all dimensions but the last. ``S`` itself is made anew in backward from 16 bytes. Where it
-    would have as many rows as there are tokens, the input is kept itself, and the gradient is exact; so it is inside
-    ``torch.func``, in forward-mode differentiation and for subclasses of tensors. If the weight's gradient is
+    the noise is the exact gradient; ``integrations.fewbit.variance`` computes its variance. ``S`` multiplies the
+    tokens: all dimensions but the last, flattened. Backward regenerates ``S`` from 16 bytes. If ``S`` would have as
+    many rows as there are tokens, the input itself is kept, and the gradient is exact. The same holds inside
+    ``torch.func``, in forward-mode differentiation and for tensor subclasses. If the weight's gradient is
     differentiated (``create_graph=True``), a warning says that the second derivatives have more error.
 
     Args:
         x: ``Float["... in"]``, of float32, float64, float16 or bfloat16.
-        weight: ``Float["out in"]``. Where it asks for no gradient, nothing but it is kept.
+        weight: ``Float["out in"]``. If it does not require a gradient, only the weight is kept.
         bias: ``Float["out"]``.
-        proj_dim_ratio: rows of the sketch as a share of the tokens; this or ``proj_dim`` is given.
+        proj_dim_ratio: rows of the sketch as a share of the tokens. Give either this or ``proj_dim``.
         proj_dim: rows of the sketch.
-        proj_dim_max, proj_dim_min: bounds of the rows, which are always 1 at least and at most all tokens.
+        proj_dim_max, proj_dim_min: bounds of the rows, which are always at least 1 and at most the number of tokens.
         matmul: the kind of sketch. ``"gaussian"``, ``"rademacher"`` (signs), ``"dct"`` and ``"dft"`` (random signs, a
             cosine or Hartley transform, a random choice of its rows), or ``"rows"``: a sample of the tokens by the norm
             of their rows.
-        generator: draws the sketch's seed; ``None`` takes torch's of the device of ``x``, so ``torch.manual_seed``
-            decides.
-        seed: any int, in the place of a generator: with ``stream`` decides the noise.
+        generator: draws the seed of the sketch; ``None`` takes torch's generator of the device of ``x``, so
+            ``torch.manual_seed`` decides.
+        seed: any int, in place of a generator: determines the noise together with ``stream``.
         stream: separates calls with the same seed, whose noise is equal otherwise.
-        block_size: the sketch is block-diagonal, with blocks of at most so many tokens; ``None`` makes it one block,
+        block_size: makes the sketch block-diagonal, with blocks of at most this many tokens; ``None`` makes one block,
             whose cost grows with the square of the tokens.
-        bits: 1 to 8 stores the sketch in so many bits an element (``actcore.GroupAffine``, unbiased).
+        bits: 1 to 8 stores the sketch in that many bits per element (``actcore.GroupAffine``, unbiased).
 
     Raises:
-        TypeError: an option is of another type.
-        ValueError: an option is out of range; the sketch's size is given twice or not at all; seed and generator both.
+        TypeError: an option has the wrong type.
+        ValueError: an option is out of range; the size of the sketch is given twice or not at all; seed and generator
+            are both given.
     """
     sketching = Sketching(proj_dim_ratio, proj_dim, proj_dim_min, proj_dim_max, matmul, block_size, bits)
     require_one_source(seed, generator)
@@ -95,7 +96,7 @@ def require_one_source(seed: int | None, generator: torch.Generator | None) -> N
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator or None, got {generator!r}")
     if seed is not None and generator is not None:
-        raise ValueError(f"seed and generator must not both be given, got seed={seed}; each decides the noise alone")
+        raise ValueError(f"seed and generator must not both be given, got seed={seed}; pass only one of them")
 
 
 def sketched_linear(

@@ -30,11 +30,11 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``F.layer_norm`` that saves its output in place of its input.
+    """Compute ``F.layer_norm``, saving the output in place of the input.
 
-    The values are torch's, bit for bit. Backward reads the normalised input from the output, whose rounding is the
-    error of the gradients: see ``fewbit.LayerNorm``. What is saved *is* the tensor that is returned: changed in place
-    afterwards, it makes backward raise.
+    The values are torch's, bit for bit. Backward computes the normalized input from the output, whose rounding is the
+    error of the gradients: see ``fewbit.LayerNorm``. The saved tensor is the returned tensor: changing it in place
+    makes backward raise.
 
     Args:
         input: ``Float[Tensor, "... *normalized_shape"]``.
@@ -49,7 +49,7 @@ def layer_norm(
 def rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """``F.rms_norm`` that saves its output in place of its input; see ``layer_norm``.
+    """Compute ``F.rms_norm``, saving the output in place of the input; see ``layer_norm``.
 
     Args:
         input: ``Float[Tensor, "... *normalized_shape"]``.

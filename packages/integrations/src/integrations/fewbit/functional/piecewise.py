@@ -23,9 +23,9 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
-    """``torch.nn.functional.leaky_relu``, keeping 1 bit an element, and a byte for each 1024 of them.
+    """``torch.nn.functional.leaky_relu``, keeping 1 bit per element, and one byte per 1024 elements.
 
-    The byte tells whether one of them is NaN: then the gradients of those 1024 are NaN.
+    The byte says whether one of them is NaN: then the gradients of those 1024 elements are NaN.
     """
     if not keeps_few_bits(input):
         return F.leaky_relu(input, negative_slope, inplace)

@@ -95,7 +95,7 @@ def softsign(input: Tensor, **options: Unpack[Options]) -> Tensor:
 
 
 def squared_relu(input: Tensor, **options: Unpack[Options]) -> Tensor:
-    """``relu(input) ** 2``, keeping few bits. Its derivative has no bound: the last step serves all large inputs."""
+    """``relu(input) ** 2``, keeping few bits. Its derivative is unbounded: the last step serves all large inputs."""
     return _rounded("squared_relu", input, (), options)
 
 

@@ -21,21 +21,21 @@ Numbers = Tensor | Sequence[float]
 def stepwise(
     input: Tensor, borders: Numbers, levels: Numbers, parity: bool | None = None, shift: float | None = None
 ) -> Tensor:
-    """The function that has these steps for a derivative: 0 at 0, continuous, linear between the borders.
+    """Compute the function with this step function as derivative: 0 at 0, continuous, linear between the borders.
 
-    Its gradient is exact, as it is for ReLU, ``stepwise(x, (0.0,), (0.0, 1.0))``, and takes as many bits as there are
-    levels to tell apart.
+    Its gradient is exact, as for ReLU, ``stepwise(x, (0.0,), (0.0, 1.0))``, and takes the bits that distinguish the
+    levels.
 
     Args:
         input: any shape.
-        borders: ``Float["k"]``, ascending; or ``Float["k+2"]`` with the ends of the domain, which are left out.
+        borders: ``Float["k"]``, ascending; or ``Float["k+2"]`` with the ends of the domain, which are ignored.
         levels: ``Float["k+1"]``, at most 256; the derivative between the borders.
-        parity: what the borders and levels, of ``x >= 0`` then, say of ``x < 0``. ``True``: the derivative is even.
-            ``False``: the derivative less ``shift`` is odd, as those of GELU and SiLU are, less one half.
+        parity: if given, borders and levels are for ``x >= 0``, and those of ``x < 0`` follow. ``True``: the derivative
+            is even. ``False``: the derivative minus ``shift`` is odd; for GELU and SiLU the shift is one half.
         shift: see ``parity``; ``None`` for 0.
 
     Raises:
-        ValueError: the numbers of borders and levels do not fit together, or the borders do not ascend; ``shift``
+        ValueError: the numbers of borders and levels do not match, or the borders do not ascend; ``shift`` is given
             without ``parity=False``.
     """
     return piecewise_linear(input, step_table(borders, levels, parity, shift))
@@ -44,12 +44,12 @@ def stepwise(
 def step_table(borders: Numbers, levels: Numbers, parity: bool | None = None, shift: float | None = None) -> StepTable:
     """The steps that ``stepwise`` is given, as a table."""
     if shift is not None and parity is not False:
-        raise ValueError(f"shift is that of an odd derivative: give parity=False, too, got parity={parity}")
+        raise ValueError(f"shift needs an odd derivative, parity=False, got parity={parity}; leave shift out otherwise")
     inner, steps = (_floats(numbers) for numbers in trimmed(borders, levels))
     if parity is None or parity:
         return StepTable(inner, steps, even=bool(parity))
     if inner and inner[0] < 0:
-        raise ValueError(f"borders with parity are those of x >= 0, got {inner[0]}")
+        raise ValueError(f"borders must not be negative with parity, got {inner[0]}; give those of x >= 0")
     twice = 2 * (shift or 0.0)
     mirrored = tuple(-border for border in reversed(inner)), tuple(twice - step for step in reversed(steps))
     return StepTable((*mirrored[0], 0.0, *inner), (*mirrored[1], *steps))

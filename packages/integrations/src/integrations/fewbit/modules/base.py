@@ -33,19 +33,19 @@ class FewBitActivation(nn.Module):
     def __prepare_scriptable__(self) -> None:
         """What ``torch.jit.script`` asks for first."""
         raise RuntimeError(
-            f"torch.jit.script does not know the operators of fewbit.{type(self).__name__}; use torch.compile, or "
-            "torch's own layer, which fewbit.restore_model puts back in a converted model"
+            f"torch.jit.script does not support fewbit.{type(self).__name__}; use torch.compile, or torch's own layer "
+            "(fewbit.restore_model brings it back in a converted model)"
         )
 
 
 class Smooth(FewBitActivation):
-    """A layer whose derivative is made of steps.
+    """A layer whose derivative is a step function.
 
     Args:
-        bits: of the derivative, 1 to 8; ``None`` for 3, or for as many as ``table`` needs.
+        bits: bits of the derivative, 1 to 8; ``None`` for 3, or for as many as ``table`` needs.
         rounding: ``"nearest"`` or ``"stochastic"``, which makes the expected derivative exact.
-        table: a ``StepTable`` in place of the function's own steps.
-        weight: by which distribution of inputs the function's own steps are the best ones.
+        table: a ``StepTable`` that replaces the function's own steps.
+        weight: the distribution of inputs for which the function's own steps are optimal.
     """
 
     def __init__(

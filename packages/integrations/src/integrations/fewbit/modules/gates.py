@@ -9,7 +9,7 @@ from integrations.policies.codebooks.options import check_approximate, check_opt
 
 
 class GLU(nn.GLU):
-    """``torch.nn.GLU``, which keeps its input alone; with ``bits``, three times that many bits an element of output.
+    """``torch.nn.GLU``, which keeps only its input; with ``bits``, three times that many bits per output element.
 
     Args:
         bits: see ``fewbit.functional.swiglu``.

@@ -58,35 +58,37 @@ class _NoisyLinear(_Noisy, StandIn, nn.Linear):
 
 
 class RandomizedLinear(_NoisyLinear):
-    """``torch.nn.Linear`` that keeps a sketch of its input in training, and so a share of its memory.
+    """``torch.nn.Linear`` that keeps a random sketch of its input in training, which takes a fraction of the memory.
 
     ::
 
         layer = RandomizedLinear(768, 3072, proj_dim_ratio=0.2)     # keeps a fifth of the input
 
-    Output, input gradient and bias gradient are ``nn.Linear``'s; the weight's gradient is right on average. See
-    ``fewbit.functional.linear_randomized`` for the method and its options, ``fewbit.variance`` for the variance. Each
-    forward draws a sketch of its own. In ``eval()``, without gradients and with a frozen weight it is ``nn.Linear``.
+    Output, input gradient and bias gradient are those of ``nn.Linear``; the weight's gradient is right on average. See
+    ``fewbit.functional.linear_randomized`` for the method and its options, and ``fewbit.variance`` for the variance.
+    Each forward draws a new sketch. In ``eval()``, without gradients and with a frozen weight the layer is
+    ``nn.Linear``.
 
     Args:
         in_features, out_features, bias, device, dtype: as in ``nn.Linear``.
-        proj_dim_ratio: rows of the sketch as a share of the tokens; this or ``proj_dim`` is given.
+        proj_dim_ratio: rows of the sketch as a share of the tokens. Give either this or ``proj_dim``.
         proj_dim: rows of the sketch.
         proj_dim_min, proj_dim_max: bounds of the rows.
         matmul: ``"gaussian"``, ``"rademacher"``, ``"dct"``, ``"dft"`` or ``"rows"``.
-        generator: draws the sketches' seeds; ``None`` takes torch's of the input's device. A copy of the layer has a
-            copy of it, which draws the same.
-        seed: any int, in the place of a generator. Layers with equal seeds count on one counter of the process, so no
-            two forwards share a sketch, and ``torch.manual_seed`` does not matter.
-        block_size: most tokens of a block of the sketch; ``None`` for one block.
-        bits: 1 to 8 stores the sketch in so many bits an element.
+        generator: draws the seeds of the sketches; ``None`` takes torch's generator of the input's device. A copy of
+            the layer has a copy of it, which draws the same numbers.
+        seed: any int, in place of a generator. Layers with equal seeds share one counter of the process, so no two
+            forwards share a sketch, and ``torch.manual_seed`` has no effect.
+        block_size: the largest number of tokens in a block of the sketch; ``None`` for one block.
+        bits: 1 to 8 stores the sketch in that many bits per element.
 
     Attributes:
-        sketching: the options, checked; another one may be set between forwards.
+        sketching: the checked options; you may set another object between forwards.
 
     Raises:
-        TypeError: an option is of another type.
-        ValueError: an option is out of range; the sketch's size is given twice or not at all; seed and generator both.
+        TypeError: an option has the wrong type.
+        ValueError: an option is out of range; the size of the sketch is given twice or not at all; seed and generator
+            are both given.
     """
 
     sketching: Sketching
@@ -122,15 +124,15 @@ class RandomizedLinear(_NoisyLinear):
         seed: int | None = None,
         **options: Any,
     ) -> Self:
-        """The randomized layer of a linear layer: the same parameters, buffers and hooks, which both then hold.
+        """Return the randomized layer of a linear layer. Both share the same parameters, buffers and hooks.
 
         Args:
-            linear: of exactly the class ``nn.Linear``.
+            linear: a layer of exactly the class ``nn.Linear``.
             generator, seed: as in the constructor.
-            options: ``proj_dim_ratio`` and the constructor's others.
+            options: ``proj_dim_ratio`` and the other options of the constructor.
 
         Raises:
-            TypeError: the layer is of another class, or an option unknown.
+            TypeError: the layer is of another class, or an option is unknown.
             ValueError: an option is out of range.
         """
         layer = cls._of(linear)
@@ -154,18 +156,19 @@ LinearGRP = RandomizedLinear
 
 
 class RandomizedConv1D(_Noisy):
-    """transformers' ``Conv1D``, a linear layer whose weight is transposed, with a sketch of its input in training.
+    """transformers' ``Conv1D``, a linear layer with a transposed weight, that keeps a sketch of its input in training.
 
     Args:
         nf: output features.
         nx: input features.
-        device, dtype: of the parameters.
+        device, dtype: device and dtype of the parameters.
         generator, seed: as in ``RandomizedLinear``.
-        options: ``proj_dim_ratio`` and ``RandomizedLinear``'s others.
+        options: ``proj_dim_ratio`` and the other options of ``RandomizedLinear``.
 
     Raises:
-        TypeError: an option is of another type.
-        ValueError: an option is out of range; the sketch's size is given twice or not at all; seed and generator both.
+        TypeError: an option has the wrong type.
+        ValueError: an option is out of range; the size of the sketch is given twice or not at all; seed and generator
+            are both given.
     """
 
     def __init__(
@@ -199,13 +202,14 @@ class RandomizedConv1D(_Noisy):
 
 
 class LinearCRS(_NoisyLinear):
-    """``torch.nn.Linear`` that keeps a sample of its input's features in training.
+    """``torch.nn.Linear`` that keeps a random sample of its input's features in training.
 
     See ``fewbit.functional.linear_crs``. In ``eval()``, without gradients and with a frozen weight it is ``nn.Linear``.
 
     Args:
         in_features, out_features, bias, device, dtype: as in ``nn.Linear``.
-        proj_dim: features to keep; by default half of them. From all of them on the input is kept itself.
+        proj_dim: number of features to keep; by default half of them. If it is at least ``in_features``, the input
+            itself is kept.
         generator, seed: as in ``RandomizedLinear``.
 
     Raises:
@@ -238,7 +242,7 @@ class LinearCRS(_NoisyLinear):
         generator: torch.Generator | None = None,
         seed: int | None = None,
     ) -> Self:
-        """The sampling layer of a linear layer: see ``RandomizedLinear.from_linear``."""
+        """Return the sampling layer of a linear layer: see ``RandomizedLinear.from_linear``."""
         layer = cls._of(linear)
         layer._begin(proj_dim, generator, seed)
         return layer

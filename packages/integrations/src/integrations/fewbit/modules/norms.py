@@ -90,23 +90,25 @@ class SharedNorm(StandIn):
 
 
 class LayerNorm(SharedNorm, nn.LayerNorm):
-    """``torch.nn.LayerNorm`` that saves its output, which linear layers behind it save anyway, in place of its input.
+    """``torch.nn.LayerNorm`` that saves its output, which linear layers after it save anyway, in place of its input.
 
-    It is a subclass of its counterpart in torch, with the same arguments, parameters and keys in ``state_dict``, and
-    the same values bit for bit. In ``eval()``, without gradients, inside ``torch.func``, and where autocast makes the
-    next layer save a copy in another dtype, it *is* the counterpart.
+    It is a subclass of torch's layer, with the same arguments, parameters and keys in ``state_dict``, and the same
+    values bit for bit. It behaves exactly as torch's layer in ``eval()``, without gradients, inside ``torch.func``, and
+    if autocast makes the next layer save a copy in another dtype.
 
-    Backward divides what it reads from the output by the weight. A rounding of the output, a relative u, so becomes an
-    error of ``u (1 + |bias / weight|)``, about, of the normalised input: in float32 much as torch's own, in 16 bits one
-    rounding more, and in both more where a channel's bias is larger than its weight. Channels that would lose more than
-    half of their digits, such as those with a weight of 0, are kept beside the output, up to 1/32 of them. Where that
-    is not enough the layer saves its input, as torch does, and goes on looking. On the CPU it looks at its parameters
-    in every forward. Elsewhere looking means waiting for the device: it keeps 1/32 of the channels always, looks when
-    the parameters have changed for the 1st, 2nd, 4th, 8th... time, then every 256 changes, and a channel that is lost
-    nevertheless has gradients that are NaN.
+    Backward computes the normalized input from the output, by dividing by the weight. A relative rounding error u of
+    the output becomes an error of about ``u (1 + |bias / weight|)`` of the normalized input. In float32 this is about
+    torch's own error, in 16 bits one more rounding; in both it is larger for channels whose bias is larger than their
+    weight. Channels that would lose more than half of their digits, such as those with a weight of 0, are stored in
+    addition to the output, up to 1/32 of the channels. If more channels are affected, the layer saves its input, as
+    torch does, and checks again later.
 
-    What is saved is the tensor that is returned: whoever changes it in place makes backward raise. Which is why nothing
-    behind such a norm may work in place.
+    On the CPU the layer checks its parameters in every forward. On other devices a check waits for the device. There
+    the layer always stores 1/32 of the channels, and checks when the parameters have changed for the 1st, 2nd, 4th,
+    8th... time, then every 256 changes. A channel that loses its digits between checks gets gradients of NaN.
+
+    The saved tensor is the returned tensor: changing it in place makes backward raise. So operators after such a norm
+    must not work in place.
     """
 
     counterpart = nn.LayerNorm
@@ -118,9 +120,9 @@ class LayerNorm(SharedNorm, nn.LayerNorm):
 
 
 class RMSNorm(SharedNorm, nn.RMSNorm):
-    """``torch.nn.RMSNorm`` that saves its output, which what follows saves anyway, in place of its input.
+    """``torch.nn.RMSNorm`` that saves its output, which the next layer saves anyway, in place of its input.
 
-    See ``LayerNorm``. It has no bias: a channel is lost at a weight of 0 and of the smallest numbers only.
+    See ``LayerNorm``. It has no bias: only channels with a weight of 0, or of the smallest numbers, lose their digits.
     """
 
     counterpart = nn.RMSNorm

@@ -15,7 +15,8 @@ from integrations.policies.codebooks.steps import LevelTable, StepTable
 
 
 class Activation(nn.Module):
-    """``function(x)`` with a derivative of steps, for any scalar function; they are fitted when the layer is built.
+    """``function(x)`` with a step function as derivative, for any scalar function. The steps are fitted when the layer
+    is created.
 
     ::
 
@@ -26,7 +27,7 @@ class Activation(nn.Module):
     Args:
         function, weight, rounding: see ``fewbit.functional.activation``. A layer of a lambda cannot be pickled.
         bits: 1 to 8; ``None`` for 3, or for as many as ``table`` needs.
-        table: what ``fewbit.approximate`` made of the function, over another domain for one.
+        table: the result of ``fewbit.approximate`` for the function, for example over another domain.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Activation(nn.Module):
 
     @property
     def bits(self) -> int:
-        """Of the derivative."""
+        """Bits of the derivative."""
         return self.table.bits
 
     def forward(self, input: Tensor) -> Tensor:

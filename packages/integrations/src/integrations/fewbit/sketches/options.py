@@ -38,14 +38,14 @@ class Sketching:
         if (ratio is None) == (self.proj_dim is None):
             given = "neither" if ratio is None else f"proj_dim_ratio={ratio!r} and proj_dim={self.proj_dim!r}"
             raise ValueError(
-                f"one of proj_dim_ratio and proj_dim must be given, the size of the sketch, got {given}; "
+                f"either proj_dim_ratio or proj_dim must give the size of the sketch, got {given}; "
                 "proj_dim_ratio=0.1 keeps a tenth of the input"
             )
         if ratio is not None:
             if isinstance(ratio, bool) or not isinstance(ratio, int | float):
                 raise TypeError(f"proj_dim_ratio must be a number, got {ratio!r}")
             if not 0 < ratio <= 1:
-                raise ValueError(f"proj_dim_ratio must be above 0 and at most 1, which is exact, got {ratio}")
+                raise ValueError(f"proj_dim_ratio must be above 0 and at most 1 (exact), got {ratio}")
         for name, most in (("proj_dim", None), ("proj_dim_min", None), ("proj_dim_max", None), ("block_size", 1 << 31)):
             _require_positive(name, getattr(self, name), most)
         if self.proj_dim_min and self.proj_dim_max and self.proj_dim_min > self.proj_dim_max:

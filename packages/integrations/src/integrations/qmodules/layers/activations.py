@@ -26,7 +26,7 @@ class _Activation(QLayer):
 
 
 class QReLU(_Activation, nn.ReLU):
-    """``torch.nn.ReLU`` that keeps one bit an element. Values and gradients are torch's bit for bit."""
+    """``torch.nn.ReLU`` that keeps one bit per element. Values and gradients are torch's bit for bit."""
 
     counterpart = nn.ReLU
 
@@ -37,7 +37,7 @@ class QReLU(_Activation, nn.ReLU):
 
 
 class QLeakyReLU(_Activation, nn.LeakyReLU):
-    """``torch.nn.LeakyReLU`` that keeps one bit an element. Values and gradients are torch's bit for bit."""
+    """``torch.nn.LeakyReLU`` that keeps one bit per element. Values and gradients are torch's bit for bit."""
 
     counterpart = nn.LeakyReLU
 
@@ -74,7 +74,8 @@ def _to_host(saved: actcore.SavedTensor) -> actcore.Codec:
 
 
 class QGELU(_Smooth, nn.GELU):
-    """``torch.nn.GELU``, exact in forward, with a derivative of steps that takes 3 bits an element or the level's."""
+    """``torch.nn.GELU``, exact in forward. Its derivative is a step function of 3 bits per element, or of the level's
+    bits."""
 
     counterpart = nn.GELU
 
@@ -83,7 +84,8 @@ class QGELU(_Smooth, nn.GELU):
 
 
 class QSiLU(_Smooth, nn.SiLU):
-    """``torch.nn.SiLU``, exact in forward, with a derivative of steps that takes 3 bits an element or the level's."""
+    """``torch.nn.SiLU``, exact in forward. Its derivative is a step function of 3 bits per element, or of the level's
+    bits."""
 
     counterpart = nn.SiLU
 

@@ -31,15 +31,15 @@ _FACTORS = ("bmm", "baddbmm", "softmax")
 
 
 class QMultiheadAttention(QLayer, nn.MultiheadAttention):
-    """``torch.nn.MultiheadAttention`` that stores what its parts save.
+    """``torch.nn.MultiheadAttention`` that stores the tensors that its parts save in few bits.
 
-    The inputs of its projections take the level's bits, the same for all samples: its first dimension may be that of
-    places. Query, key and value take 8 bits, and ``scaled_dot_product_attention`` is computed again in backward. With
-    ``need_weights=True``, which is torch's default and does without that operator, the softmax takes 8 bits as well.
-    Values and dropout are torch's own, bit for bit. Under ``torch.compile`` it is torch's own layer.
+    The inputs of its projections take the level's bits, the same for all samples, because its first dimension may be
+    the sequence. Query, key and value take 8 bits, and backward computes ``scaled_dot_product_attention`` again. With
+    ``need_weights=True``, torch's default, that operator is not used, and the softmax takes 8 bits as well. Values and
+    dropout are torch's own, bit for bit. Under ``torch.compile`` the layer behaves as torch's own.
 
     Args:
-        group: which of the level's ``bits`` is the projections' average.
+        group: index into the level's ``bits`` of the projections' average.
     """
 
     counterpart = nn.MultiheadAttention
@@ -68,14 +68,14 @@ class QMultiheadAttention(QLayer, nn.MultiheadAttention):
             return super().forward(query, key, value, *args, **kwargs)
 
     def project(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``F.linear`` that stores ``x``."""
+        """Compute ``F.linear`` and store ``x``."""
         x, weight, bias = as_matmul(x, weight, bias)
         saving = self._saving(x, weight) if torch.is_grad_enabled() else None
         output: Tensor = F.linear(x, weight, bias) if saving is None else LinearFunction.apply(x, weight, bias, saving)
         return output
 
     def attend(self, function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-        """``scaled_dot_product_attention`` that stores query, key and value."""
+        """Compute ``scaled_dot_product_attention`` and store query, key and value."""
         given = Arguments(args, kwargs)
         mask = given.get(3, "attn_mask")
         if mask is not None and mask.requires_grad:  # its infinities would become NaN in a quantised form
@@ -85,12 +85,12 @@ class QMultiheadAttention(QLayer, nn.MultiheadAttention):
         return function(*args, **kwargs) if output is None else output
 
     def multiply(self, function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-        """A product or the softmax that stores what it saves."""
+        """Compute a product or the softmax, and store its saved tensors."""
         with self._hooks(self._factor):
             return function(*args, **kwargs)
 
     def drop(self, function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-        """Dropout that stores its mask: two values, of which one bit an element is exact."""
+        """Apply dropout and store its mask, exactly, in one bit per element."""
         with self._hooks(self._mask):
             return function(*args, **kwargs)
 

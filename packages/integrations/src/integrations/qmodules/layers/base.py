@@ -40,8 +40,8 @@ def leaf(forward: Forward) -> Forward:
         path = tracer.path_of_module(self)
         if hooks := [*self._forward_hooks.values(), *filter(_takes_inputs, self._forward_pre_hooks.values())]:
             raise RuntimeError(
-                "torch.fx must trace Q-layers without forward hooks, which would run in the trace and in its graph, "
-                f"got {path} with {len(hooks)}; register them on the traced module's layers"
+                f"Q-layers must have no forward hooks when torch.fx traces them, got {path} with {len(hooks)}: the "
+                "hooks would run in the trace and again in its graph; register them on the traced module's layers"
             )
         return tracer.create_proxy("call_module", path, args, kwargs)
 
@@ -54,17 +54,17 @@ def _takes_inputs(hook: object) -> bool:
 
 
 class QLayer(StandIn):
-    """A layer of torch that stores what it saves for backward in fewer bits.
+    """A layer of torch that stores its saved tensors in fewer bits.
 
     It is a subclass of its counterpart in ``torch.nn``, with the same arguments, parameters, buffers and keys in
-    ``state_dict``. Its forward computes what the counterpart's does; in training, where a gradient is asked for, it
-    saves as its level says. In ``eval()``, without gradients and at level L0 it *is* the counterpart's, and so it is
-    for inputs with which nothing else is safe: subclasses of tensors, sparse and complex ones, those inside
-    ``torch.func``, forward-mode differentiation and ``torch.jit.trace``, and those that inference mode made, which
-    torch refuses. A ``DTensor`` raises a ``TypeError``. ``torch.fx`` records it as one call.
+    ``state_dict``. Its forward computes the same values. In training, if a gradient is needed, it stores its saved
+    tensors as its level says. Otherwise it behaves exactly as its counterpart: in ``eval()``, without gradients and at
+    level L0. The same holds for inputs that only the counterpart supports: tensor subclasses, sparse and complex
+    tensors, tensors inside ``torch.func``, forward-mode differentiation and ``torch.jit.trace``, and inference tensors,
+    which torch rejects. A ``DTensor`` raises a ``TypeError``. ``torch.fx`` records the layer as one call.
 
     Attributes:
-        precision: with how many bits the layer stores its input. It is copied and pickled with the layer.
+        precision: the bits in which the layer stores its input. It is copied and pickled with the layer.
     """
 
     norm: ClassVar[bool] = False
@@ -79,12 +79,12 @@ class QLayer(StandIn):
 
     @classmethod
     def from_module(cls, module: nn.Module, level: QLevel | None = None, group: int = 0) -> Self:
-        """The Q-layer of a layer of torch: the same parameters, buffers and hooks, which both then hold.
+        """Return the Q-layer of a layer of torch. Both share the same parameters, buffers and hooks.
 
         Args:
             module: a layer of exactly the class ``cls.counterpart``.
-            level: by default the one that is set (``set_optimization_level``).
-            group: which of the level's ``bits`` is the layer's average.
+            level: by default the level that is set (``set_optimization_level``).
+            group: index into the level's ``bits`` of the layer's average.
 
         Raises:
             TypeError: the layer is of another class.
@@ -95,15 +95,16 @@ class QLayer(StandIn):
         return layer
 
     def to_module(self) -> nn.Module:
-        """The layer of torch: the inverse of ``from_module``."""
+        """Return the layer of torch: the inverse of ``from_module``."""
         return self._to_counterpart()
 
     def join(self, path: str, model: ModelPrecision) -> None:
-        """Makes the layer one of a model's, which shares its precision among them; ``path`` is its place there."""
+        """Make the layer part of a model that shares its average bits among layers; ``path`` is its path in the
+        model."""
         self.precision.name, self.precision.model = path, model
 
     def leave(self) -> None:
-        """Undoes ``join``: the level decides alone again, and the noise is the layer's own."""
+        """Undo ``join``: the layer uses the bits of its level alone again, with its own noise."""
         self._begin(self.precision.level, self.precision.group)
 
     def _begin(self, level: QLevel | None, group: int) -> None:

@@ -13,10 +13,10 @@ from integrations.qmodules.layers.base import QLayer
 
 
 class QDropout(QLayer, nn.Dropout):
-    """``torch.nn.Dropout`` that keeps one bit an element.
+    """``torch.nn.Dropout`` that keeps one bit per element.
 
-    Its noise is ``actcore.dropout``'s: a seed from torch's generator, so that ``torch.manual_seed`` decides, but other
-    zeros than torch's own with that seed; the probability is a multiple of 2**-16.
+    Its noise is that of ``actcore.dropout``, with a seed from torch's generator. So ``torch.manual_seed`` determines
+    it, but the zeros differ from torch's own with that seed. The probability is rounded to a multiple of 2**-16.
     """
 
     counterpart = nn.Dropout

@@ -104,7 +104,7 @@ class QLinear(StoredLinear, nn.Linear):
     """``torch.nn.Linear`` whose input, of any number of dimensions, is stored in a few bits.
 
     Args:
-        group: which of the level's ``bits`` is the layer's average.
+        group: index into the level's ``bits`` of the layer's average.
     """
 
     counterpart = nn.Linear
@@ -115,10 +115,10 @@ class QLinear(StoredLinear, nn.Linear):
 
 
 class QEmbedding(QLayer, nn.Embedding):
-    """``torch.nn.Embedding`` whose indices are stored, exactly, in the bits that their range takes.
+    """``torch.nn.Embedding`` that stores its indices exactly, in the bits that their range needs.
 
-    torch keeps 8 bytes an index, this ``ceil(log2(rows))`` bits: 10 for a table of 1,000 rows. The gradient is torch's
-    bit for bit.
+    torch keeps 8 bytes per index, this layer ``ceil(log2(rows))`` bits: 10 for a table of 1,000 rows. The gradient is
+    torch's bit for bit.
     """
 
     counterpart = nn.Embedding

@@ -77,7 +77,7 @@ class _MaxPool(_Pool):
 
 
 class QMaxPool1d(_MaxPool, nn.MaxPool1d):
-    """``torch.nn.MaxPool1d`` that keeps ``ceil(log2(window))`` bits an output. Values and gradients are torch's."""
+    """``torch.nn.MaxPool1d`` that keeps ``ceil(log2(window))`` bits per output. Values and gradients are torch's."""
 
     counterpart = nn.MaxPool1d
     dims = 1
@@ -85,7 +85,7 @@ class QMaxPool1d(_MaxPool, nn.MaxPool1d):
 
 
 class QMaxPool2d(_MaxPool, nn.MaxPool2d):
-    """``torch.nn.MaxPool2d`` that keeps ``ceil(log2(window))`` bits an output. Values and gradients are torch's."""
+    """``torch.nn.MaxPool2d`` that keeps ``ceil(log2(window))`` bits per output. Values and gradients are torch's."""
 
     counterpart = nn.MaxPool2d
     dims = 2
@@ -93,7 +93,7 @@ class QMaxPool2d(_MaxPool, nn.MaxPool2d):
 
 
 class QMaxPool3d(_MaxPool, nn.MaxPool3d):
-    """``torch.nn.MaxPool3d`` that keeps ``ceil(log2(window))`` bits an output. Values and gradients are torch's."""
+    """``torch.nn.MaxPool3d`` that keeps ``ceil(log2(window))`` bits per output. Values and gradients are torch's."""
 
     counterpart = nn.MaxPool3d
     dims = 3

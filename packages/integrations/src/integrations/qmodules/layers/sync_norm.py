@@ -96,14 +96,15 @@ def _statistics(x: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
 class QSyncBatchNorm(AnyBatchNorm, BatchNorm):
     """``torch.nn.SyncBatchNorm`` whose input is stored in a few bits.
 
-    It trains on the CPU as well, which torch's refuses, as does DistributedDataParallel for it: so this one is no
-    subclass of it, only of what both are. With one rank, or without a process group, it is a ``QBatchNorm`` of any
-    number of dimensions. ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` comes before ``QModule``.
+    It also trains on the CPU, which ``torch.nn.SyncBatchNorm`` and DistributedDataParallel reject. Therefore it is a
+    subclass of the base class of torch's layer and not of ``torch.nn.SyncBatchNorm`` itself. With one rank, or without
+    a process group, it is a ``QBatchNorm`` of any number of dimensions. Call
+    ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` before ``QModule``.
 
     Args:
-        process_group: the ranks that share statistics; all of them by default.
-        group: which of the level's ``bits`` is the layer's average.
-        options: what later versions of torch have besides (``bias``).
+        process_group: the ranks that share statistics; by default all of them.
+        group: index into the level's ``bits`` of the layer's average.
+        options: arguments of later versions of torch (``bias``).
     """
 
     counterpart = nn.SyncBatchNorm

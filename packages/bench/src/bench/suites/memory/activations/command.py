@@ -95,13 +95,13 @@ _RUN = {"models": _models, "overhead": _overhead, "memory": _memory, "adaptation
 def options(add: Options) -> None:
     """Those of the command."""
     add.part(PARTS, quick=QUICK_PARTS)
-    words = "repeatable; default: all; those whose library is not installed are left out"
+    words = "model, repeatable; default: all; models whose library is not installed are skipped"
     add.many("--model", MODELS, words, default=list(MODELS), quick=QUICK_MODELS)
     compressing = [name for name, level in LEVELS.items() if level.bits is not None and not level.offload]
-    words = f"repeatable; default: {', '.join(DEFAULT_LEVELS)}"
+    words = f"level, repeatable; default: {', '.join(DEFAULT_LEVELS)}"
     add.many("--level", compressing, words, default=DEFAULT_LEVELS, quick=QUICK_LEVELS)
-    add.number("--steps", "of the gradient's error", default=STEPS, quick=QUICK_STEPS)
-    add.number("--rounds", "of timed steps", default=ROUNDS, quick=QUICK_ROUNDS)
+    add.number("--steps", "number of steps that measure the gradient's error", default=STEPS, quick=QUICK_STEPS)
+    add.number("--rounds", "number of rounds of timed steps", default=ROUNDS, quick=QUICK_ROUNDS)
     add.quick(
         f"{', '.join(QUICK_MODELS)} at {', '.join(QUICK_LEVELS)}, all parts but {PARTS[-1]}, "
         f"{QUICK_STEPS} steps, {QUICK_ROUNDS} rounds"

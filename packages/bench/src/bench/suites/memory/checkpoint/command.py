@@ -44,21 +44,21 @@ _COMPILED_PARTS = (0.5, 0.1)
 def options(add: Options) -> None:
     """Those of the command."""
     words = (
-        "default: all; plan and memory are at the size of a model's table, the others at one at which a step takes "
+        "default: all; plan and memory use the size in a model's table, the others a size at which a step takes "
         "seconds at most"
     )
     add.part(PARTS, quick=[part for part in PARTS if part != "compile"], words=words)
-    words = "repeatable; default: all; those whose library is not installed are left out"
+    words = "model, repeatable; default: all; models whose library is not installed are skipped"
     add.many("--model", ARCHITECTURES, words, default=list(ARCHITECTURES), quick=list(QUICK))
-    add.add("--batch", type=positive, help="of the parts plan and memory; default: by model")
-    add.add("--size", type=positive, help="of the parts plan and memory; default: by model")
-    words = f"that a step may take; batches that need more are halved; default: {size_name(MEMORY_LIMIT)}"
+    add.add("--batch", type=positive, help="batch size of the parts plan and memory; default: by model")
+    add.add("--size", type=positive, help="input size of the parts plan and memory; default: by model")
+    words = f"memory that a step may take; larger batches are halved; default: {size_name(MEMORY_LIMIT)}"
     add.add("--memory-limit", type=size, default=MEMORY_LIMIT, help=words)
-    words = f"of the part compile, which takes minutes, repeatable; default: {', '.join(COMPILED)}"
+    words = f"model of the part compile (takes minutes), repeatable; default: {', '.join(COMPILED)}"
     add.many("--compile", ARCHITECTURES, words, default=COMPILED, metavar="MODEL")
-    add.number("--rounds", "of timed steps", default=ROUNDS, quick=QUICK_ROUNDS)
+    add.number("--rounds", "number of rounds of timed steps", default=ROUNDS, quick=QUICK_ROUNDS)
     add.seed("of weights, inputs and gradients")
-    words = "images in that order, in which CPU convolutions copy nothing"
+    words = "images in the channels-last format, which CPU convolutions do not copy"
     add.add("--channels-last", action="store_true", help=words)
     add.quick(f"{', '.join(QUICK)}, {QUICK_ROUNDS} rounds, all parts at small sizes, none compiled")
     add.files()

@@ -132,18 +132,18 @@ def options(add: Options) -> None:
         "--part",
         choices=PARTS,
         default=PARTS[0],
-        help="ways: every way of training, timed; peaks: what plans say of their peaks beside what is measured, of "
-        f"{len(BESIDE) + len(PEAK_SUBJECTS)} models of all kinds, not timed; planning: how long it takes, and how good "
-        "plans are beside every choice of small steps; compiled: see --compile; host: the host's time of a compiled "
-        "step of 24 tiny layers; default: %(default)s",
+        help="part to run; ways: every way of training, timed; peaks: planned and measured peaks of "
+        f"{len(BESIDE) + len(PEAK_SUBJECTS)} models, not timed; planning: the time of planning, and the quality of "
+        "plans compared with all choices for small steps; compiled: see --compile; host: host time of a compiled step "
+        "of 24 tiny layers; default: %(default)s",
     )
     words = (
-        f"repeatable: {', '.join(NAMES)}; default: {', '.join(SUBJECTS)}; those whose library is not installed are "
-        "left out"
+        f"model, repeatable: {', '.join(NAMES)}; default: {', '.join(SUBJECTS)}; models whose library is not installed "
+        "are skipped"
     )
     add.many("--model", (*NAMES, *planning.DEEP), words, metavar="NAME")
-    words = f"repeatable: {'; '.join(WAYS)}; default: all that need no compiler, and all on CUDA"
-    words += f"; of --compile: {'; '.join(COMPILED_WAYS)}"
+    words = f"way of training, repeatable: {'; '.join(WAYS)}; default: all without a compiler, on CUDA all"
+    words += f"; with --compile: {'; '.join(COMPILED_WAYS)}"
     add.many("--way", {**WAYS, **COMPILED_WAYS}, words, metavar="WAY")
     words = (
         f"parts compiled and host: {', '.join(COMPILED_SUBJECTS)} under torch.compile, with torch's budget for "
@@ -153,12 +153,12 @@ def options(add: Options) -> None:
     add.add(
         "--gpu",
         action="store_true",
-        help=f"{', '.join(GPU_SUBJECTS)} in the ways {'; '.join(GPU_WAYS)}, with what a step takes of the device and "
-        "of the processor beside it; without a GPU the models are small; the default on CUDA".replace("%", "%%"),
+        help=f"{', '.join(GPU_SUBJECTS)} in the ways {'; '.join(GPU_WAYS)}, with the use of device and host by a "
+        "step; small models without a GPU; default on CUDA".replace("%", "%%"),
     )
-    words = "peaks and gradients alone, for a machine that is busy"
+    words = "measure peaks and gradients only, for a busy machine"
     add.add("--no-time", action="store_true", help=words)
-    words = f"of timed steps; default: {ROUNDS}, {GPU_ROUNDS} with --gpu"
+    words = f"number of rounds of timed steps; default: {ROUNDS}, {GPU_ROUNDS} with --gpu"
     add.add("--rounds", type=positive, help=words)
     add.seed("of weights and inputs")
     add.quick(
@@ -183,7 +183,7 @@ def settle(asked: argparse.Namespace) -> None:
         return
     if asked.part == "planning":
         if asked.device != "cpu" or asked.chart is not None:
-            raise BenchError("--part planning has no chart, and plans for a CPU; leave out --chart and --device")
+            raise BenchError("--part planning has no chart and plans for a CPU only; leave out --chart and --device")
         asked.models = asked.models or list(planning.QUICK if asked.quick else planning.NAMES)
         return
     asked.on_gpu = asked.gpu or asked.device == "cuda"
@@ -206,8 +206,8 @@ def _settle_compiled(asked: argparse.Namespace) -> None:
         BenchError: a way or a chart is asked for that they do not have.
     """
     if asked.chart is not None:
-        raise BenchError("compiled ways have no chart; leave out --chart")
-    _require_ways(asked.ways, COMPILED_WAYS, "is none of --compile")
+        raise BenchError("the parts compiled and host have no chart; leave out --chart")
+    _require_ways(asked.ways, COMPILED_WAYS, "is not a way of --compile")
     with_models = asked.compile or asked.part == "compiled"
     with_host = asked.part == "host" or (asked.compile and not asked.quick and not asked.no_time)
     asked.part, asked.timed = "compiled", not asked.no_time
