@@ -35,9 +35,7 @@ def require_loss(loss: object) -> None:
         TypeError: it cannot be called.
     """
     if loss is not None and not callable(loss):
-        raise TypeError(
-            f"criterion must be a function of the model's output that returns the loss, got {loss!r}"
-        )
+        raise TypeError(f"criterion must be a function of the model's output that returns the loss, got {loss!r}")
 
 
 class Differentiated(NamedTuple):
@@ -64,9 +62,7 @@ def differentiated(outputs: Any, loss: Loss | None) -> Differentiated:
     if loss is not None:
         made = tensors_in(loss(outputs))
         if not made:
-            raise TypeError(
-                "criterion must return one or more tensors computed from the model's output, got none"
-            )
+            raise TypeError("criterion must return one or more tensors computed from the model's output, got none")
         return Differentiated(_trained(made), OF_LOSS, True)
     own = own_loss(outputs)
     if own is not None:
