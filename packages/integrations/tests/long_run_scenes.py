@@ -149,7 +149,7 @@ def exchanged_layers(run):
         integrations.restore_model(model)
     model = qmodules.QModule(copy.deepcopy(run.images), level="L2", seed=run.seed())
     run.step(model)
-    qmodules.revert(model)
+    qmodules.restore_model(model)
 
 
 def chunked_loss(run):

@@ -70,7 +70,7 @@ def q_model(model):
 @pytest.mark.parametrize("loss", [slopes, hessian_product], ids=["by inputs", "by parameters"])
 def test_q_norms_read_their_input_for_any_gradient(norm, loss):
     [message] = messages_of(q_model(between(norm)), loss)
-    for word in ("Q-layers", "QModule on other parts", "qmodules.revert(model)", "without layers=", "bits=8"):
+    for word in ("Q-layers", "QModule on other parts", "qmodules.restore_model(model)", "without layers=", "bits=8"):
         assert word in message
 
 
@@ -139,7 +139,7 @@ def gated(bits=4):
 def test_randomized_linear_layers_warn_once_of_gradients_of_their_weights(model):
     assert messages_of(model(), slopes) == []
     [message] = messages_of(model(), hessian_product)
-    for word in ("randomized linear", "skip=", "fewbit.restore_model(model)", "without linear="):
+    for word in ("randomized linear", "keep=", "fewbit.restore_model(model)", "without linear="):
         assert word in message
 
 

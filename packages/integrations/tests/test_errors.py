@@ -95,7 +95,7 @@ def test_a_wrapper_of_a_compressed_model():
     [
         (integrations.compress_model, integrations.restore_model),
         (fewbit.convert, fewbit.restore_model),
-        (qmodules.QModule, qmodules.revert),
+        (qmodules.QModule, qmodules.restore_model),
         (
             lambda model: checkpoint.apply(model.train(), checkpoint.plan(model, torch.randn(2, 16))),
             checkpoint.restore_model,

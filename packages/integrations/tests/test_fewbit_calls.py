@@ -283,8 +283,8 @@ def test_a_subclass_of_a_layer_stays_and_its_call_is_converted():
     assert fewbit.summary(make(False)).kept == {"0": reason}
 
 
-def test_skip_takes_classes():
-    model = fewbit.convert(Net(), skip=(Block, nn.Mish))
+def test_keep_takes_classes():
+    model = fewbit.convert(Net(), keep=(Block, nn.Mish))
     step(model)
     assert not fewbit.summary(model).converted
     assert fewbit.summary(model).calls == {"": ("softplus",)}

@@ -196,7 +196,9 @@ def test_converting_twice_says_how_to_go_on():
     model = fewbit.convert(Net())
     with pytest.raises(ValueError, match=r"Net is converted already; call fewbit.restore_model\(model\) first"):
         fewbit.convert(model, bits=2)
-    with pytest.raises(ValueError, match=r"Block is part of a converted model, .* few-bit layer at 'act'; call fewbit"):
+    with pytest.raises(
+        ValueError, match=r"Block is part of a converted model and has a few-bit layer at 'act'; call fewbit"
+    ):
         fewbit.convert(model.block)
     assert equal(step(model), step(fewbit.convert(Net())))
 
@@ -208,13 +210,13 @@ WRONG = {
     "rounding": (ValueError, "rounding must be 'nearest' or 'stochastic', got 'up'", {"rounding": "up"}),
     "weight": (ValueError, "weight must be .*, got 'mine'", {"weight": "mine"}),
     "functions": (ValueError, "functions must be 'all' or names of relu, .*; got 'gleu'", {"functions": ["gleu"]}),
-    "skip": (
+    "keep": (
         ValueError,
-        "skip must name modules of the model, got 'blocks9', which matches none",
-        {"skip": ["block", "blocks9"]},
+        "keep must name modules of the model, got 'blocks9', which matches none",
+        {"keep": ["block", "blocks9"]},
     ),
-    "skip, of another type": (TypeError, "skip must hold paths of modules or classes of modules, got 3", {"skip": [3]}),
-    "skip, a number": (TypeError, "skip must hold paths of modules or classes of modules, got 3", {"skip": 3}),
+    "keep, of another type": (TypeError, "keep must hold paths of modules or classes of modules, got 3", {"keep": [3]}),
+    "skip, the older name": (TypeError, "keep must hold paths of modules or classes of modules, got 3", {"skip": 3}),
     "calls": (TypeError, "calls must be True or False, got 'all'", {"calls": "all"}),
     "linear": (TypeError, "linear must be the share of rows that a sketch keeps, .* got 'few'", {"linear": "few"}),
     "linear, out of range": (ValueError, "linear must be above 0 and at most 1", {"linear": 2.0}),

@@ -61,7 +61,7 @@ WAYS = {
     "plan": (planned, lambda model: model),
     "apply": (lambda model: checkpoint.apply(model, checkpoint.plan(model, (X,))), checkpoint.restore_model),
     "convert": (fewbit.convert, fewbit.restore_model),
-    "QModule": (lambda model: qmodules.QModule(model, "L2"), qmodules.revert),
+    "QModule": (lambda model: qmodules.QModule(model, "L2"), qmodules.restore_model),
 }
 
 

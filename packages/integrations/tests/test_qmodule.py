@@ -126,7 +126,7 @@ def test_a_root_that_is_a_layer_becomes_its_q_layer():
     assert type(converted) is qmodules.QConv2d
     assert converted.weight is conv.weight
     assert qmodules.summary(converted).converted == {"": ("Conv2d", "QConv2d")}
-    reverted = qmodules.revert(converted)
+    reverted = qmodules.restore_model(converted)
     assert type(reverted) is nn.Conv2d
     assert reverted.weight is conv.weight
 
@@ -137,7 +137,7 @@ def test_revert_gives_back_what_was_there():
     qmodules.QModule(model)
     step(model, X)
     step(plain, X)
-    assert qmodules.revert(model) is model
+    assert qmodules.restore_model(model) is model
     assert str(model) == str(plain)
     assert {name: set(vars(module)) for name, module in model.named_modules()} == attributes
     plain.load_state_dict(model.state_dict())
@@ -158,7 +158,7 @@ def test_copies_are_converted_and_share_nothing(copier):
     step(twin, X)
     assert all(p.grad is None for p in model.parameters())
     assert torch.equal(model.conv.weight, weight)
-    assert type(qmodules.revert(twin).conv) is nn.Conv2d
+    assert type(qmodules.restore_model(twin).conv) is nn.Conv2d
     assert type(model.conv) is qmodules.QConv2d
 
 
@@ -221,7 +221,7 @@ def test_errors():
     with pytest.raises(ValueError, match=r"Net is not converted; call qmodules.QModule\(model\) first"):
         qmodules.summary(Net())
     model = qmodules.QModule(Net())
-    with pytest.raises(ValueError, match=r"Net is converted already; call qmodules.revert\(model\) first"):
+    with pytest.raises(ValueError, match=r"Net is converted already; call qmodules.restore_model\(model\) first"):
         qmodules.QModule(model)
     with pytest.raises(TypeError, match=r"module must be a torch.nn.Conv2d, not a subclass, got Own"):
         qmodules.QConv2d.from_module(Own(3, 3, 1))

@@ -39,17 +39,17 @@ def test_layers_built_by_hand_share_bits_once_they_are_in_a_model():
     qmodules.QModule(model, "L3")
     assert len({id(layer.precision.model) for layer in (model[0], model[2], model[4])}) == 1
     assert bits() != [2.0, 2.0]
-    qmodules.revert(model)
+    qmodules.restore_model(model)
     assert [type(layer) for layer in model[:3]] == [qmodules.QConv2d, qmodules.QReLU, qmodules.QConv2d]
     assert bits() == [2.0, 2.0]
 
 
 def test_a_layer_built_by_hand_that_is_a_model_stays():
     layer = qmodules.QLinear(4, 4)
-    assert qmodules.revert(qmodules.QModule(layer)) is layer
+    assert qmodules.restore_model(qmodules.QModule(layer)) is layer
 
 
 def test_revert_leaves_layers_built_by_hand():
     model = qmodules.QModule(nn.Sequential(nn.Linear(4, 4), qmodules.QLinear(4, 4)))
-    qmodules.revert(model)
+    qmodules.restore_model(model)
     assert [type(layer) for layer in model] == [nn.Linear, qmodules.QLinear]

@@ -64,7 +64,7 @@ def test_its_linear_layers_are_converted(make, linears):
     found = gradients(model)
     # The weight's gradient has the error of its own input, once for each layer that it passed.
     assert 0 < relative_error(plain, found) < EIGHT_BITS
-    assert gradients(qmodules.revert(model)).keys() == plain.keys()
+    assert gradients(qmodules.restore_model(model)).keys() == plain.keys()
     assert relative_error(plain, gradients(model)) == 0
 
 
@@ -99,7 +99,7 @@ def test_a_q_layer_is_a_linear_layer_of_the_library():
     assert not q.bias.any()
     assert torch.equal(q(x=X), q.eval()(X))
     assert seen == [1, 1]
-    back = qmodules.revert(model)[0]
+    back = qmodules.restore_model(model)[0]
     assert type(back) is pyg_nn.Linear
     assert back.weight is weight
     assert vars(back).keys() == vars(layer).keys()

@@ -120,7 +120,7 @@ def test_a_forward_made_no_smaller_is_told_of_exchanged_layers_too():
 
 @pytest.mark.parametrize(
     ("options", "undone"),
-    [({"activations": "fewbit", "linear": 0.5}, fewbit.restore_model), ({"layers": "q"}, qmodules.revert)],
+    [({"activations": "fewbit", "linear": 0.5}, fewbit.restore_model), ({"layers": "q"}, qmodules.restore_model)],
     ids=["fewbit", "Q-layers"],
 )
 def test_what_was_exchanged_is_told_after_the_model_was_restored(options, undone):

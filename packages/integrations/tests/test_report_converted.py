@@ -74,8 +74,8 @@ def test_a_model_is_as_it_was_after_the_first_forward(convert):
     first = make_report(model).rows
     model(X[:8]).sum().backward()
     assert make_report(model).rows == first
-    for undo in (qmodules.revert, fewbit.restore_model):
-        if (qmodules if undo is qmodules.revert else fewbit).is_converted(model):
+    for undo in (qmodules.restore_model, fewbit.restore_model):
+        if (qmodules if undo is qmodules.restore_model else fewbit).is_converted(model):
             undo(model)
     assert vars(model).keys() == vars(plain).keys()
     with pytest.raises(ValueError, match="is not compressed"):
@@ -85,7 +85,7 @@ def test_a_model_is_as_it_was_after_the_first_forward(convert):
 @every_way
 def test_conversions_undone_before_any_forward(convert):
     model = convert(net())
-    for module, undo in ((qmodules, qmodules.revert), (fewbit, fewbit.restore_model)):
+    for module, undo in ((qmodules, qmodules.restore_model), (fewbit, fewbit.restore_model)):
         if module.is_converted(model):
             undo(model)
     assert vars(model).keys() == vars(net()).keys()

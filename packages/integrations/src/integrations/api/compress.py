@@ -342,7 +342,7 @@ def _ways_back(model: nn.Module) -> str:
         call
         for call, done in (
             ("integrations.fewbit.restore_model(model)", fewbit.is_converted(model)),
-            ("integrations.qmodules.revert(model)", qmodules.is_converted(model)),
+            ("integrations.qmodules.restore_model(model)", qmodules.is_converted(model)),
         )
         if done
     ]

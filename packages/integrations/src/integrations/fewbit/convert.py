@@ -14,6 +14,7 @@ from torch import nn
 from integrations._utils.compiling import compiled_module
 from integrations._utils.layer_replacement import give_back, remember, remembered, take_over
 from integrations._utils.module_tree import exchange
+from integrations._utils.older_names import accepts_older_names
 from integrations.fewbit import functional, modules
 from integrations.fewbit.conversion import (
     SAVED_ANYWAY,
@@ -39,6 +40,7 @@ from integrations.runtime.first_forward import listen_no_longer, listen_once
 Model = TypeVar("Model", bound=nn.Module)
 
 
+@accepts_older_names(keep="skip")
 def convert(
     model: Model,
     bits: int | None = 3,
@@ -48,7 +50,7 @@ def convert(
     weight: str = "uniform",
     linear: float | Mapping[str, Any] | None = None,
     norms: bool = False,
-    skip: str | type[nn.Module] | Iterable[str | type[nn.Module]] = (),
+    keep: str | type[nn.Module] | Iterable[str | type[nn.Module]] = (),
     calls: bool = True,
 ) -> Model:
     """Make a model's activations store their saved tensors in few bits. Works in place.
@@ -81,8 +83,8 @@ def convert(
         norms: also replaces ``nn.LayerNorm``, ``nn.RMSNorm`` and norms like those of transformers' Llama by norms that
             save their output, which linear layers after them save anyway; see ``fewbit.LayerNorm``. Operators after
             them must not work in place.
-        skip: modules that stay unchanged, with all modules in them and the calls that they make: paths as in
-            ``named_modules``, with ``*`` and ``?`` as in file names, or classes.
+        keep: modules that stay unchanged, with all modules in them and the calls that they make: paths as in
+            ``named_modules``, with ``*`` and ``?`` as in file names, or classes. ``skip`` is an older name.
         calls: whether calls are replaced as well as layers.
 
     Returns:
@@ -91,7 +93,7 @@ def convert(
     Raises:
         TypeError: ``model`` is not a module, or another argument has the wrong type.
         ValueError: the model is converted already, or has few-bit layers from the conversion of a larger model; a
-            function is unknown; a path in ``skip`` matches no module; ``bits``, ``rounding``, ``weight`` or an option
+            function is unknown; a path in ``keep`` matches no module; ``bits``, ``rounding``, ``weight`` or an option
             of ``linear`` is out of range.
     """
     inner = compiled_module(model)
@@ -100,7 +102,7 @@ def convert(
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
     bits = DEFAULT_BITS if bits is None else bits
-    chosen, skipped = _chosen_functions(functions), _skip_entries(skip)
+    chosen, skipped = _chosen_functions(functions), _keep_entries(keep)
     settings: dict[str, Any] = {"bits": bits, "rounding": rounding, "weight": weight}
     modules.GELU(**settings)  # which refuses what is wrong, and so does the table
     table("gelu", bits, weight=weight)
@@ -278,7 +280,7 @@ def _require_unconverted(model: nn.Module) -> None:
         if remembered(module) is not None:
             raise ValueError(
                 f"{type(model).__name__} is part of a converted model and has a few-bit layer at {path!r}; call "
-                "fewbit.restore_model on the converted model first, or convert that model with skip="
+                "fewbit.restore_model on the converted model first, or convert that model with keep="
             )
 
 
@@ -300,12 +302,12 @@ def _chosen_functions(functions: str | Iterable[str] | None) -> frozenset[str]:
     return frozenset([*names, "gelu_tanh"] if "gelu" in names else names)
 
 
-def _skip_entries(skip: Any) -> Skip:
-    """The entries of ``skip``, which may be one alone."""
-    entries = tuple(skip) if isinstance(skip, Iterable) and not isinstance(skip, (str, type)) else (skip,)
+def _keep_entries(keep: Any) -> Skip:
+    """The entries of ``keep``, which may be one alone."""
+    entries = tuple(keep) if isinstance(keep, Iterable) and not isinstance(keep, (str, type)) else (keep,)
     for entry in entries:
         if not isinstance(entry, str) and not (isinstance(entry, type) and issubclass(entry, nn.Module)):
-            raise TypeError(f"skip must hold paths of modules or classes of modules, got {entry!r}")
+            raise TypeError(f"keep must hold paths of modules or classes of modules, got {entry!r}")
     return entries
 
 
@@ -313,7 +315,7 @@ def _require_found(skip: Skip, where: Mapping[nn.Module, tuple[str, bool]]) -> N
     """Raises unless each entry fits a module of the model."""
     for entry in skip:
         if not any(fits(path, module, (entry,)) for module, (path, _) in where.items()):
-            raise ValueError(f"skip must name modules of the model, got {entry!r}, which matches none")
+            raise ValueError(f"keep must name modules of the model, got {entry!r}, which matches none")
 
 
 def _linear_options(linear: Any) -> Mapping[str, Any] | None:

@@ -8,7 +8,7 @@ print(qmodules.summary(model))
 """
 
 from integrations.qmodules.config import config, set_optimization_level
-from integrations.qmodules.convert import QModule, Summary, is_converted, revert, summary
+from integrations.qmodules.convert import QModule, Summary, is_converted, restore_model, revert, summary
 from integrations.qmodules.data import DataLoader
 from integrations.qmodules.layers import (
     QGELU,
@@ -81,6 +81,7 @@ __all__ = [
     "config",
     "is_converted",
     "model_precision",
+    "restore_model",
     "revert",
     "set_optimization_level",
     "summary",

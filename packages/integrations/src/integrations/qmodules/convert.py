@@ -1,5 +1,5 @@
-"""``QModule``, ``revert`` and ``summary``: a model's layers exchanged for Q-layers, in place, and back. Q-layers of
-other libraries are imported once a model has a layer of that library."""
+"""``QModule``, ``restore_model`` and ``summary``: a model's layers are replaced by Q-layers, in place, and restored.
+Q-layers of other libraries are imported once a model has a layer of that library."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _QConversion(Conversion):
 
     key = "_qmodules_conversion"
     call = "qmodules.QModule(model)"
-    undo = "qmodules.revert(model)"
+    undo = "qmodules.restore_model(model)"
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
         assert kind is not None  # otherwise there is a reason
         layer = kind.from_module(module, chosen)
         layer.join(path or type(module).__name__, precision)
-        layer.__dict__[_QConversion.key] = True  # for revert: a Q-layer that was built by hand stays one
+        layer.__dict__[_QConversion.key] = True  # for restore_model: a Q-layer that was built by hand stays one
         converted.append((path, _name_of(type(module)), type(layer).__name__))
         return layer
 
@@ -132,12 +132,12 @@ def QModule(model: Model, level: str | QLevel | None = None, **options: Any) -> 
             listen_once(root)
     except BaseException:
         _QConversion((), (), chosen, precision).put(model)  # with which what has been done so far is undone
-        revert(model)
+        restore_model(model)
         raise
     return root  # type: ignore[return-value]  # a Q-layer is a subclass of its counterpart
 
 
-def revert(model: Model) -> Model:
+def restore_model(model: Model) -> Model:
     """Undo ``QModule``: put torch's own layers back, with the current parameters, buffers and hooks.
 
     Q-layers that you created yourself stay, and choose their bits alone again. A model that is not converted is
@@ -173,6 +173,10 @@ def revert(model: Model) -> Model:
     for module in reversed(list(root.modules())):  # the root last, which says that the model is converted
         module.__dict__.pop(_QConversion.key, None)
     return root  # type: ignore[return-value]  # of the class that it had before
+
+
+revert = restore_model
+"""The older name of ``restore_model``."""
 
 
 def summary(model: nn.Module) -> Summary:

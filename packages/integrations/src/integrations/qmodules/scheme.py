@@ -245,8 +245,8 @@ def new_double_backward() -> DoubleBackward:
 def _tell_of_double_backward(rounded: bool) -> None:
     warn(
         f"Q-layers: {BY_ROUNDED}. Second derivatives have more error than first ones, and a bias. Use torch's layers "
-        "(QModule on other parts of the model, qmodules.revert(model), compress_model without layers=) or more bits "
-        "(bits=8)"
+        "(QModule on other parts of the model, qmodules.restore_model(model), compress_model without layers=) or more "
+        "bits (bits=8)"
     )
 
 

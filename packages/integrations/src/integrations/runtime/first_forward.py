@@ -58,7 +58,7 @@ class FirstForward(ListensOnce):
     """Replace a converted model's ``forward`` until the first training forward is over."""
 
     what: ClassVar[str] = "converted"
-    undo: ClassVar[str] = "qmodules.revert(model) or fewbit.restore_model(model)"
+    undo: ClassVar[str] = "qmodules.restore_model(model) or fewbit.restore_model(model)"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():

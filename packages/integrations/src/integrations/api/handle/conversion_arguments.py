@@ -33,7 +33,8 @@ def read_activations(given: Any) -> Mapping[str, Any] | None:
                 "activations must not have the argument linear of fewbit.convert; pass it as the separate option "
                 "linear="
             )
-        fewbit.convert(nn.Sequential(), **{**given, "skip": ()})  # which raises for what is wrong
+        kept = {name: () for name in ("keep", "skip") if name in given}  # paths, which the model has
+        fewbit.convert(nn.Sequential(), **{**given, **kept})  # which raises for what is wrong
         return dict(given)
     if isinstance(given, str):
         if given != FEWBIT:

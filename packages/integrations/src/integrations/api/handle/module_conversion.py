@@ -101,9 +101,9 @@ class Conversions:
                 _require_inside(model, done, fewbit.restore_model)
                 self._require_sketches(model)
             if self.layers is not None:
-                _undo_later(undoing, model, qmodules.is_converted, qmodules.revert)
+                _undo_later(undoing, model, qmodules.is_converted, qmodules.restore_model)
                 done = qmodules.QModule(model, **self.layers)
-                _require_inside(model, done, qmodules.revert)
+                _require_inside(model, done, qmodules.restore_model)
                 _require_q_layers(model, kept)
             if self.loss is not None:
                 _undo_later(undoing, model, self.heads, self._take_out_heads)
@@ -131,7 +131,7 @@ class Conversions:
         try:
             found._take_out_heads(model)
             if found.layers is not None and qmodules.is_converted(model):
-                qmodules.revert(model)
+                qmodules.restore_model(model)
         except BaseException:
             for head, _ in heads:
                 head.put()
@@ -250,9 +250,9 @@ class Conversions:
         if self.activations is not None:
             given = dict(self.activations)
         if kept:
-            skipped = given.get("skip", ())
-            skipped = (skipped,) if isinstance(skipped, str | type) else tuple(skipped)
-            given["skip"] = (*skipped, *kept)
+            exact = given.pop("skip", given.get("keep", ()))
+            exact = (exact,) if isinstance(exact, str | type) else tuple(exact)
+            given["keep"] = (*exact, *kept)
         linear = self.linear
         if linear is not None and level.bits is not None:
             linear = {"bits": level.bits, **linear}

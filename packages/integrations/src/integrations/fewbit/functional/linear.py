@@ -267,7 +267,7 @@ def _tell_of_double_backward(rounded: bool) -> None:
     warn(
         "randomized linear layers: backward differentiates gradients of their weights (create_graph=True), which are "
         "right on average only. Second derivatives have more error than first ones, and a bias. Use torch's layers: "
-        "skip= of fewbit.convert, fewbit.restore_model(model), or compress_model without linear="
+        "keep= of fewbit.convert, fewbit.restore_model(model), or compress_model without linear="
     )
 
 

@@ -119,20 +119,16 @@ class QLayer(StandIn):
         Raises:
             TypeError: ``x`` is a ``DTensor``.
         """
-        saved = (
-            self.training
-            and torch.is_grad_enabled()
-            and not self.precision.level.off
-            and (x.requires_grad or any(p is not None and p.requires_grad for p in parameters))
-        )
-        if saved and is_dtensor(x):
+        if not self.training or not torch.is_grad_enabled() or self.precision.level.off:
+            return False
+        if is_dtensor(x) and _any_requires_grad(x, *parameters):
             raise make_dtensor_error(x, 'Q-layers (layers="q")')
         return (
-            saved
-            and type(x) in PLAIN
+            type(x) in PLAIN
             and x.layout is torch.strided
             and not x.is_nested
             and not x.is_complex()
+            and _any_requires_grad(x, *parameters)
             and (torch.compiler.is_compiling() or not (_transformed() or x.is_inference()))
         )
 
@@ -153,6 +149,10 @@ class QLayer(StandIn):
             return Saving(codec, self.precision)
         precision, name = self.precision, type(self).__name__
         return Saving(codec, precision, precision.token(), precision.stream(), name)
+
+
+def _any_requires_grad(*tensors: Tensor | None) -> bool:
+    return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _transformed() -> bool:
