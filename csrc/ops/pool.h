@@ -48,9 +48,10 @@ inline void require_options(const char* op, size_t dims, const PoolOptions& opti
             options.stride[d]);
     require(options.dilation[d] >= 1 && options.dilation[d] < kLargest, op, "dilation must be positive, got ",
             options.dilation[d]);
-    require(options.kernel[d] <= kMaxWindow && (window *= options.kernel[d]) <= kMaxWindow, op,
-            "a window must have at most 256 elements, so that an index fits in 8 bits; use torch.nn.functional.max_pool", dims,
-            "d for larger ones");
+    require(
+        options.kernel[d] <= kMaxWindow && (window *= options.kernel[d]) <= kMaxWindow, op,
+        "a window must have at most 256 elements, so that an index fits in 8 bits; use torch.nn.functional.max_pool",
+        dims, "d for larger ones");
     const int64_t most = ((options.kernel[d] - 1) * options.dilation[d] + 1) / 2;
     require(options.padding[d] >= 0 && options.padding[d] <= most, op,
             "padding must be from 0 to half of the dilated kernel, ", most, ", got ", options.padding[d]);

@@ -72,7 +72,7 @@ def test_records(name, damage, tmp_path, capsys):
 
 def test_a_record_too_deep(tmp_path, damage):
     (tmp_path / "deep.json").write_text(damage.DEEP)
-    with pytest.raises(BenchError, match="more than 32 deep"):
+    with pytest.raises(BenchError, match="more than 32 levels deep"):
         suites.load(tmp_path / "deep.json")
 
 

@@ -65,7 +65,7 @@ def test_fake_tensors_are_stored_without_a_look_at_their_elements():
         stored = actcore.compress(mask, actcore.BitMask((0.0, 2.0)))
         assert (stored.nbytes, stored.decompress().shape) == (126, (1001,))
         assert actcore.compress(torch.empty(1000, dtype=torch.int64), actcore.Narrow(0, 5)).nbytes == 375
-    with pytest.raises(ValueError, match="an element is neither"):
+    with pytest.raises(ValueError, match="has an element of another value"):
         actcore.compress(torch.ones(1001), actcore.BitMask((0.0, 2.0)))
 
 
@@ -100,7 +100,7 @@ def test_a_bool_is_stored_without_a_look_at_the_flag(values):
     assert dispatched.names.count("actcore.bit_mask_compress.default") == 1
     assert not [name for name in dispatched.names if "_local_scalar_dense" in name or "assert" in name]
     assert torch.equal(c.decompress(), mask)
-    with pytest.raises(ValueError, match="an element is neither"):
+    with pytest.raises(ValueError, match="has an element of another value"):
         actcore.compress(mask, actcore.BitMask((1, 1)))
 
 
@@ -123,7 +123,7 @@ def test_a_third_value_raises_wherever_it_stands(set_threads, dtype):
 def test_nan_infinity_and_the_other_zero_are_third_values(dtype, strange):
     x = one_of_two(300, dtype, 0, 1)
     x[100] = strange
-    with pytest.raises(ValueError, match="an element is neither"):
+    with pytest.raises(ValueError, match="has an element of another value"):
         actcore.compress(x, actcore.BitMask())
 
 

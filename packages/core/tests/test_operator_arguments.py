@@ -204,7 +204,7 @@ WRONG = [
     (
         "group_affine_standardized_decompress",
         (U8[:500], F32[:8], F32[:20].view(2, 10).double(), 1000, 100, 0, 4, 256),
-        "statistics must be float32 beside elements of this dtype",
+        "statistics must be float32 for elements of this dtype",
     ),
     (
         "group_affine_standardized_decompress",

@@ -180,7 +180,7 @@ def test_a_layer_with_tensors_of_its_own_has_them_on_the_device():
 def test_errors_of_convert_linear():
     with pytest.raises(TypeError, match=r"module must be a torch.nn.Module, got str"):
         convert_linear("linear", RandomizedLinear)
-    with pytest.raises(ValueError, match=r"a weight of shape \(4, 8\), got \(8, 4\) of Linear"):
+    with pytest.raises(ValueError, match=r"a weight of shape \(4, 8\), got \(8, 4\) in Linear"):
         convert_linear(nn.Linear(8, 4), lambda i, o, **kwargs: nn.Linear(o, i))
-    with pytest.raises(ValueError, match=r"a weight of shape \(4, 8\), got none of Identity"):
+    with pytest.raises(ValueError, match=r"a weight of shape \(4, 8\), got none in Identity"):
         convert_linear(nn.Linear(8, 4), nn.Identity)

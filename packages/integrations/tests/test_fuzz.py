@@ -329,7 +329,7 @@ def test_texts_are_bounded(monkeypatch):
             Plan.from_json(text)
     assert checked_json.loaded("[" * 32 + "]" * 32, "a test")
     for text in ("1" * 5000, "NaN", "[1e999]", "-Infinity"):
-        with pytest.raises(ValueError, match="it is no JSON"):
+        with pytest.raises(ValueError, match="it is not JSON"):
             Graph.from_json(text)
     monkeypatch.setattr(checked_json, "LONGEST", 9)
     with pytest.raises(ValueError, match="of at most 9 characters, got 10"):

@@ -79,7 +79,7 @@ def test_several_pushed_in_a_block_inside_a_block():
         block.__enter__()
         for hook in hooks:
             hook.__enter__()
-        with pytest.raises(RuntimeError, match=r"TensorBase\.detach, torch\.nn\.modules\.linear\.Identity;"):
+        with pytest.raises(RuntimeError, match=r"TensorBase\.detach, torch\.nn\.modules\.linear\.Identity\."):
             block.__exit__(None, None, None)
         for _ in hooks:
             STACK._pop_saved_tensors_default_hooks()

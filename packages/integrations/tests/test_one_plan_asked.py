@@ -200,5 +200,5 @@ def test_what_does_not_fit_is_said_in_the_bounds_that_were_asked_for():
     model, (x,) = deep()
     followed = integrations.plan(model, (x,), time=1.2, error=0)
     asked = Bounds(time=1.2, fallback="least")
-    with pytest.warns(UserWarning, match=r"keeps to time=1\.2: the least"):
+    with pytest.warns(UserWarning, match=r"keeps to time=1\.2: the plan with the least"):
         Plans(followed, "replan", asked)._exceed_bounds(followed, followed.graph.inputs)

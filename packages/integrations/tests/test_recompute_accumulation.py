@@ -89,9 +89,9 @@ def test_a_budget_that_one_state_cannot_keep_raises_once_a_step_has_accumulated(
     plan = checkpoint.plan(model, X, loss=loss, holds_outputs=False)
     checkpoint.apply(model, plan.within(plan.peak))
     counted(model, X)
-    with pytest.warns(UserWarning, match=r"where gradients are there already keeps to budget=\d+: .* is taken"):
+    with pytest.warns(UserWarning, match=r"in steps that add to gradients keeps to memory=\d+: .* is used"):
         counted(model, X)
-    with pytest.raises(ValueError, match=r"where gradients are there already keeps to budget=\d+: .*zero_grad"):
+    with pytest.raises(ValueError, match=r"in steps that add to gradients keeps to memory=\d+: .*zero_grad"):
         model(X)
     model.zero_grad()
     counted(model, X)
@@ -102,7 +102,7 @@ def test_a_budget_that_one_state_cannot_keep_is_told_of_once_where_it_may_fall_b
     plan = integrations.plan(model, (X,), memory="least")
     compress_model(model, plan=plan.within(plan.peak), fallback="least")
     model(X).sum().backward()
-    with pytest.warns(UserWarning, match=r"where gradients are there already keeps to memory=\d+: .* is taken"):
+    with pytest.warns(UserWarning, match=r"in steps that add to gradients keeps to memory=\d+: .* is used"):
         model(X).sum().backward()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -124,7 +124,7 @@ def test_steps_that_clear_gradients_late_keep_a_budget_that_accumulation_cannot(
         out.backward()
 
     step()
-    with pytest.warns(UserWarning, match="where gradients are there already keeps to"):
+    with pytest.warns(UserWarning, match="in steps that add to gradients keeps to"):
         step()
     for _ in range(3):
         step()

@@ -116,7 +116,7 @@ def test_a_budget_holds_for_larger_batches_or_raises():
     apply(model, made.within(limit))
     assert peak_of(model, normal(1280, 16)) <= limit
     before = model[0].weight.grad.clone()
-    with pytest.raises(ValueError, match=rf"8192x16 keeps to budget={limit}: budget must be at least \d+ bytes"):
+    with pytest.raises(ValueError, match=rf"8192x16 keeps to memory={limit}: memory must be at least \d+ bytes"):
         model(normal(8192, 16))
     assert torch.equal(model[0].weight.grad, before)
     assert plan_of(model).graph.inputs.shapes == ((1280, 16),)  # the last one that was followed

@@ -113,7 +113,7 @@ def test_json_round_trip():
     ("text", "message"),
     [
         ("[]", "of format 2; got format None"),
-        ("{", "it is no JSON"),
+        ("{", "it is not JSON"),
         ('{"format": 9}', "got format 9"),
         ('{"format": 1}', "got format 1"),
         ('{"format": 2}', "a field is missing, unknown or of another type: .*'ops'"),

@@ -195,12 +195,10 @@ def _unbounded(plan: Solution, error: float) -> Bounds:
 
 
 def _count_bytes(plan: Solution, memory: Budget | None) -> int | None:
-    """Return the bytes that a bound on memory allows; ``None`` if any will do. Errors name it as the caller of this
-    kind of plan does."""
-    name = "budget" if plan.candidates is None else "memory"
+    """Return the bytes that a bound on memory allows; ``None`` if there is no bound."""
     if memory == AUTO:
-        raise ValueError(f"{name} must be in bytes or a fraction for a finished plan, got {memory!r}")
-    return allowed_bytes(memory, plan.uncompressed_peak, name)
+        raise ValueError(f"memory must be in bytes or a fraction for a finished plan, got {memory!r}")
+    return allowed_bytes(memory, plan.uncompressed_peak)
 
 
 def _with_larger_chunks(plan: Found, allowed: int | None) -> Found:

@@ -27,7 +27,7 @@ def python_number(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
-def resolve_bytes(budget: Budget, plain: int, name: str = "budget") -> int:
+def resolve_bytes(budget: Budget, plain: int, name: str = "memory") -> int:
     """Return the bytes of activation peak that a budget allows.
 
     Args:
@@ -64,7 +64,7 @@ def resolve_bytes(budget: Budget, plain: int, name: str = "budget") -> int:
     return budget
 
 
-def allowed_bytes(budget: Budget | None, plain: int, name: str = "budget") -> int | None:
+def allowed_bytes(budget: Budget | None, plain: int, name: str = "memory") -> int | None:
     """Return the bytes that a budget allows; ``None`` if there is no budget, or it asks for the least memory.
 
     Args:
@@ -76,7 +76,7 @@ def allowed_bytes(budget: Budget | None, plain: int, name: str = "budget") -> in
     return None if budget is None or budget == LEAST else resolve_bytes(budget, plain, name)
 
 
-def require_budget(budget: object, name: str = "budget") -> None:
+def require_budget(budget: object, name: str = "memory") -> None:
     """Check a budget in any form, before the plain step's peak is known.
 
     Raises:

@@ -49,15 +49,14 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
             f"integrations.restore_model(model) and compress_model with such a budget{least_of_all} or at a level of "
             "fewer bits"
         )
-    name = "budget" if plan.candidates is None else "memory"
-    title = name if plan.candidates is None else f"memory with error={plan.error:g}"
+    title = "memory" if plan.candidates is None else f"memory with error={plan.error:g}"
     # Bytes hold for steps that accumulate gradients, too; a fraction is of each kind of step's own peak.
     beside = least if relative or plan.graph.accumulates or plan.graph.clears else plan.accumulating.front[0].peak
     if beside > least:
         found = f"{found}, or {beside} bytes ({format_bytes(beside)}) if steps accumulate gradients"
     number = share if relative else least
-    more = f", or {name}={beside!r} to accumulate gradients" if beside > least else ""
-    ways = [f"pass {name}={LEAST!r}" if number is None else f"pass {name}={number!r}{more}, or {name}={LEAST!r}"]
+    more = f", or memory={beside!r} to accumulate gradients" if beside > least else ""
+    ways = [f"pass memory={LEAST!r}" if number is None else f"pass memory={number!r}{more}, or memory={LEAST!r}"]
     ways += [f"allow {one}" for one in _allowing(plan)]
     ways += [] if relative else [_SMALLER]
     return f"{title} must be {found}, got {budget!r}; {_gradients_outweigh(plan, asked)}{', or '.join(ways)}"

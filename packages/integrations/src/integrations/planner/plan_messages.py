@@ -15,7 +15,7 @@ from integrations.report.words import format_bytes
 _WHERE: Mapping[GradientState, str] = MappingProxyType(
     {
         "fresh": "",
-        "accumulating": " where gradients are there already",
+        "accumulating": " in steps that add to gradients",
         "clearing": " where gradients are cleared between forward and backward",
     }
 )
@@ -51,8 +51,7 @@ def bounds_exceeded(least: Plan, inputs: Signature, state: GradientState, asked:
         state: of the gradients.
         asked: the bounds.
     """
-    name = "budget" if least.candidates is None else "memory"
-    bounds = [] if asked.memory is None else [f"{name}={asked.memory!r}"]
+    bounds = [] if asked.memory is None else [f"memory={asked.memory!r}"]
     bounds += [] if asked.time is None else [f"time={asked.time:g}"]
     return f"no plan of {least.model} for inputs {inputs}{_WHERE[state]} keeps to {' and '.join(bounds)}"
 

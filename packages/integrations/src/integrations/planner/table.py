@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
-from io import StringIO
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from integrations._utils.rich_text import to_text
 from integrations.planner.explained import grouped, make_lines, span
 from integrations.planner.solution import Solution
 from integrations.report.words import format_bytes
@@ -38,9 +36,7 @@ def make_table(plan: Solution) -> str:
             format_bytes(line.held) if line.held else "",
             f"{line.seconds / plan.plain_seconds:+.1%}" if line.seconds and plan.plain_seconds else "",
         )
-    text = StringIO()
-    Console(file=text, width=shutil.get_terminal_size((160, 50)).columns).print(table)
-    return f"{_title(plan)}\n{text.getvalue().rstrip()}\n{make_caption(plan)}"
+    return f"{_title(plan)}\n{to_text(table)}\n{make_caption(plan)}"
 
 
 def listed(operators: Sequence[str], most: int = 2) -> str:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict, dataclass, fields
-from io import StringIO
 from os import PathLike
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from integrations._utils.checked_json import loaded, of_type, read_fields
+from integrations._utils.rich_text import get_width, to_text
 from integrations.report.content import Content
 from integrations.report.page import write_page
 from integrations.report.plot import plot_report
@@ -121,11 +119,7 @@ class Report(Content):
         write_page(self, path)
 
     def __str__(self) -> str:
-        text = StringIO()
-        # As wide as the terminal; without one, as in a log file, wide enough for its columns.
-        width = max(shutil.get_terminal_size((160, 50)).columns, _NARROWEST)
-        Console(file=text, width=width).print(summary(self))
-        return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
+        return to_text(summary(self), max(get_width(), _NARROWEST))
 
 
 FORMAT = "integrations report"

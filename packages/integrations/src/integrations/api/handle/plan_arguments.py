@@ -156,7 +156,7 @@ def require_asked(asked: object) -> None:
             f"string such as '4GiB', or a fraction of the plain step's peak; got {asked!r}"
         )
     try:
-        require_budget(asked)
+        require_budget(asked, "checkpoint")
     except ValueError as error:
         raise ValueError(f"checkpoint must be 'optimal', a Plan or a valid budget: {error}") from None
 

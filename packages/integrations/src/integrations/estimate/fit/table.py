@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from io import StringIO
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from integrations._utils.rich_text import get_width, to_text
 from integrations.report.words import format_bytes, format_share
 
 if TYPE_CHECKING:
@@ -22,8 +20,8 @@ _MARKS = "WGOALT"
 
 def make_table(fit: Fit) -> str:
     """What takes the memory, the ways to train with what each takes, and what to do."""
-    width = shutil.get_terminal_size((120, 50)).columns
-    return "\n".join((_title(fit), _drawn(_parts(fit), width), _bar(fit), _drawn(_ways(fit), width), *_sentences(fit)))
+    parts, ways = (to_text(table, get_width(without_terminal=120)) for table in (_parts(fit), _ways(fit)))
+    return "\n".join((_title(fit), parts, _bar(fit), ways, *_sentences(fit)))
 
 
 def _title(fit: Fit) -> str:
@@ -130,9 +128,3 @@ def _told(fit: Fit, way: Way) -> str:
     time = "" if way.time is None else f" and {way.time:.2f} of the plain step's time"
     room = f"of the {format_bytes(fit.available)} that it may take"
     return f"With this line, {does}{gradients}. Predicted: {format_bytes(way.peak)} {room}{time}."
-
-
-def _drawn(table: Table, width: int) -> str:
-    text = StringIO()
-    Console(file=text, width=width).print(table)
-    return text.getvalue().rstrip()

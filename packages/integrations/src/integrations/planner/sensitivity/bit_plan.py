@@ -4,21 +4,19 @@ the bits that change the gradient least within the level's bytes. ``PlannedBits`
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from io import StringIO
 from itertools import zip_longest
 from statistics import median
 from types import MappingProxyType
 from typing import Any, Self
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from actcore import GroupAffine, SavedTensor, allocate
 from integrations._utils.checked_json import read_entry
+from integrations._utils.rich_text import to_text
 from integrations.planner.sensitivity.identity import Identity
 from integrations.planner.sensitivity.measurement import Measurement, Sensitivity
 from integrations.planner.sensitivity.rounding import WIDTHS
@@ -185,9 +183,7 @@ class BitPlan:
         return f"{prediction}; at most {self.gap:.1%} above the least possible sum of squares in these bytes."
 
     def __str__(self) -> str:
-        text = StringIO()
-        Console(file=text, width=shutil.get_terminal_size((160, 50)).columns).print(self.table())
-        return text.getvalue().rstrip()
+        return to_text(self.table())
 
 
 @dataclass(frozen=True)
