@@ -49,6 +49,18 @@ def test_a_sketch_has_the_squared_norm_of_the_gradient(kind):
     assert sketch.square().sum().item() == pytest.approx(found.square().sum().item(), rel=4 * math.sqrt(2 / share))
 
 
+@pytest.mark.parametrize("kind", ["sums of zero", "rows alike"])
+def test_a_sketch_of_few_bytes_has_the_squared_norm_of_rows_as_long_as_its_buckets(kind):
+    """A block is a row then. With the same signs in each, sums of zero vanished, and rows alike had their number times
+    the squared norm."""
+    found = normal(1000, 256)
+    found = found - found.mean(0) if kind == "sums of zero" else found[:1].expand(1000, 256)
+    [sketch] = sketched([found], nbytes=0)
+    assert sketch.numel() == 256
+    energy = found.square().sum().item()
+    assert sketch.square().sum().item() == pytest.approx(energy, rel=4 * math.sqrt(2 / 256))
+
+
 def test_sketches_are_sums_of_what_comes_in_parts():
     found = normal(300, 300)
     [whole], [summed] = sketched([found]), sketched([found], parts=3)

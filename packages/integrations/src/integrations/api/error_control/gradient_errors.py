@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 from typing import Any, NamedTuple
 
 import torch
@@ -233,6 +234,7 @@ _MOST_BUCKETS, _LEAST_BUCKETS = 4096, 256
 """Buckets of a sketch. The squared norm that a sketch of n buckets gives has a relative deviation of sqrt(2/n): 0.02 of
 the most, 0.09 of the least."""
 
+_LEAST_SIGNS = 8192
 _SKETCH_SEED = 0x51
 
 
@@ -278,16 +280,21 @@ class Sketches:
             sketch += flat
             return
         signs = self._signs_for(flat.device, dtype)
+        draw = Random(_SKETCH_SEED + place)  # the same for each gradient of this parameter
         for part in flat.split(self._block):
-            signed = part.to(dtype) * signs[: part.numel()]
+            start = draw.randrange(len(signs) - self._block + 1)
+            signed = part.to(dtype) * signs[start : start + part.numel()]
             whole = part.numel() // buckets * buckets
-            sketch += signed[:whole].view(-1, buckets).sum(0)
-            sketch[: part.numel() - whole] += signed[whole:]
+            summed = signed[:whole].view(-1, buckets).sum(0)
+            summed[: part.numel() - whole] += signed[whole:]
+            sketch.add_(summed, alpha=draw.choice((-1, 1)))
 
     def _signs_for(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return random signs, which are the same for each block, and for each object with blocks of this size."""
+        """Return random signs, of which each block takes a part of its own. With the same signs in each block, what has
+        the same sum in each column would vanish, as the gradient of an image's patches in front of a norm does."""
         if (device, dtype) not in self._signs:
             generator = torch.Generator().manual_seed(_SKETCH_SEED)
-            signs = torch.randint(0, 2, (self._block,), generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+            count = max(2 * self._block, _LEAST_SIGNS)
+            signs = torch.randint(0, 2, (count,), generator=generator, dtype=torch.int8).mul_(2).sub_(1)
             self._signs[device, dtype] = signs.to(device, dtype)
         return self._signs[device, dtype]
