@@ -132,7 +132,7 @@ def test_where_checkpoints_do_not_suffice_masks_are_measured_too(tiny, tmp_path,
     assert command("--part", "memory", "--json", file) == 0
     peaks = {peak.way: peak for peak in suites.load(file).of(Peak)}
     assert set(peaks) == {PLAIN, LEAST, "ours, 1 %", LEAST_MASKS}
-    assert "budget must be at least" in peaks["ours, 1 %"].failure
+    assert "memory must be at least" in peaks["ours, 1 %"].failure
     assert peaks[LEAST_MASKS].planned_bytes  # of no certain size beside LEAST's: workspaces are measured, and may rule
     assert [(way["part"], way["masks"]) for way in tiny] == [(None, False), (None, False), (None, True)]
 
@@ -183,7 +183,7 @@ def test_what_fails_is_recorded_and_the_rest_goes_on(tiny, tmp_path, monkeypatch
     for entries in (found.of(Peak), found.of(StepTimes)):
         failures = {entry.way: entry.failure for entry in entries if entry.failure}
         assert set(failures) == {"ours, 1 %", "each block"}
-        assert "budget must be at least" in failures["ours, 1 %"]
+        assert "memory must be at least" in failures["ours, 1 %"]
         assert "'NoneType' object has no attribute" in failures["each block"]
         assert {PLAIN, LEAST} <= {entry.way for entry in entries if not entry.failure}
     printed = " ".join(capsys.readouterr().out.split())
