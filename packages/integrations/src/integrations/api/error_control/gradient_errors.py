@@ -235,6 +235,8 @@ _MOST_BUCKETS, _LEAST_BUCKETS = 4096, 256
 the most, 0.09 of the least."""
 
 _LEAST_SIGNS = 8192
+"""The fewest random signs. Each block takes a part of them, and with many places to begin at, few take the same part."""
+
 _SKETCH_SEED = 0x51
 
 
@@ -257,7 +259,9 @@ class Sketches:
         while self._buckets > _LEAST_BUCKETS and 4 * sum(min(one, self._buckets) for one in trained) > nbytes:
             self._buckets //= 2
         self._block = _LARGEST_BLOCK
-        while self._block > self._buckets and 3 * 8 * self._block > nbytes:  # signs, a part, and both multiplied
+        while (
+            self._block > self._buckets and 4 * 8 * self._block > nbytes
+        ):  # signs for two blocks, a part, the product
             self._block //= 2
         self.found: list[Tensor | None] = [None] * len(parameters)
         self._signs: dict[tuple[torch.device, torch.dtype], Tensor] = {}
@@ -290,8 +294,8 @@ class Sketches:
             sketch.add_(summed, alpha=draw.choice((-1, 1)))
 
     def _signs_for(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return random signs, of which each block takes a part of its own. With the same signs in each block, what has
-        the same sum in each column would vanish, as the gradient of an image's patches in front of a norm does."""
+        """Return random signs, from which each block takes a part at a random place. If all blocks had the same signs,
+        a gradient whose columns sum to zero would vanish, such as that of a patch embedding in front of a norm."""
         if (device, dtype) not in self._signs:
             generator = torch.Generator().manual_seed(_SKETCH_SEED)
             count = max(2 * self._block, _LEAST_SIGNS)
