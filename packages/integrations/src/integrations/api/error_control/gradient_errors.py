@@ -235,7 +235,7 @@ _MOST_BUCKETS, _LEAST_BUCKETS = 4096, 256
 the most, 0.09 of the least."""
 
 _LEAST_SIGNS = 8192
-"""The fewest random signs. Each block takes a part of them, and with many places to begin at, few take the same part."""
+"""The fewest random signs. Each block takes a part of them; with many places to begin at, few take the same part."""
 
 _SKETCH_SEED = 0x51
 
@@ -259,9 +259,7 @@ class Sketches:
         while self._buckets > _LEAST_BUCKETS and 4 * sum(min(one, self._buckets) for one in trained) > nbytes:
             self._buckets //= 2
         self._block = _LARGEST_BLOCK
-        while (
-            self._block > self._buckets and 4 * 8 * self._block > nbytes
-        ):  # signs for two blocks, a part, the product
+        while self._block > self._buckets and 4 * 8 * self._block > nbytes:  # signs for two blocks, a part, the product
             self._block //= 2
         self.found: list[Tensor | None] = [None] * len(parameters)
         self._signs: dict[tuple[torch.device, torch.dtype], Tensor] = {}
