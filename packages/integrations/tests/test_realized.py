@@ -59,6 +59,19 @@ def test_what_a_product_reads_is_stored():
     assert find_names(trace(lambda x: ((x + 1) @ x).sum(), (4, 4))) == {"add"}
 
 
+@pytest.mark.parametrize("reads_twice", [False, True])
+def test_zeros_that_are_written_into_are_not_stored(reads_twice):
+    """The zeros to which an embedding's gradient is added are made in the copy that inductor writes into."""
+
+    def function(x, index):
+        zeros = torch.zeros_like(x)
+        made = aten.index_put.default(zeros, [index], x[:2], True)
+        return made, (zeros @ x if reads_twice else x.sum())
+
+    nodes = list(make_fx(function, tracing_mode="fake")(torch.empty(4, 4), torch.tensor([0, 1])).graph.nodes)
+    assert ("zeros_like" in find_names(nodes)) == reads_twice
+
+
 def test_a_view_is_stored_with_what_it_is_a_view_of():
     def function(x):
         y = torch.sigmoid(x).view(16)

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -53,6 +54,7 @@ class JointPlan:
         recomputed: how many values backward recomputes.
         peak: bytes of the activation peak, as counted.
         held: bytes that are alive between forward and backward.
+        gradients: bytes of parameters' gradients that the peak leaves out, and that do not exist before backward.
         rounded: how many values wait in fewer bits.
         variance: the predicted square of the gradient's relative error.
         shares: of one of several graphs, the plans that it would get with other budgets; the least share first.
@@ -61,6 +63,7 @@ class JointPlan:
     recomputed: int
     peak: int
     held: int
+    gradients: int = 0
     rounded: int = 0
     variance: float = 0.0
     shares: tuple[Share, ...] = ()
@@ -86,18 +89,28 @@ def require_together(plan: Plan, graphs: Sequence[JointPlan], beside: Sequence[J
     Raises:
         BudgetError: together they exceed the budget.
     """
-    found = (*graphs, *beside)
-    peak, held = _add(found)
-    together = plan.others[JOINT] = JointPlan(sum(one.recomputed for one in found), peak, held)
+    peak, held = _add(graphs, beside)
+    together = plan.others[JOINT] = JointPlan(sum(one.recomputed for one in graphs), peak, held)
     what = "its graph" if len(graphs) == 1 else f"the {len(graphs)} graphs into which it breaks"
     eager = " and the eager code between them" if any(one.held for one in beside) else ""
     require_budget(plan, together, what + eager, enough=_find_enough(graphs, beside, peak))
 
 
-def _add(graphs: Sequence[JointPlan]) -> tuple[int, int]:
-    """The peak of graphs that run one after the other, and what they hold between forward and backward, in bytes."""
-    held = sum(one.held for one in graphs)
-    return held + max(one.peak - one.held for one in graphs), held
+def _add(graphs: Sequence[JointPlan], beside: Sequence[JointPlan]) -> tuple[int, int]:
+    """The peak of graphs that run one after the other, and what they hold between forward and backward, in bytes.
+
+    Their backwards run in reverse order. So those of earlier graphs have made no gradients yet while a graph runs
+    backward, or eager code that reads what graphs have made.
+
+    Args:
+        graphs, beside: as for ``require_together``.
+    """
+    held = sum(one.held for one in (*graphs, *beside))
+    missing = accumulate((one.gradients for one in graphs), initial=0)
+    peaks = [held + one.peak - one.held - less for one, less in zip(graphs, missing, strict=False)]
+    first = graphs[0].gradients
+    peaks += [max(one.peak, held + one.peak - one.held - first) for one in beside if one.peak]
+    return max(peaks), held
 
 
 def _find_enough(graphs: Sequence[JointPlan], beside: Sequence[JointPlan], peak: int) -> int:
@@ -111,7 +124,7 @@ def _find_enough(graphs: Sequence[JointPlan], beside: Sequence[JointPlan], peak:
     budget = peak
     while True:
         others = [_with_share(one, int(SHARED * budget)) for one in graphs]
-        taken = _add((*others, *beside))[0]
+        taken = _add(others, beside)[0]
         if any(other is not one for other, one in zip(others, graphs, strict=True)):
             taken = int(_OTHER_PLANS * taken)
         if taken <= budget:
@@ -122,7 +135,9 @@ def _find_enough(graphs: Sequence[JointPlan], beside: Sequence[JointPlan], peak:
 def _with_share(graph: JointPlan, share: int) -> JointPlan:
     """The plan that a graph would get with a share of a budget; the one that it has, if that is its least."""
     possible = [one for one in graph.shares if one.least <= share]
-    return graph if len(possible) < 2 else JointPlan(graph.recomputed, possible[-1].peak, possible[-1].held)
+    if len(possible) < 2:
+        return graph
+    return JointPlan(graph.recomputed, possible[-1].peak, possible[-1].held, graph.gradients)
 
 
 def find_allowed(plan: Plan, plain: int | None = None) -> int:

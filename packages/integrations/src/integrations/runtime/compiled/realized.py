@@ -28,6 +28,9 @@ _FUSED = _REDUCTIONS | {
     *("expand", "clone", "_to_copy", "convert_element_type", "copy", "slice", "constant_pad_nd"),
     *("full", "full_like", "scalar_tensor", "iota", "where"),
 }
+_SCATTERS = frozenset(
+    ("index_put", "_unsafe_index_put", "_unsafe_masked_index_put_accumulate", "scatter", "scatter_add", "scatter_reduce")
+)
 _HEAVY = frozenset(("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"))
 _ADD, _PRODUCT = torch.ops.aten.add.Tensor, torch.ops.aten.mm.default
 
@@ -67,6 +70,15 @@ def can_fuse(node: Node) -> bool:
     return isinstance(node.meta.get("val"), Tensor) and (torch.Tag.pointwise in target.tags or name in _FUSED)
 
 
+def computes_copy(node: Node, given: Node) -> bool:
+    """Whether the compiler can compute a value where a node copies it before it writes into the copy, as the gradient
+    of an embedding is added to zeros."""
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace != "aten" or _get_name(target) not in _SCATTERS:
+        return False
+    return node.args[0] is given and given not in _nodes_in(node.args[1:])
+
+
 def find_realized(
     nodes: Iterable[Node], part: Callable[[Node], object], sums: Mapping[Node, Node] = MappingProxyType({})
 ) -> frozenset[Node]:
@@ -94,7 +106,8 @@ def find_realized(
             here = [one for one in given if part(one.maker) == part(node)]
             if not can_fuse(node) or node in totals:
                 for one in here:
-                    realize(one)
+                    if not computes_copy(node, one.maker):
+                        realize(one)
             else:
                 others = {one.maker for one in given} - {one.maker for one in here}
                 value.reads = frozenset(others).union(*(one.reads for one in here))
@@ -151,6 +164,12 @@ def _is_added(product: Node, addend: Node, total: Node) -> bool:
     if not isinstance(added, Tensor) or not isinstance(made, Tensor) or added.dtype != made.dtype:
         return False
     return made.device.type == "cpu" or added.shape == made.shape
+
+
+def _nodes_in(args: Any) -> list[Node]:
+    """The nodes among arguments, and in the lists among these."""
+    found = (one for given in args for one in (given if isinstance(given, list | tuple) else (given,)))
+    return [one for one in found if isinstance(one, Node)]
 
 
 def _get_name(target: Any) -> str:
