@@ -287,6 +287,41 @@ def test_many_graphs_share_a_budget_by_what_they_hold():
     assert joint.held >= 8 * x.nbytes  # what each block hands on
 
 
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("before", [True, False])
+def test_blocks_that_are_compiled_share_a_budget(fullgraph, before):
+    """They ran in eager mode under a plan, and raised where they are compiled with ``fullgraph=True``."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(Block() for _ in range(8))).train(), normal(64, 16, 32)
+    plain = copy.deepcopy(model)
+    exact = outcome(plain, plain, (x,), steps=1)
+    if before:
+        integrations.compress_model(model, memory=0.5, error=0)
+    for block in model:
+        block.compile(fullgraph=fullgraph)
+    if not before:
+        integrations.compress_model(model, memory=0.5, error=0)
+    for _ in range(2):
+        assert relative_error(exact, outcome(model, model, (x,), steps=1)) < 1e-5
+    assert trace_joint(model).peak <= 0.5 * checkpoint.plan_of(model).uncompressed_peak
+    assert trace_joint(model).recomputed > 0
+    peak, gradients = profiled_bytes(lambda: outcome(model, model, (x,), steps=1))
+    assert peak - gradients <= 0.5 * checkpoint.plan_of(model).uncompressed_peak
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_plan_of_few_compiled_layers_runs_them_in_eager_mode(backend):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(Block() for _ in range(8))).train(), normal(64, 16, 32)
+    plain = copy.deepcopy(model)
+    for block in model[:2] if backend == "inductor" else model:
+        block.compile(fullgraph=True, backend=backend)
+    exact = outcome(plain, plain, (x,), steps=1)
+    integrations.compress_model(model, memory=0.5, error=0)
+    assert relative_error(exact, outcome(model, model, (x,), steps=1)) == 0.0
+    assert JOINT not in checkpoint.plan_of(model).others
+
+
 class Behind(nn.Module):
     """A graph with all layers, and a break behind it."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
-from weakref import WeakSet, finalize
+from weakref import WeakKeyDictionary, WeakSet, finalize
 
 import torch
 from torch import nn
@@ -94,6 +96,65 @@ def has_compiled_parts(modules: Iterable[nn.Module]) -> bool:
     return any(isinstance(module, kind) or module._compiled_call_impl is not None for module in modules)
 
 
+def is_mostly_compiled(model: nn.Module) -> bool:
+    """Return whether most layers of a model, those with parameters of their own, are in parts that inductor compiles,
+    and the model is compiled only there."""
+    if DYNAMO not in sys.modules or _is_compiled_by_inductor(model):
+        return False
+    counts, seen = [0, 0], {model}
+    waiting = [(child, False) for child in model._modules.values() if child is not None]
+    while waiting:
+        module, is_inside = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        is_inside = is_inside or _is_compiled_by_inductor(module)
+        counts[is_inside] += bool(module._parameters)
+        waiting.extend((child, is_inside) for child in module._modules.values() if child is not None)
+    return counts[True] > counts[False]
+
+
+def _is_compiled_by_inductor(module: nn.Module) -> bool:
+    """Whether ``torch.compile`` made a module, or compiles its calls, with inductor, as far as torch tells."""
+    if isinstance(module, optimized_module()):
+        return _is_inductor(getattr(module.dynamo_ctx, "callback", None))
+    compiled = module._compiled_call_impl
+    if not isinstance(compiled, FunctionType):
+        return False
+    found = _by_inductor.get(compiled)
+    if found is None:
+        found = _by_inductor[compiled] = _is_inductor(inspect.getclosurevars(compiled).nonlocals.get("callback"))
+    return found
+
+
+_by_inductor: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()  # each forward asks
+
+
+def _is_inductor(backend: Any) -> bool:
+    """Whether a backend is inductor, or what dynamo wraps it in."""
+    while backend is not None:
+        if "inductor" in (getattr(backend, "compiler_name", ""), getattr(backend, "_compiler_name", "")):
+            return True
+        # What dynamo wraps a backend in: one to debug it, or DistributedDataParallel's, which is a method.
+        outer = getattr(backend, "__self__", backend)
+        backend = getattr(outer, "_torchdynamo_orig_backend", getattr(outer, "backend_compile_fn", None))
+    return False
+
+
+@contextmanager
+def without_compiled_parts(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """A block in which parts of a model that are compiled run as eager code.
+
+    Dynamo leaves frames to Python by itself where a mode sees their operators, but raises if it was to compile them
+    with ``fullgraph=True``.
+
+    Args:
+        modules: the parts.
+    """
+    with torch.compiler.set_stance("force_eager") if has_compiled_parts(modules) else nullcontext():
+        yield
+
+
 def may_break_graph() -> bool:
     """Whether the graph that is being traced may be broken, with the frame behind the break left to Python. With
     ``fullgraph=True`` it may not."""
@@ -117,13 +178,7 @@ def compiles_with_inductor() -> bool:
         backend = instruction_translator().current_tx().output.compiler_fn
     except (ImportError, AttributeError):
         return False
-    while backend is not None:
-        if "inductor" in (getattr(backend, "compiler_name", ""), getattr(backend, "_compiler_name", "")):
-            return True
-        # What dynamo wraps a backend in: one to debug it, or DistributedDataParallel's, which is a method.
-        outer = getattr(backend, "__self__", backend)
-        backend = getattr(outer, "_torchdynamo_orig_backend", getattr(outer, "backend_compile_fn", None))
-    return False
+    return _is_inductor(backend)
 
 
 def is_own_frame(output: Any) -> bool:

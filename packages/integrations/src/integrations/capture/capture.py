@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from integrations._utils.autocast import fresh_casts
+from integrations._utils.compiling import without_compiled_parts
 from integrations._utils.plain_tensor_types import PLAIN
-from integrations._utils.running_module import NOTHING_TRAINS, ModulePaths, trains
+from integrations._utils.running_module import NOTHING_TRAINS, ModulePaths, all_modules, trains
 from integrations._utils.torch_internals import FakeTensor, FakeTensorMode, tree_leaves
 from integrations.capture.costs.modelled import Costs, modelled
 from integrations.capture.costs.workspaces import measured
@@ -321,7 +322,7 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
 
     given_args, given_kwargs = stand_ins.of_all((args, kwargs))
     try:
-        with quiet():
+        with quiet(), without_compiled_parts(all_modules(model)[1:]):
             return with_stand_ins(model, stand_ins, reach, recorded)
     finally:
         for tensor, gradient in recorder.leaves.values():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from integrations._utils.autocast import fresh_casts
-from integrations._utils.compiling import has_compiled_parts
+from integrations._utils.compiling import has_compiled_parts, without_compiled_parts
 from integrations._utils.running_module import all_modules
 from integrations._utils.torch_internals import get_sequence_nr, in_forward_mode, peek_interpreter_stack
 from integrations._utils.warn import warn
@@ -182,7 +182,8 @@ class PlanExecutor:
             session.checkpoints.around = aside
         if self._level is None:
             session.tracker.recomputation = found.recomputation
-        with hooks_unseen(self._model, tape) if cut else nullcontext(), tape:
+        eager = without_compiled_parts(all_modules(self._model)[1:])  # dynamo traces no operator that a tape follows
+        with eager, hooks_unseen(self._model, tape) if cut else nullcontext(), tape:
             here.following = True
             yield
 

@@ -21,6 +21,7 @@ import torch
 from integrations._utils.compiling import (
     compiles_callees,
     compiles_with_inductor,
+    is_mostly_compiled,
     left_to_python,
     left_to_python_with_callees,
     may_break_graph,
@@ -42,6 +43,7 @@ from integrations.planner.errors import BudgetError, PlanningError, for_user
 from integrations.planner.plan import Plan
 from integrations.runtime.compiled.forward import Compiled
 from integrations.runtime.compiled.joint_plans import take_failure
+from integrations.runtime.compiled.partition import can_divide
 
 
 class CompressedForward(ForwardWrapper):
@@ -68,6 +70,14 @@ class CompressedForward(ForwardWrapper):
         assert self.handle._plan_manager.inside is not None
         return self.handle._plan_manager.inside
 
+    def _runs_in_compiled_parts(self) -> bool:
+        """Whether the model has a plan that the compiled parts of its forward follow, as the graphs of one that
+        breaks."""
+        manager = self.handle._plan_manager
+        if manager is None or manager.codec is not None or not self.handle.level.off or not can_divide():
+            return False
+        return get_tracing_state() is None and is_mostly_compiled(self.handle.model)
+
     @left_to_python
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -84,7 +94,7 @@ class CompressedForward(ForwardWrapper):
                 return _apart(self, args, kwargs)
             return self._inside.trace(self.forward, args, kwargs)
         try:
-            if compiles_callees():
+            if compiles_callees() or self._runs_in_compiled_parts():
                 return _run_compiled(self, sys._getframe(), args, kwargs)
             if get_tracing_state() is not None:
                 return self.forward(*args, **kwargs)

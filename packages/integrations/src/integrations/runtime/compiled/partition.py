@@ -85,6 +85,11 @@ def _make_partitioner() -> Any:
     return Partitioner()
 
 
+def can_divide() -> bool:
+    """Whether this version of torch lets graphs be divided by ``partition``."""
+    return _make_partitioner() is not None
+
+
 def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, Any]) -> Any:
     """The forward and the backward graph of a joint graph.
 
