@@ -203,7 +203,11 @@ def resumed(folder):
 
 def run_apart(number, folder, make):
     """What ``train`` finds of a configuration, in a process of its own: meshes of an earlier one are remembered."""
-    rank, ranks, file = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), folder / f"{number} {os.environ['RANK']}"
+    rank, ranks, file = (
+        int(os.environ["RANK"]),
+        int(os.environ["WORLD_SIZE"]),
+        folder / f"{number} {os.environ['RANK']}",
+    )
     process = os.fork()
     if process:
         assert os.waitpid(process, 0)[1] == 0, number
