@@ -1,0 +1,106 @@
+"""torchtitan's Trainer with two ranks, where it is installed."""
+
+import importlib.util
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from .two_ranks import run_torchrun
+
+titan = pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")
+ROOT = Path(__file__).parents[3]
+MESHES = ["fsdp", "tp", "tp, whole norms", "dtensor", "pp", "one"]
+LOSS, NORM = "loss_metrics/global_avg_loss", "grad_norm"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each of two ranks found (see ``torchtitan_child.py``)."""
+    folder = tmp_path_factory.mktemp("ranks")
+    run_torchrun("torchtitan_child.py", folder)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@titan
+@pytest.mark.parametrize("level", ["L1", "lean"])
+@pytest.mark.parametrize("mesh", MESHES)
+def test_levels_store_less_and_train_alike(ranks, mesh, level):
+    for found in ranks:
+        plain, compressed = found[f"{mesh} plain"], found[f"{mesh} {level}"]
+        assert [step[LOSS] for step in compressed] == pytest.approx([step[LOSS] for step in plain], rel=1e-2)
+        assert all(step["compression/ratio"] > 4 for step in compressed)
+        assert compressed[0]["spread"] == 0
+
+
+@titan
+@pytest.mark.parametrize("mesh", ["fsdp", "pp", "one"])
+def test_plans_are_exact(ranks, mesh):
+    for found in ranks:
+        for one, other in zip(found[f"{mesh} plain"], found[f"{mesh} plan"], strict=True):
+            assert (other[LOSS], other[NORM]) == (one[LOSS], one[NORM])
+
+
+@titan
+@pytest.mark.parametrize("mesh", ["tp", "tp, whole norms", "dtensor"])
+def test_plans_raise_in_tensor_parallel(ranks, mesh):
+    for found in ranks:
+        assert "sharded both by fully_shard and by tensor parallelism" in found[f"{mesh} plan"]
+
+
+@titan
+@pytest.mark.parametrize("way", ["L1", "plan"])
+def test_blocks_that_torchtitan_compiles(ranks, way):
+    for found in ranks:
+        plain, compressed = found["fsdp plain, compiled"], found[f"fsdp {way}, compiled"]
+        # Inductor may fuse a plan's graphs otherwise, and rounds sums in another order then.
+        limits = {"rel": 1e-2} if way == "L1" else {"rel": 1e-5}
+        assert [step[LOSS] for step in compressed] == pytest.approx([step[LOSS] for step in plain], **limits)
+        assert [step[NORM] for step in compressed] == pytest.approx([step[NORM] for step in plain], **limits)
+
+
+@titan
+def test_a_resumed_run_rounds_as_one_without_a_break(ranks):
+    for found in ranks:
+        assert found["resumed"] == found["whole"][1:]
+
+
+@titan
+def test_the_example_of_the_docs_is_a_configuration(monkeypatch):
+    from torchtitan.config import ConfigManager
+
+    page = (ROOT / "docs" / "how-to" / "distributed.md").read_text("utf-8")
+    module = types.ModuleType("my_configs")
+    exec(page.partition("## torchtitan")[2].partition("```python")[2].partition("```")[0], vars(module))
+    monkeypatch.setitem(sys.modules, "my_configs", module)
+    arguments = ["--module", "my_configs", "--config", "llama3_8b_compressed", "--training.steps", "7"]
+    found = ConfigManager().parse_args(arguments)
+    assert found.activation_checkpoint.level == "L1"
+    assert found.training.steps == 7
+    assert {type(found.checkpoint).__module__, type(found.metrics).__module__} == {"integrations.torchtitan"}
+
+
+@titan
+@pytest.mark.parametrize(
+    ("arguments", "error", "told"),
+    [
+        ({"level": "L9"}, ValueError, "level must be one of"),
+        ({"memory": -1}, ValueError, "memory must be above 0"),
+        ({"levels": "L1"}, TypeError, "levels"),
+    ],
+)
+def test_bad_arguments_raise_where_the_configuration_is_made(arguments, error, told):
+    from torchtitan.models.llama3.config_registry import llama3_debugmodel
+
+    from integrations.torchtitan import compress_config
+
+    with pytest.raises(error, match=told):
+        compress_config(llama3_debugmodel(), **arguments)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchtitan") is not None, reason="torchtitan is installed")
+def test_without_torchtitan_the_error_says_what_to_install():
+    with pytest.raises(ImportError, match=r"integrations\.torchtitan needs torchtitan, which is not installed"):
+        importlib.import_module("integrations.torchtitan")
