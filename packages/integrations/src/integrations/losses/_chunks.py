@@ -204,9 +204,7 @@ class _Target:
             places, own = own_classes(places, terms.first, classes, terms.classes)
             of_each = None if class_weight is None else class_weight[terms.first : terms.first + classes]
         count = terms.classes if terms.group else classes
-        return cls(
-            lacking, places, own, weights, of_each, count if class_weight is None else class_weight.sum(), count
-        )
+        return cls(lacking, places, own, weights, of_each, count if class_weight is None else class_weight.sum(), count)
 
     def of_own(self, values: Tensor) -> Tensor:
         """Values of rows, (rows, 1), and 0 for rows whose class is another rank's."""

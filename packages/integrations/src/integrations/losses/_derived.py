@@ -52,8 +52,8 @@ class Source:
     derived: list[weakref.ref[Derived]] = field(default_factory=list, init=False, repr=False)
     """What was derived from the outputs before they were computed."""
     hooks: list[Callable[[Tensor], Any]] = field(default_factory=list, init=False, repr=False)
-    """Hooks that ``fully_shard`` has registered on the outputs. They gather the layer's parameters for backward, so each
-    tensor that is computed from them gets these, too."""
+    """Hooks that ``fully_shard`` or DeepSpeed have registered on the outputs. They prepare a backward, or scale its
+    gradient. Each tensor that is computed from the outputs gets these, too."""
     _logits: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -87,8 +87,7 @@ class Source:
         return self._logits
 
     def compute(self, function: Callable[[Tensor], Any], hidden: Tensor) -> Any:
-        """Return what a function computes from the layer's input, as in the layer's call: with its parameters, and under
-        its autocast.
+        """Return what a function computes from the layer's input, with the parameters and the autocast of its call.
 
         Args:
             function: calls the layer, or computes with its parameters.
@@ -121,8 +120,8 @@ class Source:
         if released or [one.shape for one in tensors] != self._shapes:
             raise RuntimeError(
                 "the loss of chunked logits must be computed in the model's forward, because FSDP or ZeRO-3 "
-                "releases the weights after it: pass labels to the model, use fully_shard with reshard_after_forward=False, or pass "
-                "loss='full' to compress_model"
+                "releases the weights after it: pass labels to the model, use fully_shard with "
+                "reshard_after_forward=False, or pass loss='full' to compress_model"
             )
         now, before = self.watched(), self._watched
         same = len(now) == len(before) and all(one is other for one, other in zip(now, before, strict=True))
@@ -143,8 +142,8 @@ class Derived:
         dtype: the dtype that the outputs have now.
         scale, cap: the values now are ``scale * outputs``, or ``cap * tanh(scale / cap * outputs)`` if ``cap`` is not
             0.
-        placed: how ranks have the values, as a DTensor: ``"sharded"`` over the classes, or ``"replicated"``; empty for a
-            plain tensor.
+        placed: how a DTensor has the values: ``"sharded"`` over the classes, or ``"replicated"``; empty for a plain
+            tensor.
         normalized: whether ``log_softmax`` over the classes was applied to these values.
         before: what it was derived from in one step; ``None`` for the outputs themselves.
         step: what is applied to the values of ``before``.

@@ -19,7 +19,7 @@ from torch.overrides import enable_reentrant_dispatch
 from integrations._utils.compiling import compiles_callees, not_inlined, without_dynamo
 from integrations._utils.torch_internals import DisableTorchFunctionSubclass, make_wrapper_subclass, tree_map_only
 from integrations._utils.warn import warn
-from integrations.capture.graphs.sharding import called_by_engine, is_of_engine, is_of_unit
+from integrations.capture.graphs.sharding import called_by_engine, is_of_engine
 from integrations.losses import _deriving as deriving
 from integrations.losses._derived import Derived
 from integrations.losses._differentiated import NO_SECOND_DERIVATIVE
@@ -78,13 +78,14 @@ class Logits(Tensor):
         return answer(function, args, dict(kwargs or {}))
 
     def _listen(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Registers for the gradients of these logits. The loss that was computed without them gives none."""
-        hook = args[1] if len(args) > 1 else kwargs.get("hook")
-        source = self.derived.source
-        if is_of_unit(hook) and not source.answered:
-            source.hooks.append(hook)
-        # fully_shard and DeepSpeed register hooks on all outputs of a model; that of the loss is enough for them.
-        elif not is_of_engine(hook):
+        """Registers for the gradients of these logits, to which a loss that is computed without them gives none."""
+        hook, source = _hook(args, kwargs), self.derived.source
+        # fully_shard and DeepSpeed register hooks on all outputs of a model, and of its parts. A loss that is there
+        # already is such an output, too.
+        if is_of_engine(hook):
+            if not source.answered:
+                source.hooks.append(hook)
+        else:
             warn(
                 f"{function.__name__}() of chunked logits comes after their loss, which gives them no gradient: call "
                 "it before the loss is computed, or pass loss='full' to compress_model"
@@ -170,8 +171,8 @@ def _answer(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     with DisableTorchFunctionSubclass():
         first = args[0] if args else kwargs.get("input")
         if isinstance(first, Logits) and not first.derived.source.made:
-            hook = args[1] if len(args) > 1 else kwargs.get("hook")
-            if function in deriving.LISTENING and (first.derived.source.answered or is_of_unit(hook)):
+            answered = first.derived.source.answered
+            if function in deriving.LISTENING and (answered or is_of_engine(_hook(args, kwargs))):
                 return first._listen(function, args, kwargs)
             if function is Tensor.detach and called_by_engine():
                 return Logits.of(first.derived)
@@ -192,6 +193,11 @@ def _answer(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         if function in deriving.METADATA and not listened:
             return function(*args, **kwargs)
         return _of_whole(function, args, kwargs)
+
+
+def _hook(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The hook that a call registers."""
+    return args[1] if len(args) > 1 else kwargs.get("hook")
 
 
 def _of_whole(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

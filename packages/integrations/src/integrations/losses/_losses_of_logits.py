@@ -37,7 +37,9 @@ def cross_entropy(
     """``F.cross_entropy`` of (rows, classes) with classes as labels."""
     plain = size_average is None and reduce is None and not (weight is not None and weight.requires_grad)
     if logits.source.shard is not None:
-        target, weight = (logits.source.shard.own_copy(name, one) for name, one in (("labels", target), ("weight", weight)))
+        target, weight = (
+            logits.source.shard.own_copy(name, one) for name, one in (("labels", target), ("weight", weight))
+        )
     alike = isinstance(target, Tensor) and target.dtype == torch.int64 and target.device == logits.hidden.device
     if not plain or not alike or len(logits.shape) != 2 or target.shape != logits.shape[:1]:
         return NotImplemented
@@ -135,7 +137,7 @@ def log_softmax(logits: Derived, dim: int | None = None, _stacklevel: int = 3, d
 
 def gathered(logits: Derived, dim: int, index: Any) -> Any:
     """One class of each row."""
-    if logits.placed or not _is_last(dim, logits) or not is_index(index, logits) or index.shape != (*logits.shape[:-1], 1):
+    if not _is_last(dim, logits) or not is_index(index, logits) or index.shape != (*logits.shape[:-1], 1):
         return NotImplemented
     return _of_classes(logits, index.flatten()).view(index.shape) if index.numel() else NotImplemented
 
@@ -172,7 +174,7 @@ def _of_classes(logits: Derived, classes: Tensor) -> Tensor:
 
 def logsumexp(logits: Derived, dim: Any, keepdim: bool = False) -> Any:
     """``logsumexp`` over the classes."""
-    if logits.placed or not _is_last(dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim, logits):
+    if not _is_last(dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim, logits):
         return NotImplemented
     source = logits.source
     rows = replace(logits, hidden=logits.hidden.reshape(-1, logits.hidden.shape[-1]))
@@ -200,8 +202,8 @@ def _widened(logits: Derived) -> torch.dtype:
 
 
 def _is_last(dim: Any, logits: Derived) -> bool:
-    """Return whether a dimension is that of the classes."""
-    return isinstance(dim, int) and dim in (-1, len(logits.shape) - 1)
+    """Return whether a dimension is that of the classes, of logits that are not a ``DTensor``."""
+    return not logits.placed and isinstance(dim, int) and dim in (-1, len(logits.shape) - 1)
 
 
 def is_index(index: Any, logits: Derived) -> bool:

@@ -193,8 +193,8 @@ class ChunkedHead(ForwardWrapper):
             return
         if why := self._why_whole(module, args):
             raise ValueError(
-                f"loss must be 'full' for this model: a loss in chunks cannot use its last {get_class(module).__name__}, "
-                f"because {why}"
+                f"loss must be 'full' for this model: a loss in chunks cannot use its last "
+                f"{get_class(module).__name__}, because {why}"
             )
 
     def _note_made(self, function: str) -> None:
