@@ -311,7 +311,7 @@ class Back(nn.Module):
 
 
 def pipeline():
-    """A pipeline of two stages, the last of which makes the logits; its losses and gradients beside those of a model."""
+    """A pipeline of two stages, the last of which makes the logits; beside a model."""
     rank, exact, ids = dist.get_rank(), Net(), tokens(WORDS)
     part = (Front, Back)[rank](Net())
     if rank:

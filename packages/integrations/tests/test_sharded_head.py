@@ -1,5 +1,7 @@
 """The loss in chunks of models whose last layer the ranks share: in tensor parallel, or a unit of ``fully_shard``."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -61,7 +63,7 @@ def test_an_operation_that_needs_whole_logits(ranks, case):
 def test_tensor_parallel_in_fully_shard(ranks):
     for rank in ranks:
         assert len(rank["both"]) == 3
-        for found in sum(rank["both"], []):
+        for found in itertools.chain.from_iterable(rank["both"]):
             require_equal(found)
             assert "without logits" in found["said"]
 
