@@ -92,8 +92,7 @@ def linear_cross_entropy(
         "rows": rows,
     }
     if not (is_dtensor(hidden) and is_dtensor(weight)):
-        plain = {"labels": labels, "class_weight": class_weight}
-        return cross_entropy_of_rows(hidden, weight, bias, shard=None, **plain, **options)
+        return cross_entropy_of_rows(hidden, weight, bias, labels, shard=None, class_weight=class_weight, **options)
     if torch.compiler.is_compiling():
         raise NotImplementedError("linear_cross_entropy of DTensors cannot be compiled: call it outside torch.compile")
     if why := why_whole(weight, bias):
@@ -104,9 +103,10 @@ def linear_cross_entropy(
             f"hidden must be placed as (Replicate(),) on the mesh of weight, got {hidden.placements}: pass "  # type: ignore[attr-defined]
             "hidden.redistribute(weight.device_mesh, [Replicate()])"
         )
-    given = shard.local(hidden, weight, bias)
-    of_all = {"labels": shard.own_copy("labels", labels), "class_weight": shard.own_copy("class_weight", class_weight)}
-    return shard.replicate(cross_entropy_of_rows(*given, shard=shard, **of_all, **options))
+    labels, class_weight = shard.own_copy("labels", labels), shard.own_copy("class_weight", class_weight)
+    own = shard.local(hidden, weight, bias)
+    loss = cross_entropy_of_rows(*own, labels, shard=shard, class_weight=class_weight, **options)
+    return shard.replicate(loss)
 
 
 def cross_entropy_of_rows(
@@ -198,7 +198,7 @@ def linear_chosen(
     chosen = torch.bmm(hidden.unsqueeze(1), F.embedding(classes, weight).unsqueeze(2)).flatten()
     if bias is not None:
         chosen = chosen + bias[classes].to(chosen.dtype)
-    return chosen if shard is None else shard.total(torch.where(own, chosen, 0))
+    return chosen if shard is None or own is None else shard.total(torch.where(own, chosen, 0))
 
 
 def _numbers(shard: VocabularyShard | None) -> tuple[str, int, int]:

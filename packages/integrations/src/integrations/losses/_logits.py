@@ -127,7 +127,8 @@ class PlacedLogits(Logits):
         found = deriving.redistributed(self.derived, placements) if plain else NotImplemented
         if found is NotImplemented:
             made: Any = self.whole("redistribute")
-            return made.redistribute(device_mesh, placements, **options)
+            result: Tensor = made.redistribute(device_mesh, placements, **options)
+            return result
         return self if found is self.derived else Logits.of(found)
 
     def to_local(self, *, grad_placements: Any = None) -> Tensor:
@@ -135,7 +136,8 @@ class PlacedLogits(Logits):
         found = deriving.local(self.derived, grad_placements) if self.waits else NotImplemented
         if found is NotImplemented:
             made: Any = self.whole("to_local")
-            return made.to_local(grad_placements=grad_placements)
+            result: Tensor = made.to_local(grad_placements=grad_placements)
+            return result
         return Logits.of(found)
 
     def full_tensor(self, *, grad_placements: Any = None) -> Tensor:
@@ -143,7 +145,8 @@ class PlacedLogits(Logits):
         from torch.distributed.tensor import Replicate
 
         found: Any = self.redistribute(placements=[Replicate()])
-        return found.to_local(grad_placements=grad_placements)
+        result: Tensor = found.to_local(grad_placements=grad_placements)
+        return result
 
 
 class _Made(Function):

@@ -37,9 +37,8 @@ def cross_entropy(
     """``F.cross_entropy`` of (rows, classes) with classes as labels."""
     plain = size_average is None and reduce is None and not (weight is not None and weight.requires_grad)
     if logits.source.shard is not None:
-        target, weight = (
-            logits.source.shard.own_copy(name, one) for name, one in (("labels", target), ("weight", weight))
-        )
+        shard = logits.source.shard
+        target, weight = shard.own_copy("labels", target), shard.own_copy("weight", weight)
     alike = isinstance(target, Tensor) and target.dtype == torch.int64 and target.device == logits.hidden.device
     if not plain or not alike or len(logits.shape) != 2 or target.shape != logits.shape[:1]:
         return NotImplemented

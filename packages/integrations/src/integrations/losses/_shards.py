@@ -77,7 +77,7 @@ class VocabularyShard:
         parts = DTensor.from_local(values, self.mesh, [Partial()], run_check=False)
         return _arrived(parts.redistribute(placements=[Replicate()]).to_local())
 
-    def own_copy(self, name: str, tensor: Tensor | None) -> Tensor | None:
+    def own_copy(self, name: str, tensor: Any) -> Any:
         """This rank's copy of an argument that all ranks have.
 
         Raises:
@@ -88,9 +88,9 @@ class VocabularyShard:
         if not is_replicated(tensor, self.mesh):
             raise ValueError(
                 f"{name} must be a plain tensor, or placed as (Replicate(),) on the mesh of weight, got "
-                f"{tensor.placements}"  # type: ignore[attr-defined]
+                f"{tensor.placements}"
             )
-        return _arrived(tensor.to_local())  # type: ignore[attr-defined]
+        return _arrived(tensor.to_local())
 
     def own(self, classes: Tensor) -> tuple[Tensor, Tensor]:
         """Where each of some classes is in this rank's part of a weight, any place for those of other ranks; and

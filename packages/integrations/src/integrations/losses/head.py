@@ -109,17 +109,17 @@ class ChunkedHead(ForwardWrapper):
         if linear is None:
             watched = partial(_parameters, module)
             return Source(hidden, classes, self.forward, watched(), watched, None, **noted)
+        weight, bias = linear
         watched = partial(_there, linear)
         if is_unit(module):  # whose parameters are others, and may be changed, before the next forward
             watched = partial(find_sharded_parameters, module)
-            noted["within"] = partial(_in_unit, module, linear[0])
-        elif is_partitioned(linear[0]):
+            noted["within"] = partial(_in_unit, module, weight)
+        elif is_partitioned(weight):
             noted["within"] = partial(_in_forward, module)
-        if is_dtensor(linear[0]):
-            noted["shard"] = shard = VocabularyShard.of(linear[0])
+        if is_dtensor(weight):
+            noted["shard"] = shard = VocabularyShard.of(weight)
             watched = partial(_there, (hidden, *watched()))
-            hidden, *linear = shard.local(hidden, *linear)
-        weight, bias = linear
+            hidden, weight, bias = shard.local(hidden, weight, bias)
         layer = partial(_outputs, weight=weight, bias=bias, shard=noted.get("shard"))
         return Source(hidden, classes, layer, _there((weight, bias)), watched, (weight, bias), **noted)
 
