@@ -319,6 +319,18 @@ def test_the_loss_in_chunks_of_a_partitioned_head(partitions, loss, outside):
     assert (largest.elements < BATCH * LENGTH * CLASSES) is (loss is not of_probabilities)
 
 
+def test_a_head_without_hooks_of_its_own_has_no_weight_after_the_forward_of_its_parent(partitions):
+    """As in a leaf module of ZeRO-3, which gathers the parameters of all modules inside."""
+    model = partitions.partition(twin(Decoder(lambda logits, ids: logits).train()))
+    for hooks in (model.head._forward_pre_hooks, model.head._forward_hooks):
+        hooks.clear()
+    partitions.gather(model.head)
+    logits = model(IDS)
+    partitions.release(model.head)
+    with pytest.raises(RuntimeError, match=r"must be computed in the model.s forward, because FSDP or ZeRO-3 releases"):
+        shifted(logits, IDS)
+
+
 def test_partitioned_parameters_cannot_be_planned_for():
     model = make(nn.Linear)
     model[0].weight.ds_status = "NOT_AVAILABLE"
