@@ -149,7 +149,6 @@ if __name__ == "__main__":
     found = {level: {way: compare(way, mesh, level) for way in WAYS} for level in ("L1", "lean")}
     found["L1, compressed before"] = {way: compare(way, mesh, "L1", before=True) for way in WAYS if WAYS[way]}
     found["L2"] = {way: refuse(way, mesh, level="L2", min_bytes=0) for way in WAYS if WAYS[way]}
-    found["chunked"] = {"sequence": refuse("sequence", mesh, level="L1", loss={"head": "head"})}
     layers = {"layers": {"layers": "q"}, "linear": {"linear": 0.5}, "activations": {"activations": 3}}
     found["layers"] = {name: refuse("sequence", mesh, **options) for name, options in layers.items()}
     found["plan"] = {way: plan(way, mesh) for way in WAYS if WAYS[way]}

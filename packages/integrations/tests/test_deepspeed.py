@@ -13,6 +13,8 @@ from torch import nn
 import integrations
 from integrations.deepspeed import initialize
 
+from .decoder import BATCH, CLASSES, IDS, LENGTH, SUMS, Decoder, shifted, twin
+from .largest import Largest
 from .nets import normal, relative_error
 from .two_ranks import run_torchrun
 
@@ -49,15 +51,16 @@ def test_a_plan_is_exact_or_says_why_there_is_none(ranks, stage):
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_the_loss_in_chunks_is_computed_or_raises(ranks, stage):
+def test_the_loss_in_chunks_is_computed_without_logits(ranks, stage):
     for found in ranks:
         chunked = found[f"chunked {stage}"]
         assert chunked["told"] == []  # of hooks that DeepSpeed registers on logits
-        if stage == 3:
-            assert "loss must be 'full' for this model" in chunked["refused"]
-            assert "ZeRO-3" in chunked["refused"]
-        else:
-            assert chunked["losses"] == pytest.approx(found[f"plain {stage}"]["losses"], rel=1e-3)
+        assert chunked["losses"] == pytest.approx(found[f"plain {stage}"]["losses"], rel=1e-3)
+        exact, outside = found[f"chunked alone {stage}"], found[f"chunked outside {stage}"]
+        assert exact["losses"] == pytest.approx(found[f"plain {stage}"]["losses"], rel=1e-6)
+        assert outside["losses"] == pytest.approx(exact["losses"], rel=1e-6)
+        assert "without logits" in exact["said"]
+        assert "without logits" in outside["said"]
 
 
 def test_a_resumed_run_rounds_as_one_without_a_break(ranks):
@@ -223,21 +226,109 @@ def test_a_function_of_ones_own_is_unknown():
     assert [row.why for row in rows if not row.operator] == ["the operator that saves it is unknown"]
 
 
-def test_a_chunked_loss_raises_for_a_partitioned_head():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.head = nn.Linear(32, 32), nn.Linear(32, 16)
+PARTITIONS = """
+import torch
+from torch.autograd import Function
 
-        def forward(self, x):
-            return self.head(self.body(x))
+heard = []
 
-    model = integrations.compress_model(Net(), level="L1", loss={"head": "head"})
-    model.head.weight.ds_status = "NOT_AVAILABLE"
-    with torch.no_grad():
-        model(normal(64, 32))
-    with pytest.raises(ValueError, match=r"loss must be 'full' for this model: .* ZeRO-3"):
-        model(normal(64, 32))
+class BeforeBackward(Function):
+    @staticmethod
+    def forward(ctx, output, module):
+        ctx.module = module
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gather(ctx.module)
+        return gradient, None
+
+class AfterBackward(Function):
+    @staticmethod
+    def forward(ctx, given, module):
+        ctx.module = module
+        return given.detach()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        release(ctx.module)
+        return gradient, None
+
+def gather(module, *_):
+    for parameter in module.parameters(recurse=False):
+        parameter.data = parameter.whole
+
+def release(module, *_):
+    for parameter in module.parameters(recurse=False):
+        parameter.data = torch.empty(0)
+
+def listen(gradient):
+    heard.append(gradient.shape)
+    return gradient / 2
+
+def partition(model):
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            parameter.ds_status, parameter.whole = "NOT_AVAILABLE", parameter.data
+        release(module)
+        module.register_forward_pre_hook(gather)
+        module.register_forward_pre_hook(lambda module, given: AfterBackward.apply(*given, module))
+        module.register_forward_hook(release)
+        module.register_forward_hook(lambda module, given, output: BeforeBackward.apply(output, module))
+    model.register_forward_hook(lambda module, given, output: output.register_hook(listen) and None)
+    return model
+"""
+
+
+@pytest.fixture
+def partitions(monkeypatch):
+    """Stands in for ZeRO-3: parameters have elements only while their module runs, forward or backward. The gradient of
+    the model's output is halved."""
+    module = types.ModuleType("deepspeed.runtime.zero.parameter_offload")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(PARTITIONS, vars(module))
+    return module
+
+
+def each_row(logits, ids):
+    rows = F.cross_entropy(logits[:, :-1].reshape(-1, CLASSES), ids[:, 1:].reshape(-1), reduction="none")
+    return (rows * torch.linspace(0, 1, len(rows))).mean()
+
+
+def of_probabilities(logits, ids):
+    return logits.softmax(-1).square().mean()
+
+
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("loss", [shifted, each_row, of_probabilities])
+def test_the_loss_in_chunks_of_a_partitioned_head(partitions, loss, outside):
+    """It is computed in a call of the head, whose hooks gather the weight."""
+    model = Decoder(loss).train()
+    partitioned = partitions.partition(twin(Decoder((lambda logits, ids: logits) if outside else loss).train()))
+    expected = model(IDS)
+    (expected / 2).backward()
+    with Largest() as largest:
+        found = partitioned(IDS)
+        found = loss(found, IDS) if outside else found
+        found.backward()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    gradients = ({name: one.grad for name, one in net.named_parameters()} for net in (model, partitioned))
+    assert relative_error(*gradients) <= SUMS
+    assert not partitioned.head.weight.numel()
+    assert len(partitions.heard) == 1
+    assert (largest.elements < BATCH * LENGTH * CLASSES) is (loss is not of_probabilities)
+
+
+def test_a_head_without_hooks_of_its_own_has_no_weight_after_the_forward_of_its_parent(partitions):
+    """As in a leaf module of ZeRO-3, which gathers the parameters of all modules inside."""
+    model = partitions.partition(twin(Decoder(lambda logits, ids: logits).train()))
+    for hooks in (model.head._forward_pre_hooks, model.head._forward_hooks):
+        hooks.clear()
+    partitions.gather(model.head)
+    logits = model(IDS)
+    partitions.release(model.head)
+    with pytest.raises(RuntimeError, match=r"must be computed in the model.s forward, because FSDP or ZeRO-3 releases"):
+        shifted(logits, IDS)
 
 
 def test_partitioned_parameters_cannot_be_planned_for():

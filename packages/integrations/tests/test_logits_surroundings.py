@@ -82,18 +82,26 @@ def test_fully_sharded(shards):
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_a_head_that_is_sharded_by_itself_is_refused():
-    """Its weight is gone before the loss. Without gradients, or with loss="full", nothing needs it then."""
-    model = twin(Decoder(shifted).train())
-    fully_shard(model.head)
-    with pytest.raises(ValueError, match=r"loss must be 'full' for this model.*fully_shard of this layer"):
-        fully_shard(model)(IDS)
+def test_a_head_that_is_sharded_by_itself():
+    """Its weight is gathered for the loss. A head that is more than a weight and a bias cannot be."""
+    model = Decoder(shifted).train()
+    sharded = twin(model)
+    fully_shard(sharded.head)
+    loss = fully_shard(sharded)(IDS)
+    loss.backward()
+    model(IDS).backward()
+    assert relative_error(whole_gradients(model), whole_gradients(sharded)) <= SUMS
+    assert "without logits" in exchanged(sharded)
+    more = Decoder(shifted).train()
+    more.head.forward = lambda hidden: F.linear(hidden, more.head.weight) + 1
+    more = twin(more)
+    fully_shard(more.head)
+    with pytest.raises(
+        ValueError, match=r"loss must be .full. for this model.* Linear, because it is sharded, and more"
+    ):
+        fully_shard(more)(IDS)
     with torch.no_grad():
-        assert model(IDS).isfinite()
-    whole = integrations.compress_model(Decoder(shifted).train(), "L1", loss="full")
-    fully_shard(whole.head)
-    fully_shard(whole)(IDS).backward()
-    assert whole.head.weight.grad is not None
+        assert more(IDS).isfinite()
 
 
 @pytest.mark.usefixtures("one_rank")

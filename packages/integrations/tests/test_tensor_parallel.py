@@ -81,12 +81,6 @@ def test_adaptive_levels_raise(found, way):
         assert "level must have fixed bits for a model in tensor parallel, got 'L2'" in ranks["L2"][way]
 
 
-def test_a_chunked_loss_raises_for_a_head_that_is_a_dtensor(found):
-    for ranks in found:
-        assert "loss must be 'full' for this model" in ranks["chunked"]["sequence"]
-        assert "the weight is a DTensor" in ranks["chunked"]["sequence"]
-
-
 @pytest.mark.parametrize("layers", ["layers", "linear"])
 def test_layers_that_store_for_themselves_raise_for_dtensors(found, layers):
     for ranks in found:

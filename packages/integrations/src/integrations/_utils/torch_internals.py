@@ -174,8 +174,14 @@ get_active_ddp_module: Callable[[], Any] = bound(
 )
 ScriptMethod: Any = bound("torch._C.ScriptMethod", "a checkpoint inside of a model", ())
 _WORLD = later("torch.distributed.distributed_c10d._world", "a plan with few bits on several ranks", None)
+_RESOLVE = later("torch.distributed.distributed_c10d._resolve_process_group", _LOSS)
 noted("torch.nn.utils.parametrize._cache", _CAPTURE, spared=True)
 noted("torch.nn.modules.module._global_forward_hooks", _CAPTURE, spared=True)
+
+
+def process_group(name: str) -> Any:
+    """The process group of a name, which an operator can take in place of the group."""
+    return _RESOLVE()(name)
 
 
 def collectives_of_groups() -> list[int] | None:

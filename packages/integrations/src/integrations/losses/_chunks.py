@@ -10,9 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from integrations._utils.chunked_loss import WEIGHT_ROWS
+from integrations._utils.torch_internals import process_group
+from integrations.losses._shards import own_classes
 
 # The least rows of a chunk: with fewer, a product would not pay for reading the weight and its gradient.
 _LEAST = {"cpu": 128, "cuda": 512}
@@ -31,12 +34,29 @@ class Terms:
         smoothing: the share of the target that is spread evenly over all classes.
         scale: the factor by which logits are multiplied first.
         cap: the bound to which they are squashed then, as ``cap * tanh(logits / cap)``; 0 for none.
+        group: the name of the process group whose ranks have the logits of other classes of the same rows; empty if
+            this rank has those of all classes.
+        first: the first of this rank's classes, if there is a group.
+        classes: the number of classes of all ranks, if there is a group.
     """
 
     ignored: int
     smoothing: float
     scale: float
     cap: float
+    group: str = ""
+    first: int = 0
+    classes: int = 0
+
+    def largest(self, values: Tensor) -> Tensor:
+        """Replace values by the largest of all ranks of the group."""
+        dist.all_reduce(values, dist.ReduceOp.MAX, process_group(self.group))
+        return values
+
+    def total(self, values: Tensor) -> Tensor:
+        """Replace values by their sums over all ranks of the group."""
+        dist.all_reduce(values, dist.ReduceOp.SUM, process_group(self.group))
+        return values
 
 
 @dataclass(frozen=True)
@@ -157,15 +177,38 @@ class _Target:
 
     Args:
         lacking: whether a row has no loss, (rows, 1).
-        classes: the labels' classes, (rows, 1); any class if the label is ignored.
-        weights: the weights of these classes, (rows, 1); ``None`` for 1.
-        of_all: (classes,), the weights of all classes; ``None`` for 1.
+        places: where the labels' classes are among the logits, (rows, 1); any place if the label is ignored, or a class
+            of another rank.
+        own: whether they are classes of this rank, (rows, 1); ``None`` if all are.
+        weights: the weights of the labels' classes, (rows, 1); ``None`` for 1.
+        of_each: the weights of this rank's classes, (classes,); ``None`` for 1.
+        of_all: the sum of the weights of all classes.
+        count: the number of all classes.
     """
 
     lacking: Tensor
-    classes: Tensor
+    places: Tensor
+    own: Tensor | None
     weights: Tensor | None
-    of_all: Tensor | None
+    of_each: Tensor | None
+    of_all: Tensor | int
+    count: int
+
+    @classmethod
+    def of(cls, labels: Tensor, class_weight: Tensor | None, classes: int, terms: Terms) -> _Target:
+        """The target of labels for logits of ``classes`` classes."""
+        lacking = (labels == terms.ignored)[:, None]
+        places, own, of_each = labels[:, None].masked_fill(lacking, 0), None, class_weight
+        weights = None if class_weight is None else class_weight[places]
+        if terms.group:
+            places, own = own_classes(places, terms.first, classes, terms.classes)
+            of_each = None if class_weight is None else class_weight[terms.first : terms.first + classes]
+        count = terms.classes if terms.group else classes
+        return cls(lacking, places, own, weights, of_each, count if class_weight is None else class_weight.sum(), count)
+
+    def of_own(self, values: Tensor) -> Tensor:
+        """Values of rows, (rows, 1), and 0 for rows whose class is another rank's."""
+        return values if self.own is None else values.masked_fill(~self.own, 0)
 
 
 def _bend(logits: Tensor, terms: Terms, keeps: bool) -> Tensor | None:
@@ -185,30 +228,36 @@ def _losses(
 ) -> tuple[Tensor, _Target | None]:
     """Return the losses and their target, or ``logsumexp`` and ``None``. The logits become probabilities."""
     if labels is None:
-        return _normalize(logits).squeeze(1), None
-    lacking = (labels == terms.ignored)[:, None]
-    classes = labels[:, None].masked_fill(lacking, 0)
-    target = _Target(lacking, classes, None if class_weight is None else class_weight[classes], class_weight)
-    hit = logits.gather(1, classes)
+        (sums,) = _normalize(logits, [], terms)
+        return sums.squeeze(1), None
+    target = _Target.of(labels, class_weight, logits.shape[1], terms)
+    parts = [target.of_own(logits.gather(1, target.places))]
     if terms.smoothing:
-        total = logits.sum(1, keepdim=True) if class_weight is None else (logits @ class_weight)[:, None]
-    sums = _normalize(logits)
+        of_each = target.of_each
+        parts.append(logits.sum(1, keepdim=True) if of_each is None else (logits @ of_each)[:, None])
+    sums, hit, *totals = _normalize(logits, parts, terms)
     losses = sums - hit
     if target.weights is not None:
         losses *= target.weights
-    if terms.smoothing:
-        count = logits.shape[1]
-        weights = count if class_weight is None else class_weight.sum()
-        losses = (1 - terms.smoothing) * losses + terms.smoothing / count * (weights * sums - total)
-    return losses.masked_fill_(lacking, 0).squeeze(1), target
+    for total in totals:
+        even = target.of_all * sums - total
+        losses = (1 - terms.smoothing) * losses + terms.smoothing / target.count * even
+    return losses.masked_fill_(target.lacking, 0).squeeze(1), target
 
 
-def _normalize(logits: Tensor) -> Tensor:
-    """Turn logits into probabilities in place, and return their ``logsumexp``, (rows, 1)."""
-    largest, place = logits.max(1, keepdim=True)
-    torch.softmax(logits, 1, out=logits)
-    # The logarithm of softmax's divisor. The largest probability is at least one over the number of classes.
-    return largest - logits.gather(1, place).log()
+def _normalize(logits: Tensor, parts: list[Tensor], terms: Terms) -> list[Tensor]:
+    """Turn logits into probabilities in place. Return their ``logsumexp``, (rows, 1), and sums over the group of what
+    each rank has of some numbers, which are (rows, 1), too."""
+    if not terms.group:
+        largest, place = logits.max(1, keepdim=True)
+        torch.softmax(logits, 1, out=logits)
+        # The logarithm of softmax's divisor. The largest probability is at least one over the number of classes.
+        return [largest - logits.gather(1, place).log(), *parts]
+    largest = terms.largest(logits.amax(1, keepdim=True))
+    logits.sub_(largest).exp_()
+    divisor, *totals = terms.total(torch.cat([logits.sum(1, keepdim=True), *parts], 1)).split(1, 1)
+    logits.div_(divisor)
+    return [largest + divisor.log(), *totals]
 
 
 def _differentiate(
@@ -220,19 +269,18 @@ def _differentiate(
         probabilities.mul_((ones if factors is None else factors[:, None]) * terms.scale)
         _unbend(probabilities, squashed)
         return
-    count = probabilities.shape[1]
     of_target = (1 - terms.smoothing) * (ones if target.weights is None else target.weights)
-    of_each = ones * (terms.smoothing / count)
+    of_each = ones * (terms.smoothing / target.count)
     if factors is not None:
         of_target, of_each = of_target * factors[:, None], of_each * factors[:, None]
     if terms.scale != 1:
         of_target, of_each = of_target * terms.scale, of_each * terms.scale
     if target.weights is not None or factors is not None or terms.scale != 1:
-        weights = count if target.of_all is None else target.of_all.sum()
-        probabilities.mul_(of_target + of_each * weights)
-    probabilities.scatter_add_(1, target.classes, -of_target)
+        probabilities.mul_(of_target + of_each * target.of_all)
+    probabilities.scatter_add_(1, target.places, -target.of_own(of_target))
     if terms.smoothing:
-        probabilities.addcmul_(of_each, torch.ones_like(of_each) if target.of_all is None else target.of_all, value=-1)
+        weights = torch.ones_like(of_each) if target.of_each is None else target.of_each
+        probabilities.addcmul_(of_each, weights, value=-1)
     _unbend(probabilities, squashed)
     # Even if the logits were NaN, as those of padding may be. To check for such rows first would wait for a GPU.
     if probabilities.device.type != "cpu" or target.lacking.any():

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +11,11 @@ import torch
 from torch import Tensor
 
 from integrations._utils.autocast import autocast_on
+from integrations.losses._shards import VocabularyShard
+
+
+def _call(function: Callable[[Tensor], Any], hidden: Tensor) -> Any:
+    return function(hidden)
 
 
 @dataclass(eq=False)
@@ -22,36 +26,46 @@ class Source:
         hidden: (..., features), the layer's input.
         classes: size of the outputs' last dimension.
         layer: computes the outputs, each row from the same row of the input.
-        parameters: the layer's.
-        linear: weight and bias of a layer that has nothing else; else ``None``.
+        parameters: those of its tensors that may get a gradient.
+        watched: returns tensors that must be the same, and unchanged, whenever the layer is computed.
+        linear: weight and bias of a layer that has nothing else; else ``None``. In tensor parallel, this rank's part.
         made_whole: called with each function that needs the logits themselves.
         in_chunks: called with the rows of a chunk for a loss without logits.
         rows: the rows of a chunk by a plan; ``None`` for the default.
+        shard: the classes of this rank, in tensor parallel; the outputs of ``layer`` are DTensors then.
+        within: calls a function with the layer's input where the layer has its parameters.
     """
 
     hidden: Tensor
     classes: int
     layer: Callable[[Tensor], Tensor]
-    parameters: Callable[[], tuple[Tensor, ...]]
+    parameters: tuple[Tensor, ...]
+    watched: Callable[[], tuple[Tensor, ...]]
     linear: tuple[Tensor, Tensor | None] | None
     made_whole: Callable[[str], None]
     in_chunks: Callable[[int], None]
     rows: int | None = None
+    shard: VocabularyShard | None = None
+    within: Callable[[Callable[[Tensor], Any], Tensor], Any] = _call
     answered: bool = field(default=False, init=False)
     """Whether a loss was computed without the logits, which then get no gradient."""
     derived: list[weakref.ref[Derived]] = field(default_factory=list, init=False, repr=False)
     """What was derived from the outputs before they were computed."""
+    hooks: list[Callable[[Tensor], Any]] = field(default_factory=list, init=False, repr=False)
+    """Hooks that ``fully_shard`` or DeepSpeed have registered on the outputs. They prepare a backward, or scale its
+    gradient. Each tensor that is computed from the outputs gets these, too."""
     _logits: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._autocast = autocast_on(self.hidden.device)
-        self._given = self.parameters()
-        self._versions = [tensor._version for tensor in (self.hidden, *self._given)]
+        self._watched = self.watched()
+        self._shapes = [tensor.shape for tensor in (self.hidden, *self.parameters)]
+        self._versions = [tensor._version for tensor in (self.hidden, *self._watched)]
 
     @property
     def wanting(self) -> tuple[Tensor, ...]:
         """The parameters that require a gradient."""
-        return tuple(tensor for tensor in self._given if tensor.requires_grad)
+        return tuple(tensor for tensor in self.parameters if tensor.requires_grad)
 
     @property
     def made(self) -> bool:
@@ -63,41 +77,55 @@ class Source:
         """The outputs with their history. Each call returns the same tensor."""
         if self._logits is None:
             # Even if they are only looked at now: they may be differentiated later.
-            with self.computing(), torch.enable_grad():
-                self._logits = self.layer(self.hidden)
+            with torch.enable_grad():
+                self._logits = self.compute(self.layer, self.hidden)
+            self.attach(self._logits)
             # They may be written to from now on, which a copy that was made before must not see.
             for one in self.derived:
                 if (alive := one()) is not None:
                     alive.logits()
         return self._logits
 
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        """A block that calls the layer as it would have been called, under the autocast of its call.
+    def compute(self, function: Callable[[Tensor], Any], hidden: Tensor) -> Any:
+        """Return what a function computes from the layer's input, with the parameters and the autocast of its call.
+
+        Args:
+            function: calls the layer, or computes with its parameters.
+            hidden: (..., features), rows of the layer's input.
 
         Raises:
             RuntimeError: the layer would compute something else now.
         """
-        self._require_unchanged()
-        if self.hidden.device.type == "meta":  # which has no autocast
-            yield
-            return
-        # Without autocast's cache, whose casts belong to a block that is over.
-        enabled = self._autocast is not None
-        with torch.autocast(self.hidden.device.type, self._autocast, enabled, cache_enabled=False):
-            yield
+
+        def called(given: Tensor) -> Any:
+            self._require_unchanged()
+            if given.device.type == "meta":  # which has no autocast
+                return function(given)
+            # Without autocast's cache, whose casts belong to a block that is over.
+            enabled = self._autocast is not None
+            with torch.autocast(given.device.type, self._autocast, enabled, cache_enabled=False):
+                return function(given)
+
+        return self.within(called, hidden)
+
+    def attach(self, tensor: Tensor) -> None:
+        """Register the hooks on a tensor that was computed from the outputs."""
+        if tensor.requires_grad:
+            for hook in self.hooks:
+                tensor.register_hook(hook)
 
     def _require_unchanged(self) -> None:
-        tensors = (self.hidden, *self._given)
-        if any(one.untyped_storage().nbytes() < one.nbytes for one in tensors if one.device.type != "meta"):
+        tensors = (self.hidden, *self.parameters)
+        released = any(one.untyped_storage().nbytes() < one.nbytes for one in tensors if one.device.type != "meta")
+        if released or [one.shape for one in tensors] != self._shapes:
             raise RuntimeError(
-                "the loss of chunked logits must be computed in the model's forward, because FSDP reshards the weights "
-                "after it: pass labels to the model, use fully_shard with reshard_after_forward=False, or pass "
-                "loss='full' to compress_model"
+                "the loss of chunked logits must be computed in the model's forward, because FSDP or ZeRO-3 "
+                "releases the weights after it: pass labels to the model, use fully_shard with "
+                "reshard_after_forward=False, or pass loss='full' to compress_model"
             )
-        now = self.parameters()
-        same = len(now) == len(self._given) and all(one is other for one, other in zip(now, self._given, strict=True))
-        if not same or [tensor._version for tensor in tensors] != self._versions:
+        now, before = self.watched(), self._watched
+        same = len(now) == len(before) and all(one is other for one, other in zip(now, before, strict=True))
+        if not same or [tensor._version for tensor in (self.hidden, *now)] != self._versions:
             raise RuntimeError(
                 "chunked logits must be read before the weights or the input of their layer change, as in "
                 "optimizer.step(): read them earlier, or pass loss='full' to compress_model"
@@ -114,6 +142,8 @@ class Derived:
         dtype: the dtype that the outputs have now.
         scale, cap: the values now are ``scale * outputs``, or ``cap * tanh(scale / cap * outputs)`` if ``cap`` is not
             0.
+        placed: how a DTensor has the values: ``"sharded"`` over the classes, or ``"replicated"``; empty for a plain
+            tensor.
         normalized: whether ``log_softmax`` over the classes was applied to these values.
         before: what it was derived from in one step; ``None`` for the outputs themselves.
         step: what is applied to the values of ``before``.
@@ -125,6 +155,7 @@ class Derived:
     dtype: torch.dtype
     scale: float = 1.0
     cap: float = 0.0
+    placed: str = ""
     normalized: bool = False
     before: Derived | None = None
     step: Callable[[Tensor], Tensor] | None = None
@@ -146,8 +177,8 @@ class Derived:
 
     def then(self, step: Callable[[Tensor], Tensor], **changes: Any) -> Derived:
         """The outputs after one more step."""
-        differentiable = self.differentiable and torch.is_grad_enabled()
-        return replace(self, before=self, step=step, differentiable=differentiable, **changes)
+        changes = {"differentiable": self.differentiable and torch.is_grad_enabled(), **changes}
+        return replace(self, before=self, step=step, **changes)
 
     def logits(self) -> Tensor:
         """The outputs themselves after all steps, with their history. Each call returns the same tensor, and what is a

@@ -28,6 +28,7 @@ from integrations.losses._losses_of_logits import (
     nll_loss,
     picked,
 )
+from integrations.tracing.tensors import is_dtensor
 
 Rule = Callable[..., Any]
 
@@ -37,7 +38,7 @@ _GETTERS = (
 )
 _METHODS = (
     "size dim ndimension numel nelement element_size is_floating_point is_complex is_contiguous get_device __len__ "
-    "__hash__ __repr__ __format__ stride is_inference"
+    "__hash__ __repr__ __format__ stride is_inference _is_view"
 )
 METADATA = frozenset(
     {getattr(Tensor, name).__get__ for name in _GETTERS.split() if hasattr(Tensor, name)}
@@ -95,7 +96,7 @@ def _indexed(logits: Derived, index: Any) -> Any:
     parts = index if isinstance(index, tuple) else (index,)
     if not all(part is None or part is Ellipsis or isinstance(part, int | slice | Tensor) for part in parts):
         return NotImplemented
-    if any(isinstance(part, bool) for part in parts):
+    if any(isinstance(part, bool) or (isinstance(part, Tensor) and is_dtensor(part)) for part in parts):
         return NotImplemented
     if len(parts) == len(logits.shape) and all(is_index(part, logits) for part in parts):
         return picked(logits, *parts)
@@ -141,6 +142,36 @@ def _chunked(logits: Derived, chunks: int, dim: int = 0) -> Any:
 
 def _same(logits: Derived) -> Any:
     return logits
+
+
+# ---- DTensors ----
+
+
+def placements(logits: Derived) -> tuple[Any, ...]:
+    """The placements of logits that stand for a ``DTensor``."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    return (Replicate(),) if logits.placed == "replicated" else (Shard(len(logits.shape) - 1),)
+
+
+def redistributed(logits: Derived, wanted: Any) -> Any:
+    """Logits that stand for a ``DTensor``, with other placements."""
+    if wanted is None or len(wanted) != 1:
+        return NotImplemented
+    last = wanted[0].is_shard(-1) or wanted[0].is_shard(len(logits.shape) - 1)
+    if not last and not wanted[0].is_replicate():
+        return NotImplemented
+    placed = "sharded" if last else "replicated"
+    if placed == logits.placed:
+        return logits
+    return logits.then(lambda tensor: tensor.redistribute(placements=list(wanted)), placed=placed)  # type: ignore[attr-defined]
+
+
+def local(logits: Derived, grads: Any) -> Any:
+    """Logits that stand for a ``DTensor``, as the plain tensor of each rank, which has all classes."""
+    if logits.placed != "replicated" or (grads is not None and not all(one.is_replicate() for one in grads)):
+        return NotImplemented
+    return logits.then(lambda tensor: tensor.to_local(), placed="")  # type: ignore[attr-defined]
 
 
 # ---- casts ----

@@ -18,6 +18,8 @@ from integrations._utils.torch_internals import peek_interpreter_stack
 from integrations.losses import _operator
 from integrations.losses._chunks import rows_of_chunk
 from integrations.losses._differentiated import differentiated
+from integrations.losses._shards import VocabularyShard, is_replicated, why_whole
+from integrations.tracing.tensors import is_dtensor
 
 _REDUCTIONS = ("mean", "sum", "none")
 
@@ -48,6 +50,9 @@ def linear_cross_entropy(
         hidden = model.model(input_ids).last_hidden_state
         loss = linear_cross_entropy(hidden[:, :-1], model.lm_head.weight, labels[:, 1:])
 
+    In tensor parallel, ``weight`` and ``bias`` are DTensors placed as ``[Shard(0)]``, and ``hidden`` is one placed as
+    ``[Replicate()]``, on the same mesh of one dimension. Each rank computes the logits of its classes alone.
+
     Args:
         hidden: (..., features), the input of the linear layer.
         weight: (classes, features), of the same dtype.
@@ -64,27 +69,79 @@ def linear_cross_entropy(
             There are at least 128 rows on a CPU and 512 on a GPU.
 
     Returns:
-        A scalar, or the losses in the shape of ``labels``; float32, or float64 for float64 tensors.
+        A scalar, or the losses in the shape of ``labels``; float32, or float64 for float64 tensors. A replicated
+        DTensor if ``weight`` is a DTensor.
 
     Raises:
-        TypeError: an argument is not a tensor, or has an unsupported dtype.
-        ValueError: shapes, devices or dtypes do not match, a number is out of its range, or a label is not a class.
-        NotImplementedError: it is differentiated twice, or called under ``torch.func``.
+        TypeError: an argument is not a tensor, has an unsupported dtype, or is a DTensor where the others are not.
+        ValueError: shapes, devices or dtypes do not match, a number is out of its range, a label is not a class, or a
+            DTensor is placed in another way.
+        NotImplementedError: it is differentiated twice, called under ``torch.func``, or compiled with DTensors.
     """
     if not torch.compiler.is_compiling() and peek_interpreter_stack() is not None:
         raise NotImplementedError(
             "linear_cross_entropy does not support torch.func or vmap; use torch.nn.functional.cross_entropy of the "
             "logits there"
         )
+    options: dict[str, Any] = {
+        "ignore_index": ignore_index,
+        "reduction": reduction,
+        "label_smoothing": label_smoothing,
+        "scale": scale,
+        "softcap": softcap,
+        "rows": rows,
+    }
+    if not (is_dtensor(hidden) and is_dtensor(weight)):
+        return cross_entropy_of_rows(hidden, weight, bias, labels, shard=None, class_weight=class_weight, **options)
+    if torch.compiler.is_compiling():
+        raise NotImplementedError("linear_cross_entropy of DTensors cannot be compiled: call it outside torch.compile")
+    if why := why_whole(weight, bias):
+        raise ValueError(f"linear_cross_entropy cannot use this layer: {why}")
+    shard = VocabularyShard.of(weight)
+    if not is_replicated(hidden, shard.mesh):
+        raise ValueError(
+            f"hidden must be placed as (Replicate(),) on the mesh of weight, got {hidden.placements}: pass "  # type: ignore[attr-defined]
+            "hidden.redistribute(weight.device_mesh, [Replicate()])"
+        )
+    labels, class_weight = shard.own_copy("labels", labels), shard.own_copy("class_weight", class_weight)
+    own = shard.local(hidden, weight, bias)
+    loss = cross_entropy_of_rows(*own, labels, shard=shard, class_weight=class_weight, **options)
+    return shard.replicate(loss)
+
+
+def cross_entropy_of_rows(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    *,
+    shard: VocabularyShard | None,
+    class_weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    scale: float,
+    softcap: float | None,
+    rows: int | None,
+) -> Tensor:
+    """Return what ``linear_cross_entropy`` returns, for plain tensors.
+
+    Args:
+        hidden, labels, class_weight: as there.
+        weight, bias: this rank's.
+        shard: the classes of this rank; ``None`` for all classes.
+        ignore_index, reduction, label_smoothing, scale, softcap, rows: as there.
+    """
     _check_numbers(ignore_index, label_smoothing, scale, softcap, rows)
-    _check(hidden, weight, labels, bias, class_weight, ignore_index)
+    _check(hidden, weight, labels, bias, class_weight, ignore_index, shard)
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
     flat, targets = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).long()
     wide = _operator.wide(hidden.dtype)
     classes = None if class_weight is None else class_weight.detach().to(wide)
-    numbers = ignore_index, float(label_smoothing), float(scale), float(softcap or 0)
-    rows = rows or rows_of_chunk(flat, len(weight), torch.is_grad_enabled() and weight.requires_grad)
+    numbers = *_numbers(shard), ignore_index, float(label_smoothing), float(scale), float(softcap or 0)
+    most = len(weight) if shard is None else shard.most
+    rows = rows or rows_of_chunk(flat, most, torch.is_grad_enabled() and weight.requires_grad)
     if reduction == "none" or torch.compiler.is_compiling():
         losses = _losses((flat, weight, bias), targets, classes, numbers, rows)
         if reduction == "none":
@@ -105,35 +162,54 @@ def linear_cross_entropy(
 
 
 def linear_logsumexp(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, *, scale: float, softcap: float | None, rows: int
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    shard: VocabularyShard | None,
+    scale: float,
+    softcap: float | None,
+    rows: int,
 ) -> Tensor:
     """Return the ``logsumexp`` over the classes of each row's logits, (rows,), in float32, or float64 for such tensors.
 
     Args:
         hidden: (rows, features).
-        weight, bias, scale, softcap, rows: as for ``linear_cross_entropy``.
+        weight, bias, shard, scale, softcap, rows: as for ``cross_entropy_of_rows``.
     """
-    numbers = 0, 0.0, float(scale), float(softcap or 0)
+    numbers = *_numbers(shard), 0, 0.0, float(scale), float(softcap or 0)
     return _losses((hidden, weight, bias), None, None, numbers, rows)
 
 
-def linear_chosen(hidden: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> Tensor:
+def linear_chosen(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor, shard: VocabularyShard | None
+) -> Tensor:
     """Return one output of a linear layer for each row, (rows,), in the dtype of the layer's outputs.
 
     Args:
         hidden: (rows, features).
-        weight, bias: the layer's.
+        weight, bias: this rank's.
         classes: (rows,), int64: the output of each row.
+        shard: the classes of this rank; ``None`` for all classes.
     """
+    own = None
+    if shard is not None:
+        classes, own = shard.own(classes)
     chosen = torch.bmm(hidden.unsqueeze(1), F.embedding(classes, weight).unsqueeze(2)).flatten()
-    return chosen if bias is None else chosen + bias[classes].to(chosen.dtype)
+    if bias is not None:
+        chosen = chosen + bias[classes].to(chosen.dtype)
+    return chosen if shard is None or own is None else shard.total(torch.where(own, chosen, 0))
+
+
+def _numbers(shard: VocabularyShard | None) -> tuple[str, int, int]:
+    return ("", 0, 0) if shard is None else shard.numbers
 
 
 def _losses(
     tensors: tuple[Tensor, Tensor, Tensor | None],
     labels: Tensor | None,
     class_weight: Tensor | None,
-    numbers: tuple[int, float, float, float],
+    numbers: tuple[str, int, int, int, float, float, float],
     rows: int,
 ) -> Tensor:
     """Return the loss of each row, or ``logsumexp`` without labels. Backward computes their gradients."""
@@ -211,7 +287,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _check(
-    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, class_weight: Tensor | None, ignored: int
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    ignored: int,
+    shard: VocabularyShard | None,
 ) -> None:
     for name, tensor in (("hidden", hidden), ("weight", weight), ("bias", bias), ("class_weight", class_weight)):
         if tensor is None and name in ("bias", "class_weight"):
@@ -223,7 +305,7 @@ def _check(
             raise TypeError(
                 f"{name} must be a plain tensor, got a distributed {type(tensor).__name__}: compute the loss in the "
                 "forward of the module that you passed to fully_shard, where the weights are not sharded, or pass "
-                f"{name}.full_tensor()"
+                f"{name}.full_tensor(); in tensor parallel, hidden and weight must both be DTensors"
             )
     if not isinstance(labels, Tensor) or labels.dtype not in (torch.int64, torch.int32):
         got = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
@@ -241,9 +323,10 @@ def _check(
             f"labels must have the shape of hidden without its last dimension, {tuple(hidden.shape[:-1])}, got "
             f"{tuple(labels.shape)}; if each position predicts the next, shift both first"
         )
-    for name, tensor in (("bias", bias), ("class_weight", class_weight)):
-        if tensor is not None and tensor.shape != weight.shape[:1]:
-            raise ValueError(f"{name} must have the shape {tuple(weight.shape[:1])}, got {tuple(tensor.shape)}")
+    classes = len(weight) if shard is None else shard.classes
+    for name, tensor, count in (("bias", bias, len(weight)), ("class_weight", class_weight, classes)):
+        if tensor is not None and tensor.shape != (count,):
+            raise ValueError(f"{name} must have the shape {(count,)}, got {tuple(tensor.shape)}")
     for name, tensor in (("weight", weight), ("labels", labels), ("bias", bias), ("class_weight", class_weight)):
         if tensor is not None and tensor.device != hidden.device:
             raise ValueError(f"{name} must be on hidden's device, {hidden.device}, got {tensor.device}; move it there")
@@ -254,9 +337,9 @@ def _check(
         raise ValueError("class_weight must not require a gradient; pass class_weight.detach()")
     # Elsewhere, looking at labels would wait for the device, whose kernels refuse such labels themselves.
     if labels.device.type == "cpu" and has_elements(labels) and not torch.compiler.is_compiling() and labels.numel():
-        wrong = (labels != ignored) & ((labels < 0) | (labels >= weight.shape[0]))
+        wrong = (labels != ignored) & ((labels < 0) | (labels >= classes))
         if wrong.any():
             raise ValueError(
-                f"labels must be classes from 0 to {weight.shape[0] - 1}, or ignore_index, {ignored}, got "
+                f"labels must be classes from 0 to {classes - 1}, or ignore_index, {ignored}, got "
                 f"{labels[wrong][0].item()}"
             )

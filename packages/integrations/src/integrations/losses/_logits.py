@@ -19,7 +19,7 @@ from torch.overrides import enable_reentrant_dispatch
 from integrations._utils.compiling import compiles_callees, not_inlined, without_dynamo
 from integrations._utils.torch_internals import DisableTorchFunctionSubclass, make_wrapper_subclass, tree_map_only
 from integrations._utils.warn import warn
-from integrations.capture.graphs.sharding import is_of_engine
+from integrations.capture.graphs.sharding import called_by_engine, is_of_engine
 from integrations.losses import _deriving as deriving
 from integrations.losses._derived import Derived
 from integrations.losses._differentiated import NO_SECOND_DERIVATIVE
@@ -32,7 +32,8 @@ class Logits(Tensor):
 
     @staticmethod
     def __new__(cls, derived: Derived) -> Self:
-        made: Self = make_wrapper_subclass(cls, derived.shape, dtype=derived.dtype, device=derived.hidden.device)
+        kind = PlacedLogits if derived.placed else cls
+        made: Self = make_wrapper_subclass(kind, derived.shape, dtype=derived.dtype, device=derived.hidden.device)
         made.derived = derived
         return made
 
@@ -42,6 +43,7 @@ class Logits(Tensor):
         source = derived.source
         with torch.set_grad_enabled(derived.differentiable and torch.is_grad_enabled()):
             logits: Logits = _Made.apply(derived, source.hidden, *source.wanting)
+        source.attach(logits)
         return logits
 
     @property
@@ -76,9 +78,14 @@ class Logits(Tensor):
         return answer(function, args, dict(kwargs or {}))
 
     def _listen(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Registers for the gradients of these logits. The loss that was computed without them gives none."""
-        # fully_shard and DeepSpeed register hooks on all outputs of a model; that of the loss is enough for them.
-        if not is_of_engine(args[1] if len(args) > 1 else None):
+        """Registers for the gradients of these logits, to which a loss that is computed without them gives none."""
+        hook, source = _hook(args, kwargs), self.derived.source
+        # fully_shard and DeepSpeed register hooks on all outputs of a model, and of its parts. A loss that is there
+        # already is such an output, too.
+        if is_of_engine(hook):
+            if not source.answered:
+                source.hooks.append(hook)
+        else:
             warn(
                 f"{function.__name__}() of chunked logits comes after their loss, which gives them no gradient: call "
                 "it before the loss is computed, or pass loss='full' to compress_model"
@@ -98,6 +105,48 @@ class Logits(Tensor):
 
         args, kwargs = tree_map_only(Logits, values, (args, dict(kwargs or {})))
         return function(*args, **kwargs)
+
+
+class PlacedLogits(Logits):
+    """Logits in place of a ``DTensor``, with as much of it as ``parallelize_module`` asks of a layer's output."""
+
+    @property
+    def device_mesh(self) -> Any:
+        """The ``DeviceMesh`` of the layer's weight."""
+        return self.derived.source.shard.mesh  # type: ignore[union-attr]
+
+    @property
+    def placements(self) -> tuple[Any, ...]:
+        """How the logits are placed on it."""
+        return deriving.placements(self.derived)
+
+    def redistribute(self, device_mesh: Any = None, placements: Any = None, **options: Any) -> Tensor:
+        """The logits, placed in another way."""
+        casts = any(value for name, value in options.items() if name != "async_op")
+        plain = self.waits and not casts and device_mesh in (None, self.device_mesh)
+        found = deriving.redistributed(self.derived, placements) if plain else NotImplemented
+        if found is NotImplemented:
+            made: Any = self.whole("redistribute")
+            result: Tensor = made.redistribute(device_mesh, placements, **options)
+            return result
+        return self if found is self.derived else Logits.of(found)
+
+    def to_local(self, *, grad_placements: Any = None) -> Tensor:
+        """The logits of this rank."""
+        found = deriving.local(self.derived, grad_placements) if self.waits else NotImplemented
+        if found is NotImplemented:
+            made: Any = self.whole("to_local")
+            result: Tensor = made.to_local(grad_placements=grad_placements)
+            return result
+        return Logits.of(found)
+
+    def full_tensor(self, *, grad_placements: Any = None) -> Tensor:
+        """The logits of all ranks."""
+        from torch.distributed.tensor import Replicate
+
+        found: Any = self.redistribute(placements=[Replicate()])
+        result: Tensor = found.to_local(grad_placements=grad_placements)
+        return result
 
 
 class _Made(Function):
@@ -125,20 +174,33 @@ def _answer(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     with DisableTorchFunctionSubclass():
         first = args[0] if args else kwargs.get("input")
         if isinstance(first, Logits) and not first.derived.source.made:
-            if function in deriving.LISTENING and first.derived.source.answered:
+            answered = first.derived.source.answered
+            if function in deriving.LISTENING and (answered or is_of_engine(_hook(args, kwargs))):
                 return first._listen(function, args, kwargs)
+            if function is Tensor.detach and called_by_engine():
+                return Logits.of(first.derived)
+            if function is Tensor.detach_:  # as a pipeline does after the backward of its last stage
+                function(*args, **kwargs)
+                first.derived = first.derived.then(Tensor.detach, differentiable=False)
+                return first
             done = deriving.derived(function, first.derived, args, kwargs)
             if isinstance(done, Derived):
                 return first if done is first.derived else Logits.of(done)
             if isinstance(done, tuple):
                 return tuple(map(Logits.of, done))
             if done is not NotImplemented:
+                first.derived.source.attach(done)
                 return done
         # A hook, and the gradient that it got, belong to the tensor on which it was registered.
         listened = isinstance(first, Logits) and first.derived.made and function in deriving.OF_GRADIENT
         if function in deriving.METADATA and not listened:
             return function(*args, **kwargs)
         return _of_whole(function, args, kwargs)
+
+
+def _hook(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The hook that a call registers."""
+    return args[1] if len(args) > 1 else kwargs.get("hook")
 
 
 def _of_whole(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -5,8 +5,7 @@ Each function returns ``NotImplemented`` if it needs the logits themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from integrations._utils.autocast import autocast_on
 from integrations.losses._chunks import rows_of_chunk
 from integrations.losses._derived import Derived
 from integrations.losses._layers import layer_cross_entropy, rows_of_layer
-from integrations.losses._linear import linear_chosen, linear_cross_entropy, linear_logsumexp
+from integrations.losses._linear import cross_entropy_of_rows, linear_chosen, linear_logsumexp
 from integrations.losses._operator import wide
 
 _NO_CLASS = torch.iinfo(torch.int64).min
@@ -37,6 +36,9 @@ def cross_entropy(
 ) -> Any:
     """``F.cross_entropy`` of (rows, classes) with classes as labels."""
     plain = size_average is None and reduce is None and not (weight is not None and weight.requires_grad)
+    if logits.source.shard is not None:
+        shard = logits.source.shard
+        target, weight = shard.own_copy("labels", target), shard.own_copy("weight", weight)
     alike = isinstance(target, Tensor) and target.dtype == torch.int64 and target.device == logits.hidden.device
     if not plain or not alike or len(logits.shape) != 2 or target.shape != logits.shape[:1]:
         return NotImplemented
@@ -60,7 +62,7 @@ def _loss(
     logits: Derived, labels: Tensor, weight: Tensor | None, ignored: int, reduction: str, smoothing: float = 0.0
 ) -> Tensor:
     """Return the cross-entropy of logits of (rows, classes), a chunk at a time."""
-    source, hidden = logits.source, logits.hidden
+    source = logits.source
     of_all: dict[str, Any] = {"ignore_index": ignored, "reduction": reduction, "label_smoothing": smoothing}
     options: dict[str, Any] = {
         "class_weight": weight,
@@ -69,34 +71,39 @@ def _loss(
         "softcap": logits.cap or None,
         "rows": _rows(logits),
     }
-    with _computing(logits):
+
+    def of_rows(hidden: Tensor) -> Tensor:
         if source.linear is not None:
-            loss = linear_cross_entropy(hidden, source.linear[0], labels, source.linear[1], **options)
-        elif reduction == "none":
+            return cross_entropy_of_rows(hidden, *source.linear, labels, shard=source.shard, **options)
+        if reduction == "none":
             of_classes = None if weight is None else weight.to(wide(hidden.dtype))
-            loss = _rows_of_layer(logits, lambda some, to: F.cross_entropy(some, to, of_classes, **of_all), labels)
-        else:
-            loss = layer_cross_entropy(hidden, source.layer, source.wanting, labels, classes=source.classes, **options)
-    return loss.to(logits.dtype) if autocast_on(hidden.device) is None else loss
+            return _rows_of_layer(logits, lambda some, to: F.cross_entropy(some, to, of_classes, **of_all), labels)
+        return layer_cross_entropy(hidden, source.layer, source.wanting, labels, classes=source.classes, **options)
+
+    loss = _computed(logits, of_rows)
+    loss = loss.to(logits.dtype) if autocast_on(logits.hidden.device) is None else loss
+    return source.shard.replicate(loss) if logits.placed and source.shard is not None else loss
 
 
 def _rows(logits: Derived) -> int:
     """Return the rows of a chunk: as many as a plan says, where one operator computes them; or the default."""
     source, flat = logits.source, logits.hidden.reshape(-1, logits.hidden.shape[-1])
+    if source.shard is not None and source.linear is not None:
+        return rows_of_chunk(flat, source.shard.most, source.linear[0].requires_grad)  # the same on all ranks
     if source.linear is not None and source.rows:
         return max(1, min(source.rows, len(flat)))
     whole = source.classes * flat.shape[-1]
     return rows_of_chunk(flat, source.classes, any(one.numel() >= whole for one in source.wanting))
 
 
-@contextmanager
-def _computing(logits: Derived) -> Iterator[None]:
-    """A block that computes numbers of logits without the logits."""
+def _computed(logits: Derived, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return what a function of the hidden states computes, which are numbers of logits, without the logits."""
     source = logits.source
-    with source.computing(), torch.set_grad_enabled(logits.differentiable and torch.is_grad_enabled()):
-        yield
+    with torch.set_grad_enabled(logits.differentiable and torch.is_grad_enabled()):
+        found: Tensor = source.compute(function, logits.hidden)
     source.in_chunks(_rows(logits))
     source.answered = True
+    return found
 
 
 def _rows_of_layer(logits: Derived, row: Callable[[Tensor, Tensor], Tensor], classes: Tensor) -> Tensor:
@@ -136,6 +143,8 @@ def gathered(logits: Derived, dim: int, index: Any) -> Any:
 
 def picked(logits: Derived, *index: Tensor) -> Any:
     """Some classes of some rows, by an index for each dimension."""
+    if logits.placed:
+        return NotImplemented
     try:
         *places, classes = torch.broadcast_tensors(*index)
     except RuntimeError:
@@ -153,12 +162,13 @@ def _of_classes(logits: Derived, classes: Tensor) -> Tensor:
     rows = replace(logits, hidden=logits.hidden.reshape(-1, logits.hidden.shape[-1]))
     if logits.normalized:
         return -_loss(rows, classes, None, _NO_CLASS, "none").to(logits.dtype)
-    with _computing(rows):
+
+    def of_rows(hidden: Tensor) -> Tensor:
         if source.linear is not None:
-            chosen = _bent(linear_chosen(rows.hidden, *source.linear, classes), rows)
-        else:
-            chosen = _rows_of_layer(rows, lambda some, of: some.gather(1, of[:, None]).squeeze(1), classes)
-    return chosen.to(logits.dtype)
+            return _bent(linear_chosen(hidden, *source.linear, classes, source.shard), rows)
+        return _rows_of_layer(rows, lambda some, of: some.gather(1, of[:, None]).squeeze(1), classes)
+
+    return _computed(rows, of_rows).to(logits.dtype)
 
 
 def logsumexp(logits: Derived, dim: Any, keepdim: bool = False) -> Any:
@@ -169,14 +179,15 @@ def logsumexp(logits: Derived, dim: Any, keepdim: bool = False) -> Any:
     rows = replace(logits, hidden=logits.hidden.reshape(-1, logits.hidden.shape[-1]))
     if not len(rows.hidden):
         return NotImplemented
-    with _computing(rows):
+
+    def of_rows(hidden: Tensor) -> Tensor:
         if source.linear is not None:
-            options: dict[str, Any] = {"scale": rows.scale, "softcap": rows.cap or None}
-            options["rows"] = _rows(rows)
-            found = linear_logsumexp(rows.hidden, *source.linear, **options)
-        else:
-            nothing = torch.zeros(len(rows.hidden), dtype=torch.int64, device=rows.hidden.device)
-            found = _rows_of_layer(rows, lambda some, _: some.logsumexp(1), nothing)
+            options: dict[str, Any] = {"scale": rows.scale, "softcap": rows.cap or None, "rows": _rows(rows)}
+            return linear_logsumexp(hidden, *source.linear, shard=source.shard, **options)
+        nothing = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
+        return _rows_of_layer(rows, lambda some, _: some.logsumexp(1), nothing)
+
+    found = _computed(rows, of_rows)
     found = found.to(_widened(logits))
     return found.view(*logits.shape[:-1], 1) if keepdim else found.view(logits.shape[:-1])
 
@@ -190,8 +201,8 @@ def _widened(logits: Derived) -> torch.dtype:
 
 
 def _is_last(dim: Any, logits: Derived) -> bool:
-    """Return whether a dimension is that of the classes."""
-    return isinstance(dim, int) and dim in (-1, len(logits.shape) - 1)
+    """Return whether a dimension is that of the classes, of logits that are not a ``DTensor``."""
+    return not logits.placed and isinstance(dim, int) and dim in (-1, len(logits.shape) - 1)
 
 
 def is_index(index: Any, logits: Derived) -> bool:
@@ -203,7 +214,13 @@ def argmax(logits: Derived, dim: int | None = None) -> Any:
     """The predicted classes, for an accuracy beside the loss, also computed some rows at a time."""
     if dim not in (-1, len(logits.shape) - 1) or logits.scale <= 0:  # squashing keeps the order
         return NotImplemented
+    if logits.source.shard is not None:
+        return NotImplemented
     flat = logits.hidden.reshape(-1, logits.hidden.shape[-1])
-    with logits.source.computing(), torch.no_grad():
-        parts = [logits.source.layer(part).argmax(-1) for part in flat.split(_rows(logits))]
-    return torch.cat(parts).view(logits.shape[:-1])
+
+    def of_rows(hidden: Tensor) -> Tensor:
+        return torch.cat([logits.source.layer(part).argmax(-1) for part in hidden.split(_rows(logits))])
+
+    with torch.no_grad():
+        found: Tensor = logits.source.compute(of_rows, flat)
+    return found.view(logits.shape[:-1])

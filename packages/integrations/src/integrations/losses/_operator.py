@@ -29,6 +29,9 @@ def linear_cross_entropy(
     labels: Tensor | None,
     class_weight: Tensor | None,
     factors: Tensor | None,
+    group: str,
+    first: int,
+    classes: int,
     ignored: int,
     smoothing: float,
     scale: float,
@@ -44,7 +47,7 @@ def linear_cross_entropy(
     made = _empty(hidden, weight, wanted)
     sums = Sums(*(tensor.zero_() if wants else None for tensor, wants in zip(made, wanted, strict=True)))
     with torch.autocast(hidden.device.type, enabled=False):
-        terms = Terms(ignored, smoothing, scale, cap)
+        terms = Terms(ignored, smoothing, scale, cap, group, first, classes)
         losses = chunked(hidden, weight, bias, labels, class_weight, factors, terms, rows, sums)
     return losses, *made  # type: ignore[return-value]  # three of them
 

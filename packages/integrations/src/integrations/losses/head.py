@@ -27,9 +27,10 @@ from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.torch_internals import constant_when_traced, in_forward_mode, peek_interpreter_stack
 from integrations._utils.warn import warn
 from integrations.capture.capture import is_capturing
-from integrations.capture.graphs.sharding import is_partitioned, is_unit
+from integrations.capture.graphs.sharding import find_sharded_parameters, gathered, get_class, is_partitioned, is_unit
 from integrations.losses._derived import Derived, Source
 from integrations.losses._logits import Logits
+from integrations.losses._shards import VocabularyShard, is_replicated, why_whole
 from integrations.tracing.tensors import is_dtensor
 
 
@@ -85,56 +86,89 @@ class ChunkedHead(ForwardWrapper):
             args, kwargs: its arguments.
         """
         module: Any = self.model
+        if _COMPUTE in kwargs:
+            return kwargs[_COMPUTE](*args)
         copy = self.shallow_copy(frame)
         if copy is not None:  # with parameters of its own, of which this object knows nothing
             return type(copy).forward(copy, *args, **kwargs)
         if not self.chunks or not self._defers(module, args, kwargs):
-            self._require_weight(module)
+            self._require_weight(module, args)
             return self.forward(*args, **kwargs)
         self.rows = self.made_for = None
         (hidden,) = args
-        # Read once, since a parametrization may compute something each time. FSDP may put others there after this call.
-        linear = (module.weight, module.bias) if self._is_linear(module) else None
-        if linear is not None and not self._is_plain(linear, hidden):
-            linear = None
-        source = Source(
-            hidden,
-            module.out_features,
-            self.forward if linear is None else partial(F.linear, weight=linear[0], bias=linear[1]),
-            partial(_parameters, module) if linear is None else partial(_there, linear),
-            linear,
-            self._note_made,
-            self._note_rows,
-            self.planned_rows,
-        )
-        return Logits.of(Derived(source, hidden, dtype_of_product(hidden)))
+        source = self._source(module, hidden)
+        placed = "" if source.shard is None else "sharded"
+        return Logits.of(Derived(source, source.hidden, dtype_of_product(source.hidden), placed=placed))
 
-    @staticmethod
-    def _defers(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _source(self, module: Any, hidden: Tensor) -> Source:
+        """A call of the layer whose outputs wait."""
+        noted: dict[str, Any] = {"made_whole": self._note_made, "in_chunks": self._note_rows, "rows": self.planned_rows}
+        classes = module.out_features
+        # Read once, since a parametrization may compute something each time.
+        linear = self._linear(module, hidden)
+        if linear is None:
+            watched = partial(_parameters, module)
+            return Source(hidden, classes, self.forward, watched(), watched, None, **noted)
+        weight, bias = linear
+        watched = partial(_there, linear)
+        if is_unit(module):  # whose parameters are others, and may be changed, before the next forward
+            watched = partial(find_sharded_parameters, module)
+            noted["within"] = partial(_in_unit, module, weight)
+        elif is_partitioned(weight):
+            noted["within"] = partial(_in_forward, module)
+        if is_dtensor(weight):
+            noted["shard"] = shard = VocabularyShard.of(weight)
+            watched = partial(_there, (hidden, *watched()))
+            hidden, weight, bias = shard.local(hidden, weight, bias)
+        layer = partial(_outputs, weight=weight, bias=bias, shard=noted.get("shard"))
+        return Source(hidden, classes, layer, _there((weight, bias)), watched, (weight, bias), **noted)
+
+    def _defers(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the outputs of a call may wait."""
         if not module.training or not torch.is_grad_enabled():
             return False
-        if _why_whole(module):
-            return False
         if len(args) != 1 or kwargs or peek_interpreter_stack() is not None or in_forward_mode():
+            return False
+        if self._why_whole(module, args):
             return False
         (hidden,) = args
         # A frozen parameter may be of any kind, such as a quantised weight: the layer knows how to use it.
         tensors = [hidden, *(one for one in module.parameters() if one.requires_grad)]
-        if not all(type(tensor) in PLAIN and tensor.device == hidden.device for tensor in tensors):
+        alike = all(type(tensor) in PLAIN for tensor in tensors) or all(map(is_dtensor, tensors))
+        if not alike or not all(tensor.device == hidden.device for tensor in tensors):
             return False
         known = hidden.dim() >= 2 and hidden.shape[-1] == module.in_features and hidden.is_floating_point()
         return known and any(tensor.requires_grad for tensor in tensors)
 
-    def _is_linear(self, module: Any) -> bool:
-        """Whether the layer has nothing but a weight and a bias."""
-        return isinstance(module, nn.Linear) and self.forward == MethodType(nn.Linear.forward, module)
-
-    @staticmethod
-    def _is_plain(linear: tuple[Tensor, Tensor | None], hidden: Tensor) -> bool:
-        """Whether weight and bias can be multiplied with the input as they are, or as autocast casts them."""
+    def _linear(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        """The weight and the bias of a layer that has nothing else, if they can be multiplied with the input as they
+        are, or as autocast casts them."""
+        if not isinstance(module, nn.Linear) or self.forward != MethodType(nn.Linear.forward, module):
+            return None
+        linear = module.weight, module.bias
         casts = autocast_on(hidden.device) is not None
-        return all(x is None or (type(x) in PLAIN and (casts or x.dtype == hidden.dtype)) for x in linear)
+        kept = all(x is None or casts or x.dtype == hidden.dtype for x in linear)
+        known = all(x is None or type(x) in PLAIN or is_dtensor(x) for x in linear)
+        return linear if kept and known else None
+
+    def _why_whole(self, module: Any, args: tuple[Any, ...]) -> str:
+        """Why a loss in chunks cannot use the layer, in words; empty if it can. Asked in the layer's forward."""
+        parameters = list(module.parameters())
+        parts = any(map(is_dtensor, parameters))
+        if not parts and not is_unit(module) and not any(map(is_partitioned, parameters)):
+            return ""
+        if self.by_plan:  # ranks may follow different plans, and would wait for each other
+            return "a plan must not change what ranks exchange"
+        if len(args) != 1 or not isinstance(args[0], Tensor) or self._linear(module, args[0]) is None:
+            return "it is sharded, and more than a weight and a bias that can be multiplied with its input"
+        if not parts:
+            return ""
+        if why := why_whole(module.weight, module.bias):
+            return why
+        if not is_replicated(args[0], module.weight.device_mesh):
+            how = getattr(args[0], "placements", "a plain tensor")
+            return f"its input must be a DTensor placed as (Replicate(),) on the mesh of its weight, and is {how}"
+        return ""
 
     @staticmethod
     def in_words(heads: Sequence[ChunkedHead]) -> str:
@@ -153,14 +187,14 @@ class ChunkedHead(ForwardWrapper):
             return "a loss in chunks, which takes a forward in train()"
         return "a loss in chunks, for which no forward asked yet"
 
-    def _require_weight(self, module: nn.Module) -> None:
+    def _require_weight(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Raises where a loss in chunks was asked for, and cannot have the layer's weight after its forward."""
         if not self.chunks or self.by_plan or not module.training or not torch.is_grad_enabled() or is_capturing():
             return
-        if why := _why_whole(module):
+        if why := self._why_whole(module, args):
             raise ValueError(
-                f"loss must be 'full' for this model: a loss in chunks needs the weight of its last "
-                f"{type(module).__name__} after that layer's forward, but {why}"
+                f"loss must be 'full' for this model: a loss in chunks cannot use its last "
+                f"{get_class(module).__name__}, because {why}"
             )
 
     def _note_made(self, function: str) -> None:
@@ -179,13 +213,25 @@ class ChunkedHead(ForwardWrapper):
         self.rows = max(rows, self.rows or 0)
 
 
-def _why_whole(module: nn.Module) -> str:
-    """Why the loss cannot use a layer's parameters after its forward, in words; empty if it can."""
-    if is_unit(module) or any(map(is_partitioned, module.parameters())):
-        return "fully_shard of this layer, or DeepSpeed's ZeRO-3, has released the weight by then"
-    if any(map(is_dtensor, module.parameters())):
-        return "the weight is a DTensor"
-    return ""
+_COMPUTE = "compute_in_forward"
+"""The argument of a layer's call that has a function called in place of the layer's forward."""
+
+
+def _in_unit(unit: nn.Module, weight: Tensor, function: Callable[[Tensor], Any], hidden: Tensor) -> Any:
+    """Call a function while a unit of ``fully_shard`` has its parameters whole."""
+    with gathered(unit, weight):
+        return function(hidden)
+
+
+def _in_forward(module: nn.Module, function: Callable[[Tensor], Any], hidden: Tensor) -> Any:
+    """Call a function in a call of a module, whose hooks gather its parameters for the forward and for backward."""
+    return module(hidden, **{_COMPUTE: function})
+
+
+def _outputs(hidden: Tensor, weight: Tensor, bias: Tensor | None, shard: VocabularyShard | None) -> Tensor:
+    """The outputs of a linear layer; in tensor parallel, as a ``DTensor``."""
+    outputs = F.linear(hidden, weight, bias)
+    return outputs if shard is None else shard.join(outputs)
 
 
 def _parameters(module: nn.Module) -> tuple[Tensor, ...]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +31,10 @@ class Follower(Protocol):
     """A mode that follows a forward, unless it is paused."""
 
     paused: bool
+
+
+_FOLLOWER: ContextVar[Follower | None] = ContextVar("follower", default=None)
+"""The mode that follows the forward of units that runs."""
 
 
 def distributed() -> bool:
@@ -71,14 +77,15 @@ def _find_parallel(model: nn.Module) -> list[list[tuple[int, ...]]]:
 
 def _find_sharding_meshes(model: nn.Module) -> list[Any]:
     """The meshes over which ``fully_shard`` has sharded a model: each rank has its own part of the batch."""
-    found = dict[Any, None]()
-    for module in filter(is_unit, all_modules(model)):
-        state: Any = module._get_fsdp_state()  # type: ignore[operator]
-        groups = getattr(state, "_fsdp_param_groups", None)  # up to torch 2.13 there is one, or none
-        for group in [state._fsdp_param_group] if groups is None else groups:
-            if group is not None:
-                found[group.mesh_info.mesh] = None
-    return list(found)
+    units = filter(is_unit, all_modules(model))
+    return list(dict.fromkeys(group.mesh_info.mesh for unit in units for group in _find_groups(unit)))
+
+
+def _find_groups(unit: nn.Module) -> list[Any]:
+    """What ``fully_shard`` keeps for each group of a unit's parameters."""
+    state: Any = unit._get_fsdp_state()  # type: ignore[operator]
+    groups = getattr(state, "_fsdp_param_groups", None)  # up to torch 2.13 there is one, or none
+    return [group for group in ([state._fsdp_param_group] if groups is None else groups) if group is not None]
 
 
 def _get_dimensions(mesh: Any) -> list[tuple[int, ...]]:
@@ -107,6 +114,31 @@ def is_partitioned(parameter: Tensor) -> bool:
     return hasattr(parameter, "ds_status")
 
 
+def find_sharded_parameters(unit: nn.Module) -> tuple[Tensor, ...]:
+    """The parameters of a unit that an optimizer changes, also while the unit has others, which are whole."""
+    return tuple(one.sharded_param for group in _find_groups(unit) for one in group.fsdp_params)
+
+
+@contextmanager
+def gathered(unit: Any, parameter: Tensor) -> Iterator[None]:
+    """A block in which a unit has a parameter whole, as it has in its forward. No follower of a forward sees that.
+
+    Args:
+        unit: a module that ``fully_shard`` was given, by itself or with others.
+        parameter: one that it had in its forward.
+    """
+    if any(one is parameter for one in unit.parameters()):
+        yield
+        return
+    with _paused(_FOLLOWER.get()):
+        unit.unshard()
+    try:
+        yield
+    finally:
+        with _paused(_FOLLOWER.get()):
+            unit.reshard()
+
+
 def is_of_unit(hook: Callable[..., Any] | None) -> bool:
     """Whether a hook, of a module or a tensor, was added by ``fully_shard``."""
     return getattr(hook, "__module__", "").startswith(_FSDP)
@@ -115,6 +147,14 @@ def is_of_unit(hook: Callable[..., Any] | None) -> bool:
 def is_of_engine(hook: Callable[..., Any] | None) -> bool:
     """Whether a hook was added by what shards models: ``fully_shard``, or DeepSpeed."""
     return is_of_unit(hook) or getattr(hook, "__module__", "").startswith("deepspeed.")
+
+
+def called_by_engine() -> bool:
+    """Whether code of DeepSpeed called the function of torch that asks this."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("integrations", "torch"):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "").startswith("deepspeed.")
 
 
 def find_units(model: nn.Module) -> frozenset[str]:
@@ -163,16 +203,31 @@ def hooks_unseen(model: nn.Module, follower: Follower) -> Iterator[None]:
 
     def unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
-            before, follower.paused = follower.paused, True
-            try:
+            with _paused(follower):
                 return hook(*args)
-            finally:
-                follower.paused = before
 
         return call
 
-    with _hooks_replaced(model, lambda module, hook, before: unseen(hook)):
+    outer = _FOLLOWER.get()
+    _FOLLOWER.set(follower)
+    try:
+        with _hooks_replaced(model, lambda module, hook, before: unseen(hook)):
+            yield
+    finally:
+        _FOLLOWER.set(outer)
+
+
+@contextmanager
+def _paused(follower: Follower | None) -> Iterator[None]:
+    """A block that a mode, if there is one, does not see."""
+    if follower is None:
         yield
+        return
+    before, follower.paused = follower.paused, True
+    try:
+        yield
+    finally:
+        follower.paused = before
 
 
 @contextmanager
