@@ -24,7 +24,8 @@ class Source:
         layer: computes the outputs, each row from the same row of the input.
         parameters: the layer's.
         linear: weight and bias of a layer that has nothing else; else ``None``.
-        made_whole: called with each function that needs the logits themselves.
+        made_whole: called with the name of each function that needs the logits themselves, and whether a loss was
+            computed without them before.
         in_chunks: called with the rows of a chunk for a loss without logits.
         rows: the rows of a chunk by a plan; ``None`` for the default.
     """
@@ -34,7 +35,7 @@ class Source:
     layer: Callable[[Tensor], Tensor]
     parameters: Callable[[], tuple[Tensor, ...]]
     linear: tuple[Tensor, Tensor | None] | None
-    made_whole: Callable[[str], None]
+    made_whole: Callable[[str, bool], None]
     in_chunks: Callable[[int], None]
     rows: int | None = None
     answered: bool = field(default=False, init=False)
