@@ -272,6 +272,13 @@ CONVOLUTIONS = {
     "large weights": lambda: convolved(normal(8, 1024, 14, 14), normal(256, 1024, 3, 3)),
     "groups of eight": lambda: convolved(normal(32, 152, 16, 16), normal(152, 8, 3, 3), groups=19),
     "halves": lambda: convolved(normal(32, 64, 32, 32).bfloat16(), normal(128, 64, 3, 3).bfloat16()),
+    "a kernel of the image's size": lambda: convolved(normal(8, 128, 7, 7), normal(256, 128, 7, 7), padding=0),
+    "a kernel of the image's size, channels last": lambda: convolved(
+        normal(8, 128, 7, 7).to(memory_format=LAST), normal(256, 128, 7, 7).to(memory_format=LAST), padding=0
+    ),
+    "images channels last, weights first": lambda: convolved(
+        normal(8, 128, 14, 14).to(memory_format=LAST), normal(512, 128, 3, 3)
+    ),
     "transposed": lambda: convolved(normal(32, 32, 32, 32), normal(32, 24, 2, 2), padding=0, stride=2, transposed=True),
 }
 
@@ -299,6 +306,9 @@ TAKEN = {
     "large weights": (15288, 9092),
     "groups of eight": (4864, 9725),
     "halves": (16308, 12944),
+    "a kernel of the image's size": (6540, 12388),
+    "a kernel of the image's size, channels last": (60, 12456),
+    "images channels last, weights first": (4484, 6932),
     "transposed": (24484, 20364),
 }
 

@@ -106,8 +106,6 @@ def test_full_forbids_it():
     with pytest.raises(ValueError, match="must be at least"):
         integrations.plan(model, (IDS,), memory=0.3, loss="full")
     assert integrations.plan(model, (IDS,), memory=0.3).chunked is not None
-    with pytest.raises(ValueError, match="loss must be 'full' or None, got 'chunked'"):
-        integrations.plan(model, (IDS,), memory=0.3, loss="chunked")
 
 
 def test_a_function_of_the_output_is_taken_as_it_is():

@@ -14,7 +14,7 @@ from integrations.api.handle import recorded_step
 from integrations.checkpoint import Plan
 from integrations.planner import plan_with_stores
 from integrations.planner.accumulation import WITH_ROUNDING
-from integrations.planner.infeasible import largest_at_peak
+from integrations.planner.infeasible import at_peak
 
 from .libraries import library_or_skip
 from .nets import assert_same, gradients, normal
@@ -147,7 +147,10 @@ def test_the_error_says_what_there_is_and_what_rounding_allows():
         integrations.plan(model, args, memory=0.05)
     told = str(raised.value)
     assert ", or memory='least'. At that peak, in " in told
-    assert told.count("made by") == 3
+    held = told.split("memory holds ")[1].split(", and ")[0].split(", ")
+    assert len(held) == 3
+    assert sum("made by" in part for part in held) == 2
+    assert sum("of gradients of activations" in part for part in held) == 1
     share = float(told.split("the least memory is ")[1].split(", ")[1].split(" of")[0])
     assert "With error=0.1, which allows rounding" in told
     assert "larger error" not in told
@@ -197,11 +200,27 @@ def test_what_is_in_memory_at_the_peak():
     model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 512), nn.Tanh(), nn.Linear(512, 16)).train()
     plan = integrations.plan(model, (normal(1024, 16),), memory=1.0, loss=lambda output: output.square().mean())
     keeping = plan.choosing(plan.front[-1], plan.bounds)
-    found = largest_at_peak(keeping)
+    found = at_peak(keeping)
     assert found.values[0] == (1024 * 512 * 4, "tanh in 3")
-    total = sum(nbytes for nbytes, _ in found.values) + found.rest - found.later
-    assert found.backward
-    assert keeping.peak - 1024 * 16 * 4 * 4 <= total <= keeping.peak  # the values that are not named are small
+    assert found.rest - 1024 * 512 * 4 * 2 <= 64  # the gradients of the activation's result and input, and of the loss
+    assert [what for _, what in found.largest(2)] == [
+        "of gradients of activations and of operators' workspaces",
+        "made by tanh in 3",
+    ]
+    assert found.moment == "in the backward of 3"
+    assert found.nbytes - found.stays == keeping.peak
+    assert found.stays == 4 * sum(one.numel() for one in model.parameters())
+    assert found.beside() == found.nbytes - sum(nbytes for nbytes, _ in found.largest())
+
+
+def test_gradients_of_parameters_at_the_peak_are_named():
+    """The message named activations of some KiB."""
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3))).train()
+    with pytest.raises(ValueError, match="must be at least") as raised:
+        integrations.plan(model, (normal(4, 256),), memory=0.1)
+    gradients = "771.0 KiB"  # of 3 weights of 256 x 256, and their biases
+    assert f"in backward, memory holds {gradients} of gradients of parameters, " in str(raised.value)
+    assert f"; the peak does not count the {gradients} of gradients that the step leaves" in str(raised.value)
 
 
 def test_the_traceback_has_the_users_line_and_one_of_ours():

@@ -11,6 +11,8 @@ from torch import nn
 
 import integrations
 from integrations import checkpoint
+from integrations.planner.explained import grouped, make_lines
+from integrations.planner.table import listed
 
 from .nets import gradients, normal
 from .recompute_levels import deep
@@ -178,3 +180,13 @@ def test_a_printed_plan_says_what_was_searched():
     plan = integrations.plan(*deep(), memory="least")
     assert not plan.exact
     assert "The search did not try all plans: none takes less than" in str(plan)
+
+
+def test_a_printed_plan_says_why_in_plain_words():
+    """It said that a value "spares" a time, is recomputed "from * on", and is "of *"."""
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())))
+    plan = integrations.plan(model, (normal(512, 64),), memory=0.6)
+    reasons = {line.reason.split(" at ")[0].split(" take ")[0] for line, _ in grouped(make_lines(plan))}
+    assert reasons == {"segment starts", "recomputation starts from it", "recomputing would"}
+    assert "numbers" in str(plan).splitlines()[2]
+    assert listed(("aten.add_.Tensor", "integrations.linear_cross_entropy.default")) == "add, linear_cross_entropy"

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import integrations
 from integrations import Report, Row
 from integrations.report.peak import estimated_peaks, gradient_bytes_by_module
-from integrations.tracing.storage.records import IN_CHUNKS
+from integrations.tracing.storage.records import IN_CHUNKS, name_of_chunks
 
 from .nets import mlp, normal
 
@@ -31,7 +31,8 @@ def test_the_peak_is_in_the_middle_or_later_and_without_the_gradients_that_stay(
     # At b's, the gradients of c's parameters are there; of all, 90 are left after backward.
     assert estimated_peaks(rows, {"a": 40, "b": 30, "c": 20}) == (2900 + 20 - 90, 2700 + 20 - 90)
     assert estimated_peaks(rows, {}, gradient_bytes=5000) == (1700 + 5000 + 100, 300 + 5000 + 100)
-    assert estimated_peaks(rows, {"a": 10_000}) == (0, 0)
+    # In the end there is the gradient of a's input beside all of them.
+    assert estimated_peaks(rows, {"a": 10_000}) == (400, 400)
     assert estimated_peaks([], {}) == (0, 0)
 
 
@@ -46,9 +47,21 @@ def test_what_the_peak_does_not_count():
 
 
 def test_a_loss_in_chunks_has_no_logits():
-    rows = [row("a", 100, 400, "kept"), row("", 1000, 40, f"{IN_CHUNKS} of 8 rows")]
+    rows = [row("a", 100, 400, "kept"), row("", 1000, 40, name_of_chunks(8))]
     # Plain: 4400 saved, and the gradients of the softmax and the logits.
     assert estimated_peaks(rows, {}) == (4400 + 8000, 400 + 400)
+
+
+def test_the_forward_of_a_loss_in_chunks_has_a_chunk():
+    """And its gradient of the head's weight is still there after the loss. The peak was 0."""
+    chunks = name_of_chunks(8)
+    loss = row("", 25, 100, chunks), row("", 3200, 400, chunks, shape=(32, 100), role="result")
+    rows = [row("a", 100, 400, "kept"), *loss]
+    # What is kept, the loss's gradients, and a chunk of 8 rows, less the gradients that stay.
+    gradients = {"a": 40, "head": 400}
+    assert estimated_peaks(rows, gradients)[1] == 400 + 500 + 8 * 100 * 4 - 440
+    # An embedding saves nothing that counts: its gradient is made last, beside that of its output.
+    assert estimated_peaks(rows, {**gradients, "embedding": 10_000})[1] == 400
 
 
 def test_a_plan_says_its_peaks_and_a_level_estimates_them():

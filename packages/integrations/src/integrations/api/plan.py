@@ -15,14 +15,15 @@ from integrations.api.compress import compress_model
 from integrations.api.error_control.error_model import ErrorModel
 from integrations.api.error_control.gradient_errors import GradientErrors, measured_errors
 from integrations.api.error_control.plan_within_bounds import chosen, measured
+from integrations.api.handle.conversion_arguments import read_loss
 from integrations.api.handle.plan_arguments import Given
 from integrations.capture.loss import Loss, require_loss
-from integrations.losses.head import computing_loss
+from integrations.losses.head import computing_loss, find_head, path_of_head
 from integrations.planner.bounds import FULL, Bounds
 from integrations.planner.budget import Budget, read_fraction, resolve_bytes
 from integrations.planner.errors import BudgetError, raising_for_user
 from integrations.planner.free_memory import resolved
-from integrations.planner.loss_choice import with_better_loss
+from integrations.planner.loss_choice import first_plan, with_better_loss
 from integrations.planner.plan import Plan
 from integrations.planner.plan_recomputation import plannable
 from integrations.planner.plan_with_stores import planned, rating_for
@@ -46,7 +47,7 @@ def plan(
     measure: bool = True,
     real: bool = False,
     criterion: Loss | None = None,
-    loss: Loss | Literal["full"] | None = None,
+    loss: Loss | Literal["full", "chunked"] | Mapping[str, str] | None = None,
     holds_outputs: bool | None = None,
 ) -> Plan:
     """Choose how to store each tensor that backward reads: keep it, store it exactly in fewer bits, recompute it, send
@@ -83,10 +84,13 @@ def plan(
             ``measure``, the error is estimated from the operators; so it is for inputs without data, and for models
             that communicate with other ranks.
         real, holds_outputs: as for ``integrations.checkpoint.plan``.
-        criterion: as for ``integrations.checkpoint.plan``. With a criterion, the loss is never computed in chunks.
-        loss: ``"full"`` for a plan that computes the model's loss from whole logits. By default, a plan within
-            ``memory`` may compute it in chunks, see ``compress_model``; ``plan.chunked`` then has the details. A
-            function is taken as ``criterion``.
+        criterion: as for ``integrations.checkpoint.plan``. A plan computes its loss in chunks only if ``loss`` asks for
+            that.
+        loss: as for ``compress_model``. ``"chunked"`` or ``{"head": "lm_head"}``: the plan never makes the logits, and
+            ``plan.chunked`` has the details. If the training loop computes the loss, pass it as ``criterion``;
+            otherwise one cross-entropy of all rows is counted. ``"full"``: the plan makes whole logits. By default, a
+            plan within ``memory`` may choose the chunks if the model returns its loss. A function is taken as
+            ``criterion``.
 
     Returns:
         The plan. For several inputs, the plan of the input whose plain step takes the most memory, with the plans of
@@ -103,11 +107,11 @@ def plan(
         if criterion is not None:
             raise TypeError("loss is the older name of criterion, got both; pass criterion alone")
         criterion, loss = loss, None
-    if loss not in (None, FULL):
-        raise ValueError(f"loss must be 'full' or None, got {loss!r}; criterion takes a function of the model's output")
     require_loss(criterion)
-    bounds = Bounds.given(memory, time, error, stores, loss=None if loss is None and criterion is None else FULL)
     model = plannable(model)
+    head = _asked_head(model, loss)
+    full = loss == FULL or (criterion is not None and head is None)
+    bounds = Bounds.given(memory, time, error, stores, loss=FULL if full else None)
     if isinstance(args, list) and not args:
         raise ValueError("args must be one input, or several in a list, got an empty list")
     calls = [_call(one, kwargs) for one in (args if isinstance(args, list) else [args])]
@@ -121,8 +125,12 @@ def plan(
         with planning(model, given, named, criterion):
             return planned(model, level, given, named, bounds, **how)
 
-    with computing_loss(model, None):
-        fronts = [front(number) for number in range(len(calls))]
+    fronts = [first_plan(model, partial(front, number), head) for number in range(len(calls))]
+    if head is not None and any(front.chunked is None for front in fronts):
+        raise ValueError(
+            f"loss must be 'full' or None for this {type(model).__name__}, got {loss!r}: its step needs the logits of "
+            f"{head} themselves, or computes no loss of them"
+        )
     if memory is not None and read_fraction(memory) is not None and len(fronts) > 1:
         bounds = replace(bounds, memory=resolve_bytes(memory, max(front.plain_peak for front in fronts)))
     memory, free = resolved(bounds.memory, model, calls)
@@ -130,7 +138,7 @@ def plan(
     found = []
     try:
         for number in _leading(fronts):
-            better = with_better_loss(model, partial(front, number), bounds, fronts[number])
+            better = with_better_loss(model, partial(front, number), bounds, fronts[number], head)
             with computing_loss(model, better.head):
                 made = chosen(better, bounds, errors)
                 if measure and errors is not None:
@@ -142,6 +150,18 @@ def plan(
         raise
     found.sort(key=lambda plan: plan.plain_peak, reverse=True)
     return found[0].with_also(found[1:])
+
+
+def _asked_head(model: nn.Module, loss: str | Mapping[str, str] | None) -> str | None:
+    """Return the path of the layer whose logits ``loss=`` asks not to make; ``None`` if it does not ask for that."""
+    wanted = read_loss(loss)
+    if wanted is None:
+        return None
+    if not wanted:
+        return path_of_head(model)
+    find_head(model, **wanted)
+    path: str = wanted["head"]
+    return path
 
 
 def _measured(model: nn.Module, call: tuple[Any, dict[str, Any]], loss: Loss | None, plan: Plan) -> GradientErrors:

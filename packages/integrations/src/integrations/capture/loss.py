@@ -22,6 +22,9 @@ Loss = Callable[[Any], Any]
 OF_LOSS = "the tensors that criterion returned"
 """The words for a step that differentiates what the user's function returned."""
 
+OF_LOGITS = "a loss in chunks of the logits that the model returned"
+"""The words for a step that differentiates a loss of logits that were not made, see ``expected_loss`` of ``Logits``."""
+
 _OF_OWN = "the loss that the model returned"
 
 OF_LOSSES = (OF_LOSS, _OF_OWN)
@@ -55,6 +58,7 @@ class Differentiated(NamedTuple):
 def differentiated(outputs: Any, loss: Loss | None) -> Differentiated:
     """What backward starts from: what ``loss`` makes of the outputs; or the loss that the model returned; or else every
     output that requires a gradient. If the model returned a loss, the step is taken to hold no other output meanwhile.
+    Logits that were not made are taken to get the loss in chunks for which they were left out.
 
     Raises:
         TypeError: ``loss`` returned no tensors.
@@ -67,7 +71,19 @@ def differentiated(outputs: Any, loss: Loss | None) -> Differentiated:
     own = own_loss(outputs)
     if own is not None:
         return Differentiated([own], _OF_OWN, False)
-    return Differentiated(_trained(tensors_in(outputs)), "every output that requires a gradient", True)
+    trained = _trained(tensors_in(outputs))
+    tensors = [expected for tensor in trained if (expected := _expected(tensor)) is not None]
+    left_out = any(one is not other for one, other in zip(tensors, trained, strict=False))
+    return Differentiated(tensors, OF_LOGITS if left_out else "every output that requires a gradient", True)
+
+
+def _expected(tensor: Any) -> Tensor | None:
+    """Return what backward starts from for an output: the output itself; for logits that were not made, their loss;
+    ``None`` if other outputs of the same logits have it."""
+    found: Tensor | None = tensor
+    if getattr(tensor, "waits", False):
+        found = None if tensor.answered else tensor.expected_loss()
+    return found
 
 
 def is_scalar_loss(tensors: list[Tensor]) -> bool:

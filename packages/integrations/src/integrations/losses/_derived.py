@@ -29,7 +29,8 @@ class Source:
         parameters: those of its tensors that may get a gradient.
         watched: returns tensors that must be the same, and unchanged, whenever the layer is computed.
         linear: weight and bias of a layer that has nothing else; else ``None``. In tensor parallel, this rank's part.
-        made_whole: called with each function that needs the logits themselves.
+        made_whole: called with the name of each function that needs the logits themselves, and whether a loss was
+            computed without them before.
         in_chunks: called with the rows of a chunk for a loss without logits.
         rows: the rows of a chunk by a plan; ``None`` for the default.
         shard: the classes of this rank, in tensor parallel; the outputs of ``layer`` are DTensors then.
@@ -42,7 +43,7 @@ class Source:
     parameters: tuple[Tensor, ...]
     watched: Callable[[], tuple[Tensor, ...]]
     linear: tuple[Tensor, Tensor | None] | None
-    made_whole: Callable[[str], None]
+    made_whole: Callable[[str, bool], None]
     in_chunks: Callable[[int], None]
     rows: int | None = None
     shard: VocabularyShard | None = None

@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 from actcore.stored import Absent, Stored, announce, is_heard
 from integrations._utils.torch_internals import get_current_graph_task_keep_graph
-from integrations.tracing.storage.records import IN_CHUNKS
+from integrations.tracing.storage.records import name_of_chunks
 
 _TENSORS = 4  # the place of the first tensor among the arguments
 _OPERATOR = "chunked cross_entropy"
@@ -62,7 +62,7 @@ class _Differentiated(Function):
             for gradient, dtype in zip(made, ctx.dtypes, strict=True)
         ]
         if is_heard(ctx):
-            _announce(tensors, wanted, kept, logits, f"{IN_CHUNKS} of {rows} rows")
+            _announce(tensors, wanted, kept, logits, name_of_chunks(rows))
         ctx.save_for_backward(total, *kept)
         return loss if total is None else loss / total
 

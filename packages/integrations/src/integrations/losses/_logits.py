@@ -23,6 +23,7 @@ from integrations.capture.graphs.sharding import called_by_engine, is_of_engine
 from integrations.losses import _deriving as deriving
 from integrations.losses._derived import Derived
 from integrations.losses._differentiated import NO_SECOND_DERIVATIVE
+from integrations.losses._losses_of_logits import expected_loss
 
 
 class Logits(Tensor):
@@ -61,10 +62,18 @@ class Logits(Tensor):
 
         Args:
             function: the function that needs them.
+
+        Raises:
+            ValueError: the plan that is followed does not count them.
         """
         asked = getattr(function, "__self__", None) if isinstance(function, MethodWrapperType) else function
-        self.derived.source.made_whole(getattr(asked, "__name__", str(asked)))
+        source = self.derived.source
+        source.made_whole(getattr(asked, "__name__", str(asked)), source.answered)
         return self.derived.logits()
+
+    def expected_loss(self) -> Tensor:
+        """Return a loss in chunks, a scalar, in place of the one that a training loop will compute of these logits."""
+        return expected_loss(self.derived)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Logits(shape={tuple(self.shape)}, dtype={self.dtype}, not computed yet)"
@@ -162,6 +171,8 @@ class _Made(Function):
         if torch.is_grad_enabled():  # create_graph=True
             raise NotImplementedError(NO_SECOND_DERIVATIVE)
         source = ctx.derived.source
+        if not source.made:
+            source.made_whole("backward", source.answered)
         given = source.hidden, *source.wanting
         wanted = [tensor for tensor in given if tensor.requires_grad]
         # Of the very logits that were read: a layer with dropout would make other ones.

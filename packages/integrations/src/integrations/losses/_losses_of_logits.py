@@ -96,6 +96,17 @@ def _rows(logits: Derived) -> int:
     return rows_of_chunk(flat, source.classes, any(one.numel() >= whole for one in source.wanting))
 
 
+def expected_loss(logits: Derived) -> Tensor:
+    """Return the mean cross-entropy of all rows of logits, for some labels, in the memory of the usual loop. That loop
+    shifts the rows of a sequence, which copies them."""
+    hidden = logits.hidden
+    if hidden.dim() > 2:
+        hidden = hidden.index_select(-2, torch.arange(hidden.shape[-2], device=hidden.device))
+    rows = replace(logits, hidden=hidden.reshape(-1, hidden.shape[-1]))
+    labels = torch.zeros(len(rows.hidden), dtype=torch.int64, device=hidden.device)
+    return _loss(rows, labels, None, _NO_CLASS, "mean")
+
+
 def _computed(logits: Derived, function: Callable[[Tensor], Tensor]) -> Tensor:
     """Return what a function of the hidden states computes, which are numbers of logits, without the logits."""
     source = logits.source

@@ -50,8 +50,13 @@ class ChunkedHead(ForwardWrapper):
     """Whether forwards leave the logits to their loss."""
     planned_rows: int | None = None
     """Rows of a chunk by the plan that is followed; ``None`` for the default."""
+    planned: bool = False
+    """Whether the plan that is followed counts a loss in chunks."""
+    requires_chunks: bool = False
+    """Whether a loss that needs the logits themselves raises. The plan keeps to a memory without them, and the loss is
+    computed outside of the model."""
     told: bool = False
-    """Whether it was warned of logits that were made though a plan has chosen the loss in chunks."""
+    """Whether it was warned of logits that were made though the plan counts a loss in chunks."""
 
     def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool) -> None:
         super().__init__(model, forward, replaced)
@@ -197,17 +202,31 @@ class ChunkedHead(ForwardWrapper):
                 f"{get_class(module).__name__}, because {why}"
             )
 
-    def _note_made(self, function: str) -> None:
+    def _note_made(self, function: str, answered: bool) -> None:
+        """Note that the logits are made.
+
+        Args:
+            function: needs them.
+            answered: whether a loss was computed without them before.
+
+        Raises:
+            ValueError: the plan that is followed keeps to a memory that does not include them.
+        """
         # A session asks for the memory of a tensor before the function that writes to it runs.
         storage = Tensor.untyped_storage.__name__
         if self.made_for in (None, storage):
             self.made_for = function
-        if self.by_plan and not self.told and function != storage and not is_capturing():
+        if not self.planned or function == storage or is_capturing():
+            return
+        what = (
+            f"the plan computes the loss in chunks, but {function}() needs all logits at once, and the plan's memory "
+            "does not include them: pass loss='full' to compress_model, or leave the call out"
+        )
+        if self.requires_chunks and not answered:
+            raise ValueError(what)
+        if not self.told:
             self.told = True
-            warn(
-                f"the plan computes the loss in chunks, but {function}() needs all logits at once, and the plan's "
-                "memory does not include them: pass loss='full' to compress_model, or leave the call out"
-            )
+            warn(what)
 
     def _note_rows(self, rows: int) -> None:
         self.rows = max(rows, self.rows or 0)

@@ -199,6 +199,11 @@ class Bounds:
         return self.fallback == LEAST
 
     @property
+    def promises_memory(self) -> bool:
+        """Whether steps keep to a memory, without a fallback."""
+        return self.memory is not None and not self.falls_back
+
+    @property
     def chooses_loss(self) -> bool:
         """Whether a plan may compute the loss in chunks though nobody asked for it. A plan that only recomputes may
         not: it keeps every bit."""

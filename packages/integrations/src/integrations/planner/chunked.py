@@ -34,6 +34,7 @@ class ChunkedLoss:
         rows: rows of a chunk, as many as the memory allows; 0 for the default.
         least_rows: rows of a chunk in the captured step; 0 if they are unknown, as for a loss in a checkpoint.
         most_rows: rows beyond which more make nothing faster.
+        outside: whether the loss is computed outside of the model, so that no operator of its forward has the chunks.
     """
 
     head: str
@@ -43,6 +44,7 @@ class ChunkedLoss:
     rows: int
     least_rows: int
     most_rows: int
+    outside: bool = False
 
 
 def chunking(model: nn.Module, graph: Graph) -> str:

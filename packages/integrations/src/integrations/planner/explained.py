@@ -52,7 +52,7 @@ class Line:
     @property
     def reason(self) -> str:
         """Why the values wait in this way."""
-        return self.why or f"spares {format_seconds(self.spared)}"
+        return self.why or f"recomputing would take {format_seconds(self.spared)}"
 
 
 def make_lines(plan: Solution) -> list[Line]:
@@ -160,7 +160,7 @@ def _get_values(plan: Solution) -> Iterator[Line]:
                 why = _why_stored(option, store, value in repeated)
                 yield Line(op.module, (), (op.name,), named(store), why, 1, nbytes, option.held, seconds, 0.0, variance)
             else:
-                why = "a segment starts from it" if value in repeated else ""
+                why = "recomputation starts from it" if value in repeated else ""
                 why = why if op.repeatable else "cannot be recomputed"
                 yield Line(op.module, (), (op.name,), KEPT, why, 1, nbytes, nbytes, 0.0, op.seconds / len(shown), 0.0)
 
@@ -178,14 +178,14 @@ def _reads(plan: Solution, makes: Sequence[int]) -> tuple[int, ...]:
 
 def _origin(plan: Solution, segment: int) -> str:
     """Where a segment starts, named by its first operator."""
-    return f"from {plan.followed.ops[segment].module or '(model)'} on"
+    return f"segment starts at {plan.followed.ops[segment].module or '(model)'}"
 
 
 def _why_stored(option: Option, store: Store | None, starts: bool) -> str:
     if store is None:
-        return "a segment starts from it" if starts else "the level stores all kept tensors"
+        return "recomputation starts from it" if starts else "the level stores all kept tensors"
     if option.noise > 0:
-        return "rounded; a segment starts from it" if starts else "rounded within the error"
+        return "rounded; recomputation starts from it" if starts else "rounded within the error"
     if store.host:
         return "exact, in host memory"
     return "exact: backward needs only these bits"

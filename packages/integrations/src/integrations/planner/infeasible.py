@@ -1,5 +1,5 @@
-"""Why there is no plan within the bounds, and what would lower the least that there is. ``largest_at_peak``: the
-largest values in memory when a plan's step reaches its peak, for such messages."""
+"""Why there is no plan within the bounds, and what would lower the least that there is. ``at_peak``: what is in
+memory when a plan's step reaches its peak, for such messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from integrations.planner.chunked import SHARE, logits_bytes
 from integrations.planner.host_copies import first_read
 from integrations.planner.problem import chosen_entries, training_step
 from integrations.planner.solution import Solution
-from integrations.report.words import format_bytes
+from integrations.report.words import format_bytes, short_operator
 
 _SMALLER = "take a smaller batch"  # no way for a fraction: the plain step's peak is less then, too
 
@@ -140,15 +140,12 @@ def _occupied(plan: Solution) -> str:
     if plan.compressed:
         return ""
     least = plan.choosing(plan.front[0], plan.bounds)
-    found = largest_at_peak(least)
-    if not found.values:
-        return ""
-    values = ", ".join(f"{format_bytes(nbytes)} made by {maker}" for nbytes, maker in found.values)
-    others = max(0, least.peak - sum(nbytes for nbytes, _ in found.values))
-    return (
-        f". At that peak, in {'backward' if found.backward else 'the forward'}, memory holds {values}, and "
-        f"{format_bytes(others)} of other tensors, such as gradients"
-    )
+    found = at_peak(least)
+    parts = [f"{format_bytes(nbytes)} {what}" for nbytes, what in found.largest()]
+    if beside := found.beside():
+        parts.append(f"and {format_bytes(beside)} of other tensors")
+    stays = f"; the peak does not count the {format_bytes(found.stays)} of gradients that the step leaves"
+    return f". At that peak, {found.moment}, memory holds {', '.join(parts)}{stays if found.stays else ''}"
 
 
 def _rounds_as_allowed(plan: Solution) -> bool:
@@ -160,39 +157,78 @@ def _rounds_as_allowed(plan: Solution) -> bool:
 
 @dataclass(frozen=True)
 class AtPeak:
-    """What is in memory at the highest moment of a step.
+    """What is in memory at the highest moment of a step. The activation peak is less by ``stays``.
 
     Attributes:
-        values: the largest values, each as bytes and the operator that made it, by falling size.
-        others: how many more values there are.
-        rest: bytes of all else: gradients of activations, and what operators take while they run.
-        later: bytes of the parameters' gradients that are made after the moment. The activation peak does not count the
-            gradients that a step leaves, so it is less than what is in memory by these.
-        backward: whether the moment is in backward.
+        values: the values, each as bytes and the operator that made it, by falling size.
+        gradients: bytes of the parameters' gradients that are complete, or that the running part of backward makes.
+        rest: bytes of all else: other gradients, and what operators take while they run.
+        stays: bytes of the gradients that the step leaves, which its activation peak does not count.
+        moment: the moment, in words: ``"in the backward of fc1"``.
     """
 
     values: tuple[tuple[int, str], ...]
-    others: int
+    gradients: int
     rest: int
-    later: int
-    backward: bool
+    stays: int
+    moment: str
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes."""
+        return sum(nbytes for nbytes, _ in self.values) + self.gradients + self.rest
+
+    def largest(self, most: int = 3) -> list[tuple[int, str]]:
+        """Return the largest parts, each as bytes and words, by falling size."""
+        parts = [(nbytes, f"made by {maker}") for nbytes, maker in self.values]
+        of_rest = "activations" if self.stays else "activations and parameters"
+        parts += [(self.gradients, "of gradients of parameters")]
+        parts += [(self.rest, f"of gradients of {of_rest} and of operators' workspaces")]
+        return sorted(((nbytes, what) for nbytes, what in parts if nbytes), key=lambda part: -part[0])[:most]
+
+    def beside(self, most: int = 3) -> int:
+        """Return the bytes of all that is not among the largest parts."""
+        return self.nbytes - sum(nbytes for nbytes, _ in self.largest(most))
 
 
-def largest_at_peak(plan: Solution, most: int = 3) -> AtPeak:
-    """Return the largest values that are in memory when the step of a plan's choice reaches its peak.
+def at_peak(plan: Solution) -> AtPeak:
+    """Return what is in memory when the step of a plan's choice reaches its peak.
 
     Args:
         plan: a plan for a model whose values are kept, stored or recomputed; not one for a level.
-        most: how many values are named.
     """
     graph, choice = plan.followed, plan.choice
     usage = _usage(plan, graph, choice)
     event = usage.event
     there = sorted(_there(plan, graph, choice, usage), reverse=True)
-    named = tuple((nbytes, _maker(graph, -number)) for nbytes, number in there[:most])
-    complete = graph.standing[event] if graph.standing else 0
-    rest = usage.nbytes[event] - sum(nbytes for nbytes, _ in there) - complete
-    return AtPeak(named, max(0, len(there) - most), max(0, rest), graph.gradients - complete, event >= len(graph.ops))
+    values = tuple((nbytes, _maker(graph, -number)) for nbytes, number in there)
+    other = max(0, usage.nbytes[event] - sum(nbytes for nbytes, _ in there))
+    gradients = min(other, _made_gradients(graph, event))
+    return AtPeak(values, gradients, other - gradients, graph.gradients, _moment(graph, event))
+
+
+def _made_gradients(graph: Graph, event: int) -> int:
+    """Return the bytes of the parameters' gradients that are complete when backward next reads a saved value after an
+    event: those that the event makes are complete by then. 0 if they are not known."""
+    if not graph.standing:
+        return 0
+    if event < len(graph.ops):
+        return graph.standing[event]
+    later = range(event + 1, len(graph.standing))
+    reads = graph.steps[event - len(graph.ops)].reads
+    following = (one for one in later if graph.steps[one - len(graph.ops)].reads not in ((), reads))
+    number = next(following, None)
+    return graph.gradients if number is None else graph.standing[number]
+
+
+def _moment(graph: Graph, event: int) -> str:
+    """Return where the step is at an event, in words."""
+    if event < len(graph.ops):
+        name = graph.ops[event].module
+        return f"in the forward of {name}" if name else "in the forward"
+    reads = set(graph.steps[event - len(graph.ops)].reads)
+    name = next((op.module for op in graph.ops if reads and reads <= set(op.packs)), "")
+    return f"in the backward of {name}" if name else "in backward"
 
 
 def _usage(plan: Solution, graph: Graph, choice: Choice) -> StepUsage:
@@ -251,4 +287,4 @@ def _maker(graph: Graph, number: int) -> str:
     op = graph.ops[graph.values[number].producer]
     if op.name.startswith("integrations.linear_cross_entropy"):
         return "the loss in chunks"
-    return f"{op.name.removeprefix('aten.').split('.')[0].strip('_')} in {op.module or 'the model itself'}"
+    return f"{short_operator(op.name)} in {op.module or 'the model itself'}"

@@ -1,4 +1,5 @@
-"""``with_better_loss``: plan for whole logits, and for the loss in chunks where that may be better."""
+"""``first_plan``: plan for the loss that was asked for. ``with_better_loss``: plan for whole logits, and for the loss
+in chunks where that may be better."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from torch import nn
 
 from actcore import simulate
 from integrations.capture.graphs.graph import Graph
+from integrations.capture.loss import OF_LOGITS, OF_LOSS
 from integrations.losses._chunks import most_rows_of_chunk
 from integrations.losses.head import ChunkedHead, asked_head, computing_loss
 from integrations.planner.bounds import Bounds
@@ -19,7 +21,9 @@ from integrations.planner.plan import Plan
 from integrations.planner.problem import training_step
 
 
-def with_better_loss(model: nn.Module, make: Callable[[], Plan], bounds: Bounds, first: Plan | None = None) -> Plan:
+def with_better_loss(
+    model: nn.Module, make: Callable[[], Plan], bounds: Bounds, first: Plan | None = None, head: str | None = None
+) -> Plan:
     """Return the plan of the least memory for whole logits or for the loss in chunks, whichever has the better plan
     within bounds.
 
@@ -30,15 +34,12 @@ def with_better_loss(model: nn.Module, make: Callable[[], Plan], bounds: Bounds,
         model: the model.
         make: captures the model's step and makes the plan of the least memory.
         bounds: the bounds.
-        first: the first plan that ``make`` would make, if it was made.
+        first: the result of ``first_plan``, if it was made.
+        head: as for ``first_plan``.
     """
-    asked = asked_head(model)
-    if asked is not None:
-        with computing_loss(model, None):  # which stays in chunks, of the default size
-            found = make() if first is None else first
-        return _in_chunks(found, asked, found, model) if chunk_op(found.graph) is not None else found
-    with computing_loss(model, None):
-        full = make() if first is None else first
+    full = first_plan(model, make, head) if first is None else first
+    if head is not None or asked_head(model) is not None:
+        return full
     path = head_in(model, full.graph) if bounds.chooses_loss else None
     if path is None or not _is_worth_trying(full, bounds):
         return full
@@ -51,6 +52,30 @@ def with_better_loss(model: nn.Module, make: Callable[[], Plan], bounds: Bounds,
     return min((full, found), key=lambda plan: _rank(plan, bounds))
 
 
+def first_plan(model: nn.Module, make: Callable[[], Plan], head: str | None = None) -> Plan:
+    """Return the plan of the least memory for the loss that was asked for: in chunks of the default size, or else from
+    whole logits.
+
+    Args:
+        model: the model.
+        make: captures the model's step and makes the plan of the least memory.
+        head: the path of the layer whose logits are not to be made, if something other than ``compress_model(loss=)``
+            asks for that.
+    """
+    path = asked_head(model) or head
+    with computing_loss(model, path):
+        layer = None if path is None else ChunkedHead.of(model.get_submodule(path))
+        if path is None or layer is None:
+            return make()
+        layer.rows = layer.made_for = None  # of an earlier forward
+        found = make()
+        if layer.rows is None or layer.made_for is not None:
+            return found
+        inside = chunk_op(found.graph) is not None
+        outside = not inside and found.graph.differentiated in (OF_LOSS, OF_LOGITS)
+        return _in_chunks(found, path, found, model, outside) if inside or outside else found
+
+
 def _is_worth_trying(full: Plan, bounds: Bounds) -> bool:
     """Return whether a loss in chunks may be better than a plan for whole logits."""
     if logits_bytes(full.graph) * SHARE < full.front[0].peak:
@@ -61,11 +86,11 @@ def _is_worth_trying(full: Plan, bounds: Bounds) -> bool:
         return True
 
 
-def _in_chunks(plan: Plan, path: str, full: Plan, model: nn.Module) -> Plan:
+def _in_chunks(plan: Plan, path: str, full: Plan, model: nn.Module, outside: bool = False) -> Plan:
     """Return a plan with its loss in chunks, which is measured by the plain step with whole logits."""
     graph, layer = full.graph, model.get_submodule(path)
     head = ChunkedHead.of(layer)
-    rows = 0 if head is None or head.rows is None else head.rows  # of the capture
+    rows = 0 if outside or head is None or head.rows is None else head.rows  # of the capture
     device = next((tensor.device.type for tensor in layer.parameters()), "cpu")
     chunked = ChunkedLoss(
         path,
@@ -75,6 +100,7 @@ def _in_chunks(plan: Plan, path: str, full: Plan, model: nn.Module) -> Plan:
         rows=rows,
         least_rows=rows,
         most_rows=most_rows_of_chunk(device),
+        outside=outside,
     )
     return plan._sharing(chunked=chunked)
 

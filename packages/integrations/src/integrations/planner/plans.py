@@ -316,7 +316,9 @@ class Plans:
 
     def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
         planned = partial(self._planned, model, args, kwargs, real)
-        made = replace(with_better_loss(model, planned, self._first.bounds), loss=self._first.loss)
+        chunked = self._first.chunked
+        head = chunked.head if chunked is not None and chunked.outside else None
+        made = replace(with_better_loss(model, planned, self._first.bounds, head=head), loss=self._first.loss)
         self._tell_of_loss(made)
         if not self._first.is_bounded:
             return made

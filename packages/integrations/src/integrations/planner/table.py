@@ -10,17 +10,17 @@ from rich.text import Text
 from integrations._utils.rich_text import to_text
 from integrations.planner.explained import grouped, make_lines, span
 from integrations.planner.solution import Solution
-from integrations.report.words import format_bytes
+from integrations.report.words import format_bytes, short_operator
 
 
 def make_table(plan: Solution) -> str:
     """What happens to each module's values, below what the plan saves and takes: lines that a terminal may wrap, and a
-    table of its width in which repeated modules are joined."""
+    table of its width in which repeated modules are joined: ``*`` in their path stands for the row's numbers."""
     if not plan.segments and not plan.choice.stores:
         return f"{_title(plan)}\n{make_caption(plan)}"
     table = Table()
     table.add_column("module", overflow="fold")
-    table.add_column("of *", overflow="fold")
+    table.add_column("numbers", overflow="fold")
     for heading in ("operators", "stored as", "why"):
         table.add_column(heading, overflow="fold")
     for heading in ("plain", "held", "time"):
@@ -40,9 +40,8 @@ def make_table(plan: Solution) -> str:
 
 
 def listed(operators: Sequence[str], most: int = 2) -> str:
-    """The names of the first operators."""
-    names = [name.removeprefix("aten.").split(".")[0].strip("_") for name in operators]
-    names = list(dict.fromkeys(names))
+    """The names of the first operators, without their libraries and overloads."""
+    names = list(dict.fromkeys(map(short_operator, operators)))
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

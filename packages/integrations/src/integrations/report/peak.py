@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from typing import NamedTuple
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -17,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from integrations.capture.dispatch.memory import is_wrapper, iter_parts
 from integrations.report.row import Row
 from integrations.report.words import KEPT
-from integrations.tracing.storage.records import IN_CHUNKS
+from integrations.tracing.storage.records import IN_CHUNKS, rows_of_chunks
 
 
 def gradient_bytes_by_module(model: nn.Module) -> dict[str, int]:
@@ -42,30 +43,48 @@ def estimated_peaks(rows: Sequence[Row], gradients: Mapping[str, int], gradient_
         gradient_bytes: the bytes of the gradient that the loss's backward makes, if known.
     """
     alone = [row for row in rows if not row.owner]
+    chunked = [row.codec.startswith(IN_CHUNKS) for row in alone]
     original = [row.original_bytes for row in alone]
+    nothing = [0] * len(alone)
     # A chunked loss has no softmax, and in backward neither its gradient nor that of the logits.
-    logits = max((_tensor_bytes(row) for row in alone if row.codec.startswith(IN_CHUNKS)), default=0)
-    plain = _peak(alone, original, [0] * len(alone), gradients, max(gradient_bytes, logits))
-    made = [replace(row, shape=(0,)) if row.codec.startswith(IN_CHUNKS) else row for row in alone]
+    logits = max((_tensor_bytes(row) for row, chunks in zip(alone, chunked, strict=True) if chunks), default=0)
+    plain = _peak(alone, _Memory(original, nothing, nothing, nothing), gradients, max(gradient_bytes, logits))
+    made = [replace(row, shape=(0,)) if chunks else row for row, chunks in zip(alone, chunked, strict=True)]
     stored = [0 if row.host else row.stored_bytes for row in alone]
     restored = [0 if row.codec in KEPT else _tensor_bytes(row) for row in made]
-    return plain, _peak(made, stored, restored, gradients, gradient_bytes)
+    storing = [one + _chunk_bytes(row) for one, row in zip(restored, alone, strict=True)]
+    # If the loss has a row for the head's input, the other row holds the gradients of the head's parameters.
+    trained = any(chunks and row.role == "input" for row, chunks in zip(alone, chunked, strict=True))
+    stays = [row.stored_bytes if trained and _chunk_bytes(row) else 0 for row in alone]
+    return plain, _peak(made, _Memory(stored, storing, restored, stays), gradients, gradient_bytes)
 
 
-def _peak(
-    rows: Sequence[Row],
-    waiting: Sequence[int],
-    restored: Sequence[int],
-    gradients: Mapping[str, int],
-    gradient_bytes: int,
-) -> int:
-    """Return the peak if each row takes ``waiting`` bytes until backward, and ``restored`` more when it is read."""
+class _Memory(NamedTuple):
+    """The bytes of each row.
+
+    Attributes:
+        waiting: until backward.
+        storing: more, when forward stores it.
+        restored: more, when backward reads it.
+        stays: how many of ``waiting`` become gradients of parameters when backward reads it.
+    """
+
+    waiting: Sequence[int]
+    storing: Sequence[int]
+    restored: Sequence[int]
+    stays: Sequence[int]
+
+
+def _peak(rows: Sequence[Row], memory: _Memory, gradients: Mapping[str, int], gradient_bytes: int) -> int:
+    """Return the peak of a step with such rows."""
     first: dict[str, int] = {}  # by module: its first row, after which backward has all of its gradients
+    waiting, storing, restored, stays = memory
+    total = sum(gradients.values())
     peak, held, itemsize = 0, 0, 4
     for place, row in enumerate(rows):
         first.setdefault(row.module, place)
         held += waiting[place]
-        peak = max(peak, held + restored[place])  # forward holds the tensor while it stores it
+        peak = max(peak, held + storing[place])  # forward holds the tensor while it stores it
     made, above = 0, gradient_bytes
     peak = max(peak, held + above)
     for place in reversed(range(len(rows))):
@@ -73,10 +92,19 @@ def _peak(
         itemsize = row.dtype.itemsize if row.dtype.is_floating_point else itemsize
         below = _element_count(row) * itemsize
         peak = max(peak, held + restored[place] + above + below + made)
-        held, above = held - waiting[place], below
+        held, above, made = held - waiting[place], below, made + stays[place]
         if first[row.module] == place:
             made += gradients.get(row.module, 0)
-    return max(0, peak - sum(gradients.values()))
+    # Modules without rows, such as embeddings, have made their gradients by now, too.
+    return max(peak, above + total) - total
+
+
+def _chunk_bytes(row: Row) -> int:
+    """Return the bytes of a chunk of logits; 0 if the row does not stand for the logits of a chunked loss."""
+    if not row.codec.startswith(IN_CHUNKS) or row.role != "result":
+        return 0
+    count, classes = row.shape
+    return min(count, rows_of_chunks(row.codec)) * classes * row.dtype.itemsize
 
 
 def _tensor_bytes(row: Row) -> int:

@@ -55,6 +55,11 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} us"
 
 
+def short_operator(name: str) -> str:
+    """An operator's name without its library and its overload: ``aten.add_.Tensor`` is ``"add"``."""
+    return name.partition(".")[2].partition(".")[0].strip("_") or name
+
+
 def short_codec(codec: str) -> str:
     """A codec's name without the defaults."""
     return codec.replace(", rounding='stochastic'", "").replace("()", "")

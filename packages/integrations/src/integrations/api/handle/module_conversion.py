@@ -150,12 +150,13 @@ class Conversions:
         return self.loss is not None or self.planned is not None
 
     @staticmethod
-    def follow(model: nn.Module, chunked: ChunkedLoss | None) -> None:
+    def follow(model: nn.Module, chunked: ChunkedLoss | None, bounded: bool = False) -> None:
         """Have a model's forwards compute the loss as a plan says, from now on. What ``loss=`` asked for stays.
 
         Args:
             model: the model.
             chunked: the plan's.
+            bounded: whether the plan keeps to a memory, without a fallback.
 
         Raises:
             ValueError: the model has no such layer.
@@ -163,7 +164,7 @@ class Conversions:
         found = Conversions.of(model)
         if found is not None and found.loss is not None:
             if (head := ChunkedHead.of(find_head(model, **found.loss))) is not None:
-                head.planned_rows = None if chunked is None else chunked.rows or None
+                _plan_loss(head, chunked, bounded)
             return
         known = None if found is None else found.planned
         if known is not None and (chunked is None or chunked.head != known):
@@ -178,7 +179,8 @@ class Conversions:
             head = chunk_logits(layer, by_plan=True)
             model.__dict__[RECORD] = replace(found or Conversions(), planned=chunked.head)
         if head is not None:
-            head.chunks, head.planned_rows = True, chunked.rows or None
+            head.chunks = True
+            _plan_loss(head, chunked, bounded)
 
     def _take_out_heads(self, model: nn.Module) -> None:
         for head in self.heads(model):
@@ -266,6 +268,13 @@ class Conversions:
                 f"linear must be None for a {type(model).__name__}, none of whose linear layers can keep a "
                 f"sketch{_reasons(kept)}; leave the option out"
             )
+
+
+def _plan_loss(head: ChunkedHead, chunked: ChunkedLoss | None, bounded: bool) -> None:
+    """Have a layer leave its logits to the loss of a plan."""
+    head.planned_rows = None if chunked is None else chunked.rows or None
+    head.planned = chunked is not None
+    head.requires_chunks = bounded and chunked is not None and chunked.outside
 
 
 def _plain(value: object) -> bool:

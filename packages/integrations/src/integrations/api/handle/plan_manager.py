@@ -256,7 +256,7 @@ class PlanManager:
             return None
         self.first_steps.tell_of_excess()
         self.first_steps.start(model, followed.of_state)
-        Conversions.follow(model, plans.followed.chunked)
+        Conversions.follow(model, plans.followed.chunked, self.bounds.promises_memory)
         alone = level.off or (followed.plan.candidates is not None and followed.plan.level is None)
         return PlanExecutor(model, plans, followed, None if alone else level, compiled, self._keeps, trial)
 

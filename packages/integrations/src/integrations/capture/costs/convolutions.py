@@ -22,6 +22,9 @@ _BLOCK = 16  # channels in a block
 _FEW_CHANNELS = 4  # an image of fewer is read as it lies
 _SMALL_IMAGE = 20480  # elements; torch multiplies a single one by itself
 _SLIDING = 3  # columns of a kernel that slides over one channel
+_COVERING = (
+    28  # elements of a kernel that is as large as the image: from so many on, the gradient comes in another order
+)
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -42,19 +45,21 @@ def convolution_scratch(backward: bool, args: tuple[Any, ...], results: tuple[An
     strided = any(step > 1 for step in stride)
     product = all(size == 1 for size in weight.shape[2:]) and not strided and not any(padding)
     last = _last(image) or _last(weight)
-    copied = sum(_copied(tensor, last) for tensor in ((image, args[0]) if backward else (image,)))
+    copied = sum(_copied(tensor, last) for tensor in ((image, weight, args[0]) if backward else (image, weight)))
     groups, dilation = (args[9], args[6]) if backward else (args[8], args[5])
     if product and (last or not _is_of_onednn(image, weight, groups)):
         return copied + (count_bytes(image) // max(1, image.shape[0]) if backward else 0)
+    alike = weight.shape[2:] == image.shape[2:] and math.prod(weight.shape[2:]) >= _COVERING
+    covers = alike and not any(padding) and groups == 1 and image.shape[0] > 1 and not args[7 if backward else 6]
     if last:
         if groups > 1:
             return copied + _in_groups(weight, groups, any(step != 1 for step in dilation), backward)
-        return copied + (2 if backward else 1) * count_bytes(weight)
+        return copied + (2 if backward else int(not covers)) * count_bytes(weight)
     result = args[0] if backward else results[0]
     # A kernel for groups of few channels has blocks of 8, and writes its result once.
     few = groups > 1 and weight.shape[1] < _BLOCK
     call = _Blocks(image, weight, result, groups, strided and not few, args[7] if backward else args[6])
-    return copied + (call.backward(args[10]) if backward else call.forward())
+    return copied + (call.backward(args[10], covers) if backward else call.forward())
 
 
 def _is_of_onednn(image: Tensor, weight: Tensor, groups: int) -> bool:
@@ -94,8 +99,12 @@ class _Blocks:
         running = self._read + self._weight + self._outside - plain
         return max(running, self._outside, 2 * plain if self._twice[1] else 0)
 
-    def backward(self, mask: Sequence[bool]) -> int:
-        """Bytes of the gradients that ``mask`` names: first the image's, then the weight's."""
+    def backward(self, mask: Sequence[bool], covers: bool) -> int:
+        """Bytes of the gradients that ``mask`` names: first the image's, then the weight's.
+
+        If the kernel covers the whole image, the weight's gradient is copied twice: out of its blocks, and into the
+        order of the weight.
+        """
         of_image = of_weight = 0
         if mask[0]:
             plain = count_bytes(self._image)
@@ -104,7 +113,7 @@ class _Blocks:
             of_image -= self._weight if mask[1] else 0  # its gradient is not there yet
         if mask[1]:
             summed = 2 * self._weight if self._half else 0  # halves are summed in float
-            of_weight = max(self._read + self._outside + summed, self._weight)
+            of_weight = max(self._read + self._outside + summed, (2 if covers else 1) * self._weight)
         return max(of_image, of_weight)
 
 

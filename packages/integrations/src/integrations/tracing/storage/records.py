@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from actcore import SavedTensor
@@ -11,6 +12,19 @@ RECOMPUTED = "recomputed"
 
 IN_CHUNKS = "gradients, in chunks"
 """The start of the codec's name for a chunked loss, which keeps its gradients."""
+
+
+def name_of_chunks(rows: int) -> str:
+    """Return the codec's name for a chunked loss with so many rows in a chunk."""
+    return f"{IN_CHUNKS} of {rows} rows"
+
+
+def rows_of_chunks(name: str) -> int:
+    """Return the rows of a chunk by a name that ``name_of_chunks`` returned."""
+    found = re.fullmatch(rf"{IN_CHUNKS} of (\d+) rows", name)
+    if found is None:
+        raise ValueError(f"name must be that of a chunked loss, got {name!r}")
+    return int(found[1])
 
 
 @dataclass(slots=True)
