@@ -112,7 +112,7 @@ def test_views_of_one_stored_tensor_have_their_own_places():
 
 
 def test_views_as_another_dtype_do_not_mix_with_their_base():
-    """A complex view of stored floats is kept; the floats stay what they are, in both orders."""
+    """A complex view of stored floats has a stored form of its own, in both orders."""
     weight, complex_weight = normal(64, 64, seed=1), torch.view_as_complex(normal(32, 2, seed=2))
     for order in (1, -1):
 
@@ -131,8 +131,8 @@ def test_views_as_another_dtype_do_not_mix_with_their_base():
             integrations.compress_model(model, level)
             model(x).backward()
             found[level] = model.weight.grad, model.complex_weight.grad
-        assert torch.equal(found["L0"][1], found["L1.1"][1])
-        assert (found["L0"][0] - found["L1.1"][0]).norm() < EIGHT_BITS * found["L0"][0].norm()
+        for plain, ours in zip(found["L0"], found["L1.1"], strict=True):
+            assert 0 < (plain - ours).norm() < EIGHT_BITS * plain.norm()
 
 
 def test_a_lazily_negated_view_does_not_turn_the_sign_of_its_base():

@@ -250,6 +250,21 @@ def test_strict_refuses_to_train_it(way):
     assert trained(model.train(), lambda model: model(X)) == []
 
 
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+def test_loading_an_optimizers_state_does_not_train_it(rate):
+    """torch.distributed.checkpoint makes the states by a step with a learning rate of 0. The next step counts again."""
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint.state_dict")
+    model = integrations.compress_model(mlp(), strict=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate, foreach=False, capturable=False)
+    before = copy.deepcopy(model.state_dict())
+    state = checkpoint.get_optimizer_state_dict(model, optimizer)
+    checkpoint.set_optimizer_state_dict(model, optimizer, state)
+    assert_same(before, model.state_dict())
+    F.linear(X, model[0].weight).sum().backward()
+    with pytest.raises(RuntimeError, match="none of its forwards was compressed"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_it_is_trained_otherwise(way):
     """By a level that is off, after a compressed forward, in a block, once restored; or it is not: another model is."""

@@ -124,7 +124,13 @@ def judged(bound: str, model: Applied, plain: Step, saves: Saves, results: Seque
     return Judged(bound, float(error.norm()) / norm, share)
 
 
+def _parts(tensor: Tensor) -> Tensor:
+    """The real numbers of which a tensor consists."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def _step(saved: Tensor) -> float:
+    saved = _parts(saved)
     finite = saved[saved.isfinite()]
     if not finite.numel():
         return 0.0
@@ -134,7 +140,7 @@ def _step(saved: Tensor) -> float:
 def _moved(saved: Tensor, restored: Tensor) -> float:
     """The largest distance of an element from where it was, in steps, less what float32 rounds it by."""
     rounding = 2 * torch.finfo(torch.float32).eps * float(saved.abs().max())
-    return (float((restored - saved).abs().max()) - rounding) / _step(saved)
+    return (float(_parts(restored - saved).abs().max()) - rounding) / _step(saved)
 
 
 def _is(operator: str, name: str) -> bool:

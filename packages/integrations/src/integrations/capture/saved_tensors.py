@@ -15,7 +15,7 @@ from integrations._utils.torch_internals import conj, neg_view
 from integrations.capture.backward import BackwardRecorder
 from integrations.capture.dispatch.memory import Geometry
 from integrations.capture.recording import Recording
-from integrations.tracing.double_backward import is_read
+from integrations.tracing.double_backward import has_numbers, is_read
 
 
 class SavedTensors:
@@ -71,7 +71,7 @@ class SavedTensors:
         return tensor
 
     def _unpacked(self, saved: Saved) -> Tensor:
-        if builds_graph() and saved.geometry.dtype.is_floating_point and is_read(saved, exactly=True):
+        if builds_graph() and has_numbers(saved.geometry.dtype) and is_read(saved, exactly=True):
             self.double_backward = True
         if self.backward is not None:
             self.backward.read(saved.value)

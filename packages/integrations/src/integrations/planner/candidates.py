@@ -83,7 +83,9 @@ def storage_candidates(
         outline = seen.outlines[number]
         role = "input" if number in seen.read and number not in seen.masked and not value.exact else "other"
         reader = Saver(number, replace(outline, operator=CHECKPOINT, role=role), 1.0, True)
-        seen_of = _OfferedValue(value.nbytes, savers[number], reader, rating(outline.device.type, outline.dtype))
+        seen_of = _OfferedValue(
+            value.nbytes, savers[number], reader, rating(outline.device.type, outline.dtype.to_real())
+        )
         free = number in needed and number not in fixed and value.until < last_event
         free = free and value.nbytes >= base.min_bytes
         options.append(seen_of.options(policies) if free else ())
@@ -229,7 +231,8 @@ class _OfferedValue:
 
     @property
     def _numel(self) -> int:
-        return self.nbytes // self.reader.saved.dtype.itemsize
+        """Real numbers that codecs store: a complex number is two."""
+        return self.nbytes // self.reader.saved.dtype.to_real().itemsize
 
 
 def _stored(parts: Sequence[StoredPart]) -> list[StoredPart]:

@@ -57,7 +57,7 @@ def has_same_numbers(node: Node) -> bool:
         return False
     value = node.meta.get("val")
     parts = value if isinstance(value, (tuple, list)) else (value,)
-    return all(isinstance(part, torch.Tensor) and part.is_floating_point() for part in parts)
+    return all(isinstance(part, torch.Tensor) and (part.is_floating_point() or part.is_complex()) for part in parts)
 
 
 def is_bool(node: Node) -> bool:

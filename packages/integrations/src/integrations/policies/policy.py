@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from actcore import FLOATS, INTEGERS, BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTensor
+from integrations.policies.complex_numbers import LINEAR_NEEDS, ComplexGroupAffine, is_complex
 from integrations.policies.levels import GROUP_SIZE, Level
 from integrations.policies.norms import RowByRow
 from integrations.policies.operators import OPERATORS
@@ -104,11 +105,12 @@ class FixedBits:
         rule = RULES.get(saved.operator)
         if saved.operator and rule is None:  # includes workspaces of bytes, such as an LSTM's own
             return SaveDecision(Raw(), no_rule(saved.operator), indices=indices)
-        if saved.dtype not in FLOATS:
+        if saved.dtype not in FLOATS and not is_complex(saved.dtype):
             return SaveDecision(Raw(), f"{_name(saved.dtype)} is kept exactly", indices=indices)
         if rule is None:
             return SaveDecision(Raw(), UNKNOWN)
-        return self._apply(rule, saved)
+        decision = self._apply(rule, saved)
+        return decision if saved.dtype in FLOATS else _of_complex(decision, saved)
 
     def _apply(self, rule: Rule, saved: SavedTensor) -> SaveDecision:
         need = rule.need(saved.role)
@@ -253,6 +255,8 @@ class Through:
             return decision
         if isinstance(self.codec, GroupAffine):
             return replace(decision, codec=replace(decision.codec, rounding=self.codec.rounding))
+        if is_complex(saved.dtype):
+            return SaveDecision(Raw(), f"{_name(saved.dtype)} is kept exactly by a codec of real numbers")
         return replace(decision, codec=self.codec, form=None, normalised=False)
 
 
@@ -354,6 +358,15 @@ def _shared_group(saved: SavedTensor, limit: int) -> int:
         # 4 bits.
         rows = next((size for size in range(limit, 8 * limit + 1, 32) if saved.shape[-1] % size == 0), rows)
     return rows if rows and (len(saved.shape) <= 3 or 2 * rows >= limit) else limit
+
+
+def _of_complex(decision: SaveDecision, saved: SavedTensor) -> SaveDecision:
+    """The decision for a complex tensor, from that for a real one. Rules of functions that are not linear speak of
+    real numbers alone."""
+    codec = decision.codec
+    if decision.need not in LINEAR_NEEDS or type(codec) is not GroupAffine:
+        return SaveDecision(Raw(), f"{_name(saved.dtype)} is kept exactly")
+    return replace(decision, codec=ComplexGroupAffine(codec.bits, codec.group_size, codec.rounding))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -7,7 +7,7 @@ from actcore.double_backward import builds_graph
 from integrations.runtime.formulas.formula import EXACT, Recomputed, get_bits
 from integrations.runtime.repeating.segments import Handle
 from integrations.tracing.data_dependence import HeldInput
-from integrations.tracing.double_backward import DoubleBackward, is_read
+from integrations.tracing.double_backward import DoubleBackward, has_numbers, is_read
 from integrations.tracing.storage.forms import Held, SlopeForm
 from integrations.tracing.storage.regions import Exact, View, inner
 
@@ -57,8 +57,8 @@ def _is_rounded(packed: object) -> bool:
 def _may_be_rounded(packed: object) -> bool:
     """Return whether a plan may round this exactly stored tensor: numbers, but not signs, masks or indices."""
     if isinstance(packed, Handle):
-        return packed.geometry.dtype.is_floating_point
-    if not isinstance(packed, (View, Exact)) or packed.region is None or not packed.region.dtype.is_floating_point:
+        return has_numbers(packed.geometry.dtype)
+    if not isinstance(packed, (View, Exact)) or packed.region is None or not has_numbers(packed.region.dtype):
         return False
     region = packed.region
     if isinstance(packed, Exact) or region.kept is not None:

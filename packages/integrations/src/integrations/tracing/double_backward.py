@@ -10,6 +10,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from integrations._utils.torch_internals import current_autograd_node, will_engine_execute_node
 from integrations.policies.operators import OPERATORS
 from integrations.policies.rules import RULES, Need
@@ -85,6 +87,11 @@ only the gradient of a layer's input is wanted, the node unpacks that input, too
 _BY_SIGN = frozenset(name for entry in OPERATORS if entry.compares for name in entry.names)
 """Operators that levels keep exactly, although their backward only needs to know on which side of a bound an element
 is."""
+
+
+def has_numbers(dtype: torch.dtype) -> bool:
+    """Return whether a tensor of this dtype may be rounded: not one of masks or indices."""
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def is_read(packed: object, exactly: bool = False) -> bool:

@@ -6,12 +6,13 @@ mode, or through other methods, looks like one that is not trained until an opti
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from integrations._utils.running_module import NOTHING_TRAINS, trains
@@ -61,7 +62,10 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     if any(given is not None for given in (*args[1:], *kwargs.values())):
         return
     stepped = {
-        id(parameter) for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
+        id(parameter)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None and not _keeps_still(group)
     }
     for handle in list(_waiting):
         model = handle._model.alive  # a shallow copy of a model that is gone has the model's handle
@@ -69,6 +73,15 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
             continue
         if any(id(parameter) in stepped for parameter in model.parameters()):
             _tell(handle, type(optimizer).__name__)
+
+
+def _keeps_still(group: Mapping[str, Any]) -> bool:
+    """Return whether a step does not move a group's parameters: torch.distributed.checkpoint steps with a learning rate
+    of 0 to make the states that it loads."""
+    rate = group.get("lr")
+    if isinstance(rate, Tensor) and rate.device.type != "cpu":
+        return False  # looking at it would wait for the device
+    return rate is not None and float(rate) == 0
 
 
 def why_unused(model: nn.Module) -> str:

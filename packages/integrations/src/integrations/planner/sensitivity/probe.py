@@ -256,8 +256,10 @@ class Probe:
                 waiting.add(at, part, hops)
 
     def _with_random_signs(self, gradient: Tensor) -> Tensor:
-        signs = torch.empty_like(gradient).bernoulli_(0.5, generator=self._generator(gradient.device))
-        return signs.mul_(2).sub_(1).mul_(gradient)
+        dtype = gradient.dtype.to_real()
+        signs = torch.empty_like(gradient, dtype=dtype).bernoulli_(0.5, generator=self._generator(gradient.device))
+        signs.mul_(2).sub_(1)
+        return signs * gradient if gradient.is_complex() else signs.mul_(gradient)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._generators:
@@ -332,7 +334,7 @@ def _energy(tensor: Tensor) -> Tensor:
     if tensor.layout is not torch.strided:
         tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
+        tensor = torch.view_as_real(tensor.resolve_conj())
     wide = tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
     norm: Tensor = torch.linalg.vector_norm(tensor, dtype=wide)
     return norm.double().square()

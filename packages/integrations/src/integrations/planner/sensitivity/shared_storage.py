@@ -70,7 +70,7 @@ class MeasuredCopy:
         self._layout = Layout.of(tensor)
         elements, scales = self._as_rounded(elements)
         self.energies = rounding_energies(elements, codec.group_size, scales)
-        small = 0 < self.numel <= _DETAILED
+        small = 0 < elements.numel() <= _DETAILED
         self.deviations = rounding_deviations(elements, codec.group_size, bits) if small else None
         self.effects: list[tuple[int, Tensor]] = []  # where an error ends, or is modelled from there on; its energy
         self.why = "no gradient reached it in the step that was measured"
@@ -82,10 +82,13 @@ class MeasuredCopy:
             flat: the copy's elements, in the order in which they are stored.
         """
         elements, scales = self._as_rounded(flat)
-        return rounding_noise(elements, self.codec.group_size, energy, generator, self.deviations, scales)
+        noise = rounding_noise(elements, self.codec.group_size, energy, generator, self.deviations, scales)
+        return torch.view_as_complex(noise.view(-1, 2)) if flat.is_complex() else noise
 
     def _as_rounded(self, flat: Tensor) -> tuple[Tensor, Tensor | None]:
         """The elements that are rounded, and the factors by which each is multiplied when restored; ``None`` for 1."""
+        if flat.is_complex():
+            return torch.view_as_real(flat.resolve_conj()).view(-1), None
         whole = self._layout.dense and self._layout.stored_numel == flat.numel()
         tensor = self._layout.restore(flat) if whole else flat
         if not isinstance(self.codec, Standardized) or not whole or not self.codec.normalizer.takes(tensor):

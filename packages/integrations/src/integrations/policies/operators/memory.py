@@ -13,7 +13,7 @@ _VIEWS_AND_COPIES = (
         "view reshape permute transpose t squeeze unsqueeze expand select detach unbind split split_with_sizes",
         aten=(
             *aten("view reshape permute transpose t squeeze unsqueeze expand select detach unbind split"),
-            *aten("split_with_sizes slice alias lift_fresh_copy"),
+            *aten("split_with_sizes slice alias lift_fresh_copy _conj view_as_real view_as_complex"),
             Aten("_unsafe_view", Kernel.NOTHING),
         ),
         nodes="Alias Expand Permute Select Slice Split SplitWithSizes Squeeze T Transpose Unbind Unsqueeze UnsafeView "

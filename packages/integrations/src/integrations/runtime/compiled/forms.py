@@ -11,6 +11,7 @@ from torch import Tensor
 
 from actcore import BitMask, Codec, GroupAffine, Layout, Positive, Raw, SavedTensor, missing_on
 from integrations.policies.aten_rules import NORM_BACKWARDS, Use
+from integrations.policies.complex_numbers import ComplexGroupAffine, layout_of_parts
 from integrations.policies.norms import RowByRow, Standardized, Statistics
 from integrations.policies.operators import OPERATORS, Kernel
 from integrations.policies.policy import UNKNOWN, is_narrow, keeps_norm_input
@@ -78,6 +79,8 @@ class CompiledForm:
         """The stored form: tensors first, then shape and strides."""
         if self.exact:
             return (tensor,)
+        if isinstance(self.codec, ComplexGroupAffine):
+            tensor = tensor.resolve_conj()
         parts: list[Tensor] = []
         # A bool tensor fits: there is nothing to check, and a graph could not wait for a check.
         if isinstance(self.codec, BitMask):
@@ -107,6 +110,11 @@ class CompiledForm:
         if isinstance(self.codec, GroupAffine):
             if parts[0].dtype is dtype:  # ``pack`` left the tensor as it was, since codes would take no fewer bytes
                 values = parts[0]
+            elif isinstance(self.codec, ComplexGroupAffine):
+                layout = layout_of_parts(layout)
+                size, real = layout.stored_numel, dtype.to_real()
+                flat = _elements(parts[0], size, real, self.codec.bits, self.codec.group_size)
+                values = torch.view_as_complex(layout.restore(flat))
             else:
                 values = layout.restore(_elements(parts[0], numel, dtype, self.codec.bits, self.codec.group_size))
                 if isinstance(self.codec, Standardized) and count == 2 + self.sign:
@@ -130,7 +138,9 @@ def _encoded(codec: GroupAffine, tensor: Tensor, seed: int, stream: Tensor) -> t
     statistics: list[Tensor] = []
     if isinstance(codec, Standardized) and codec.normalizer.takes(tensor):
         values, *statistics = codec.normalizer.normalized(tensor)
-    elements, dtype, layout = _flat(values), tensor.dtype, Layout.of(tensor)
+    if isinstance(codec, ComplexGroupAffine):
+        values = torch.view_as_real(tensor)
+    elements, dtype, layout = _flat(values), values.dtype, Layout.of(tensor)
     plain = GroupAffine(codec.bits, codec.group_size, codec.rounding)
     if plain.stored_bytes(elements.numel(), dtype) >= elements.numel() * dtype.itemsize:
         return (layout.restore(layout.flatten(tensor).clone()),)

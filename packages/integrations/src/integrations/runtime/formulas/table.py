@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from actcore import GroupAffine, Kept, Layout
 from integrations._utils.plain_tensor_types import PLAIN
@@ -63,7 +63,7 @@ _OF_NORMS = (Need.NORM, Need.MOMENT)
 _DEAREST = 12
 """A tensor's formulas may make at most this many times as many elements as the tensor has."""
 _SMALL, _SMALL_BUFFER = 1 << 10, 1 << 16
-"""Tensors of up to so many bytes are copied for a formula, and buffers of the model."""
+"""Tensors of up to so many bytes are copied for a formula, and buffers of the model and weights that a rank gathers."""
 
 
 def notes_all(step: int) -> bool:
@@ -254,8 +254,13 @@ class _Operands:
             _NotStoredError: there is none.
         """
         storage = get_storage(tensor) if type(tensor) in PLAIN else None
-        if storage is None or storage in self._formulas.tracker.exposed or tensor.is_inference():
+        if storage is None or tensor.is_inference():
             raise _NotStoredError
+        if storage in self._formulas.tracker.exposed:
+            if not self._is_gathered(tensor, storage) or tensor.nbytes > _SMALL_BUFFER:
+                raise _NotStoredError
+            self.gains.append(0.0)
+            return There(_copied(tensor))
         # The operator that has overwritten it has raised its version by one.
         version = tensor._version - (tensor is self._overwritten)
         found = self._stored(tensor, storage, version) or self._made(tensor, storage, version)
@@ -301,10 +306,19 @@ class _Operands:
         holder = self._formulas.owners.holders.get(storage._cdata)
         if holder == PARAMETER:
             return Kept.of(tensor)
-        if tensor.nbytes > (_SMALL_BUFFER if holder == BUFFER else _SMALL):
-            return None
-        with torch.no_grad():
-            return Kept.of(tensor.detach().clone())
+        copied = holder == BUFFER or self._is_gathered(tensor, storage)
+        return None if tensor.nbytes > (_SMALL_BUFFER if copied else _SMALL) else _copied(tensor)
+
+    def _is_gathered(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
+        """Whether a tensor is a parameter that is not in the model between forwards: ``fully_shard`` and ZeRO-3 gather
+        it before its module's forward and free it afterwards."""
+        return isinstance(tensor, nn.Parameter) and storage._cdata not in self._formulas.owners.holders
+
+
+def _copied(tensor: Tensor) -> Kept:
+    """A copy of a tensor as it is now, right after the call that has read it."""
+    with torch.no_grad():
+        return Kept.of(tensor.detach().clone())
 
 
 def _words(bound: Bound) -> str:
