@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""Print the table of docs/how-to/forecast.md: the bytes of Llama 3.1 on several ranks, as ``integrations.fit`` forecasts
-them. Nothing is trained, and no GPU is needed."""
+"""Print the table of docs/how-to/forecast-ranks.md: GiB of Llama 3.1 on several ranks, by ``integrations.fit``.
+
+Nothing is trained, and no GPU is needed.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import transformers
 
 import integrations
 
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
     "70B": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
     "405B": {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128},

@@ -8,6 +8,7 @@ its forward and its backward.
 import json
 import os
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -83,7 +84,9 @@ def tensors(options):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if options["way"] in ("lean", "L1"):
         integrations.compress_model(model, level=options["way"])
-    ids = torch.arange(options["batch"] * options["tokens"]).view(options["batch"], -1) % options["config"]["vocab_size"]
+    ids = (
+        torch.arange(options["batch"] * options["tokens"]).view(options["batch"], -1) % options["config"]["vocab_size"]
+    )
     with LiveBytesOfRank() as live:
         for _ in range(2):
             live.peak = live.read()
@@ -157,6 +160,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=ranks)
-    with open(f"{sys.argv[1]}.json") as file:
-        cases = json.load(file)
+    cases = json.loads(Path(f"{sys.argv[1]}.json").read_text())
     leave({name: (pipeline if case["pp"] > 1 else tensors)(case) for name, case in cases.items()})

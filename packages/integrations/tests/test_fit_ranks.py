@@ -39,6 +39,11 @@ CASES = {
     "four stages": {"fsdp": 1, "tp": 1, "pp": 4, "way": "plain", "micro_batches": 6},
 }
 
+# Beside small tensors of indices: gloo holds the output that a stage sent last before its first backward, one of some
+# sixty tensors of its size. The last tensors of a recomputation are held a little longer than in a capture, and so is
+# what a level restores.
+OFF = {"plain": 0.01, "pipeline": 0.03, "checkpoint": 0.05, "lean": 0.05}
+
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
@@ -60,14 +65,16 @@ def said(case, **options):
 @pytest.mark.parametrize("name", CASES)
 def test_peak_of_each_rank(measured, name):
     """The most bytes alive beyond the sharded weights, which are the same."""
-    fit = said(CASES[name])
+    case = CASES[name]
+    fit = said(case)
     way = fit.best
+    off = OFF["pipeline" if case["pp"] > 1 and case["way"] == "plain" else case["way"]]
     for rank in (found[name] for found in measured):
         stage = rank.get("stage", 0)
         peak = way.stages[stage] if way.stages else way.peak
         weights = (fit.stages[stage].standing if fit.stages else fit.standing).weights
         assert not way.at_step
-        assert peak - weights == pytest.approx(rank["peak"], rel=0.05)
+        assert peak - weights == pytest.approx(rank["peak"], rel=off)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name]["pp"] == 1 and CASES[name]["way"] != "lean"])
@@ -80,7 +87,7 @@ def test_saved_bytes(measured, name):
     (seat,) = find_seats(training, Ranks(case["fsdp"], case["tp"]), sgd, room, None)
     saved = seat.profiles.of("kept" if case["way"] == "plain" else case["way"], False).held
     for found in measured:
-        assert saved + seat.room.share.units.root == pytest.approx(found[name]["between"], rel=0.05)
+        assert saved + seat.room.share.units.root == pytest.approx(found[name]["between"], rel=0.01)
 
 
 # ---- the answer ----
@@ -152,9 +159,9 @@ def test_command(capsys, tmp_path):
 # ---- errors ----
 
 WRONG = {
-    r"tp must divide num_attention_heads, 4, got 3; use one of 2, 4": {"tp": 3},
-    r"tp must divide num_key_value_heads, 2, got 4; use one of 2": {"tp": 4},
-    r"pp must divide the number of layers, 4, got 3; use one of 2, 4": {"pp": 3},
+    r"tp must divide num_attention_heads, 4, got 3; use one of 1, 2, 4": {"tp": 3},
+    r"tp must divide num_key_value_heads, 2, got 4; use one of 1, 2": {"tp": 4},
+    r"pp must divide the number of layers, 4, got 3; use one of 1, 2, 4": {"pp": 3},
     r"micro_batches must be at least pp=4 for a 1F1B schedule, got 2": {"pp": 4, "micro_batches": 2},
     r"micro_batches must be left out without a pipeline \(pp=1\), got 2": {"micro_batches": 2},
     r"fsdp must be an int, got 2.0": {"fsdp": 2.0},
@@ -182,8 +189,13 @@ def test_models_that_cannot_be_shared():
         integrations.fit(mlp(), (normal(4, 64),), pp=2, **options)
     words = config_of(LAYERS)
     words.vocab_size = VOCABULARY + 1
-    with pytest.raises(ValueError, match=r"tp must divide the weight of .* in dimension 0, 257, got 2; use one of 257"):
+    with pytest.raises(ValueError, match=r"tp must divide the weight of .* in dimension 0, 257, got 2; use one of 1"):
         integrations.fit(words, tp=2, **OPTIONS)
+    transformers = library_or_skip("transformers")
+    experts = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+    mixture = transformers.MixtralConfig(**{**config_of(LAYERS).to_dict(), **experts})
+    with pytest.raises(ValueError, match=r"tp must be 1 for this model, got 2: its tp_plan shards .*experts"):
+        integrations.fit(mixture, tp=2, **OPTIONS)
     library_or_skip("peft")
-    with pytest.raises(ValueError, match=r"tp must be 1 for this .*, got 2.*leave lora out"):
+    with pytest.raises(ValueError, match=r"tp must be 1 with adapters, got 2.*leave lora out"):
         integrations.fit(llama(), sample(), lora=4, tp=2, memory="1GiB")

@@ -49,7 +49,9 @@ def make_stages(training: Training, ranks: Ranks) -> list[Stage]:
     if ranks.pp == 1:
         return [Stage(training, 1, own)]
     names = _Names.of(training, ranks.pp)
-    first, between, last = (names.cut(training, ranks.pp, *ends) for ends in ((True, False), (False, False), (False, True)))
+    first, between, last = (
+        names.cut(training, ranks.pp, *ends) for ends in ((True, False), (False, False), (False, True))
+    )
     hidden = nbytes(between.kwargs[EMBEDS])
     stages = []
     for number in range(ranks.pp):
@@ -90,7 +92,7 @@ class _Names:
         embedding, norm = (name for name in found if name not in lists)
         size = len(getattr(base, lists[0]))
         if size % pp:
-            fitting = [str(count) for count in range(2, size + 1) if size % count == 0]
+            fitting = [str(count) for count in range(1, size + 1) if size % count == 0]
             raise ValueError(f"pp must divide the number of layers, {size}, got {pp}; use one of {', '.join(fitting)}")
         return cls(embedding, lists[0], size, norm)
 

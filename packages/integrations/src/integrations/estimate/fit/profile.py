@@ -148,16 +148,16 @@ def make_profile(
     loss_ops, loss_steps = _of_loss(graph)
     waiting, loss = torch.zeros(2, events + 1, dtype=torch.float64)
     taken_over = {value.reuses for value in graph.values}
-    held = 0
+    between = 0
     for number, value in enumerate(graph.values):
         if number in taken_over:
             continue
         option = None if candidates is None or forms[number] < 0 else candidates.options[number][forms[number]]
         waits = value.saved >= 0 and kept[number]
         if value.until >= len(graph.ops):
-            held += value.nbytes
+            between += value.nbytes
         elif waits:
-            held += value.nbytes if option is None else option.held
+            between += value.nbytes if option is None else option.held
         if not waits:
             continue
         row = loss if value.producer >= loss_ops else waiting
@@ -180,7 +180,7 @@ def make_profile(
         tuple((len(step.reads), step.seconds) for step in graph.steps),
         graph.seconds + usage.seconds,
         graph.gradients,
-        float(held),
+        float(between),
         (loss_ops, loss_steps),
     )
 

@@ -19,6 +19,7 @@ _OLDER = {"colwise_rep": _GATHERED}
 _WHOLE = ("replicate", "replicated_with_grad_allreduce")
 _KNOWN = (_COLUMNS, _GATHERED, _ROWS, _WORDS, *_WHOLE)
 _HEADS = ("num_attention_heads", "num_key_value_heads")
+_MOST = 64  # ranks that an error names
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 Parts = dict[int, tuple[nn.Parameter, nn.Parameter]]
@@ -48,21 +49,21 @@ def split_tensors(model: nn.Module, tp: int) -> nn.Module:
     for name in _HEADS:
         _require_divisible(name, getattr(config, name, None), tp)
     split: Parts = {}
-    for path, module in model.named_modules():
-        style = plan.get(path) or plan.get(_LAYER.sub("*", path))
-        if style is not None:
-            _split(module, path, _OLDER.get(style, style), tp, split)
+    for path, named in (*model.named_modules(), *model.named_parameters()):
+        style: str | None = plan.get(path) or plan.get(_LAYER.sub("*", path))
+        if style is not None and style not in _WHOLE:
+            _split(named, path, _OLDER.get(style, style), tp, split)
     if not split:
         raise ValueError(
-            f"tp must be 1 for this {type(model).__name__}, got {tp}: its tp_plan names none of its modules, as is the "
-            "case with adapters of peft; leave lora out, or use fsdp= alone"
+            f"tp must be 1 for this {type(model).__name__}, got {tp}: its tp_plan shards none of its modules; use "
+            "fsdp= alone"
         )
     return model
 
 
-def _split(module: nn.Module, path: str, style: str, tp: int, split: Parts) -> None:
-    if style in _WHOLE:
-        return
+def _split(module: nn.Module | nn.Parameter, path: str, style: str, tp: int, split: Parts) -> None:
+    if hasattr(module, "base_layer"):
+        raise ValueError(f"tp must be 1 with adapters, got {tp}: {path} has one; leave lora out, or use fsdp= alone")
     if style not in _KNOWN or not isinstance(module, nn.Embedding if style == _WORDS else nn.Linear):
         raise ValueError(
             f"tp must be 1 for this model, got {tp}: its tp_plan shards {path}, a {type(module).__name__}, as "
@@ -72,18 +73,18 @@ def _split(module: nn.Module, path: str, style: str, tp: int, split: Parts) -> N
     rows = style != _ROWS
     _require_divisible(f"the weight of {path} in dimension {1 - rows}", module.weight.shape[1 - rows], tp)
     module.weight = _part(module.weight, 1 - rows, tp, split)
-    if style == _WORDS:
-        module.num_embeddings //= tp  # type: ignore[operator]
-        module.padding_idx = None  # type: ignore[assignment]
+    if isinstance(module, nn.Embedding):
+        module.num_embeddings //= tp
+        module.padding_idx = None
         module.register_forward_hook(_reduced)
         return
     if style == _ROWS:
-        module.in_features //= tp  # type: ignore[operator]
+        module.in_features //= tp
         module.register_forward_hook(_reduced)
         return
     if module.bias is not None:
-        module.bias = _part(module.bias, 0, tp, split)  # type: ignore[arg-type]
-    module.out_features //= tp  # type: ignore[operator]
+        module.bias = _part(module.bias, 0, tp, split)
+    module.out_features //= tp
     module.register_forward_pre_hook(_reducing_gradients)
     if style == _GATHERED:
         module.register_forward_hook(_Gathering(tp))
@@ -101,8 +102,8 @@ def _part(weight: nn.Parameter, dim: int, tp: int, split: Parts) -> nn.Parameter
 
 def _require_divisible(name: str, size: int | None, tp: int) -> None:
     if size is not None and size % tp:
-        fitting = [count for count in range(2, size + 1) if size % count == 0]
-        raise ValueError(f"tp must divide {name}, {size}, got {tp}; use one of {', '.join(map(str, fitting[:8]))}")
+        fitting = [count for count in range(1, min(size, _MOST) + 1) if size % count == 0]
+        raise ValueError(f"tp must divide {name}, {size}, got {tp}; use one of {', '.join(map(str, fitting))}")
 
 
 def _reduced(module: nn.Module, args: Any, output: Tensor) -> Tensor:
