@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from integrations.estimate.fit.ranks import Ranks
 from integrations.estimate.fit.seats import find_seats
 from integrations.estimate.fit.sharding import RankShare
 from integrations.estimate.fit.static_memory import count_static_memory
+from integrations.estimate.fit.tensor_parallel import _GradientReduced
 from integrations.estimate.fit.trainings import make_training
 from integrations.estimate.fit.ways import Room
 from integrations.estimate.forecast.dtypes import read_precision
@@ -39,10 +41,11 @@ CASES = {
     "four stages": {"fsdp": 1, "tp": 1, "pp": 4, "way": "plain", "micro_batches": 6},
 }
 
-# Beside small tensors of indices: gloo holds the output that a stage sent last before its first backward, one of some
-# sixty tensors of its size. The last tensors of a recomputation are held a little longer than in a capture, and so is
-# what a level restores.
-OFF = {"plain": 0.01, "pipeline": 0.03, "checkpoint": 0.05, "lean": 0.05}
+# Beside small tensors of indices. The last tensors of a recomputation are held a little longer than in a capture, and
+# so is what a level restores.
+OFF = {"plain": 0.01, "checkpoint": 0.05, "lean": 0.05}
+BUFFERS = 2 * 4 * 8  # bytes of the frequencies of rotary embeddings, which the model has twice
+HIDDEN = 4 * BATCH * TOKENS * 64  # bytes of what a stage sends; gloo holds the last one before the first backward
 
 
 @pytest.fixture(scope="module")
@@ -68,26 +71,49 @@ def test_peak_of_each_rank(measured, name):
     case = CASES[name]
     fit = said(case)
     way = fit.best
-    off = OFF["pipeline" if case["pp"] > 1 and case["way"] == "plain" else case["way"]]
     for rank in (found[name] for found in measured):
         stage = rank.get("stage", 0)
         peak = way.stages[stage] if way.stages else way.peak
         weights = (fit.stages[stage].standing if fit.stages else fit.standing).weights
         assert not way.at_step
-        assert peak - weights == pytest.approx(rank["peak"], rel=off)
+        held = HIDDEN if case["pp"] > 1 and stage < case["pp"] - 1 else 0
+        assert abs(peak - weights - rank["peak"]) <= OFF[case["way"]] * rank["peak"] + held
+
+
+def seat_of(fsdp, tp):
+    training = make_training(config_of(LAYERS), None, BATCH, TOKENS, read_precision(None), None, None, "cpu")
+    sgd = find_optimizer("sgd")
+    room = Room(1 << 30, count_static_memory(training.model, sgd, False), 0, RankShare(), True)
+    (seat,) = find_seats(training, Ranks(fsdp, tp), sgd, room, None)
+    return seat
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name]["pp"] == 1 and CASES[name]["way"] != "lean"])
 def test_saved_bytes(measured, name):
     """Those alive between forward and backward, beside the root's parameters, which FSDP2 leaves gathered."""
     case = CASES[name]
-    training = make_training(config_of(LAYERS), None, BATCH, TOKENS, read_precision(None), None, None, "cpu")
-    sgd = find_optimizer("sgd")
-    room = Room(1 << 30, count_static_memory(training.model, sgd, False), 0, RankShare(), True)
-    (seat,) = find_seats(training, Ranks(case["fsdp"], case["tp"]), sgd, room, None)
+    seat = seat_of(case["fsdp"], case["tp"])
     saved = seat.profiles.of("kept" if case["way"] == "plain" else case["way"], False).held
     for found in measured:
         assert saved + seat.room.share.units.root == pytest.approx(found[name]["between"], rel=0.01)
+
+
+def test_collectives_make_new_tensors():
+    """An all-reduce behind the embedding, attention and the MLP, and an all-gather of the logits, put in order."""
+    made = Counter(seat_of(1, 2).profiles.of("kept", False).forward)
+    assert made["aten.clone.default", ((BATCH, TOKENS, 64),)] == 2 * LAYERS + 1
+    assert made["aten.cat.default", ((2 * BATCH, TOKENS, VOCABULARY // 2),)] == 1
+    assert made["aten.cat.default", ((BATCH, TOKENS, VOCABULARY),)] == 1
+    x, gradient = normal(4, 8).requires_grad_(), normal(4, 8)
+    (reduced,) = torch.autograd.grad(_GradientReduced.apply(x), x, gradient)
+    assert reduced.data_ptr() != gradient.data_ptr()
+
+
+def test_the_gradient_of_an_embedding_is_whole_on_each_rank():
+    """As DTensors make it, until FSDP2 reduces it."""
+    fits = {fsdp: integrations.fit(config_of(LAYERS), ways=["plain"], tp=2, fsdp=fsdp, **OPTIONS) for fsdp in (1, 2)}
+    assert fits[1].gradients == fits[1].weights - BUFFERS + 4 * 64 * VOCABULARY // 2
+    assert fits[2].gradients == fits[2].weights - BUFFERS
 
 
 # ---- the answer ----

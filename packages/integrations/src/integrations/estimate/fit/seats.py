@@ -15,7 +15,7 @@ from integrations.estimate.fit.profiles import Profiles
 from integrations.estimate.fit.ranks import Ranks
 from integrations.estimate.fit.sharding import RankShare, find_units
 from integrations.estimate.fit.static_memory import count_static_memory
-from integrations.estimate.fit.tensor_parallel import split_tensors
+from integrations.estimate.fit.tensor_parallel import count_other_gradients, split_tensors
 from integrations.estimate.fit.trainings import Training
 from integrations.estimate.fit.ways import PLANNED, Room, Tried, Tries
 from integrations.losses.head import find_head
@@ -74,9 +74,10 @@ def find_seats(training: Training, ranks: Ranks, optimizer: Optimizer, room: Roo
         model = stage.training.model
         if id(stage.training) not in known:
             known[id(stage.training)] = Profiles(stage.training, find_blocks(model), device, unchunked)
-        units = find_units(model)
-        share = RankShare(ranks.fsdp, units, ranks.pp > 1, ranks.micro_batches, stage.waiting)
-        standing = count_static_memory(model, optimizer, training.together, ranks.fsdp)
+        others = count_other_gradients(model)
+        share = RankShare(ranks.fsdp, find_units(model), ranks.pp > 1, ranks.micro_batches, stage.waiting, others)
+        left = others if ranks.fsdp == 1 else 0  # a reduce-scatter takes a rank's own
+        standing = count_static_memory(model, optimizer, training.together, ranks.fsdp, left)
         seats.append(
             Seat(known[id(stage.training)], replace(room, standing=standing, inputs=stage.inputs, share=share))
         )

@@ -71,6 +71,7 @@ class RankShare:
         pipelined: whether the rank runs a stage of a pipeline.
         micro_batches: how many batches a step sends through the stage.
         waiting: how many of them wait for their backward at most, in a 1F1B schedule.
+        others: bytes of gradients of other ranks' parameters that backward leaves, until FSDP2 reduces them.
     """
 
     fsdp: int = 1
@@ -78,6 +79,7 @@ class RankShare:
     pipelined: bool = False
     micro_batches: int = 1
     waiting: int = 1
+    others: int = 0
 
     def peak(self, profile: Profile, fresh: bool) -> Moment:
         """Return the moment of the most bytes on this rank.
@@ -89,11 +91,17 @@ class RankShare:
             profile: a step's with one micro-batch, before anything is sharded.
             fresh: whether the first backward of a step makes the gradients, instead of adding to them.
         """
-        first = self._placed(profile, self.waiting - 1).peak(fresh)
+        first = self._peak(profile, self.waiting - 1, fresh)
         if self.micro_batches == 1:
             return first
         others = self.waiting - 1 if self.micro_batches > self.waiting else max(0, self.waiting - 2)
-        return max(first, self._placed(profile, others).peak(False), key=lambda moment: moment.nbytes)
+        return max(first, self._peak(profile, others, False), key=lambda moment: moment.nbytes)
+
+    def _peak(self, profile: Profile, others: int, fresh: bool) -> Moment:
+        moment = self._placed(profile, others).peak(fresh)
+        if fresh or (self.fsdp > 1 and not self.pipelined):
+            return moment
+        return replace(moment, gradients=moment.gradients + self.others)
 
     def _placed(self, profile: Profile, others: int) -> Profile:
         """Return the profile with the bytes of other micro-batches that wait, and of FSDP2."""

@@ -36,7 +36,9 @@ class Standing:
         return self.weights + self.states
 
 
-def count_static_memory(model: nn.Module, optimizer: Optimizer, together: bool, fsdp: int = 1) -> Standing:
+def count_static_memory(
+    model: nn.Module, optimizer: Optimizer, together: bool, fsdp: int = 1, others: int = 0
+) -> Standing:
     """What is there for a model, on each of the ranks that shard weights, gradients and states.
 
     Args:
@@ -44,6 +46,7 @@ def count_static_memory(model: nn.Module, optimizer: Optimizer, together: bool, 
         optimizer: what trains it.
         together: whether the optimizer updates all parameters at once, as on a GPU.
         fsdp: how many ranks shard it by FSDP2.
+        others: bytes of gradients of other ranks' parameters.
     """
     parameters = list(model.parameters())
     trained = [one for one in parameters if one.requires_grad]
@@ -55,7 +58,7 @@ def count_static_memory(model: nn.Module, optimizer: Optimizer, together: bool, 
         parameters=sum(one.numel() for one in parameters),
         trained=sum(one.numel() for one in trained),
         weights=shared(sum(map(nbytes, parameters))) + sum(map(nbytes, model.buffers())),
-        gradients=shared(sum(map(nbytes, trained))),
+        gradients=shared(sum(map(nbytes, trained))) + others,
         states=shared(optimizer.states(trained)),
         step=shared(optimizer.temporaries(trained, together)),
     )

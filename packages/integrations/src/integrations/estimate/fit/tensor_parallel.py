@@ -74,9 +74,10 @@ def _split(module: nn.Module | nn.Parameter, path: str, style: str, tp: int, spl
     _require_divisible(f"the weight of {path} in dimension {1 - rows}", module.weight.shape[1 - rows], tp)
     module.weight = _part(module.weight, 1 - rows, tp, split)
     if isinstance(module, nn.Embedding):
+        module.__class__ = SharedEmbedding
+        module.words = module.num_embeddings
         module.num_embeddings //= tp
         module.padding_idx = None
-        module.register_forward_hook(_reduced)
         return
     if style == _ROWS:
         module.in_features //= tp
@@ -106,6 +107,31 @@ def _require_divisible(name: str, size: int | None, tp: int) -> None:
         raise ValueError(f"tp must divide {name}, {size}, got {tp}; use one of {', '.join(map(str, fitting))}")
 
 
+class SharedEmbedding(nn.Embedding):
+    """An embedding of which each rank has some words, and whose output is an all-reduce's.
+
+    DTensors make the gradient of all words on each rank, of which a rank's part is a view.
+    """
+
+    words: int
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the embeddings of tokens."""
+        found: Tensor = _LookedUp.apply(input, self.weight, self.words)
+        return found
+
+    @property
+    def others(self) -> int:
+        """Bytes of the gradient of other ranks' words."""
+        return (self.words - self.num_embeddings) * self.embedding_dim * self.weight.itemsize
+
+
+def count_other_gradients(model: nn.Module) -> int:
+    """Return the bytes of gradients of other ranks' parameters that a rank holds until they are freed or reduced."""
+    found = [module for module in model.modules() if isinstance(module, SharedEmbedding)]
+    return sum(module.others for module in found if module.weight.requires_grad)
+
+
 def _reduced(module: nn.Module, args: Any, output: Tensor) -> Tensor:
     reduced: Tensor = _Reduced.apply(output)
     return reduced
@@ -124,6 +150,22 @@ class _Gathering:
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         gathered: Tensor = _Gathered.apply(output, self._tp)
         return gathered
+
+
+class _LookedUp(Function):
+    """The embeddings of tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, words: int) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.words, ctx.own = words, len(weight)
+        return torch.embedding(weight, tokens).clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (tokens,) = ctx.saved_tensors
+        whole = torch.ops.aten.embedding_dense_backward(gradient, tokens, ctx.words, -1, False)
+        return None, whole[: ctx.own], None
 
 
 class _Reduced(Function):
