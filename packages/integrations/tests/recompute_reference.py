@@ -1,14 +1,13 @@
 """The bytes of a checkpointed step, by a slow simulation and by counting; and a plain step beside one."""
 
 import copy
-import weakref
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from integrations.capture.graphs.schedule import Schedule
 
+from .live_bytes import LiveBytes
 from .recompute_run import run
 
 
@@ -111,50 +110,6 @@ def simulated_peak(graph, kept, held=None):
         for value in made:
             live(value, event + 1, max(graph.values[value].saved, last_read(value)))
     return max(b + i + o for b, i, o in zip(bytes_, inside, graph.other, strict=True))
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all storages that are made while it is active, as long as they live."""
-
-    def __init__(self):
-        super().__init__()
-        self.now = self.peak = 0
-        self._known = {}
-        self._sum = None
-
-    def __exit__(self, *error):
-        self._settle()
-        super().__exit__(*error)
-
-    def _settle(self):
-        """The engine sums up gradients in place, but in the sight of a mode: there the first part goes with the sum."""
-        if self._sum is not None:
-            (part, nbytes), self._sum = self._sum, None
-            if part() is not None:
-                self.peak = max(self.peak, nbytes)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self._settle()
-        given = {tensor.untyped_storage()._cdata for tensor in tree_leaves((args, kwargs)) if torch.is_tensor(tensor)}
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if not torch.is_tensor(tensor):
-                continue
-            storage = tensor.untyped_storage()
-            key, nbytes = storage._cdata, storage.nbytes()
-            if key not in given and key not in self._known:
-                self.now += nbytes
-                self._known[key] = weakref.ref(storage, lambda _, key=key, nbytes=nbytes: self._freed(key, nbytes))
-        if func is torch.ops.aten.add.Tensor and torch._C._current_autograd_node() is not None:
-            self._sum = weakref.ref(args[0].untyped_storage()), self.now
-            self.peak = max(self.peak, self.now - out.untyped_storage().nbytes())
-        else:
-            self.peak = max(self.peak, self.now)
-        return out
-
-    def _freed(self, key, nbytes):
-        self.now -= nbytes
-        del self._known[key]
 
 
 class Ones(torch.autograd.Function):

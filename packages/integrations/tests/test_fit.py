@@ -231,7 +231,7 @@ WRONG = {
     "its rank r must be 1 or more": {"lora": "targets=all-linear"},
     "lora must be a rank.*got 1.5": {"lora": 1.5},
     "batch must be 1 or more, got 0": {"batch": 0},
-    "ranks must be an int, got 2.0": {"ranks": 2.0},
+    "fsdp must be an int, got 2.0": {"ranks": 2.0},
     "ways must be of plain.*got magic": {"ways": ["magic"]},
     "ways must be several": {"ways": "plain"},
     "reserve must be a fraction": {"reserve": 1},
@@ -257,6 +257,22 @@ def test_errors_of_the_model_and_its_sample():
             integrations.fit(llama(), given, memory="1GiB")
     with pytest.raises(ValueError, match=r"memory must be more than the weights alone take, .*got 64.0 KiB.*bfloat16"):
         integrations.fit(config_of(), memory="64KiB")
+
+
+def test_advice_leaves_out_what_is_in_use_already():
+    library_or_skip("peft")
+    options = {"memory": "700KiB", "ways": ["plain"], "tokens": 64, "grow": False}
+    plain = str(integrations.fit(config_of(1), optimizer="adamw", **options))
+    assert "adapters alone (lora=16), an optimizer with fewer states" in plain
+    assert "more ranks (fsdp=8) take less" in plain
+    used = str(integrations.fit(config_of(1), optimizer="adamw-8bit", lora=4, fsdp=16, **options))
+    assert "lora=" not in used
+    assert "optimizer=" not in used
+    assert "more ranks (fsdp=32) take less" in used
+    for dtype, advised in (("float32", True), ("bfloat16", False)):
+        with pytest.raises(ValueError, match=r"shard them over more ranks \(fsdp=8\)") as error:
+            integrations.fit(config_of(), memory="64KiB", dtype=dtype)
+        assert ("bfloat16" in str(error.value)) is advised
 
 
 def test_a_head_that_is_no_linear_layer():

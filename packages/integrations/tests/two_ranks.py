@@ -1,4 +1,4 @@
-"""Two processes that meet in one group, what each prints last, and how each ends."""
+"""Two processes or more that meet in one group, what each prints last, and how each ends."""
 
 import importlib.util
 import json
@@ -11,9 +11,15 @@ import torch.distributed as dist
 
 
 def run_two_ranks(child: str, meet: Path, timeout: float = 120) -> list:
-    """Runs a script of this folder as ranks 0 and 1, which meet at a file that is not there yet; the JSON of each.
+    """Runs a script of this folder as ranks 0 and 1; see ``run_ranks``."""
+    return run_ranks(2, child, meet, timeout)
+
+
+def run_ranks(count: int, child: str, meet: Path, timeout: float = 120) -> list:
+    """Runs a script of this folder as so many ranks, which meet at a file that is not there yet; the JSON of each.
 
     Args:
+        count: how many.
         child: the script.
         meet: the file.
         timeout: seconds for each rank.
@@ -21,7 +27,7 @@ def run_two_ranks(child: str, meet: Path, timeout: float = 120) -> list:
     from .forks import Fork  # here, because the scripts import this file by itself
 
     script = Path(__file__).with_name(child)
-    processes = [Fork(script, str(meet), WORLD_SIZE="2", RANK=str(rank)) for rank in range(2)]
+    processes = [Fork(script, str(meet), WORLD_SIZE=str(count), RANK=str(rank)) for rank in range(count)]
     found = []
     try:
         for process in processes:

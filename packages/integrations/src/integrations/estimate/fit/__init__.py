@@ -1,7 +1,9 @@
 """Will it fit? The memory that a training step takes, by what takes it, and the cheapest change that makes it fit.
 
 ``fit`` asks ``trainings`` for a model without elements, ``ways`` for the changes to try and ``profiles`` for the bytes
-at each moment of a step; ``standing`` counts what is there all the time, and ``growth`` how large inputs may be.
+at each moment of a step; ``static_memory`` counts what is there all the time, and ``growth`` how large inputs may be.
+For several ranks, ``tensor_parallel`` and ``pipeline`` make the model that one rank runs, ``sharding`` adds what FSDP2
+holds, and ``seats`` tries the ways in each stage.
 """
 
 from integrations.estimate.fit.answer import Fit, Way

@@ -21,12 +21,15 @@ class Way:
         loss: bytes of the loss at that moment: logits, their gradient, or what a loss in chunks takes.
         gradients: bytes of the gradients that are there at that moment.
         temporaries: bytes of everything else at that moment.
+        gathered: bytes of parameters that FSDP2 has gathered at that moment.
         at_step: whether that moment is in the optimizer's step.
         fits: whether ``peak`` is within the memory.
         time: of a step over that of the same without what costs time, by a model of times; ``None`` if not known.
         error: relative error of the gradient: 0, or the bound of a plan; ``None`` if it rounds and nothing bounds it.
         does: what the line of code has backward and the host do, in words; empty if nothing.
         note: what is to be said of it.
+        stage: the stage of the pipeline that takes the most, whose bytes these are.
+        stages: the highest bytes of each stage; empty without a pipeline.
     """
 
     name: str
@@ -36,12 +39,23 @@ class Way:
     loss: int = 0
     gradients: int = 0
     temporaries: int = 0
+    gathered: int = 0
     at_step: bool = False
     fits: bool = False
     time: float | None = None
     error: float | None = 0.0
     does: str = ""
     note: str = ""
+    stage: int = 0
+    stages: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes of a pipeline's stage that do not depend on the way: what stands, and the inputs with their buffers."""
+
+    standing: Standing
+    inputs: int
 
 
 @dataclass(frozen=True)
@@ -54,9 +68,12 @@ class Fit:
         available: bytes that the training may take: the memory without what is left to what is not counted.
         reserve: the part of the memory that is left to that; for ``memory="auto"``, of the device's memory.
         optimizer: its name.
-        ranks: how many processes share weights, gradients and states.
-        standing: bytes of weights, gradients and optimizer states.
-        inputs: bytes of the inputs.
+        ranks: how many processes train together; bytes are those of one of them.
+        fsdp, tp, pp: the sizes of their device mesh.
+        micro_batches: how many batches a step sends through the pipeline.
+        standing: bytes of weights, gradients and optimizer states; of the best way's stage.
+        inputs: bytes of the inputs; likewise.
+        stages: both by stage; empty without a pipeline.
         ways: the ways that were tried, the cheapest in time first.
         answer: the first of them that fits; ``None`` if none does.
         batch, tokens: of the sample; ``tokens`` is ``None`` for a model of something else.
@@ -85,6 +102,11 @@ class Fit:
     longest: int | None = None
     grown: str = ""
     notes: tuple[str, ...] = field(default=())
+    fsdp: int = 1
+    tp: int = 1
+    pp: int = 1
+    micro_batches: int = 1
+    stages: tuple[StageMemory, ...] = ()
 
     @property
     def fits(self) -> bool:

@@ -32,7 +32,7 @@ def add_to(commands: Any) -> None:
     subject.add_argument("--hf", metavar="CONFIG", help="a model type of transformers, or a config.json: llama")
     subject.add_argument("--timm", metavar="NAME", help="a model of timm, with a cross-entropy as its loss: resnet50")
     parser.add_argument("--memory", required=True, help="memory of the device: 24GiB, 90%%, auto, or least")
-    parser.add_argument("--batch", type=count, default=1, help="number of sequences or images; default: 1")
+    parser.add_argument("--batch", type=count, default=1, help="sequences or images of a forward; default: 1")
     parser.add_argument("--tokens", type=count, help="length of a sequence; default: 512")
     parser.add_argument("--image-size", type=count, metavar="PIXELS", help="height and width; default: the model's own")
     parser.add_argument("--optimizer", default="adamw", help=f"one of {', '.join(OPTIMIZERS)}; default: adamw")
@@ -40,7 +40,12 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--lora", nargs="+", metavar="NAME=VALUE", help="train only LoRA adapters: r=16 targets=all-linear"
     )
-    parser.add_argument("--ranks", type=count, default=1, help="number of processes that shard with FSDP2; default: 1")
+    parser.add_argument(
+        "--fsdp", "--ranks", type=count, default=1, metavar="N", help="ranks that shard with FSDP2; default: 1"
+    )
+    parser.add_argument("--tp", type=count, default=1, metavar="N", help="ranks that share each layer; default: 1")
+    parser.add_argument("--pp", type=count, default=1, metavar="N", help="stages of a 1F1B pipeline; default: 1")
+    parser.add_argument("--micro-batches", type=count, metavar="N", help="of a step in the pipeline; default: --pp")
     parser.add_argument("--accumulate", action="store_true", help="steps accumulate gradients")
     parser.add_argument(
         "--reserve",
@@ -83,7 +88,10 @@ def _fit(options: argparse.Namespace, *model_and_inputs: Any, **sizes: Any) -> F
         optimizer=options.optimizer,
         dtype=options.dtype,
         lora=" ".join(options.lora) if options.lora else None,
-        ranks=options.ranks,
+        fsdp=options.fsdp,
+        tp=options.tp,
+        pp=options.pp,
+        micro_batches=options.micro_batches,
         accumulate=options.accumulate,
         reserve=options.reserve,
         ways=options.ways,

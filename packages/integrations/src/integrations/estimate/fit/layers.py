@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-_FEWEST = 5  # layers, from which it pays to capture fewer
+_FEWEST = 5  # layers
 
 
 class Blocks(NamedTuple):
@@ -22,11 +22,12 @@ class Blocks(NamedTuple):
     size: int
 
 
-def find_blocks(model: nn.Module) -> Blocks | None:
-    """The list with the most parameters whose modules are all alike; ``None`` if there is none, or a short one."""
+def find_blocks(model: nn.Module, fewest: int = _FEWEST) -> Blocks | None:
+    """The list with the most parameters whose modules are all alike; ``None`` if none has ``fewest`` modules or more.
+    The default is the number from which it pays to capture fewer."""
     found: list[tuple[int, Blocks]] = []
     for path, module in model.named_modules():
-        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) >= _FEWEST:
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) >= fewest:
             kinds = {_kind(one) for one in module}
             if len(kinds) == 1:
                 weight = sum(parameter.numel() for parameter in module.parameters())

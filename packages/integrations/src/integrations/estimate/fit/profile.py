@@ -13,6 +13,7 @@ from torch import Tensor
 
 from actcore import simulate
 from integrations.capture.graphs.graph import Graph
+from integrations.capture.loss import OF_LOSSES
 from integrations.planner.problem import training_step
 from integrations.planner.storage_candidates import StorageCandidates
 
@@ -26,17 +27,19 @@ class Moment:
         loss: bytes of logits, their gradient, and what else the loss takes.
         gradients: bytes of the parameters' gradients that are complete.
         passing: bytes of everything else: what operators make and let go, what is restored or recomputed.
+        gathered: bytes of the parameters that FSDP2 has gathered.
     """
 
     waiting: int
     loss: int
     gradients: int
     passing: int
+    gathered: int = 0
 
     @property
     def nbytes(self) -> int:
         """All of them."""
-        return self.waiting + self.loss + self.gradients + self.passing
+        return self.waiting + self.loss + self.gradients + self.passing + self.gathered
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,13 @@ class Profile:
     """A training step: bytes at each event, those of ``Moment``, each a row.
 
     Attributes:
-        parts: (4, events) in float64: waiting, loss, gradients, passing.
+        parts: (5, events) in float64: waiting, loss, gradients, passing, gathered.
         forward: what tells the operators of the forward apart, in their order.
         backward: the same of the steps of backward.
         seconds: modelled seconds of the step.
         gradients: bytes of all gradients.
+        held: bytes that are alive between forward and backward, without parameters and inputs.
+        loss: the number of the first operator of the loss, and how many steps of backward are the loss's.
     """
 
     parts: Tensor
@@ -56,6 +61,8 @@ class Profile:
     backward: tuple[Any, ...]
     seconds: float
     gradients: int
+    held: float
+    loss: tuple[int, int]
 
     def peak(self, fresh: bool = True) -> Moment:
         """The moment of the most bytes.
@@ -87,28 +94,14 @@ class Profile:
             parts=parts.clamp(min=0),
             seconds=self.seconds + times * (other.seconds - self.seconds),
             gradients=round(self.gradients + times * (other.gradients - self.gradients)),
+            held=self.held + times * (other.held - self.held),
         )
-
-    def shared(self, ranks: int, unreduced: int) -> Profile:
-        """The profile on one of several ranks that share the gradients.
-
-        Args:
-            ranks: how many.
-            unreduced: bytes of gradients that are whole at the most, until they are added up over the ranks.
-        """
-        if ranks == 1:
-            return self
-        parts = self.parts.clone()
-        whole = parts[2].clamp(max=unreduced)
-        parts[2] = (parts[2] - whole) / ranks
-        parts[3] += whole
-        return replace(self, parts=parts, gradients=-(-self.gradients // ranks))
 
     def scaled(self, factor: float) -> Profile:
         """The profile of inputs that are larger by a factor, whose gradients are as large."""
         parts = self.parts * factor
         parts[2] = self.parts[2]
-        return replace(self, parts=parts, seconds=self.seconds * factor)
+        return replace(self, parts=parts, seconds=self.seconds * factor, held=self.held * factor)
 
 
 def _inserted(less: Sequence[Any], more: Sequence[Any]) -> list[int] | None:
@@ -155,10 +148,18 @@ def make_profile(
     loss_ops, loss_steps = _of_loss(graph)
     waiting, loss = torch.zeros(2, events + 1, dtype=torch.float64)
     taken_over = {value.reuses for value in graph.values}
+    between = 0
     for number, value in enumerate(graph.values):
-        if value.saved < 0 or not kept[number] or number in taken_over:
+        if number in taken_over:
             continue
         option = None if candidates is None or forms[number] < 0 else candidates.options[number][forms[number]]
+        waits = value.saved >= 0 and kept[number]
+        if value.until >= len(graph.ops):
+            between += value.nbytes
+        elif waits:
+            between += value.nbytes if option is None else option.held
+        if not waits:
+            continue
         row = loss if value.producer >= loss_ops else waiting
         begin = (
             value.producer if option is None or candidates is None else max(candidates.stored_at[number], value.until)
@@ -174,16 +175,21 @@ def make_profile(
     loss[of_loss] += passing[of_loss]
     passing[of_loss] = 0
     return Profile(
-        torch.stack((waiting, loss, gradients, passing)),
+        torch.stack((waiting, loss, gradients, passing, torch.zeros_like(passing))),
         tuple((op.name, op.shapes) for op in graph.ops),
         tuple((len(step.reads), step.seconds) for step in graph.steps),
         graph.seconds + usage.seconds,
         graph.gradients,
+        float(between),
+        (loss_ops, loss_steps),
     )
 
 
 def _of_loss(graph: Graph) -> tuple[int, int]:
-    """The number of the first operator behind the model's layers, and how many steps of backward come before theirs."""
+    """The number of the first operator behind the model's layers, and how many steps of backward come before theirs. A
+    step that starts from no loss has none."""
+    if graph.differentiated not in OF_LOSSES:
+        return len(graph.ops), 0
     inner = [number for number, op in enumerate(graph.ops) if len(op.module.split(".")) > _depth_of_head(graph)]
     first = inner[-1] + 1 if inner else 0
     if first in (0, len(graph.ops)):

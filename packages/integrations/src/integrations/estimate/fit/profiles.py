@@ -38,15 +38,18 @@ class Profiles:
         blocks: the layers that are alike; ``None`` has each capture run the whole model.
         device: the type of device that the model is on here, whose rates plans are made by, as ``compress_model`` makes
             them; ``None`` if it is on none.
+        unchunked: why the loss cannot be computed in chunks on these ranks; empty if they do not forbid it.
 
     Attributes:
         blocks: as given; ``None`` once the layers have turned out not to take alike.
         unchunked: why the loss cannot be computed in chunks; empty if it can.
     """
 
-    def __init__(self, training: Training, blocks: Blocks | None, device: str | None = None) -> None:
+    def __init__(
+        self, training: Training, blocks: Blocks | None, device: str | None = None, unchunked: str = ""
+    ) -> None:
         self.training, self.blocks, self._device = training, blocks, device
-        self.unchunked = self._why_unchunked()
+        self.unchunked = unchunked or self._why_unchunked()
         self._short: dict[int, nn.Module] = {}
         self._known: dict[tuple[str, bool, int | None, int | None], Profile] = {}
         if blocks is not None and not self._take_alike(blocks):

@@ -13,23 +13,22 @@ from torch import nn
 from integrations._utils.older_names import accepts_older_names
 from integrations._utils.progress import shows_planning
 from integrations.capture.loss import Loss, require_loss
-from integrations.estimate.fit.answer import Fit
-from integrations.estimate.fit.growth import largest
-from integrations.estimate.fit.layers import find_blocks
-from integrations.estimate.fit.profile import Profile
-from integrations.estimate.fit.profiles import Profiles
-from integrations.estimate.fit.static_memory import Standing, count_static_memory
+from integrations.estimate.fit.answer import Fit, StageMemory
+from integrations.estimate.fit.ranks import Ranks
+from integrations.estimate.fit.seats import InStages, Seat, find_largest, find_seats, try_ways, why_unplanned
+from integrations.estimate.fit.sharding import RankShare
+from integrations.estimate.fit.static_memory import count_static_memory
 from integrations.estimate.fit.trainings import Training, join_inputs, make_training
-from integrations.estimate.fit.ways import PLANNED, WAYS, Room, Tried, Tries
+from integrations.estimate.fit.ways import PLANS, WAYS, Room
 from integrations.estimate.forecast.dtypes import read_precision
 from integrations.planner.bounds import USUAL_ERROR
 from integrations.planner.budget import AUTO, LEAST, Budget, require_error
 from integrations.planner.free_memory import RESERVE, auto_memory, training_memory
-from integrations.planner.optimizers import find_optimizer, nbytes
+from integrations.planner.optimizers import find_optimizer
 from integrations.report.words import format_bytes
 
 
-@accepts_older_names(args="sample", criterion="loss")
+@accepts_older_names(args="sample", criterion="loss", fsdp="ranks")
 @shows_planning
 def fit(
     model: Any,
@@ -43,7 +42,10 @@ def fit(
     batch: int | None = None,
     tokens: int | None = None,
     criterion: Loss | None = None,
-    ranks: int = 1,
+    fsdp: int = 1,
+    tp: int = 1,
+    pp: int = 1,
+    micro_batches: int | None = None,
     accumulate: bool = False,
     error: float = USUAL_ERROR,
     ways: Sequence[str] | None = None,
@@ -88,8 +90,15 @@ def fit(
         batch, tokens: sizes of the inputs, to which ``args`` are repeated or cut; 1 and 512 without ``args``.
         criterion: a function that takes the model's output and returns the loss; ``None`` for the loss that the model
             returns. ``loss`` is an older name.
-        ranks: the number of processes that shard weights, gradients and states with FSDP2, two of whose units are
-            gathered at once.
+        fsdp: the number of ranks that shard weights, gradients and states with FSDP2. Each of the layers that are
+            alike is a unit, and the rest of the model is one more. ``ranks`` is an older name.
+        tp: the number of ranks that share each layer, as ``parallelize_module`` does with the ``tp_plan`` of a model of
+            transformers, without sequence parallelism.
+        pp: the number of stages of a pipeline with equally many layers, under ``Schedule1F1B``, for a causal language
+            model of transformers. ``batch`` is that of a micro-batch, and FSDP2 does not reshard during a step. On
+            ``fsdp * tp * pp`` ranks, the answer is that of the rank with the highest peak. Plans are not searched if
+            ``tp`` or ``pp`` is more than 1.
+        micro_batches: the number of micro-batches of a step in the pipeline; ``None`` for ``pp``.
         accumulate: whether steps accumulate gradients, instead of making them.
         error: bound on the gradient's relative error in the way ``"plan"``.
         ways: the ways to try, of ``plain``, ``chunked``, ``recompute``, ``lean``, ``plan``, ``checkpoint``. ``None``:
@@ -107,14 +116,15 @@ def fit(
         ImportError: ``lora`` without peft, or a configuration without transformers.
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of range; the ``args`` of a language model have no labels;
-            ``ways`` names ``"chunked"``, but the head is not a linear layer; or the weights alone take more than the
-            memory.
+            ``ways`` names a way that is not available; the model cannot be shared by ``tp`` or ``pp`` ranks; or the
+            weights alone take more than the memory.
         Exception: what the model raises with these inputs.
     """
     chosen, precision = find_optimizer(optimizer), read_precision(dtype)
     require_loss(criterion)
     require_error(error)
-    _require_counts(batch=batch, tokens=tokens, ranks=ranks)
+    _require_counts(batch=batch, tokens=tokens, fsdp=fsdp, tp=tp, pp=pp, micro_batches=micro_batches)
+    ranks = Ranks.of(fsdp, tp, pp, micro_batches)
     _require_ways(ways)
     if isinstance(reserve, bool) or not isinstance(reserve, int | float) or not 0 <= reserve < 1:
         raise ValueError(
@@ -126,53 +136,57 @@ def fit(
     training = make_training(model, sample, batch, tokens, precision, lora, criterion, device)
     least = memory == LEAST
     given, available = (0, 0) if least else _find_memory(memory, model, sample, training, reserve)
-    blocks = find_blocks(training.model)
-    standing = count_static_memory(training.model, chosen, training.together, ranks, blocks)
-    if not least:
-        _require_room(standing, available, given, reserve)
     here = isinstance(model, nn.Module) and any(one.device.type != "meta" for one in model.parameters())
-    profiles = Profiles(training, blocks, _get_device(model, training.together).type if here else None)
-    if ways is not None and "chunked" in ways and profiles.unchunked:
-        raise ValueError(
-            f"ways must not name 'chunked' for this {training.name}: {profiles.unchunked}; leave it out, or have the "
-            "model compute its loss from a linear layer, which get_output_embeddings() returns"
-        )
-    room = Room(available, standing, ranks, not accumulate, least, memory == AUTO)
-    inputs = sum(map(nbytes, training.tensors))
-    tried = list(Tries(profiles, room, inputs, error).all(ways))
+    device = _get_device(model, training.together).type if here else None
+    whole = count_static_memory(training.model, chosen, training.together)
+    room = Room(available, whole, 0, RankShare(), not accumulate, least, memory == AUTO)
+    seats = find_seats(training, ranks, chosen, room, device)
+    if not least:
+        for seat in seats:
+            _require_room(seat, given, reserve)
+    _require_available(ways, seats[-1], ranks)
+    tried = try_ways(seats, ranks, error, ways)
     best = _best(tried)
     if least:  # from here on, what the best way takes is what there is
         given = math.ceil(best.way.peak / (1 - reserve))
-        room = replace(room, available=max(best.way.peak, int(given * (1 - reserve))), least=False)
-        tried = [one._replace(way=replace(one.way, fits=0 < one.way.peak <= room.available)) for one in tried]
+        available = max(best.way.peak, int(given * (1 - reserve)))
+        seats = [replace(seat, room=replace(seat.room, available=available, least=False)) for seat in seats]
+        tried = [one._replace(way=replace(one.way, fits=0 < one.way.peak <= available)) for one in tried]
         best = _best(tried)
     growing = _growing(tried, best)
-    longest = _largest(training, profiles, room, inputs, growing, "tokens") if grow else None
+    longest = find_largest(seats, growing, "tokens") if grow else None
     positions = training.positions
     short = longest is not None and positions is not None and longest > positions
+    counts = {"parameters": whole.parameters, "trained": whole.trained}  # of all ranks
+    memories = tuple(StageMemory(replace(seat.room.standing, **counts), seat.room.inputs) for seat in seats)
     return Fit(
         model=training.name,
         memory=given,
-        available=room.available,
+        available=available,
         reserve=reserve,
         optimizer=optimizer.lower(),
-        ranks=ranks,
-        standing=standing,
-        inputs=inputs,
+        ranks=ranks.count,
+        standing=memories[best.way.stage].standing,
+        inputs=memories[best.way.stage].inputs,
         ways=tuple(one.way for one in tried),
         answer=best.way if best.way.fits else None,
         batch=training.batch,
         tokens=training.tokens,
-        largest_batch=_largest(training, profiles, room, inputs, growing, "batch") if grow else None,
+        largest_batch=find_largest(seats, growing, "batch") if grow else None,
         longest=positions if short else longest,
         grown=growing.way.name if grow else "",
-        notes=_notes(chosen.note, ranks, grow and growing.kind == PLANNED, short),
+        notes=_notes(chosen.note, ranks, grow and growing.way.name in PLANS, short),
+        fsdp=fsdp,
+        tp=tp,
+        pp=pp,
+        micro_batches=ranks.micro_batches,
+        stages=memories if pp > 1 else (),
     )
 
 
-def _best(tried: Sequence[Tried]) -> Tried:
+def _best(tried: Sequence[InStages]) -> InStages:
     """The first way that fits, or else the one of the least memory."""
-    known = [one for one in tried if one.profile is not None]
+    known = [one for one in tried if one.known]
     if not known:
         raise ValueError(
             "ways must name at least one that is available for this model and this memory; ways=None tries all"
@@ -180,30 +194,25 @@ def _best(tried: Sequence[Tried]) -> Tried:
     return next((one for one in known if one.way.fits), min(known, key=lambda one: one.way.peak))
 
 
-def _growing(tried: Sequence[Tried], best: Tried) -> Tried:
+def _growing(tried: Sequence[InStages], best: InStages) -> InStages:
     """The way in which larger inputs are judged: the best, or if that is a plan, which is of these inputs, the one of
     the least memory that is none, fits, and has no larger error."""
     most = best.way.error or 0.0
-    fitting = [one for one in tried if one.profile is not None and one.kind != PLANNED and one.way.fits]
+    fitting = [one for one in tried if one.known and one.way.name not in PLANS and one.way.fits]
     others = [one for one in fitting if one.way.error is not None and one.way.error <= most]
-    return best if best.kind != PLANNED or not others else min(others, key=lambda one: one.way.peak)
+    return best if best.way.name not in PLANS or not others else min(others, key=lambda one: one.way.peak)
 
 
-def _largest(training: Training, profiles: Profiles, room: Room, inputs: int, tried: Tried, axis: str) -> int | None:
-    size: int | None = getattr(training, axis)
-    if size is None or tried.profile is None:
-        return None
-
-    def at(count: int) -> Profile:
-        return profiles.of(tried.kind, tried.chunked, training.sized(**{axis: count}))
-
-    return largest(size, inputs, room, tried.profile, None if tried.kind == PLANNED else at, axis == "batch")
-
-
-def _notes(optimizer: str, ranks: int, scaled: bool, short: bool) -> tuple[str, ...]:
+def _notes(optimizer: str, ranks: Ranks, scaled: bool, short: bool) -> tuple[str, ...]:
     found = [f"Not counted: CUDA's context, fragmentation, workspaces. {optimizer}".strip()]
-    if ranks > 1:
-        found.append("FSDP2 is taken to shard each layer and the rest, and to gather two layers at once.")
+    if ranks.fsdp > 1:
+        kept = " and keeps them gathered during a step" if ranks.pp > 1 else ""
+        found.append(f"FSDP2 is taken to shard each layer and the rest{kept}.")
+    if ranks.pp > 1:
+        found.append(
+            f"The batch is that of a micro-batch. A step has {ranks.micro_batches} of them, of which the first stage "
+            f"holds {min(ranks.pp, ranks.micro_batches)} (1F1B)."
+        )
     if scaled:
         found.append(
             "Larger inputs are estimated by scaling the bytes of the same plan; with a plan of their own, more may fit."
@@ -233,7 +242,7 @@ def _get_device(model: Any, on_gpu: bool) -> torch.device:
 
 def _require_counts(**counts: object) -> None:
     for name, count in counts.items():
-        if count is None and name != "ranks":
+        if count is None and name not in ("fsdp", "tp", "pp"):
             continue
         if isinstance(count, bool) or not isinstance(count, int):
             raise TypeError(f"{name} must be an int, got {count!r}")
@@ -250,11 +259,24 @@ def _require_ways(ways: object) -> None:
         raise ValueError(f"ways must be of {', '.join(WAYS)}, got {', '.join(map(str, unknown))}")
 
 
-def _require_room(standing: Standing, available: int, memory: int, reserve: float) -> None:
-    if standing.weights <= available:
+def _require_room(seat: Seat, memory: int, reserve: float) -> None:
+    weights = seat.room.standing.weights
+    if weights <= seat.room.available:
         return
+    wide = any(one.itemsize > 2 for one in seat.profiles.training.model.parameters())
+    narrower = "use 16-bit weights (dtype='bfloat16'), or " if wide else ""
     raise ValueError(
-        f"memory must be more than the weights alone take, {format_bytes(standing.weights)}, got "
-        f"{format_bytes(memory)} with reserve={reserve:g}; use 16-bit weights (dtype='bfloat16'), or shard them "
-        "(ranks=8)"
+        f"memory must be more than the weights alone take, {format_bytes(weights)}, got {format_bytes(memory)} with "
+        f"reserve={reserve:g}; {narrower}shard them over more ranks (fsdp={max(8, 2 * seat.room.share.fsdp)})"
     )
+
+
+def _require_available(ways: Sequence[str] | None, seat: Seat, ranks: Ranks) -> None:
+    """Raises if ``ways`` names one that the training's ranks or its head rule out."""
+    if ways is None:
+        return
+    name, unchunked = seat.profiles.training.name, seat.profiles.unchunked
+    if "chunked" in ways and unchunked:
+        raise ValueError(f"ways must not name 'chunked' for this {name}: {unchunked}; leave it out")
+    if (why := why_unplanned(ranks)) and (named := [way for way in ways if way in PLANS]):
+        raise ValueError(f"ways must not name {', '.join(named)} for this {name}: {why}; leave it out")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from integrations.estimate.fit.layers import Blocks
 from integrations.planner.optimizers import Optimizer, nbytes
 
 
@@ -22,9 +21,6 @@ class Standing:
         gradients: bytes of all gradients.
         states: bytes of the optimizer's states.
         step: bytes that the optimizer's step takes for a moment.
-        gathered: bytes of the units that FSDP2 has gathered at once; 0 on one rank.
-        unreduced: bytes of the gradients that FSDP2 holds whole at the most, before it adds them up over the ranks: of
-            one layer, and of the rest of the model, whose last ones backward makes at its end.
     """
 
     parameters: int
@@ -33,51 +29,36 @@ class Standing:
     gradients: int
     states: int
     step: int
-    gathered: int = 0
-    unreduced: int = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes that are there from the first step's end on, the gradients left out."""
-        return self.weights + self.states + self.gathered
+        return self.weights + self.states
 
 
 def count_static_memory(
-    model: nn.Module, optimizer: Optimizer, together: bool, ranks: int, blocks: Blocks | None
+    model: nn.Module, optimizer: Optimizer, together: bool, fsdp: int = 1, others: int = 0
 ) -> Standing:
-    """What is there for a model.
-
-    On several ranks, each has its part of weights, gradients and states. Of the layers that are alike, which are taken
-    to be FSDP2's units, two are whole at once, one in use and the next; the rest of the model is one more unit, which
-    stays whole from forward to backward. A unit's gradients are whole until all of them are there.
+    """What is there for a model, on each of the ranks that shard weights, gradients and states.
 
     Args:
         model: the model, of any device.
         optimizer: what trains it.
         together: whether the optimizer updates all parameters at once, as on a GPU.
-        ranks: how many processes share it by FSDP2.
-        blocks: the layers that are alike, if there are any.
+        fsdp: how many ranks shard it by FSDP2.
+        others: bytes of gradients of other ranks' parameters.
     """
     parameters = list(model.parameters())
     trained = [one for one in parameters if one.requires_grad]
-    gathered = unreduced = 0
-    if ranks > 1:
-        layers = [] if blocks is None else list(model.get_submodule(blocks.path).parameters())
-        count = 1 if blocks is None else blocks.size
-        of_layers, trained_there = sum(map(nbytes, layers)), sum(nbytes(one) for one in layers if one.requires_grad)
-        gathered = sum(map(nbytes, parameters)) - of_layers + min(2, count) * of_layers // count
-        unreduced = sum(map(nbytes, trained)) - trained_there + trained_there // count
 
     def shared(count: int) -> int:
-        return math.ceil(count / ranks)
+        return math.ceil(count / fsdp)
 
     return Standing(
         parameters=sum(one.numel() for one in parameters),
         trained=sum(one.numel() for one in trained),
         weights=shared(sum(map(nbytes, parameters))) + sum(map(nbytes, model.buffers())),
-        gradients=shared(sum(map(nbytes, trained))),
+        gradients=shared(sum(map(nbytes, trained))) + others,
         states=shared(optimizer.states(trained)),
         step=shared(optimizer.temporaries(trained, together)),
-        gathered=gathered,
-        unreduced=unreduced,
     )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _BAR = 60  # characters of the memory
 _MARKS = "WGOALT"
+_TWO_STATES = ("adam", "adamw", "adamw-fused")
 
 
 def make_table(fit: Fit) -> str:
@@ -25,7 +26,8 @@ def make_table(fit: Fit) -> str:
 
 
 def _title(fit: Fit) -> str:
-    ranks = f" on each of {fit.ranks} ranks" if fit.ranks > 1 else ""
+    mesh = ", ".join(f"{name} {getattr(fit, name)}" for name in ("fsdp", "tp", "pp") if getattr(fit, name) > 1)
+    ranks = f" on each of {fit.ranks} ranks ({mesh})" if mesh else ""
     return (
         f"{fit.model}: {format_bytes(fit.memory)}{ranks}, of which {format_bytes(fit.memory - fit.available)} are "
         f"reserved for memory that is not counted; {fit.optimizer}; {fit.standing.parameters:,} parameters, "
@@ -35,12 +37,13 @@ def _title(fit: Fit) -> str:
 
 def iter_parts(fit: Fit, way: Way) -> dict[str, int]:
     """What takes the memory at the highest moment of a way, in bytes."""
-    standing = fit.standing
+    stage = fit.stages[way.stage] if fit.stages else fit
+    standing = stage.standing
     return {
-        "weights": standing.weights + standing.gathered,
+        "weights": standing.weights + way.gathered,
         "gradients": way.gradients,
         "optimizer states": standing.states,
-        "activations": way.activations + fit.inputs,
+        "activations": way.activations + stage.inputs,
         "loss": way.loss,
         "temporaries": way.temporaries,
     }
@@ -106,16 +109,25 @@ def _sentences(fit: Fit) -> Iterator[str]:
         yield _told(fit, fit.answer)
     else:
         over = fit.best.peak - fit.available
-        yield (
-            f"Nothing that was tried fits: {fit.best.name} takes {format_bytes(over)} too much. A smaller batch, "
-            "shorter sequences, adapters alone (lora=16), an optimizer with fewer states (optimizer='adamw-8bit') and "
-            "more ranks (ranks=8) take less."
-        )
+        yield f"Nothing that was tried fits: {fit.best.name} takes {format_bytes(over)} too much. {_advice(fit)}"
+    if fit.best.stages:
+        peaks = ", ".join(map(format_bytes, fit.best.stages))
+        yield f"By stage of the pipeline, {fit.best.name} takes {peaks}."
     if fit.largest_batch is not None:
         yield f"The largest batch that fits with {fit.grown} is {fit.largest_batch:,}."
     if fit.longest is not None:
         yield f"The longest sequences that fit with {fit.grown} have {fit.longest:,} tokens."
     yield from fit.notes
+
+
+def _advice(fit: Fit) -> str:
+    """Return what takes less, without what the training does already."""
+    less = ["A smaller batch", "shorter sequences"] if fit.tokens is not None else ["A smaller batch"]
+    if fit.standing.trained == fit.standing.parameters:
+        less.append("adapters alone (lora=16)")
+    if fit.optimizer in _TWO_STATES:
+        less.append("an optimizer with fewer states (optimizer='adamw-8bit')")
+    return f"{', '.join(less)} and more ranks (fsdp={max(8, 2 * fit.fsdp)}) take less."
 
 
 def _told(fit: Fit, way: Way) -> str:

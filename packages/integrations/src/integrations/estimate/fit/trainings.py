@@ -21,7 +21,8 @@ from integrations.estimate.forecast.dtypes import Precision
 from integrations.tracing.tensors import tensors_in
 
 _BATCH, _TOKENS = 1, 512
-_IDS, _LABELS = "input_ids", "labels"
+IDS, EMBEDS, LABELS = "input_ids", "inputs_embeds", "labels"
+"""Names of a language model's inputs."""
 
 
 class Inputs(NamedTuple):
@@ -61,8 +62,8 @@ class Training:
     @property
     def tokens(self) -> int | None:
         """The length of the sequences; ``None`` for inputs that are none."""
-        ids = self.kwargs.get(_IDS)
-        return ids.shape[1] if isinstance(ids, Tensor) and ids.dim() == 2 else None
+        given = (self.kwargs.get(IDS), self.kwargs.get(EMBEDS))
+        return next((one.shape[1] for one in given if isinstance(one, Tensor) and one.dim() >= 2), None)
 
     @property
     def positions(self) -> int | None:
@@ -189,11 +190,11 @@ def _require_labels(training: Training) -> None:
     if training.loss is not None or not callable(heads) or not isinstance(heads(), nn.Module):
         return
     known = inspect.signature(model.forward)
-    if _LABELS not in known.parameters:
+    if LABELS not in known.parameters:
         return
     with suppress(TypeError):  # the forward says what is wrong with its arguments
         given = known.bind(*training.args, **training.kwargs).arguments
-        if given.get(_LABELS) is None:
+        if given.get(LABELS) is None:
             raise ValueError(
                 f"args must have labels, with which {training.name} computes its loss, got {', '.join(given)}; "
                 "add labels=, as in {'input_ids': ids, 'labels': ids}, or give criterion=, a function of the output"
@@ -219,6 +220,6 @@ def _resized(tensor: Tensor, shape: list[int]) -> Tensor:
     if list(tensor.shape) == shape:
         return tensor
     if tensor.device.type == "meta":
-        return torch.empty(shape, dtype=tensor.dtype, device="meta")
+        return torch.empty(shape, dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad)
     times = [-(-size // max(1, old)) for size, old in zip(shape, tensor.shape, strict=True)]
     return tensor.repeat(times)[tuple(slice(size) for size in shape)].contiguous()

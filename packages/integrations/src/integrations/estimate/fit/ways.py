@@ -9,6 +9,7 @@ from typing import NamedTuple
 from integrations.estimate.fit.answer import Way
 from integrations.estimate.fit.profile import Moment, Profile
 from integrations.estimate.fit.profiles import Profiles, profile_of_choice
+from integrations.estimate.fit.sharding import RankShare
 from integrations.estimate.fit.static_memory import Standing
 from integrations.estimate.forecast.checkpoints import make_code
 from integrations.planner.accumulation import WITH_ROUNDING
@@ -24,7 +25,9 @@ the most time. ``"recompute"`` and ``"plan"`` take a search each."""
 PLANNED = "planned"
 """The kind of a way that follows a plan."""
 
-_SEARCHED = ("recompute", "plan")
+PLANS = ("recompute", "plan")
+"""The ways that search a plan."""
+
 _COMPRESS = "integrations.compress_model(model, {})"
 _CHUNKED = _COMPRESS.format('level="L0", loss="chunked"')
 _HUNDREDTH = -(-(1 << 30) // 100)  # of a GiB, rounded up
@@ -46,7 +49,8 @@ class Room:
     Attributes:
         available: bytes.
         standing: what is there all the time.
-        ranks: how many processes share it.
+        inputs: bytes of the inputs of the training's step.
+        share: what one of several ranks holds.
         fresh: whether each step makes its gradients, instead of adding to them.
         least: whether plans take the least memory, whatever is available.
         auto: whether what is available is the free memory, which ``compress_model(memory="auto")`` finds by itself.
@@ -54,20 +58,21 @@ class Room:
 
     available: int
     standing: Standing
-    ranks: int
+    inputs: int
+    share: RankShare
     fresh: bool
     least: bool = False
     auto: bool = False
 
-    def peak(self, profile: Profile, inputs: int) -> tuple[Moment, int, bool]:
+    def peak(self, profile: Profile, inputs: int | None = None) -> tuple[Moment, int, bool]:
         """The highest moment of a training with such steps, all its bytes then, and whether it is in the optimizer's
-        step."""
-        standing = self.standing
-        moment = profile.shared(self.ranks, standing.unreduced).peak(self.fresh)
+        step. Other inputs than those of the training have ``inputs`` bytes."""
+        standing, inputs = self.standing, self.inputs if inputs is None else inputs
+        moment = self.share.peak(profile, self.fresh)
         step = standing.weights + standing.states + standing.gradients + standing.step + inputs
         total = standing.nbytes + moment.nbytes + inputs
         if step > total:
-            return Moment(0, 0, standing.gradients, standing.step - standing.gathered), step, True
+            return Moment(0, 0, standing.gradients, standing.step), step, True
         return moment, total, False
 
     def fits(self, profile: Profile, inputs: int) -> bool:
@@ -81,12 +86,12 @@ class Tries:
     Args:
         profiles: captures its steps.
         room: what it may take.
-        inputs: bytes of its inputs.
         error: the bound on the gradient's error of the way ``"plan"``.
+        unplanned: why no plan is searched; empty if plans are.
     """
 
-    def __init__(self, profiles: Profiles, room: Room, inputs: int, error: float) -> None:
-        self._profiles, self._room, self._inputs, self._error = profiles, room, inputs, error
+    def __init__(self, profiles: Profiles, room: Room, error: float, unplanned: str = "") -> None:
+        self._profiles, self._room, self._error, self._unplanned = profiles, room, error, unplanned
 
     def all(self, names: Sequence[str] | None) -> Iterator[Tried]:
         """The ways by name, in the order of ``WAYS``. ``None``: all that there are; those that take a search only if
@@ -95,7 +100,7 @@ class Tries:
         for name in WAYS:
             if names is not None and name not in names:
                 continue
-            if names is None and name in _SEARCHED and fits:
+            if names is None and name in PLANS and fits:
                 yield Tried(Way(name, "", note="not searched, since a way above fits"), None)
                 continue
             tried = getattr(self, f"_{name}")()
@@ -112,7 +117,7 @@ class Tries:
         return self._judged(name, code, profile, kind, chunked, **more)
 
     def _judged(self, name: str, code: str, profile: Profile, kind: str, chunked: bool, **more: object) -> Tried:
-        moment, total, at_step = self._room.peak(profile, self._inputs)
+        moment, total, at_step = self._room.peak(profile)
         way = Way(
             name,
             code,
@@ -121,6 +126,7 @@ class Tries:
             loss=moment.loss,
             gradients=moment.gradients,
             temporaries=moment.passing,
+            gathered=moment.gathered,
             at_step=at_step,
             fits=total <= self._room.available,
             **more,  # type: ignore[arg-type]
@@ -148,8 +154,10 @@ class Tries:
         return self._planned("plan", self._error, f", error={self._error:g}")
 
     def _planned(self, name: str, error: float, words: str) -> Tried:
+        if self._unplanned:
+            return Tried(Way(name, "", error=error, note=self._unplanned), None)
         standing = self._room.standing
-        left = self._room.available - standing.nbytes - standing.gradients - self._inputs
+        left = self._room.available - standing.nbytes - standing.gradients - self._room.inputs
         if left <= 0 and not self._room.least:
             return Tried(Way(name, "", error=error, note="weights, gradients and states leave no room"), None)
         chunked = not self._profiles.unchunked

@@ -1,0 +1,164 @@
+"""One of four ranks, for ``test_fit_ranks.py``: steps of a small Llama under FSDP2 with tensor parallelism, and in a
+pipeline whose stages one of them shares.
+
+Prints, as JSON, by case: the most bytes alive in the second step beyond the sharded parameters, and those alive between
+its forward and its backward.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from live_bytes import LiveBytes
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from transformers import LlamaConfig, LlamaForCausalLM
+from two_ranks import leave
+
+import integrations
+
+STYLES = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
+}
+
+
+class LiveBytesOfRank(LiveBytes):
+    """The bytes of a rank: the parts that DTensors have there, and storages at the size to which FSDP2 resizes them."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it calls operators on its part, which come here
+        self.read()
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    @staticmethod
+    def is_counted(tensor):
+        """Not so are those around a part, and those with which DTensors find out shapes."""
+        return type(tensor) in (torch.Tensor, nn.Parameter)
+
+    def read(self):
+        """Reads the sizes that storages have now. Returns all bytes."""
+        for key, reference in list(self._known.items()):
+            storage = reference()
+            if storage is not None:
+                self.now += storage.nbytes() - self._sizes[key]
+                self._sizes[key] = storage.nbytes()
+        self.peak = max(self.peak, self.now)
+        return self.now
+
+
+def llama(options):
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**options["config"])).train()
+
+
+def share(model, mesh):
+    """Has ranks share a model's layers, by its own plan."""
+    plan = {name: STYLES[style]() for name, style in model.tp_plan.items()}
+    if model.get_input_embeddings() is None:
+        plan = {name: style for name, style in plan.items() if not name.endswith("embed_tokens")}
+    parallelize_module(model, mesh, plan)
+
+
+def tensors(options):
+    """A model that is shared by tensor parallelism and FSDP2, and what a step of it takes."""
+    mesh = init_device_mesh("cpu", (options["fsdp"], options["tp"]), mesh_dim_names=("fsdp", "tp"))
+    model = llama(options)
+    if options["tp"] > 1:
+        share(model, mesh["tp"])
+    if options["fsdp"] > 1:
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh["fsdp"])
+        fully_shard(model, mesh=mesh["fsdp"])
+    if options["way"] == "checkpoint":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if options["way"] in ("lean", "L1"):
+        integrations.compress_model(model, level=options["way"])
+    ids = (
+        torch.arange(options["batch"] * options["tokens"]).view(options["batch"], -1) % options["config"]["vocab_size"]
+    )
+    with LiveBytesOfRank() as live:
+        for _ in range(2):
+            live.peak = live.read()
+            loss = model(input_ids=ids, labels=ids).loss
+            between = live.read()
+            loss.backward()
+            del loss
+            live.read()
+            model.zero_grad()
+    return {"peak": live.peak, "between": between}
+
+
+class Stage(nn.Module):
+    """A part of the model's layers."""
+
+    def __init__(self, model, number, count):
+        super().__init__()
+        base, self.first, self.last = model.model, number == 0, number == count - 1
+        size = len(base.layers) // count
+        base.layers = base.layers[number * size : (number + 1) * size]
+        base.config.num_hidden_layers = size
+        if not self.first:
+            base.embed_tokens = None
+        if not self.last:
+            base.norm = nn.Identity()
+        self.model = model if self.last else base
+
+    def forward(self, given):
+        out = self.model(**{"input_ids" if self.first else "inputs_embeds": given})
+        return out.logits if self.last else out.last_hidden_state
+
+
+def pipeline(options):
+    """A pipeline's stage that is shared by FSDP2 or tensor parallelism, and what a step of it takes."""
+    count, micro_batches = options["pp"], options["micro_batches"]
+    sizes = (count, options["fsdp"], options["tp"])
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "fsdp", "tp"))
+    number = mesh.get_local_rank("pp")
+    whole = llama(options)
+    loss_of, words = whole.loss_function, options["config"]["vocab_size"]
+    module = Stage(whole, number, count)
+    if options["way"] == "checkpoint":
+        module.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    base = module.model.model if module.last else module.model
+    if options["tp"] > 1:
+        share(module.model, mesh["tp"])
+    if options["fsdp"] > 1:
+        for layer in base.layers:
+            fully_shard(layer, mesh=mesh["fsdp"], reshard_after_forward=False)
+        fully_shard(module, mesh=mesh["fsdp"], reshard_after_forward=False)
+    del whole, base
+    stage = PipelineStage(module, number, count, torch.device("cpu"), group=mesh.get_group("pp"))
+    schedule = Schedule1F1B(
+        stage, micro_batches, loss_fn=lambda logits, labels: loss_of(logits=logits, labels=labels, vocab_size=words)
+    )
+    ids = torch.arange(micro_batches * options["batch"] * options["tokens"]) % words
+    ids = ids.view(micro_batches * options["batch"], -1)
+    with LiveBytesOfRank() as live:
+        for _ in range(2):
+            live.peak = live.read()
+            if module.last:
+                schedule.step(target=ids, losses=[], return_outputs=False)
+            else:
+                schedule.step(*([ids] if module.first else []))
+            live.read()
+            module.zero_grad()
+    return {"peak": live.peak, "stage": number}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=ranks)
+    cases = json.loads(Path(f"{sys.argv[1]}.json").read_text())
+    leave({name: (pipeline if case["pp"] > 1 else tensors)(case) for name, case in cases.items()})

@@ -1,0 +1,227 @@
+"""``fit`` for several ranks: beside the real program on four ranks, and what it refuses."""
+
+import json
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+import integrations
+from integrations.cli import main
+from integrations.estimate.fit.ranks import Ranks
+from integrations.estimate.fit.seats import find_seats
+from integrations.estimate.fit.sharding import RankShare
+from integrations.estimate.fit.static_memory import count_static_memory
+from integrations.estimate.fit.tensor_parallel import _GradientReduced
+from integrations.estimate.fit.trainings import make_training
+from integrations.estimate.fit.ways import Room
+from integrations.estimate.forecast.dtypes import read_precision
+from integrations.planner.optimizers import find_optimizer
+
+from .fit_llama import BATCH, DEEP, TOKENS, VOCABULARY, config_of, llama, sample
+from .libraries import library_or_skip
+from .nets import mlp, normal
+from .two_ranks import run_ranks
+
+LAYERS = 4
+OPTIONS = {"memory": "1GiB", "optimizer": "sgd", "batch": BATCH, "tokens": TOKENS, "grow": False, "device": "cpu"}
+
+# ---- beside the real program ----
+
+CASES = {
+    "tensors, plain": {"fsdp": 2, "tp": 2, "pp": 1, "way": "plain"},
+    "tensors, checkpoint": {"fsdp": 2, "tp": 2, "pp": 1, "way": "checkpoint"},
+    "tensors, lean": {"fsdp": 2, "tp": 2, "pp": 1, "way": "lean"},
+    "units": {"fsdp": 4, "tp": 1, "pp": 1, "way": "plain"},
+    "pipeline, plain": {"fsdp": 2, "tp": 1, "pp": 2, "way": "plain", "micro_batches": 4},
+    "pipeline, checkpoint": {"fsdp": 2, "tp": 1, "pp": 2, "way": "checkpoint", "micro_batches": 4},
+    "pipeline, two micro-batches": {"fsdp": 2, "tp": 1, "pp": 2, "way": "plain", "micro_batches": 2},
+    "pipeline of tensors": {"fsdp": 1, "tp": 2, "pp": 2, "way": "plain", "micro_batches": 3},
+    "four stages": {"fsdp": 1, "tp": 1, "pp": 4, "way": "plain", "micro_batches": 6},
+}
+
+# Beside small tensors of indices. The last tensors of a recomputation are held a little longer than in a capture, and
+# so is what a level restores.
+OFF = {"plain": 0.01, "checkpoint": 0.05, "lean": 0.05}
+BUFFERS = 2 * 4 * 8  # bytes of the frequencies of rotary embeddings, which the model has twice
+HIDDEN = 4 * BATCH * TOKENS * 64  # bytes of what a stage sends; gloo holds the last one before the first backward
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """What each of four ranks found, by case (see ``fit_ranks_child.py``)."""
+    if not torch.distributed.is_available():
+        pytest.skip("torch was built without torch.distributed")
+    library_or_skip("transformers")
+    meet = tmp_path_factory.mktemp("ranks") / "meet"
+    fields = {"config": config_of(LAYERS).to_dict(), "batch": BATCH, "tokens": TOKENS}
+    meet.with_name("meet.json").write_text(json.dumps({name: {**fields, **case} for name, case in CASES.items()}))
+    return run_ranks(4, "fit_ranks_child.py", meet, timeout=300)
+
+
+def said(case, **options):
+    sizes = {name: case.get(name) for name in ("fsdp", "tp", "pp", "micro_batches")}
+    return integrations.fit(config_of(LAYERS), ways=[case["way"]], **sizes, **OPTIONS, **options)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_peak_of_each_rank(measured, name):
+    """The most bytes alive beyond the sharded weights, which are the same."""
+    case = CASES[name]
+    fit = said(case)
+    way = fit.best
+    for rank in (found[name] for found in measured):
+        stage = rank.get("stage", 0)
+        peak = way.stages[stage] if way.stages else way.peak
+        weights = (fit.stages[stage].standing if fit.stages else fit.standing).weights
+        assert not way.at_step
+        held = HIDDEN if case["pp"] > 1 and stage < case["pp"] - 1 else 0
+        assert abs(peak - weights - rank["peak"]) <= OFF[case["way"]] * rank["peak"] + held
+
+
+def seat_of(fsdp, tp):
+    training = make_training(config_of(LAYERS), None, BATCH, TOKENS, read_precision(None), None, None, "cpu")
+    sgd = find_optimizer("sgd")
+    room = Room(1 << 30, count_static_memory(training.model, sgd, False), 0, RankShare(), True)
+    (seat,) = find_seats(training, Ranks(fsdp, tp), sgd, room, None)
+    return seat
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name]["pp"] == 1 and CASES[name]["way"] != "lean"])
+def test_saved_bytes(measured, name):
+    """Those alive between forward and backward, beside the root's parameters, which FSDP2 leaves gathered."""
+    case = CASES[name]
+    seat = seat_of(case["fsdp"], case["tp"])
+    saved = seat.profiles.of("kept" if case["way"] == "plain" else case["way"], False).held
+    for found in measured:
+        assert saved + seat.room.share.units.root == pytest.approx(found[name]["between"], rel=0.01)
+
+
+def test_collectives_make_new_tensors():
+    """An all-reduce behind the embedding, attention and the MLP, and an all-gather of the logits, put in order."""
+    made = Counter(seat_of(1, 2).profiles.of("kept", False).forward)
+    assert made["aten.clone.default", ((BATCH, TOKENS, 64),)] == 2 * LAYERS + 1
+    assert made["aten.cat.default", ((2 * BATCH, TOKENS, VOCABULARY // 2),)] == 1
+    assert made["aten.cat.default", ((BATCH, TOKENS, VOCABULARY),)] == 1
+    x, gradient = normal(4, 8).requires_grad_(), normal(4, 8)
+    (reduced,) = torch.autograd.grad(_GradientReduced.apply(x), x, gradient)
+    assert reduced.data_ptr() != gradient.data_ptr()
+
+
+def test_the_gradient_of_an_embedding_is_whole_on_each_rank():
+    """As DTensors make it, until FSDP2 reduces it."""
+    fits = {fsdp: integrations.fit(config_of(LAYERS), ways=["plain"], tp=2, fsdp=fsdp, **OPTIONS) for fsdp in (1, 2)}
+    assert fits[1].gradients == fits[1].weights - BUFFERS + 4 * 64 * VOCABULARY // 2
+    assert fits[2].gradients == fits[2].weights - BUFFERS
+
+
+# ---- the answer ----
+
+
+def test_a_rank_of_each_kind_takes_less():
+    one = integrations.fit(config_of(LAYERS), ways=["plain"], **OPTIONS)
+    for sizes in ({"fsdp": 2}, {"tp": 2}, {"pp": 2}, {"fsdp": 2, "tp": 2, "pp": 2}):
+        many = integrations.fit(config_of(LAYERS), ways=["plain"], **sizes, **OPTIONS)
+        assert many.ranks == math.prod(sizes.values())
+        assert many.weights < one.weights
+        assert many.standing.parameters == one.standing.parameters
+        assert f"on each of {many.ranks} ranks" in str(many)
+
+
+def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages():
+    fit = integrations.fit(config_of(LAYERS), ways=["plain"], pp=4, **OPTIONS)
+    first, second, third, last = fit.way("plain").stages
+    assert fit.best.peak == max(first, last)
+    # Stages between the ends are alike, but for one micro-batch less that waits.
+    hidden = 4 * BATCH * TOKENS * 64
+    assert second - third > 5 * hidden
+    assert "By stage of the pipeline, plain takes" in str(fit)
+    more = integrations.fit(config_of(LAYERS), ways=["plain"], pp=4, micro_batches=8, **OPTIONS).way("plain").stages
+    assert more[1] - second >= 4 * 2 * hidden  # buffers for what comes from both sides
+
+
+def test_layers_of_a_stage_are_continued():
+    """From stages with two and with three layers, as those of the whole model are."""
+    deep = integrations.fit(config_of(2 * DEEP), ways=["plain"], pp=2, fsdp=2, tp=2, **OPTIONS)
+    assert deep.way("plain").stages[0] > 0
+    wide = integrations.fit(config_of(2 * DEEP), ways=["plain"], pp=2, fsdp=2, tp=1, **OPTIONS)
+    assert deep.way("plain").stages < wide.way("plain").stages
+
+
+def test_larger_inputs_of_several_ranks():
+    options = {**OPTIONS, "grow": True, "memory": "24MiB", "reserve": 0}
+    fit = integrations.fit(config_of(LAYERS), ways=["plain"], fsdp=2, tp=2, pp=2, **options)
+    assert fit.largest_batch > BATCH
+    options |= {"grow": False, "batch": fit.largest_batch}
+    assert integrations.fit(config_of(LAYERS), ways=["plain"], fsdp=2, tp=2, pp=2, **options).fits
+    options["batch"] += 1
+    assert not integrations.fit(config_of(LAYERS), ways=["plain"], fsdp=2, tp=2, pp=2, **options).fits
+
+
+def test_plans_and_chunks_are_not_forecast_for_parts_of_a_model():
+    fit = integrations.fit(config_of(LAYERS), tp=2, **OPTIONS)
+    assert [way.name for way in fit.ways] == ["plain", "recompute", "lean", "plan", "checkpoint"]
+    narrow = integrations.fit(config_of(LAYERS), tp=2, **{**OPTIONS, "memory": "800KiB"})
+    assert "not forecast with tensor parallelism" in narrow.way("plan").note
+    for sizes, way in (({"tp": 2}, "plan"), ({"pp": 2}, "recompute"), ({"tp": 2}, "chunked"), ({"pp": 2}, "chunked")):
+        with pytest.raises(ValueError, match=f"ways must not name '?{way}'? for this.*leave it out"):
+            integrations.fit(config_of(LAYERS), ways=[way], **sizes, **OPTIONS)
+
+
+def test_command(capsys, tmp_path):
+    config_of(LAYERS).save_pretrained(tmp_path)
+    path = tmp_path / "fit.json"
+    mesh = ("--fsdp", "2", "--tp", "2", "--pp", "2", "--micro-batches", "4")
+    arguments = ("--tokens", "64", "--ways", "plain", "lean", "--json", str(path))
+    assert main(("fit", "--hf", str(tmp_path / "config.json"), "--memory", "1GiB", *mesh, *arguments)) == 0
+    assert "on each of 8 ranks (fsdp 2, tp 2, pp 2)" in capsys.readouterr().out
+    found = json.loads(path.read_text())
+    assert (found["ranks"], found["micro_batches"], len(found["stages"])) == (8, 4, 2)
+    assert main(("fit", "--hf", str(tmp_path / "config.json"), "--memory", "1GiB", "--ranks", "2", *arguments)) == 0
+    assert json.loads(path.read_text())["fsdp"] == 2
+
+
+# ---- errors ----
+
+WRONG = {
+    r"tp must divide num_attention_heads, 4, got 3; use one of 1, 2, 4": {"tp": 3},
+    r"tp must divide num_key_value_heads, 2, got 4; use one of 1, 2": {"tp": 4},
+    r"pp must divide the number of layers, 4, got 3; use one of 1, 2, 4": {"pp": 3},
+    r"micro_batches must be at least pp=4 for a 1F1B schedule, got 2": {"pp": 4, "micro_batches": 2},
+    r"micro_batches must be left out without a pipeline \(pp=1\), got 2": {"micro_batches": 2},
+    r"fsdp must be an int, got 2.0": {"fsdp": 2.0},
+    r"tp must be 1 or more, got 0": {"tp": 0},
+    r"criterion must be None with pp=2": {"pp": 2, "criterion": lambda output: output.logits.sum()},
+    r"args must be input_ids and labels alone with pp=2": {
+        "pp": 2,
+        "args": {**sample(), "attention_mask": torch.ones(BATCH, TOKENS, dtype=torch.int64)},
+    },
+    r"ranks is the older name of fsdp, got both": {"ranks": 2, "fsdp": 2},
+}
+
+
+@pytest.mark.parametrize("told", WRONG)
+def test_errors(told):
+    with pytest.raises((TypeError, ValueError), match=told):
+        integrations.fit(config_of(LAYERS), **{**OPTIONS, **WRONG[told]})
+
+
+def test_models_that_cannot_be_shared():
+    options = {"memory": "1GiB", "criterion": lambda output: output.square().mean()}
+    with pytest.raises(ValueError, match=r"tp must be 1 for this Sequential, got 2: it has no tp_plan"):
+        integrations.fit(mlp(), (normal(4, 64),), tp=2, **options)
+    with pytest.raises(ValueError, match=r"pp must be 1 for this .*, got 2: it is no causal language model"):
+        integrations.fit(mlp(), (normal(4, 64),), pp=2, **options)
+    words = config_of(LAYERS)
+    words.vocab_size = VOCABULARY + 1
+    with pytest.raises(ValueError, match=r"tp must divide the weight of .* in dimension 0, 257, got 2; use one of 1"):
+        integrations.fit(words, tp=2, **OPTIONS)
+    transformers = library_or_skip("transformers")
+    experts = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+    mixture = transformers.MixtralConfig(**{**config_of(LAYERS).to_dict(), **experts})
+    with pytest.raises(ValueError, match=r"tp must be 1 for this model, got 2: its tp_plan shards .*experts"):
+        integrations.fit(mixture, tp=2, **OPTIONS)
+    library_or_skip("peft")
+    with pytest.raises(ValueError, match=r"tp must be 1 with adapters, got 2.*leave lora out"):
+        integrations.fit(llama(), sample(), lora=4, tp=2, memory="1GiB")
