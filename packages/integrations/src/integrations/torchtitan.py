@@ -39,7 +39,7 @@ _trainings: WeakKeyDictionary[nn.Module, CompressedTraining] = WeakKeyDictionary
 """What was done with each model, or with each part of it in a pipeline."""
 
 
-class Compression(Configurable):
+class Compression(Configurable):  # type: ignore[misc]
     """An activation-checkpointing policy of torchtitan that compresses saved tensors.
 
     ::
@@ -52,7 +52,7 @@ class Compression(Configurable):
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
+    class Config(Configurable.Config):  # type: ignore[misc]
         """Arguments of ``integrations.compress_model``.
 
         Raises:

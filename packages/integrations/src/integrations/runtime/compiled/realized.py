@@ -29,7 +29,14 @@ _FUSED = _REDUCTIONS | {
     *("full", "full_like", "scalar_tensor", "iota", "where"),
 }
 _SCATTERS = frozenset(
-    ("index_put", "_unsafe_index_put", "_unsafe_masked_index_put_accumulate", "scatter", "scatter_add", "scatter_reduce")
+    (
+        "index_put",
+        "_unsafe_index_put",
+        "_unsafe_masked_index_put_accumulate",
+        "scatter",
+        "scatter_add",
+        "scatter_reduce",
+    )
 )
 _HEAVY = frozenset(("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"))
 _ADD, _PRODUCT = torch.ops.aten.add.Tensor, torch.ops.aten.mm.default
