@@ -10,18 +10,19 @@ from typing import NoReturn
 import torch.distributed as dist
 
 
-def run_two_ranks(child: str, meet: Path, timeout: float = 120) -> list:
+def run_two_ranks(child: str, meet: Path, timeout: float = 120, ranks: int = 2) -> list:
     """Runs a script of this folder as ranks 0 and 1, which meet at a file that is not there yet; the JSON of each.
 
     Args:
         child: the script.
         meet: the file.
         timeout: seconds for each rank.
+        ranks: how many ranks there are, where two are not enough.
     """
     from .forks import Fork  # here, because the scripts import this file by itself
 
     script = Path(__file__).with_name(child)
-    processes = [Fork(script, str(meet), WORLD_SIZE="2", RANK=str(rank)) for rank in range(2)]
+    processes = [Fork(script, str(meet), WORLD_SIZE=str(ranks), RANK=str(rank)) for rank in range(ranks)]
     found = []
     try:
         for process in processes:
