@@ -79,7 +79,7 @@ def test_an_exact_plan_keeps_its_budget(found, memory, way):
         assert plan["losses"][0] == plan["losses"][1]
         assert plan["equal"]
         assert plan["measured"] <= 1.05 * plan["planned"]
-        assert plan["measured"] <= float(memory) * 1.05 * several["plain"]
+        assert plan["measured"] <= 1.05 * float(memory) * several["plain"]
         factor, factor_of_one = (each["plain"] / each[memory]["measured"] for each in (several, one))
         assert factor > 0.95 * factor_of_one
         assert (plan["recomputed"] > 0) == (memory != "1.0")
