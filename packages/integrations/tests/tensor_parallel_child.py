@@ -119,13 +119,13 @@ def spread(gradient, mesh):
     return (found[0] - found[1]).abs().max().item()
 
 
-def compare(way, mesh, level, before=False):
+def compare(way, mesh, level, before=False, **options):
     plain = make(way, mesh)
     if before:
         torch.manual_seed(0)
         model = place(integrations.compress_model(Net(), level=level, min_bytes=0), mesh, way)
     else:
-        model = integrations.compress_model(make(way, mesh), level=level, min_bytes=0)
+        model = integrations.compress_model(make(way, mesh), level=level, min_bytes=0, **options)
     losses = step(plain), step(model)
     exact, found = (torch.cat([whole(one.grad).flatten() for one in net.parameters()]) for net in (plain, model))
     report = integrations.compression(model).report()
@@ -152,9 +152,9 @@ def refuse(way, mesh, **options):
 
 
 def measure(model):
-    """The most bytes of a step beyond its gradients. Threads of gloo free some tensors late: the least of five."""
+    """The most bytes of a step beyond its gradients. Threads of gloo free some tensors late: the least of twelve."""
     peaks = []
-    for _ in range(5):
+    for _ in range(12):
         model.zero_grad()
         dist.barrier()
         peaks.append(profiled_bytes(lambda: step(model))[0])
@@ -201,4 +201,6 @@ if __name__ == "__main__":
     layers = {"layers": {"layers": "q"}, "linear": {"linear": 0.5}, "activations": {"activations": 3}}
     found["layers"] = {name: refuse("sequence", mesh, **options) for name, options in layers.items()}
     found["plan"] = {way: plan(way, mesh) for way in WAYS}
+    found["plan at L1"] = {way: compare(way, mesh, "L1", memory="least") for way in WAYS}
+    found["error"] = {way: refuse(way, mesh, memory=0.6, error=0.1) for way in PARALLEL}
     leave(found)

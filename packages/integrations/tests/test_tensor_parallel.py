@@ -19,7 +19,7 @@ BUDGETS = "1.0", "0.6", "0.4"
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What each of two ranks found (see ``tensor_parallel_child.py``)."""
-    return run_two_ranks("tensor_parallel_child.py", tmp_path_factory.mktemp("ranks") / "meet")
+    return run_two_ranks("tensor_parallel_child.py", tmp_path_factory.mktemp("ranks") / "meet", 300)
 
 
 @pytest.mark.parametrize("way", ["tensor", "sequence"])
@@ -89,6 +89,24 @@ def test_an_exact_plan_keeps_its_budget(found, memory, way):
 def test_a_budget_that_no_plan_keeps_raises(found, way):
     for ranks in found:
         assert "memory with error=0 must be at least" in ranks["plan"][way]["refused"]
+
+
+@pytest.mark.parametrize("way", ["tensor", "sequence"])
+def test_a_plan_beside_a_level(found, way):
+    """Ranks round alike, and find the same plan."""
+    for ranks in found:
+        one, several = ranks["plan at L1"]["one rank"], ranks["plan at L1"][way]
+        assert several["losses"][0] == several["losses"][1]
+        assert 0 < several["error"] < 1.15 * one["error"]
+        assert several["spread"] == 0.0
+        assert any(row[3] == "recomputed" for row in several["rows"])
+
+
+@pytest.mark.parametrize("way", ["tensor", "sequence"])
+def test_a_bound_on_the_error_raises(found, way):
+    """Ranks would have other plans, and other gradients for parameters that all of them have."""
+    for ranks in found:
+        assert "error must be 0 for a model in tensor parallel, got 0.1" in ranks["error"][way]
 
 
 @pytest.mark.parametrize("way", ["tensor", "sequence"])
