@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import dropout, gelu
 
+import integrations
 from integrations.checkpoint import apply, capture, plan
 from integrations.checkpoint.applied import plan_of
 
@@ -113,6 +114,29 @@ def test_gradients_are_those_of_a_plain_step(mesh, between, whole):
     ours = with_plan(copy.deepcopy(plain), inputs())
     assert "aten.sin.default" in recomputed(ours)
     assert all(map(torch.equal, trained(ours), trained(plain)))
+
+
+@pytest.mark.filterwarnings("error:.*not the one that was captured")
+@pytest.mark.parametrize("between", ["pointwise", "in place", "several"])
+def test_autocast(mesh, between):
+    """The casts of parameters are recomputed, too."""
+    plain = Net(mesh, BETWEEN[between]).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = with_plan(copy.deepcopy(plain), inputs())
+        assert "aten._to_copy.default" in recomputed(ours)
+        assert all(map(torch.equal, trained(ours), trained(plain)))
+
+
+def test_a_bound_on_the_error(mesh):
+    """Casts of parameters are never rounded, and what decides is not recomputed from rounded values."""
+    model = Net(mesh, lambda x: x.sin().amax(1, keepdim=True) + x).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        made = integrations.plan(model, inputs(), memory=0.9, error=0.1)
+    casts = {value for op in made.graph.ops if op.name == "aten._to_copy.default" and not op.reads for value in op.makes}
+    assert casts
+    assert not casts & made.schedule.stores.keys()
+    [largest] = [op for op in made.graph.ops if op.name == "aten.amax.default"]
+    assert largest.decides
 
 
 def test_no_collective_and_nothing_drawn_is_repeated(mesh):
