@@ -117,9 +117,7 @@ class Seen:
         self.outlines, self.read, self.casts = recorder.outlines, recorder.rounded, recorder.casts
         self.masked = recorder.masked
 
-    def _note(
-        self, recorder: Recorder, call: Call | None, whole: Tensor, part: Tensor | None, occurrence: int
-    ) -> None:
+    def _note(self, recorder: Recorder, call: Call | None, whole: Tensor, part: Tensor | None, occurrence: int) -> None:
         tensor = whole if part is None else part
         value, storage = recorder.value_of(tensor), get_storage(tensor)
         if value is None or value < 0 or storage is None:

@@ -16,6 +16,7 @@ from integrations.capture.dispatch.memory import iter_parts, iter_tensors
 from integrations.capture.dispatch.operators import Traits
 from integrations.tracing.tensors import is_collective_result, is_dtensor_class
 
+
 def is_opened(traits: Traits, types: Iterable[type]) -> bool:
     """Return whether a mode is to return ``NotImplemented`` for an operator, since an argument is a DTensor, or the
     result of a collective that is not waited for yet.
