@@ -162,8 +162,8 @@ def measure(model):
 
 
 def plan(way, mesh):
-    """Of a plain step and of steps with exact plans: losses, whether gradients are equal bit for bit, the peaks, planned
-    and measured, and how many of the tensors that autograd saves are recomputed; and what no plan raises."""
+    """Of a plain step and of steps with exact plans: losses, whether gradients are equal bit for bit, the peaks,
+    planned and measured, and how many saved tensors are recomputed; and what no plan raises."""
     plain = make(way, mesh, BLOCKS)
     loss = step(plain)
     exact = [whole(one.grad).clone() for one in plain.parameters()]

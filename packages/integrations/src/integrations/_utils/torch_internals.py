@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import CodeType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -112,7 +112,7 @@ _SHARDINGS = noted("torch.distributed.tensor._sharding_prop", _PLANS, spared=Tru
 
 def is_propagating_shardings() -> bool:
     """Whether a caller looks for the placements and shapes of a DTensor operator's results. Looks at all frames."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") != _SHARDINGS:
         frame = frame.f_back
     return frame is not None

@@ -39,6 +39,6 @@ def find_parts(given: Any) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def is_unseen() -> bool:
-    """Return whether torch runs an operator only to find the shapes of a DTensor's operator, on fake tensors. It does so
-    once for each combination of shapes and placements, so that these operators are not part of a forward."""
+    """Return whether torch runs an operator only to find the shapes of a DTensor's operator, on fake tensors.
+    That depends on what torch has met before, so these operators are not part of a forward."""
     return fake_mode() is not None and is_propagating_shardings()
