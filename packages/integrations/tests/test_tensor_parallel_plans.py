@@ -8,11 +8,14 @@ import torch
 from torch import nn
 from torch.nn.functional import dropout, gelu
 
+import integrations
 from integrations.capture.dispatch.dtensors import is_opened
 from integrations.capture.dispatch.operators import get_traits
 from integrations.checkpoint import apply, capture, plan
 from integrations.checkpoint.applied import plan_of
 from integrations.planner.savers import Seen
+
+from .nets import profiled_bytes
 
 if not torch.distributed.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
@@ -82,8 +85,8 @@ def keeping_nothing(made):
     return dataclasses.replace(made, choice=dataclasses.replace(made.choice, mask=0))
 
 
-def with_plan(model, x):
-    return apply(model, keeping_nothing(plan(model, x)))
+def with_plan(model, x, **how):
+    return apply(model, keeping_nothing(plan(model, x, **how)))
 
 
 def inputs(rows=16):
@@ -116,6 +119,59 @@ def test_gradients_are_those_of_a_plain_step(mesh, between, whole):
     ours = with_plan(copy.deepcopy(plain), inputs())
     assert "aten.sin.default" in recomputed(ours)
     assert all(map(torch.equal, trained(ours), trained(plain)))
+
+
+@pytest.mark.filterwarnings("error:.*not the one that was captured")
+@pytest.mark.parametrize("between", BETWEEN)
+def test_captured_on_real_tensors(mesh, between):
+    plain = Net(mesh, BETWEEN[between]).train()
+    ours = with_plan(copy.deepcopy(plain), inputs(), real=True)
+    fake = with_plan(copy.deepcopy(plain), inputs())
+    assert recomputed(ours) == recomputed(fake)
+    assert all(map(torch.equal, trained(ours), trained(plain)))
+
+
+class Residual(nn.Module):
+    """Blocks whose gradients autograd sums up."""
+
+    def __init__(self, mesh):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+        distribute_module(self, mesh)
+        self.mesh = mesh
+
+    def forward(self, x):
+        x = DTensor.from_local(x, self.mesh, [Shard(0)])
+        for layer in self.layers:
+            x = x + gelu(layer(x.sin()))
+        return x.to_local().square().mean()
+
+
+@pytest.mark.parametrize("memory", [1.0, 0.5])
+def test_peaks_are_the_planned_ones(mesh, memory):
+    model = integrations.compress_model(Residual(mesh).train(), memory=memory, error=0)
+    x = torch.randn(2048, 64)
+    model(x).backward()
+    model.zero_grad()
+    peak, _ = profiled_bytes(lambda: model(x).backward())
+    gradients = sum(one.nbytes for one in model.parameters())
+    planned = plan_of(model).peak
+    assert planned <= peak - gradients < planned + 1024  # and numbers
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["a DTensor", "a part"])
+def test_sums_of_gradients(mesh, whole):
+    """Autograd adds to a plain tensor in place, and to a DTensor in new memory."""
+
+    class Sum(Net):
+        def forward(self, x):
+            x = self.one(DTensor.from_local(x, self.mesh, [Shard(0)]))
+            x = x if whole else x.to_local()
+            return (x * 2 + x * 3).sum()
+
+    graph = capture(Sum(mesh, None).train(), torch.ones(256, 16))
+    assert max(graph.other) // (256 * 16 * 4) == (3 if whole else 2)
 
 
 @pytest.mark.filterwarnings("error:.*not the one that was captured")
