@@ -6,17 +6,20 @@ from torch import nn
 
 from integrations.capture.graphs.sharding import find_noise_rank
 
+from .long_form import LONG
 from .nets import mlp
-from .two_ranks import run_two_ranks
+from .two_ranks import run_ranks, run_two_ranks
 
 if not torch.distributed.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
+
+BUDGETS = "1.0", "0.6", "0.4"
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What each of two ranks found (see ``tensor_parallel_child.py``)."""
-    return run_two_ranks("tensor_parallel_child.py", tmp_path_factory.mktemp("ranks") / "meet")
+    return run_two_ranks("tensor_parallel_child.py", tmp_path_factory.mktemp("ranks") / "meet", 300)
 
 
 @pytest.mark.parametrize("way", ["tensor", "sequence"])
@@ -67,12 +70,43 @@ def test_compressed_before_it_is_parallel(found, way):
 
 
 @pytest.mark.parametrize("way", ["tensor", "sequence"])
-def test_a_plan_keeps_its_peak_or_raises(found, way):
+@pytest.mark.parametrize("memory", BUDGETS)
+def test_an_exact_plan_keeps_its_budget(found, memory, way):
+    """Losses and gradients are the plain ones bit for bit, and as many times less is kept as on one rank."""
     for ranks in found:
-        plan = ranks["plan"][way]
+        one, several = ranks["plan"]["one rank"], ranks["plan"][way]
+        plan = several[memory]
         assert plan["losses"][0] == plan["losses"][1]
+        assert plan["equal"]
         assert plan["measured"] <= 1.05 * plan["planned"]
-        assert "memory with error=0 must be at least" in plan["refused"]
+        assert plan["measured"] <= 1.05 * float(memory) * several["plain"]
+        factor, factor_of_one = (each["plain"] / each[memory]["measured"] for each in (several, one))
+        assert factor > 0.95 * factor_of_one
+        assert (plan["recomputed"] > 0) == (memory != "1.0")
+
+
+@pytest.mark.parametrize("way", ["tensor", "sequence"])
+def test_a_budget_that_no_plan_keeps_raises(found, way):
+    for ranks in found:
+        assert "memory with error=0 must be at least" in ranks["plan"][way]["refused"]
+
+
+@pytest.mark.parametrize("way", ["tensor", "sequence"])
+def test_a_plan_beside_a_level(found, way):
+    """Ranks round alike, and find the same plan."""
+    for ranks in found:
+        one, several = ranks["plan at L1"]["one rank"], ranks["plan at L1"][way]
+        assert several["losses"][0] == several["losses"][1]
+        assert 0 < several["error"] < 1.15 * one["error"]
+        assert several["spread"] == 0.0
+        assert any(row[3] == "recomputed" for row in several["rows"])
+
+
+@pytest.mark.parametrize("way", ["tensor", "sequence"])
+def test_a_bound_on_the_error_raises(found, way):
+    """Ranks would have other plans, and other gradients for parameters that all of them have."""
+    for ranks in found:
+        assert "error must be 0 for a model in tensor parallel, got 0.1" in ranks["error"][way]
 
 
 @pytest.mark.parametrize("way", ["tensor", "sequence"])
@@ -91,6 +125,35 @@ def test_layers_that_store_for_themselves_raise_for_dtensors(found, layers):
 def test_few_bit_activations_of_local_tensors_train(found):
     """Between a column-wise and a row-wise layer there are no DTensors."""
     assert [ranks["layers"]["activations"] for ranks in found] == ["", ""]
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    """What each of four ranks found, two in tensor parallel times two with parts of the parameters."""
+    return run_ranks(4, "tensor_parallel_child.py", tmp_path_factory.mktemp("ranks") / "meet", 600)
+
+
+@pytest.mark.skipif(not LONG, reason="one of the long forms: set ACTCORE_LONG=1")
+@pytest.mark.parametrize("way", ["tensor", "sequence"])
+@pytest.mark.parametrize("level", ["L1", "lean"])
+def test_four_ranks(four, level, way):
+    """Losses are the plain ones, ranks that have the same parameters get the same gradients, and as many times less is
+    kept as on one rank. The error is no larger: rounding noise of ranks with the same batch is averaged."""
+    for ranks in four:
+        one, several = ranks[level]["one rank"], ranks[level][way]
+        assert several["losses"][0] == several["losses"][1]
+        assert several["error"] < 1.15 * max(one["error"], ranks["L1"]["one rank"]["error"])
+        assert several["spread"] == 0.0
+        factor, factor_of_one = (before / after for before, after in (several["bytes"], one["bytes"]))
+        assert level == "lean" or factor > 0.95 * factor_of_one
+
+
+@pytest.mark.skipif(not LONG, reason="one of the long forms: set ACTCORE_LONG=1")
+@pytest.mark.parametrize("way", ["tensor", "sequence"])
+def test_four_ranks_compressed_before(four, way):
+    for ranks in four:
+        assert ranks["L1, compressed before"][way] == ranks["L1"][way]
+        assert "a plan supports only one of them" in ranks["plan"][way]
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ def run_ranks(count: int, child: str, meet: Path, timeout: float = 120) -> list:
         child: the script.
         meet: the file.
         timeout: seconds for each rank.
+        ranks: how many ranks there are, where two are not enough.
     """
     from .forks import Fork  # here, because the scripts import this file by itself
 

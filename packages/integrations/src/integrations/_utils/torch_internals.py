@@ -12,9 +12,10 @@ Private attributes of objects of torch are used where the objects are: ``_versio
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import CodeType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -104,6 +105,17 @@ _FAKE: Any = bound("torch._C._TorchDispatchModeKey.FAKE", _FORECAST)
 def fake_mode() -> Any:
     """The mode of fake tensors that is active; ``None`` if none is."""
     return _FAKE() if isinstance(_FAKE, Missing) else _dispatch_mode(_FAKE)
+
+
+_SHARDINGS = noted("torch.distributed.tensor._sharding_prop", _PLANS, spared=True).path
+
+
+def is_propagating_shardings() -> bool:
+    """Whether a caller looks for the placements and shapes of a DTensor operator's results. Looks at all frames."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != _SHARDINGS:
+        frame = frame.f_back
+    return frame is not None
 
 
 AutoDispatchBelowAutograd: Callable[[], AbstractContextManager[Any]] = bound(

@@ -14,6 +14,7 @@ from integrations._utils.torch_internals import OpOverload, current_autograd_nod
 from integrations.capture.dispatch.memory import Memory, allocated_for, get_key, is_plain, is_wrapper
 from integrations.capture.recording import PASSING, OperatorRun, Recording
 from integrations.capture.wrapper_memory import Apart, bytes_of_gradient
+from integrations.tracing.tensors import find_local
 
 
 class BackwardRecorder:
@@ -23,10 +24,14 @@ class BackwardRecorder:
         recording: where they are recorded.
         memory: the storages that hold values, and those that backward makes.
         apart: counts the memory of tensors that keep their elements in others.
+
+    Attributes:
+        opened: an operator on DTensors whose operators on parts run now; ``None`` once one of them has run.
     """
 
     def __init__(self, recording: Recording, memory: Memory, apart: Apart) -> None:
         self._recording, self._memory, self._apart = recording, memory, apart
+        self.opened: OpOverload | None = None
         self._watches: list[weakref.ref[Any]] = []
         self._node: object = self  # no node runs yet
         self._task: int | None = None  # the engine's task that runs backward itself
@@ -62,10 +67,11 @@ class BackwardRecorder:
         """Notes that a parameter's gradient is complete. If the parameter had one before, this one is added to it and
         freed."""
         nbytes = bytes_of_gradient(gradient)
-        if not is_plain(gradient):
+        part = find_local(gradient)
+        if part is None and not is_plain(gradient):
             self._standing += nbytes if is_wrapper(gradient) else 0
             return
-        if self._memory.value_in(gradient) != PASSING:
+        if self._memory.value_in(gradient if part is None else part) != PASSING:
             # Forward has made it, as a loss in chunks does, and the parameter takes it over from autograd.
             self._live += nbytes
         self._standing += nbytes
@@ -93,7 +99,9 @@ class BackwardRecorder:
         call = self._recording.calls.note(func, args, kwargs, results)
         self._recording.runs.append(OperatorRun(len(self._recording.steps) - 1, self._live + self._apart.live, call))
         self._working = True
-        if func is torch.ops.aten.add.Tensor and is_plain(args[0]) and self._maker(args[0]) != _running():
+        opened, self.opened = self.opened, None
+        sums = func is torch.ops.aten.add.Tensor and func is not opened  # of DTensors, the engine sums nothing in place
+        if sums and is_plain(args[0]) and self._maker(args[0]) != _running():
             self._sum = weakref.ref(args[0].untyped_storage()), made
         return out
 

@@ -42,7 +42,7 @@ from integrations.capture.recorder import Recorder
 from integrations.capture.recording import Recording
 from integrations.capture.stand_ins import StandIns, with_stand_ins
 from integrations.capture.wrapper_memory import bytes_of_gradient
-from integrations.tracing.tensors import tensors_in
+from integrations.tracing.tensors import find_local, tensors_in
 
 _MOST_COPIED = 1 << 20  # elements of a tensor that is neither a parameter, a buffer nor an input of the model
 
@@ -279,7 +279,7 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
     def step() -> tuple[set[int | None], Differentiated]:
         with fresh_casts(), hooks(recorder) as pack, saved_tensors_hooks(pack, recorder.saved.unpack):
             outputs = model(*given_args, **given_kwargs)
-        returned = {recorder.value_of(tensor) for tensor in tensors_in(outputs)}
+        returned = _returned(recorder, outputs, (given_args, given_kwargs))
         recorder.start_backward()  # the loss is no part of the model's forward
         found = differentiated(outputs, loss)
         if not found.tensors:
@@ -346,6 +346,16 @@ def _forward_alone(model: nn.Module, recorder: Recorder) -> Iterator[None]:
         for hooks, own in zip(kinds, before, strict=True):
             hooks.clear()
             hooks.update(own)
+
+
+def _returned(recorder: Recorder, outputs: Any, inputs: Any) -> set[int | None]:
+    """The values that a model returned. Its caller may change these and the inputs in place, which is not seen of
+    DTensors."""
+    for tensor in tensors_in((outputs, inputs)):
+        if (part := find_local(tensor)) is not None:
+            recorder.written_unseen(part)
+    parts = ((find_local(tensor), tensor) for tensor in tensors_in(outputs))
+    return {recorder.value_of(tensor if part is None else part) for part, tensor in parts}
 
 
 def _get_device(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:

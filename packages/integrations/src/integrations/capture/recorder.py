@@ -17,6 +17,7 @@ from integrations._utils.torch_internals import OpOverload, TorchDispatchMode, g
 from integrations.capture.backward import BackwardRecorder
 from integrations.capture.dispatch import indices
 from integrations.capture.dispatch.decisions import amplified, decides, may_be_rounded, reads_elements
+from integrations.capture.dispatch.dtensors import find_parts, is_opened, is_unseen
 from integrations.capture.dispatch.fakes import as_on_device
 from integrations.capture.dispatch.memory import (
     Memory,
@@ -35,6 +36,8 @@ from integrations.capture.saved_tensors import Saved, SavedTensors
 from integrations.capture.unseen_writes import Contents
 from integrations.capture.wrapper_memory import Apart
 from integrations.tracing.masks import may_be_masked
+from integrations.tracing.storage.forms import Part
+from integrations.tracing.tensors import find_local
 
 
 class Recorder(TorchDispatchMode):
@@ -74,6 +77,9 @@ class Recorder(TorchDispatchMode):
         self._watches: list[weakref.ref[Any]] = []
         self._outside: dict[int, torch.UntypedStorage] = {}  # held, so that no address is reused
         self._backward: BackwardRecorder | None = None  # set once backward has begun
+        self._opened = False  # whether an operator on DTensors was seen
+        self._differentiated: set[int] = set()  # values that such an operator has read as a tensor with a gradient
+        self._parameters: set[int] = set()  # the storages of parameters that are DTensors
         self._versions: dict[int, int] = {}  # by storage: the version of its tensors after the last operator
         self.outlines: list[SavedTensor] = []
         self.casts: set[int] = set()
@@ -101,6 +107,11 @@ class Recorder(TorchDispatchMode):
     def rounded(self) -> set[int]:
         """The values that an operator has read as a tensor with a gradient."""
         return {value for op in self._recording.ops for value in op.rounded}
+
+    def written_unseen(self, part: Tensor) -> None:
+        """Notes that a DTensor is, or may be, changed in place whose part this is. The part counts no versions, so
+        nothing may be repeated that makes it or reads it."""
+        self._written_unseen(get_key(part))
 
     def start_backward(self) -> None:
         """Records what runs from now on as steps of backward."""
@@ -133,6 +144,11 @@ class Recorder(TorchDispatchMode):
         traits = get_traits(func)
         if self.paused or func.namespace == "prim":
             return func(*args, **kwargs)
+        if types and is_opened(traits, types):
+            self._open(func, traits, args, kwargs)
+            return NotImplemented
+        if self._opened and is_unseen():
+            return func(*args, **kwargs)
         if traits.view:
             return self._run(func, traits, args, kwargs)
         if self._backward is not None:
@@ -144,6 +160,24 @@ class Recorder(TorchDispatchMode):
             return as_on_device(func, args, indices.call(func, traits, args, kwargs))
         with lazy_views(func, args):
             return func(*args, **kwargs)
+
+    def _open(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes what an operator on DTensors is given: of the parts that it consists of, autograd knows nothing."""
+        self._opened = True
+        if self._backward is not None:
+            self._backward.opened = func
+            return
+        for tensor, part in find_parts((*args, *kwargs.values())):
+            value = self.value_of(part)
+            if value is None:
+                if _is_parameter(tensor):
+                    self._parameters.add(get_key(part))
+            elif may_be_rounded(tensor):
+                self._differentiated.add(value)
+                if may_be_masked(tensor):
+                    self.masked.add(value)
+        for _, part in find_parts(traits.written(args, kwargs)):
+            self.written_unseen(part)
 
     # ---- forward ----
 
@@ -192,7 +226,7 @@ class Recorder(TorchDispatchMode):
                 repeatable=plain and drawable and not effects,
                 shapes=get_shapes(results),
                 outside=outside,
-                decides=decides(func, args, results),
+                decides=decides(func, args, results, bool(rounded)),
                 rounded=rounded,
                 amplified=tuple(
                     self.value_of(given) if isinstance(given, Tensor) else None for given in amplified(func, args)
@@ -200,7 +234,8 @@ class Recorder(TorchDispatchMode):
                 reads_elements=reads_elements(func),
             )
         )
-        if str(func) == "aten._to_copy.default" and not reads and _is_parameter(args[0]):
+        is_cast = str(func) == "aten._to_copy.default" and not reads
+        if is_cast and (_is_parameter(args[0]) or outside & self._parameters):
             self.casts.update(range(first, first + len(makes)))
         for tensor, reuses in makes.values():
             self._make(tensor, op, reuses)
@@ -285,7 +320,7 @@ class Recorder(TorchDispatchMode):
                 value, key = self._memory.value_in(tensor), get_key(tensor)
                 if value is not None:
                     reads[value] = None
-                    if may_be_rounded(tensor):
+                    if may_be_rounded(tensor) or (value in self._differentiated and tensor.is_floating_point()):
                         rounded.add(value)
                         if may_be_masked(tensor):
                             self.masked.add(value)
@@ -320,14 +355,17 @@ class Recorder(TorchDispatchMode):
 
     # ---- what autograd saves ----
 
-    def pack(self, tensor: Tensor) -> Tensor | Saved:
+    def pack(self, tensor: Tensor) -> Tensor | Saved | Part:
         """What autograd holds in the place of a tensor."""
-        value = self.value_of(tensor)
+        part = find_local(tensor)
+        own = tensor if part is None else part
+        value = self.value_of(own)
         if value is None or value == PASSING or self._backward is not None:
             return tensor
         with self.pausing():
-            self._look((tensor,))
-        return self.saved.pack(value, tensor)
+            self._look((own,))
+        saved = self.saved.pack(value, own)
+        return saved if part is None else Part.of(saved, tensor)
 
 
 def _is_parameter(tensor: Tensor) -> bool:

@@ -16,6 +16,7 @@ from integrations.capture.backward import BackwardRecorder
 from integrations.capture.dispatch.memory import Geometry
 from integrations.capture.recording import Recording
 from integrations.tracing.double_backward import has_numbers, is_read
+from integrations.tracing.storage.forms import Part
 
 
 class SavedTensors:
@@ -61,10 +62,12 @@ class SavedTensors:
             self._copies[value] = found
         return found
 
-    def unpack(self, saved: Tensor | Saved) -> Tensor:
+    def unpack(self, saved: Tensor | Saved | Part) -> Tensor:
         """The tensor, or a fake one of the same metadata."""
         if isinstance(saved, Tensor):
             return saved
+        if isinstance(saved, Part):
+            return saved.unpack()
         tensor = self._unpacked(saved)
         if self.backward is not None and saved.copy is None:  # a copy lives on for the value's other saved tensors
             self.backward.lent(saved.value, tensor)
@@ -109,6 +112,10 @@ class Saved:
         self.geometry = Geometry.of(tensor)
         self.device = tensor.device
         self.copy = copy
+
+    def unpack(self) -> Tensor:
+        """The tensor, or a fake one, as the part of a DTensor."""
+        return self.of.unpack(self)
 
     def __del__(self) -> None:
         self.of.released(self.value)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from integrations._utils.random_states import random_states
 from integrations._utils.torch_internals import tree_map_only
-from integrations.capture.dispatch.memory import get_key, is_plain
+from integrations.capture.dispatch.memory import get_key, is_plain, iter_parts
 from integrations.capture.reachable_state import ReachableState
 from integrations.capture.state_snapshot import replaced
 from integrations.tracing.tensors import get_gradient
@@ -27,7 +27,7 @@ class StandIns:
         make: makes the stand-in of a tensor.
 
     Attributes:
-        storages: the keys of the memory of those that are plain.
+        storages: the keys of their memory; of those that wrap others, such as DTensors, the keys of these.
     """
 
     def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
@@ -46,8 +46,7 @@ class StandIns:
             elif tensor.requires_grad:
                 made.requires_grad_()
             self._made[id(tensor)] = tensor, made
-            if is_plain(made):
-                self.storages.add(get_key(made))
+            self.storages.update(map(get_key, iter_parts(made)))
         return self._made[id(tensor)][1]
 
     def of_all(self, values: Any) -> Any:

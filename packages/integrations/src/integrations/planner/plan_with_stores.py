@@ -15,8 +15,9 @@ from integrations.capture.costs.calibrating import calibrated
 from integrations.capture.costs.modelled import by
 from integrations.capture.costs.rates import Rating, constant
 from integrations.capture.costs.workspaces import with_workspaces_of_cudnn
+from integrations.capture.errors import NoPartCaptured
 from integrations.capture.graphs.graph import Graph
-from integrations.capture.graphs.sharding import get_class
+from integrations.capture.graphs.sharding import get_class, is_tensor_parallel
 from integrations.capture.loss import Loss
 from integrations.planner.accumulation import WITH_ROUNDING
 from integrations.planner.bounds import ONLY_RECOMPUTE, USUAL_ERROR, Bounds
@@ -70,7 +71,18 @@ def planned(
         bits: the bits that an adaptive level gives its tensors, once it has measured them.
         estimates: gives candidates their weights where rounding is allowed. With it, an exact plan has a function that
             estimates what rounding would allow, under ``WITH_ROUNDING``. The function holds the captures.
+
+    Raises:
+        NoPartCaptured: the model is in tensor parallel, and plans may round by the bound on the error.
     """
+    if is_tensor_parallel(model):
+        # Ranks must round the activations alike that all of them have, so each of them must find the same plan.
+        if bounds.error:
+            raise NoPartCaptured(
+                f"error must be 0 for a model in tensor parallel, got {bounds.error:g}, since each rank would measure "
+                "its own part of the activations, and choose other bits for the activations that all ranks have"
+            )
+        rating, estimates = rating if level.off else constant, None
     started = perf_counter()
     costs = with_workspaces_of_cudnn(by(rating))
     known = find_reachable_state(model, args, kwargs)

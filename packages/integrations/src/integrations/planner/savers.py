@@ -22,7 +22,7 @@ from integrations.tracing import attention
 from integrations.tracing.call import Call
 from integrations.tracing.storage.forms import window_indices
 from integrations.tracing.storage.store import packable
-from integrations.tracing.tensors import get_storage
+from integrations.tracing.tensors import find_local, get_storage
 from integrations.tracing.tracker import CallTracker
 
 
@@ -93,9 +93,12 @@ class Seen:
 
         def pack(tensor: Tensor) -> Any:
             with DisableTorchFunction():
-                identity = self.saves.note(recorder, tracker, tensor)
                 with recorder.pausing():  # operators that read the tensor here are not the forward's
-                    self._note(recorder, tracker.call, tensor, identity.occurrence if self._named else 0)
+                    part = find_local(tensor)
+                    identity = self.saves.note(recorder, tracker, tensor, part)
+                    if part is None or tensor._version == 0:  # a session keeps others exactly
+                        occurrence = identity.occurrence if self._named else 0
+                        self._note(recorder, tracker.call, tensor, part, occurrence)
                 return recorder.pack(tensor)
 
         def over(call: Call, outputs: Sequence[Tensor]) -> None:
@@ -114,11 +117,12 @@ class Seen:
         self.outlines, self.read, self.casts = recorder.outlines, recorder.rounded, recorder.casts
         self.masked = recorder.masked
 
-    def _note(self, recorder: Recorder, call: Call | None, tensor: Tensor, occurrence: int) -> None:
+    def _note(self, recorder: Recorder, call: Call | None, whole: Tensor, part: Tensor | None, occurrence: int) -> None:
+        tensor = whole if part is None else part
         value, storage = recorder.value_of(tensor), get_storage(tensor)
         if value is None or value < 0 or storage is None:
             return
-        operator, role = ("", "") if call is None else (call.operator, call.role(tensor, storage))
+        operator, role = ("", "") if call is None else (call.operator, call.role(whole, storage))
         saved = SavedTensor.of(tensor, operator=operator, role=role, module=recorder.module, occurrence=occurrence)
         share = tensor.numel() * tensor.itemsize / max(1, storage.nbytes())
         found = Saver(value, saved, share, packable(tensor))

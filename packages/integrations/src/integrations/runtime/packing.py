@@ -215,7 +215,8 @@ class PackedForward:
             add_record(self.records, spec.kept_by(owner), due)
             packed: Packed = Kept.of(tensor)
         elif part is not None:
-            stored = self.store(part, storage, spec, call, site, due, obstacle)
+            with nullcontext() if self.aside is None else self.aside(part):
+                stored = self.store(part, storage, spec, call, site, due, obstacle)
             # What is kept is told by its version if it is changed afterwards, and the part has none of its own.
             packed = Kept.of(tensor) if isinstance(stored, (Exact, Kept)) else Part.of(stored, tensor)
         else:
@@ -226,8 +227,6 @@ class PackedForward:
 
     def _why_whole(self, tensor: Tensor) -> str:
         """Why a DTensor is kept as it is, rather than this rank's part of it stored; empty if it is not."""
-        if self.plan_decisions is not None:
-            return "a DTensor, which plans keep exactly"
         if self._observer is not None:
             return "a DTensor, whose rounding is not measured: kept exactly in the step that is measured"
         # Its part does not count its versions.

@@ -18,6 +18,7 @@ from integrations.runtime.repeating.segments import Results
 from integrations.runtime.repeating.tape import UNPLANNED, Tape
 from integrations.tracing.storage.regions import View
 from integrations.tracing.storage.storage_policy import StoragePolicy, storage_policy
+from integrations.tracing.tensors import find_local
 
 if TYPE_CHECKING:
     from integrations.runtime.replay_cache import Site
@@ -123,7 +124,8 @@ class Taped(_PlanDecisions):
 
     def recomputes(self, tensor: Tensor) -> bool:
         """Return whether backward recomputes the tensor."""
-        value = self._tape.value_of(tensor)
+        part = find_local(tensor)
+        value = self._tape.value_of(tensor if part is None else part)
         return value != UNPLANNED and self._schedule.is_recomputed(value)
 
     def of(self, tensor: Tensor, site: Site | None) -> PlanDecision:

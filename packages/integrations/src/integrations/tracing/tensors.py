@@ -71,8 +71,18 @@ def is_dtensor(tensor: Tensor) -> bool:
     """Whether a tensor is a ``DTensor``, of which each rank has a part."""
     if type(tensor) in _PLAIN:
         return False
+    return is_dtensor_class(type(tensor))
+
+
+def is_dtensor_class(kind: type) -> bool:
+    """Whether the objects of a class are DTensors."""
     module = sys.modules.get(_DTENSOR)
-    return module is not None and isinstance(tensor, module.DTensor)
+    return module is not None and issubclass(kind, module.DTensor)
+
+
+def is_collective_result(kind: type) -> bool:
+    """Whether the objects of a class are results of collectives, which torch waits for when an operator reads them."""
+    return hasattr(kind, "trigger_wait")
 
 
 def make_dtensor_error(tensor: Tensor, layers: str) -> TypeError:

@@ -74,29 +74,32 @@ def reads_elements(function: OpOverload) -> bool:
     return schema.name not in _OF_SHAPES and (schema.name, schema.overload_name) != _DRAWN
 
 
-def decides(function: OpOverload, args: tuple[Any, ...], results: Iterable[Any]) -> Decides:
+def decides(
+    function: OpOverload, args: tuple[Any, ...], results: Iterable[Any], differentiated: bool = False
+) -> Decides:
     """What an operator decides.
 
     Args:
         function: the operator.
         args: the positional arguments of its call.
         results: the call's results.
+        differentiated: whether an argument is the part of a DTensor that has a gradient.
     """
     name = _get_name(function)
+    has_gradient = torch.is_grad_enabled() and (differentiated or _has_gradient(args))
     if not reads_elements(function) or name in _NOTES:
         return Decides.NOTHING
     if function.namespace in _OURS and name not in _OURS_DECIDING:
         return Decides.NOTHING
     dtypes = {tensor.dtype for tensor in iter_tensors(results)}
     jumps = name in _JUMPING or may_jump_unseen(name) or function._schema.overload_name.endswith(_ROUNDING_MODE)
-    if torch.bool in dtypes or jumps or _by_order(name, args):
+    if torch.bool in dtypes or jumps or (has_gradient and _by_order(name, args)):
         return Decides.EXACTLY
     # Only the indices of the largest elements of a dimension are returned, and backward reads nothing else.
     places = any(not dtype.is_floating_point and not dtype.is_complex for dtype in dtypes)
     if places:
         return Decides.WHOLE_NUMBERS
-    found_again = name in _FOUND_AGAIN and torch.is_grad_enabled()
-    return Decides.EXACTLY if found_again and _has_gradient(args) else Decides.NOTHING
+    return Decides.EXACTLY if name in _FOUND_AGAIN and has_gradient else Decides.NOTHING
 
 
 def amplified(function: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -116,7 +119,7 @@ def _get_name(function: OpOverload) -> str:
 
 def _by_order(name: str, args: tuple[Any, ...]) -> bool:
     place = _OF_ORDER.get(name)
-    if place is None or len(args) <= place or not torch.is_grad_enabled() or not _has_gradient(args):
+    if place is None or len(args) <= place:
         return False
     order = args[place]
     return isinstance(order, (int, float)) and abs(order) == float("inf")

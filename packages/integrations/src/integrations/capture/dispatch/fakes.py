@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from integrations._utils.torch_internals import FakeTensorMode, OpOverload
+from integrations.capture.dispatch.operators import WAITS
 
 _GROUPED = "aten::_grouped_mm"  # of experts: torch takes it without elements in bfloat16 alone
 _REFUSED = (torch.float32, torch.float16)
@@ -26,6 +27,8 @@ class Fakes(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         given = dict(kwargs or {})
+        if func._schema.name in WAITS:
+            return args[0]  # torch's mode returns another tensor in memory of its own
         dtype = args[0].dtype if args and isinstance(args[0], Tensor) else None
         if dtype not in _REFUSED or func._schema.name != _GROUPED:
             return super().__torch_dispatch__(func, types, args, given)

@@ -25,7 +25,7 @@ _STATEFUL = frozenset({"actcore::next_stream"})
 _WRITERS = "c10d"
 
 # These return their argument, which no schema can tell if nothing is written. They count as views.
-_WAITS = frozenset({"_c10d_functional::wait_tensor"})
+WAITS = frozenset({"_c10d_functional::wait_tensor"})
 
 # These may give a tensor other memory. Similar operators, such as the ``as_strided_`` that makes a pool's result lie as
 # its input does, leave the memory as it is.
@@ -102,7 +102,7 @@ def get_traits(function: OpOverload) -> Traits:
     returns = schema.returns
     return Traits(
         name=str(function),
-        view=schema.name in _WAITS
+        view=schema.name in WAITS
         or (torch.Tag.inplace_view in function.tags and schema.name not in _NEW_MEMORY)
         or (bool(returns) and not writes and all(part.alias_info is not None for part in returns)),
         writes=writes,

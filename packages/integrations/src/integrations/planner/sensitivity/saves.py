@@ -57,17 +57,24 @@ class Saves:
         self.found.clear()
         self._occurrences.clear()
 
-    def note(self, recorder: Recorder, tracker: CallTracker, tensor: Tensor) -> Identity:
+    def note(self, recorder: Recorder, tracker: CallTracker, tensor: Tensor, part: Tensor | None = None) -> Identity:
         """The name of a tensor that autograd saves. It must be called for each of them, as a session's pack hook is,
-        since it numbers them."""
-        storage, call, module = get_storage(tensor), tracker.call, recorder.module
+        since it numbers them.
+
+        Args:
+            recorder, tracker: of the forward.
+            tensor: the tensor.
+            part: of a DTensor, this rank's part.
+        """
+        own = tensor if part is None else part
+        storage, call, module = get_storage(own), tracker.call, recorder.module
         operator, role = "", ""
         if call is not None:
             call.module = module = module if call.module is None else call.module
             operator, role = call.operator, call.role(tensor, storage)
         place = (module, operator, role)
         occurrence, self._occurrences[place] = self._occurrences[place], self._occurrences[place] + 1
-        identity, value = Identity(*place, occurrence), recorder.value_of(tensor)
+        identity, value = Identity(*place, occurrence), recorder.value_of(own)
         if value is not None and value >= 0:
             self.found.append(Save(value, recorder.operators - 1, identity))
         return identity
