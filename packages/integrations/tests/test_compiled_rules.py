@@ -6,8 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx import Graph
 
 import integrations
+from integrations.runtime.compiled.regions import _require_numbers
 
 from .graphs import build
 from .nets import Net, assert_same, gradients, normal, relative_error, rows
@@ -188,3 +190,13 @@ def test_a_linear_layer_leaves_the_rows_of_a_norm_apart(width, norm_bits, way):
     # Rounding to a step is off by step / sqrt(6), where the range of 224 normal numbers is some 5.5 deviations.
     most = 1.5 * 5.5 / (2**norm_bits - 1) / 6**0.5
     assert relative_error(exact, of_norm(model, model if way == "eager" else compiled(model))) < most
+
+
+def test_a_region_that_saves_no_tensor_raises():
+    """Torch drops the mesh of a DTensor where hooks are inlined, and a backward failed with a missing argument."""
+    graph = Graph()
+    tensor, mesh = graph.placeholder("tensor"), graph.placeholder("mesh")
+    tensor.meta["val"], mesh.meta["val"] = torch.ones(2), object()
+    graph.output((tensor, mesh))
+    with pytest.raises(NotImplementedError, match="a compiled region saves a object, such as the mesh of a DTensor"):
+        _require_numbers(graph)

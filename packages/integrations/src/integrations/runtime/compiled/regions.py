@@ -10,11 +10,12 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, finalize
 
 import torch
-from torch import Tensor
+from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.fx import Graph
 
 from actcore import SavedTensor
@@ -135,10 +136,28 @@ def read_entry(level: Level, session: PackedForward | None) -> RegionEntry | Non
         return None
     forward, backward, node = context["_fw_graph"], context["_bw_graph"], context["_node"]
     if forward not in _planned_regions:  # before the hooks of the first tensor change the graphs
+        _require_numbers(forward)
         _planned_regions[forward] = _plan(forward, backward, level, session)
     region = _planned_regions[forward]
     region.order.settle(forward, backward)
     return region.meet(node.name)
+
+
+def _require_numbers(forward: Graph) -> None:
+    """Checks that a region's forward hands on nothing but tensors and sizes.
+
+    Raises:
+        NotImplementedError: it hands on something else, which torch drops where it has saved-tensor hooks.
+    """
+    values = (node.meta.get("val") for node in forward.output_node().all_input_nodes)
+    other = next((one for one in values if not isinstance(one, (Tensor, SymInt, SymFloat, SymBool, NoneType))), None)
+    if other is not None:
+        name = getattr(getattr(other, "real_obj", other), "__class__", type(other)).__name__
+        raise NotImplementedError(
+            f"a compiled region saves a {name}, such as the mesh of a DTensor, and torch drops it where saved tensors "
+            "are compressed: its backward would fail. Run the model in eager mode, torch.compiler.disable(model), or "
+            "call integrations.restore_model(model)"
+        )
 
 
 def draw_once(entry: RegionEntry) -> None:
