@@ -203,13 +203,28 @@ def test_longer_inputs_and_saved_plans_keep_the_chunks(tmp_path):
         step(found, loss=lambda logits, ids: F.softmax(logits, -1).sum())
 
 
+def chosen(logits, ids=IDS):
+    """A loss with two gradients of the head's weight at once."""
+    kept = logits[:, :-1]
+    return (kept.logsumexp(-1) - kept.gather(-1, ids[:, 1:, None]).squeeze(-1)).mean()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_second_loss_of_the_same_logits_raises_unless_the_head_is_frozen(frozen):
+    """Its gradient of the head's weight was in no plan."""
+    model = outside()
+    model.head.weight.requires_grad_(not frozen)
+    integrations.compress_model(model, memory="least", loss=HEAD)
+    if frozen:
+        chosen(model(IDS)).backward()
+        return
+    with pytest.raises(ValueError, match=r"the plan counts one cross-entropy in chunks, .* criterion="):
+        step(model, loss=chosen)
+    model.zero_grad()
+    step(model)
+
+
 def test_a_criterion_counts_what_a_cross_entropy_does_not_take():
-    """``gather`` minus ``logsumexp`` has two gradients of the head's weight at once."""
-
-    def chosen(logits, ids=IDS):
-        kept = logits[:, :-1]
-        return (kept.logsumexp(-1) - kept.gather(-1, ids[:, 1:, None]).squeeze(-1)).mean()
-
     model = outside()
     plan = integrations.plan(model, (IDS,), memory="least", criterion=chosen, loss=HEAD)
     assert plan.chunked.outside

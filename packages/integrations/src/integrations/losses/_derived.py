@@ -31,7 +31,7 @@ class Source:
         linear: weight and bias of a layer that has nothing else; else ``None``. In tensor parallel, this rank's part.
         made_whole: called with the name of each function that needs the logits themselves, and whether a loss was
             computed without them before.
-        in_chunks: called with the rows of a chunk for a loss without logits.
+        in_chunks: called with the rows of a chunk for a loss without logits, and whether there was one before.
         rows: the rows of a chunk by a plan; ``None`` for the default.
         shard: the classes of this rank, in tensor parallel; the outputs of ``layer`` are DTensors then.
         within: calls a function with the layer's input where the layer has its parameters.
@@ -44,7 +44,7 @@ class Source:
     watched: Callable[[], tuple[Tensor, ...]]
     linear: tuple[Tensor, Tensor | None] | None
     made_whole: Callable[[str, bool], None]
-    in_chunks: Callable[[int], None]
+    in_chunks: Callable[[int, bool], None]
     rows: int | None = None
     shard: VocabularyShard | None = None
     within: Callable[[Callable[[Tensor], Any], Tensor], Any] = _call

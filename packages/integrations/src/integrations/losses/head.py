@@ -55,6 +55,8 @@ class ChunkedHead(ForwardWrapper):
     requires_chunks: bool = False
     """Whether a loss that needs the logits themselves raises. The plan keeps to a memory without them, and the loss is
     computed outside of the model."""
+    requires_one_loss: bool = False
+    """Whether a second loss of the same logits raises. The plan counts one."""
     told: bool = False
     """Whether it was warned of logits that were made though the plan counts a loss in chunks."""
 
@@ -228,7 +230,24 @@ class ChunkedHead(ForwardWrapper):
             self.told = True
             warn(what)
 
-    def _note_rows(self, rows: int) -> None:
+    def _note_rows(self, rows: int, answered: bool) -> None:
+        """Note that a loss is computed in chunks.
+
+        Args:
+            rows: of a chunk.
+            answered: whether a loss of the same logits was computed before.
+
+        Raises:
+            ValueError: the plan that is followed counts one loss, and each has a gradient of the layer's weight.
+        """
+        trains = torch.is_grad_enabled() and self.model.weight.requires_grad
+        if answered and trains and self.requires_one_loss and not is_capturing():
+            raise ValueError(
+                "the plan counts one cross-entropy in chunks, but this step computes more from the same logits, such "
+                "as gather minus logsumexp, which takes another gradient of the last layer's weight: make the plan "
+                "with integrations.plan(model, args, ..., loss='chunked', criterion=...), and follow it with "
+                "compress_model(model, plan=...)"
+            )
         self.rows = max(rows, self.rows or 0)
 
 

@@ -35,6 +35,7 @@ class ChunkedLoss:
         least_rows: rows of a chunk in the captured step; 0 if they are unknown, as for a loss in a checkpoint.
         most_rows: rows beyond which more make nothing faster.
         outside: whether the loss is computed outside of the model, so that no operator of its forward has the chunks.
+        assumed: whether that loss is not known, and is taken to be one cross-entropy.
     """
 
     head: str
@@ -45,6 +46,7 @@ class ChunkedLoss:
     least_rows: int
     most_rows: int
     outside: bool = False
+    assumed: bool = False
 
 
 def chunking(model: nn.Module, graph: Graph) -> str:

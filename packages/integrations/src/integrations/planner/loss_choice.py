@@ -101,6 +101,7 @@ def _in_chunks(plan: Plan, path: str, full: Plan, model: nn.Module, outside: boo
         least_rows=rows,
         most_rows=most_rows_of_chunk(device),
         outside=outside,
+        assumed=outside and graph.differentiated == OF_LOGITS,
     )
     return plan._sharing(chunked=chunked)
 

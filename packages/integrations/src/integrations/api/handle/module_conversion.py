@@ -275,6 +275,7 @@ def _plan_loss(head: ChunkedHead, chunked: ChunkedLoss | None, bounded: bool) ->
     head.planned_rows = None if chunked is None else chunked.rows or None
     head.planned = chunked is not None
     head.requires_chunks = bounded and chunked is not None and chunked.outside
+    head.requires_one_loss = bounded and chunked is not None and chunked.assumed
 
 
 def _plain(value: object) -> bool:
