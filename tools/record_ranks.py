@@ -1,0 +1,148 @@
+"""Records what compression does where ranks share a model: docs/results/ranks.md.
+
+    python tools/record_ranks.py > docs/results/ranks.md
+
+Runs the ranks of the tests, on a CPU with gloo, and prints what rank 0 found as tables in Markdown. A library that is
+not installed is left out. It takes some five minutes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "packages" / "integrations"))
+
+from tests.two_ranks import run_ranks, run_torchrun  # noqa: E402
+
+LIBRARIES = ("torch", "transformers", "accelerate", "lightning", "deepspeed", "torchtitan")
+COLUMNS = ("parallelism", "way", "saved, KiB", "stored, KiB", "times less", "on one rank", "peak", "error", "test")
+KIB, GIB = 1 << 10, 1 << 30
+LOSS, NORM = "loss_metrics/global_avg_loss", "grad_norm"
+Row = tuple[str, ...]
+
+
+def bytes_of(original: float, stored: float, one: float | None = None) -> Row:
+    """The columns of saved bytes."""
+    alone = "" if one is None else f"{one:.2f}"
+    return f"{original / KIB:.0f}", f"{stored / KIB:.0f}", f"{original / stored:.2f}", alone
+
+
+def in_parallel() -> Iterator[Row]:
+    """Tensor and sequence parallelism, alone and with FSDP2."""
+    test = "test_tensor_parallel"
+    for ranks, beside in ((2, ""), (4, " x 2 FSDP2")):
+        with tempfile.TemporaryDirectory() as folder:
+            found = run_ranks(ranks, "tensor_parallel_child.py", Path(folder) / "meet", 900)[0]
+        for way in ("tensor", "sequence"):
+            for level in ("L1", "lean"):
+                one = found[level]["one rank"]["bytes"]
+                row = found[level][way]
+                less = one[0] / one[1]
+                yield (f"{way}{beside}", level, *bytes_of(*row["bytes"], less), "", f"{row['error']:.3f}", test)
+            for memory, plan in found["plan"][way].items() if ranks == 2 else ():
+                if isinstance(plan, dict):
+                    share = f"{plan['measured'] / found['plan'][way]['plain']:.2f} of plain"
+                    error = "0" if plan["equal"] else "differs"
+                    yield way, f"memory={memory}, exact", *("",) * 4, share, error, test
+
+
+def in_trainers() -> Iterator[Row]:
+    """FSDP2 as trainers set it up."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_torchrun("trainers_fsdp_child.py", Path(folder))
+        found = json.loads((Path(folder) / "0.json").read_text())
+    for name, row in found.items():
+        library, _, case = name.partition(", ")
+        if not case.endswith("after") or "bytes" not in row:
+            continue
+        way = case.removesuffix(", after")
+        alone = found["one rank"].get(way)
+        less = None if alone is None else alone[0] / alone[1]
+        way = way.replace("exact plan", "memory=0.8, exact")
+        yield f"FSDP2, {library}", way, *bytes_of(*row["bytes"], less), "", f"{row['error']:.3g}", "test_trainers_fsdp"
+
+
+def in_deepspeed() -> Iterator[Row]:
+    """ZeRO's stages."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_torchrun("deepspeed_child.py", Path(folder))
+        found = json.loads((Path(folder) / "0.json").read_text())
+    for stage in (1, 2, 3):
+        plain = found[f"plain {stage}"]["losses"]
+        for way in ("L1", "lean", "plan", "chunked"):
+            row = found[f"{way} {stage}"]
+            if "refused" in row:
+                yield f"ZeRO-{stage}", way, *("",) * 5, "raises", "test_deepspeed"
+                continue
+            differ = max(abs(one - other) / other for one, other in zip(row["losses"], plain, strict=True))
+            yield f"ZeRO-{stage}", way, *bytes_of(*row["bytes"]), "", f"{differ:.1e} of the loss", "test_deepspeed"
+
+
+def in_torchtitan() -> Iterator[Row]:
+    """torchtitan's meshes."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_torchrun("torchtitan_child.py", Path(folder))
+        found = json.loads((Path(folder) / "1.json").read_text())  # the last stage of a pipeline has the loss
+    for name, steps in found.items():
+        mesh, _, way = name.rpartition(" ") if not name.endswith("compiled") else (*name.split(" ", 1)[:1], "", name)
+        if mesh in ("", "whole", "resumed") or "plain" in name:
+            continue
+        way = name.removeprefix(f"{mesh} ")
+        plain = found[f"{mesh} plain, compiled" if way.endswith("compiled") else f"{mesh} plain"]
+        if isinstance(steps, str):
+            yield mesh, way, *("",) * 5, "raises", "test_torchtitan"
+            continue
+        saved = steps[0]["compression/original(GiB)"] * GIB, steps[0]["compression/stored(GiB)"] * GIB
+        differ = abs(steps[0][NORM] / plain[0][NORM] - 1)
+        error = f"{differ:.1e} of the gradient's norm" if differ else "0"
+        yield mesh, way, *bytes_of(*saved), "", error, "test_torchtitan"
+
+
+def print_table(title: str, rows: Iterator[Row]) -> None:
+    print(f"\n## {title}\n\n| {' | '.join(COLUMNS)} |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+
+
+def installed() -> str:
+    """The versions of the libraries that are there."""
+    found = []
+    for name in LIBRARIES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def main() -> None:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    print("# ranks\n")
+    print(
+        "What compression does where ranks share a model, on small transformers: bytes that a rank saves for backward, "
+        "how many times fewer it stores, how many times fewer the same model stores on one rank, and how far gradients "
+        "or losses are from those without compression. `python tools/record_ranks.py > docs/results/ranks.md`; "
+        f"gloo on a CPU, Python {platform.python_version()}, {installed()}; commit {commit.strip()}; "
+        f"{datetime.now(UTC):%Y-%m-%d}."
+    )
+    print_table("Tensor and sequence parallelism", in_parallel())
+    print_table("Trainers that shard with FSDP2", in_trainers())
+    if importlib.util.find_spec("deepspeed"):
+        print_table("DeepSpeed", in_deepspeed())
+    if importlib.util.find_spec("torchtitan"):
+        print_table("torchtitan", in_torchtitan())
+
+
+if __name__ == "__main__":
+    main()
