@@ -68,6 +68,16 @@ def test_a_resumed_run_rounds_as_one_without_a_break(ranks):
 
 
 @titan
+def test_a_checkpoint_of_another_compression_raises(ranks):
+    from integrations.torchtitan import _State
+
+    for found in ranks:
+        assert "the checkpoint is of a run at L1" in found["another level"]
+    with pytest.raises(ValueError, match="the checkpoint's compression is of 2 ranks, and there are 1"):
+        _State([]).load_state_dict({"ranks": 2})
+
+
+@titan
 def test_the_example_of_the_docs_is_a_configuration(monkeypatch):
     from torchtitan.config import ConfigManager
 
@@ -89,6 +99,8 @@ def test_the_example_of_the_docs_is_a_configuration(monkeypatch):
         ({"level": "L9"}, ValueError, "level must be one of"),
         ({"memory": -1}, ValueError, "memory must be above 0"),
         ({"levels": "L1"}, TypeError, "levels"),
+        ({"loss": "chunked"}, TypeError, "torchtitan has its own loss in chunks"),
+        ({"memory": "40GiB", "options": {"memory": "10GiB"}}, TypeError, "options must be options of the level"),
     ],
 )
 def test_bad_arguments_raise_where_the_configuration_is_made(arguments, error, told):

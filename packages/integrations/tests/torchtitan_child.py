@@ -43,7 +43,7 @@ from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa
 from torchtitan.models.llama3 import model_registry  # noqa: E402
 from torchtitan.trainer import Trainer  # noqa: E402
 
-from integrations.torchtitan import compress_config  # noqa: E402
+from integrations.torchtitan import Compression, compress_config  # noqa: E402
 
 LENGTH, BATCH, STEPS = 128, 4, 3
 MESHES = {
@@ -192,6 +192,14 @@ def saving(folder):
     return config
 
 
+def saved_otherwise(folder):
+    """One of another level, in a folder with checkpoints."""
+    config = saving(folder)
+    config.training.steps = STEPS + 1
+    config.activation_checkpoint = Compression.Config(level="L1.1", options={"min_bytes": 0})
+    return config
+
+
 def resumed(folder):
     """The same, where the checkpoint of the first step alone is left."""
     if dist.get_rank() == 0:
@@ -242,6 +250,7 @@ if __name__ == "__main__":
         if "fsdp" in chosen
     }
     if chosen == list(MESHES):
-        runs |= {"whole": partial(saving, folder / "resumed"), "resumed": partial(resumed, folder / "resumed")}
+        ways = {"whole": saving, "another level": saved_otherwise, "resumed": resumed}
+        runs |= {name: partial(way, folder / "resumed") for name, way in ways.items()}
     found = {name: run_apart(number, folder, make) for number, (name, make) in enumerate(runs.items())}
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found, indent=1), encoding="utf-8")

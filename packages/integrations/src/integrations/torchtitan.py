@@ -33,10 +33,13 @@ __all__ = ["CompressedCheckpointManager", "CompressedMetricsProcessor", "Compres
 
 _STATE = "compression"
 """The key of the state in checkpoints, and of the numbers in metrics."""
+_RANKS = "ranks"
+_NOT_HERE = ("activations", "checkpoint", "layers", "linear", "loss")
+"""Arguments of ``compress_model`` that exchange modules, which torchtitan has parallelized, or the loss."""
 _GIB = 2**30
 
 _trainings: WeakKeyDictionary[nn.Module, CompressedTraining] = WeakKeyDictionary()
-"""What was done with each model, or with each part of it in a pipeline."""
+"""By model, or by part of it in a pipeline: what compresses it, with its handle."""
 
 
 class Compression(Configurable):  # type: ignore[misc]
@@ -86,7 +89,7 @@ class Compression(Configurable):  # type: ignore[misc]
         """Raises for tensors that cannot be compressed."""
 
         options: dict[str, Any] = field(default_factory=dict)
-        """Options of the level, such as ``seed`` and ``keep``."""
+        """Options of the level, such as ``bits``, ``seed`` and ``keep``."""
 
         def __post_init__(self) -> None:
             _training(self)
@@ -163,7 +166,8 @@ def compress_config(config: Any, level: str | None = None, **arguments: Any) -> 
 
     Args:
         config: a ``torchtitan.trainer.Trainer.Config``, which is changed.
-        level: as for ``Compression.Config``, like the other arguments.
+        level: as for ``Compression.Config``, like the other arguments; what is no field of it is one of its
+            ``options``.
 
     Returns:
         ``config``.
@@ -173,7 +177,10 @@ def compress_config(config: Any, level: str | None = None, **arguments: Any) -> 
             another class than torchtitan's own. Then set ``config.activation_checkpoint`` alone.
         ValueError: a value is out of range.
     """
-    policy = Compression.Config(level=level, **arguments)
+    names = {one.name for one in fields(Compression.Config)}
+    options = {name: arguments.pop(name) for name in [*arguments] if name not in names}
+    options |= arguments.pop("options", {})
+    policy = Compression.Config(level=level, options=options, **arguments)
     parts = {
         "checkpoint": _extended(config, "checkpoint", CheckpointManager, CompressedCheckpointManager),
         "metrics": _extended(config, "metrics", MetricsProcessor, CompressedMetricsProcessor),
@@ -199,6 +206,12 @@ def _training(config: Compression.Config) -> CompressedTraining:
     """What compresses a model as the configuration says."""
     values = {one.name: getattr(config, one.name) for one in fields(config)}
     options = values.pop("options")
+    if named := sorted(options.keys() & {*values, *_NOT_HERE}):
+        raise TypeError(
+            f"options must be options of the level, such as bits and seed, got {', '.join(named)}: fields of the "
+            f"configuration are set there; torchtitan has its own loss in chunks, and {', '.join(_NOT_HERE)} cannot "
+            "be used with it"
+        )
     level = values.pop("level")
     given = {name: value for name, value in values.items() if value is not None}
     return CompressedTraining(
@@ -210,15 +223,27 @@ class _State(Stateful):
     """The state of each part of this rank, under the names of rank and part."""
 
     def __init__(self, parts: Iterable[nn.Module]) -> None:
-        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        started = torch.distributed.is_initialized()
+        rank = torch.distributed.get_rank() if started else 0
+        self._ranks = torch.distributed.get_world_size() if started else 1
         self._trainings = {f"rank {rank}, part {index}": _found(part) for index, part in enumerate(parts)}
 
     def state_dict(self) -> dict[str, Any]:
         """The states as bytes, because a checkpoint would flatten mappings, and their keys differ between steps."""
-        return {name: _to_bytes(training.state()) for name, training in self._trainings.items()}
+        states: dict[str, Any] = {name: _to_bytes(training.state()) for name, training in self._trainings.items()}
+        return {_RANKS: self._ranks, **states}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from the states of a checkpoint."""
+        """Goes on from the states of a checkpoint.
+
+        Raises:
+            ValueError: the checkpoint is of another number of ranks, level or plan.
+        """
+        if state_dict[_RANKS] != self._ranks:
+            raise ValueError(
+                f"the checkpoint's compression is of {state_dict[_RANKS]} ranks, and there are {self._ranks}: pass "
+                f"--checkpoint.exclude_from_loading {_STATE}, which begins the rounding anew"
+            )
         for name, training in self._trainings.items():
             assert training.handle is not None
             training.go_on(training.handle, torch.load(io.BytesIO(state_dict[name]), weights_only=True))

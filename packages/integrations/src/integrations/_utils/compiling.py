@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -14,12 +13,14 @@ from weakref import WeakKeyDictionary, WeakSet, finalize
 import torch
 from torch import nn
 
+from integrations._utils.running_module import all_modules
 from integrations._utils.torch_internals import (
     DYNAMO,
     TRACE_AUTOGRAD,
     FrameAction,
     FrameExecStrategy,
     dynamo_config,
+    find_backend,
     get_eval_frame_callback,
     instruction_translator,
     optimized_module,
@@ -99,7 +100,7 @@ def has_compiled_parts(modules: Iterable[nn.Module]) -> bool:
 def is_mostly_compiled(model: nn.Module) -> bool:
     """Return whether most layers of a model, those with parameters of their own, are in parts that inductor compiles,
     and the model is compiled only there."""
-    if DYNAMO not in sys.modules or _is_compiled_by_inductor(model):
+    if not has_compiled_parts(all_modules(model)[1:]) or _is_compiled_by_inductor(model):
         return False
     counts, seen = [0, 0], {model}
     waiting = [(child, False) for child in model._modules.values() if child is not None]
@@ -116,18 +117,16 @@ def is_mostly_compiled(model: nn.Module) -> bool:
 
 def _is_compiled_by_inductor(module: nn.Module) -> bool:
     """Whether ``torch.compile`` made a module, or compiles its calls, with inductor, as far as torch tells."""
-    if isinstance(module, optimized_module()):
-        return _is_inductor(getattr(module.dynamo_ctx, "callback", None))
-    compiled = module._compiled_call_impl
-    if not isinstance(compiled, FunctionType):
+    compiled: Any = module if isinstance(module, optimized_module()) else module._compiled_call_impl
+    if compiled is None:
         return False
     found = _by_inductor.get(compiled)
     if found is None:
-        found = _by_inductor[compiled] = _is_inductor(inspect.getclosurevars(compiled).nonlocals.get("callback"))
+        found = _by_inductor[compiled] = _is_inductor(find_backend(compiled))
     return found
 
 
-_by_inductor: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()  # each forward asks
+_by_inductor: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # each forward asks
 
 
 def _is_inductor(backend: Any) -> bool:
@@ -146,7 +145,8 @@ def without_compiled_parts(modules: Iterable[nn.Module]) -> Iterator[None]:
     """A block in which parts of a model that are compiled run as eager code.
 
     Dynamo leaves frames to Python by itself where a mode sees their operators, but raises if it was to compile them
-    with ``fullgraph=True``.
+    with ``fullgraph=True``. Torch has one such setting for all threads: others run compiled code in eager mode, too,
+    while this lasts.
 
     Args:
         modules: the parts.

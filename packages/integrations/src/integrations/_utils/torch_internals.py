@@ -6,16 +6,17 @@ features that need them. They have torch's names without the underscore, some me
 
 Private attributes of objects of torch are used where the objects are: ``_version`` and ``_base`` of a tensor,
 ``_cdata`` and ``_weak_ref`` of a storage, ``_schema`` of an operator, ``_sequence_nr``, ``_forward_cls`` and
-``_raw_saved_*`` of a node, ``_get_sequence_number_for_group`` of a process group, ``_orig_mod`` and
-``_get_fsdp_state`` of a module.
+``_raw_saved_*`` of a node, ``_get_sequence_number_for_group`` of a process group, ``_orig_mod``, ``dynamo_ctx`` and
+``_get_fsdp_state`` of a module, and the context in which a function of ``torch.compile`` finds its backend.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -227,6 +228,16 @@ get_eval_frame_callback: Any = bound("torch._C._dynamo.eval_frame.get_eval_frame
 # Forgets what was compiled of a code object.
 reset_code: Callable[[CodeType], None] | None = bound("torch._C._dynamo.eval_frame.reset_code", _COMPILED, None)
 optimized_module = later("torch._dynamo.OptimizedModule", _COMPILED, ())
+
+
+def find_backend(compiled: Any) -> Any:
+    """Return what compiles a module that ``torch.compile`` made, or a function; ``None`` if torch does not tell."""
+    context = getattr(compiled, "dynamo_ctx", None)
+    if context is None and isinstance(compiled, FunctionType):
+        context = inspect.getclosurevars(compiled).nonlocals.get("self")
+    return getattr(context, "callback", None)
+
+
 callback_handler = later("torch._dynamo.callback_handler", _COMPILED, None)
 dynamo_counters = later("torch._dynamo.utils.counters", _COMPILED, None)
 dynamo_config = later("torch._dynamo.config", _COMPILED, None)

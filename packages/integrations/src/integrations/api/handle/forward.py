@@ -73,10 +73,11 @@ class CompressedForward(ForwardWrapper):
     def _runs_in_compiled_parts(self) -> bool:
         """Whether the model has a plan that the compiled parts of its forward follow, as the graphs of one that
         breaks."""
-        manager = self.handle._plan_manager
-        if manager is None or manager.codec is not None or not self.handle.level.off or not can_divide():
+        handle = self.handle
+        manager = handle._plan_manager
+        if manager is None or manager.codec is not None or not handle.level.off or not handle.active:
             return False
-        return get_tracing_state() is None and is_mostly_compiled(self.handle.model)
+        return is_mostly_compiled(handle.model) and get_tracing_state() is None and can_divide()
 
     @left_to_python
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

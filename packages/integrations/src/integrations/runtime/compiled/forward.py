@@ -21,7 +21,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from integrations._utils.compiling import left_to_python, left_to_python_with_callees, own_frame, without_dynamo
+from integrations._utils.compiling import (
+    is_mostly_compiled,
+    left_to_python,
+    left_to_python_with_callees,
+    own_frame,
+    without_dynamo,
+)
 from integrations._utils.in_model import ModelRef
 from integrations._utils.torch_internals import WRAP, TorchDispatchMode, constant_when_traced, dynamo_counters
 from integrations._utils.warn import warn
@@ -99,6 +105,11 @@ class Compiled:
         """Return why dynamo did not make one graph of the forward, as far as it says."""
         found = [reason for reason, count in _graph_breaks().items() if count > self._breaks.get(reason, 0)]
         self._break = self._break or next(iter(found), "")  # a later forward is not traced
+        if not self._break and is_mostly_compiled(self._model()):
+            return (
+                "the compiled parts of the model ran in eager mode, as under torch.compiler.set_stance, inside of "
+                "torch.utils.checkpoint, or past torch's limit of recompilations"
+            )
         if not self._break:
             return (
                 "torch reports no graph break, but may have reached its limit of recompilations "

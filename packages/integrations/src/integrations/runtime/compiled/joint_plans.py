@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -54,7 +53,6 @@ class JointPlan:
         recomputed: how many values backward recomputes.
         peak: bytes of the activation peak, as counted.
         held: bytes that are alive between forward and backward.
-        gradients: bytes of parameters' gradients that the peak leaves out, and that do not exist before backward.
         rounded: how many values wait in fewer bits.
         variance: the predicted square of the gradient's relative error.
         shares: of one of several graphs, the plans that it would get with other budgets; the least share first.
@@ -63,7 +61,6 @@ class JointPlan:
     recomputed: int
     peak: int
     held: int
-    gradients: int = 0
     rounded: int = 0
     variance: float = 0.0
     shares: tuple[Share, ...] = ()
@@ -99,18 +96,13 @@ def require_together(plan: Plan, graphs: Sequence[JointPlan], beside: Sequence[J
 def _add(graphs: Sequence[JointPlan], beside: Sequence[JointPlan]) -> tuple[int, int]:
     """The peak of graphs that run one after the other, and what they hold between forward and backward, in bytes.
 
-    Their backwards run in reverse order. So those of earlier graphs have made no gradients yet while a graph runs
-    backward, or eager code that reads what graphs have made.
-
     Args:
-        graphs, beside: as for ``require_together``.
+        graphs, beside: as for ``require_together``. Of ``beside``, what takes nothing is left out: what the graphs hold
+            when no gradients exist yet would be compared with a budget for what a step takes beside its gradients.
     """
-    held = sum(one.held for one in (*graphs, *beside))
-    missing = accumulate((one.gradients for one in graphs), initial=0)
-    peaks = [held + one.peak - one.held - less for one, less in zip(graphs, missing, strict=False)]
-    first = graphs[0].gradients
-    peaks += [max(one.peak, held + one.peak - one.held - first) for one in beside if one.peak]
-    return max(peaks), held
+    found = [*graphs, *(one for one in beside if one.peak)]
+    held = sum(one.held for one in found)
+    return held + max(one.peak - one.held for one in found), held
 
 
 def _find_enough(graphs: Sequence[JointPlan], beside: Sequence[JointPlan], peak: int) -> int:
@@ -135,9 +127,7 @@ def _find_enough(graphs: Sequence[JointPlan], beside: Sequence[JointPlan], peak:
 def _with_share(graph: JointPlan, share: int) -> JointPlan:
     """The plan that a graph would get with a share of a budget; the one that it has, if that is its least."""
     possible = [one for one in graph.shares if one.least <= share]
-    if len(possible) < 2:
-        return graph
-    return JointPlan(graph.recomputed, possible[-1].peak, possible[-1].held, graph.gradients)
+    return graph if len(possible) < 2 else JointPlan(graph.recomputed, possible[-1].peak, possible[-1].held)
 
 
 def find_allowed(plan: Plan, plain: int | None = None) -> int:
