@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "packages" / "integrations"))
@@ -110,6 +109,7 @@ def in_torchtitan() -> Iterator[Row]:
 
 
 def print_table(title: str, rows: Iterator[Row]) -> None:
+    """Print a section with a table."""
     print(f"\n## {title}\n\n| {' | '.join(COLUMNS)} |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
     for row in rows:
         print(f"| {' | '.join(row)} |")
@@ -127,6 +127,7 @@ def installed() -> str:
 
 
 def main() -> None:
+    """Print the page."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     print("# ranks\n")
     print(

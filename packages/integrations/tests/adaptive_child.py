@@ -49,7 +49,22 @@ def train(case):
     return {"plan": None if handle.plan is None else handle.plan.plain(), "said": said}
 
 
+def train_stage():
+    """A stage of a pipeline: the second rank's forward waits for what the first one's has made."""
+    model = integrations.compress_model(Net(False), "L2.2")
+    x = torch.randn(32, 64)
+    for _ in range(4):
+        if rank == 1:
+            torch.distributed.recv(x, 0)
+        made = model(x)
+        if rank == 0:
+            torch.distributed.send(made.detach(), 1)
+        made.square().mean().backward()
+    return {"plan": integrations.compression(model).plan is not None}
+
+
 torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 torch.set_num_threads(1)
-torch.save({case: train(case) for case in ("loop", "adapt", "disagree")}, output)
+found = {case: train(case) for case in ("loop", "adapt", "disagree")}
+torch.save({**found, "stage": train_stage()}, output)
 leave()

@@ -43,3 +43,8 @@ def test_ranks_that_disagree_name_the_tensor_on_both(ranks):
         assert "three: linear input" in rank["disagree"]["said"]
         assert "rank 0 alone" in rank["disagree"]["said"]
         assert rank["disagree"]["plan"] is None
+
+
+def test_stages_of_a_pipeline_plan_for_themselves(ranks):
+    """A rank waited for the others in front of a forward, and they for what it was to send."""
+    assert [rank["stage"]["plan"] for rank in ranks] == [True, True]

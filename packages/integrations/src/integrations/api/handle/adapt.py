@@ -17,7 +17,7 @@ from integrations.capture.graphs.sharding import distributed
 from integrations.planner.sensitivity.bit_plan import BitPlan, plan_of
 from integrations.planner.sensitivity.measurement import Measurement, compute_mean
 from integrations.planner.sensitivity.probe import Probe
-from integrations.planner.sensitivity.ranks import agreed
+from integrations.planner.sensitivity.ranks import agreed, ranks_can_meet
 from integrations.planner.sensitivity.trial_run import trial
 from integrations.policies.levels import Level
 
@@ -88,8 +88,16 @@ class Adapter:
         """Lets the next forward be measured, from step ``step`` on."""
         self._next = min(self._next, step)
 
-    def start_forward(self, level: Level, step: int) -> tuple[BitPlan | None, Probe | None]:
-        """What a forward uses: the plan, and a probe if it is to be measured."""
+    def start_forward(
+        self, level: Level, step: int, model: nn.Module | None = None
+    ) -> tuple[BitPlan | None, Probe | None]:
+        """What a forward uses: the plan, and a probe if it is to be measured.
+
+        Args:
+            level: how it stores.
+            step: its number.
+            model: whose forward it is; ``None`` for a block, which all ranks enter at the same time.
+        """
         if level.bits is None or not level.adaptive:
             return None, None
         if self._trial is not None:
@@ -101,7 +109,7 @@ class Adapter:
         with self._lock.held:
             if self._attempt is not None:
                 self._collect()
-                self._settle(level)
+                self._settle(level, alone=not (model is None or self.blocks or ranks_can_meet(model)))
             if step >= self._next:
                 self._probe, self._attempt = Probe(level.bits, level.seed, step, self.blocks), step
             return self._plan, self._probe
@@ -114,13 +122,19 @@ class Adapter:
             if probe.measurement.finite and probe.measurement.tensors:
                 self._found = probe.step, probe.measurement
 
-    def _settle(self, level: Level) -> None:
-        """Plans from what was found, on all ranks at once. A probe that has found nothing by now will find nothing."""
+    def _settle(self, level: Level, alone: bool = False) -> None:
+        """Plans from what was found, on all ranks at once. A probe that has found nothing by now will find nothing.
+
+        Args:
+            level: how forwards store.
+            alone: whether this rank plans by itself: another one, as of a pipeline, may not be in front of a forward.
+        """
         assert level.bits is not None
         assert self._attempt is not None
         step, found = self._attempt, self._found
         self.forget()
-        common = agreed(None if found is None else found[1])
+        measurement = None if found is None else found[1]
+        common = measurement if alone else agreed(measurement)
         if common is not None:
             self._accept(plan_of(common, level.bits, step), level)
         else:

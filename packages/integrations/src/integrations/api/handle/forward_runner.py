@@ -230,7 +230,7 @@ class ForwardRunner(HandleState):
                 "ranks have; use 'L1' or 'lean'"
             )
         measured = measured and (not self._trials or self._adapter.adapting)
-        plan, probe = self._adapter.start_forward(self.level, step) if measured else (self.bit_plan, None)
+        plan, probe = self._adapter.start_forward(self.level, step, self.model) if measured else (self.bit_plan, None)
         if probe is not None:  # the probe looks at what this forward stores
             following = None
         look = self._monitor.look(step) if self._monitor is not None and not self._trials else None

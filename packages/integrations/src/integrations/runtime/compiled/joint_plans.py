@@ -53,6 +53,7 @@ class JointPlan:
         recomputed: how many values backward recomputes.
         peak: bytes of the activation peak, as counted.
         held: bytes that are alive between forward and backward.
+        gradients: bytes of parameters' gradients that the peak leaves out.
         rounded: how many values wait in fewer bits.
         variance: the predicted square of the gradient's relative error.
         shares: of one of several graphs, the plans that it would get with other budgets; the least share first.
@@ -61,6 +62,7 @@ class JointPlan:
     recomputed: int
     peak: int
     held: int
+    gradients: int = 0
     rounded: int = 0
     variance: float = 0.0
     shares: tuple[Share, ...] = ()
@@ -86,37 +88,40 @@ def require_together(plan: Plan, graphs: Sequence[JointPlan], beside: Sequence[J
     Raises:
         BudgetError: together they exceed the budget.
     """
-    peak, held = _add(graphs, beside)
+    peak, held = _add(plan, graphs, beside)
     together = plan.others[JOINT] = JointPlan(sum(one.recomputed for one in graphs), peak, held)
     what = "its graph" if len(graphs) == 1 else f"the {len(graphs)} graphs into which it breaks"
     eager = " and the eager code between them" if any(one.held for one in beside) else ""
-    require_budget(plan, together, what + eager, enough=_find_enough(graphs, beside, peak))
+    require_budget(plan, together, what + eager, enough=_find_enough(plan, graphs, beside, peak))
 
 
-def _add(graphs: Sequence[JointPlan], beside: Sequence[JointPlan]) -> tuple[int, int]:
+def _add(plan: Plan, graphs: Sequence[JointPlan], beside: Sequence[JointPlan]) -> tuple[int, int]:
     """The peak of graphs that run one after the other, and what they hold between forward and backward, in bytes.
 
     Args:
-        graphs, beside: as for ``require_together``. Of ``beside``, what takes nothing is left out: what the graphs hold
-            when no gradients exist yet would be compared with a budget for what a step takes beside its gradients.
+        plan, graphs, beside: as for ``require_together``. Of ``beside``, what takes nothing is left out: what the
+            graphs hold when no gradients exist yet would be compared with a budget for what a step takes beside its
+            gradients.
     """
     found = [*graphs, *(one for one in beside if one.peak)]
     held = sum(one.held for one in found)
-    return held + max(one.peak - one.held for one in found), held
+    # A gradient to which several graphs add is left out of the peak of each, and exists once in the end.
+    again = max(0, sum(one.gradients for one in graphs) - plan.graph.gradients)
+    return again + held + max(one.peak - one.held for one in found), held
 
 
-def _find_enough(graphs: Sequence[JointPlan], beside: Sequence[JointPlan], peak: int) -> int:
+def _find_enough(plan: Plan, graphs: Sequence[JointPlan], beside: Sequence[JointPlan], peak: int) -> int:
     """The bytes of a budget that several graphs keep to. With the bytes that they take now, each of them would have
     another share, and could get a plan that takes more.
 
     Args:
-        graphs, beside: as for ``require_together``.
+        plan, graphs, beside: as for ``require_together``.
         peak: the bytes that they take now.
     """
     budget = peak
     while True:
         others = [_with_share(one, int(SHARED * budget)) for one in graphs]
-        taken = _add(others, beside)[0]
+        taken = _add(plan, others, beside)[0]
         if any(other is not one for other, one in zip(others, graphs, strict=True)):
             taken = int(_OTHER_PLANS * taken)
         if taken <= budget:
@@ -127,7 +132,9 @@ def _find_enough(graphs: Sequence[JointPlan], beside: Sequence[JointPlan], peak:
 def _with_share(graph: JointPlan, share: int) -> JointPlan:
     """The plan that a graph would get with a share of a budget; the one that it has, if that is its least."""
     possible = [one for one in graph.shares if one.least <= share]
-    return graph if len(possible) < 2 else JointPlan(graph.recomputed, possible[-1].peak, possible[-1].held)
+    if len(possible) < 2:
+        return graph
+    return JointPlan(graph.recomputed, possible[-1].peak, possible[-1].held, graph.gradients)
 
 
 def find_allowed(plan: Plan, plain: int | None = None) -> int:

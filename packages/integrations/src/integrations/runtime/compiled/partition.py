@@ -151,7 +151,8 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
         peak = max(counted.peak, choice.peak if all(one.form.exact for one in stored) else 0)
         rounded = sum(one.form.rounds for one in stored)
         variance = choice.variance if rounded else 0.0
-        found = JointPlan(len(choice.schedule.recomputed), peak, counted.held, rounded, variance, shares)
+        recomputed = len(choice.schedule.recomputed)
+        found = JointPlan(recomputed, peak, counted.held, counted.gradients, rounded, variance, shares)
         taken = count_together(found.peak, found.held, runs)
         if best is None or taken < count_together(best[0].peak, best[0].held, runs):
             best = found, divided
