@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch.nn.functional as F
+from torch import nn
 
 import integrations
 from integrations import Plan
@@ -89,6 +90,26 @@ def test_without_a_criterion_the_loss_of_a_usual_loop_is_counted():
     assert known.peak <= plan.peak <= known.peak + rows + 2 * hidden // IDS.shape[1] + NUMBERS
 
 
+class TwoHeads(Decoder):
+    """A second layer that may make the logits."""
+
+    def __init__(self):
+        super().__init__(shifted)
+        self.other = copy.deepcopy(self.head)
+
+
+def test_a_compressed_model_has_no_plan_for_another_loss():
+    """The plan was for the loss of ``compress_model``, whatever was asked for."""
+    model = integrations.compress_model(TwoHeads().train(), level="L0", loss=HEAD)
+    for other in ({"head": "other"}, "full"):
+        with pytest.raises(ValueError, match=r"loss must be None or \{'head': 'head'\} .*restore_model\(model\)"):
+            integrations.plan(model, (IDS,), memory="least", loss=other)
+    for same in (HEAD, None):
+        assert integrations.plan(model, (IDS,), memory="least", loss=same).chunked.head == "head"
+    integrations.restore_model(model)
+    assert integrations.plan(model, (IDS,), memory="least", loss="full").chunked is None
+
+
 def test_several_inputs_have_chunks_of_their_own():
     model = inside()
     plan = integrations.plan(model, [(IDS,), (IDS[:1].repeat(1, 3),)], memory=1.0, loss=HEAD)
@@ -169,6 +190,18 @@ def test_with_a_fallback_whole_logits_are_warned_of():
         step(model, loss=lambda logits, ids: logits.softmax(-1).square().sum())
 
 
+def test_each_plan_warns_of_whole_logits_once():
+    """After the first plan's warning, none came."""
+    model = integrations.compress_model(outside(), memory=0.5, loss=HEAD, fallback="least")
+    told = []
+    for length in (100, 150, 100, 150):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            step(model, IDS[:, :length], loss=lambda logits, ids: logits.softmax(-1).square().sum())
+        told.append(sum("needs all logits at once" in str(one.message) for one in found))
+    assert told == [1, 1, 0, 0]
+
+
 def test_logits_that_are_read_after_their_loss_are_warned_of():
     def loss(logits, ids):
         found = shifted(logits, ids)
@@ -207,6 +240,29 @@ def chosen(logits, ids=IDS):
     """A loss with two gradients of the head's weight at once."""
     kept = logits[:, :-1]
     return (kept.logsumexp(-1) - kept.gather(-1, ids[:, 1:, None]).squeeze(-1)).mean()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_head_without_a_weight_of_its_own_is_planned_in_chunks(frozen):
+    class Adapted(nn.Module):
+        in_features, out_features = WIDTH, CLASSES
+
+        def __init__(self, base):
+            super().__init__()
+            self.base = base.requires_grad_(not frozen)
+
+        def forward(self, x):
+            return self.base(x)
+
+    model = outside()
+    model.head = Adapted(model.head)
+    integrations.compress_model(model, memory="least", loss=HEAD)
+    shifted(model(IDS), IDS).backward()
+    if frozen:
+        chosen(model(IDS)).backward()
+        return
+    with pytest.raises(ValueError, match="the plan counts one cross-entropy in chunks"):
+        chosen(model(IDS))
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -115,7 +115,7 @@ def test_a_chunk_of_the_loss(dtype, cap):
         hidden, weight = cuda(2048, 256, dtype=dtype), cuda(8192, 256, dtype=dtype)
         labels = cuda(2048, dtype=torch.int64)
         rows = rows_of_chunk(hidden, len(weight))
-        args = hidden, weight, None, labels, None, None, -100, 0.0, 1.0, cap, rows, [True, True, False]
+        args = hidden, weight, None, labels, None, None, "", 0, 0, -100, 0.0, 1.0, cap, rows, [True, True, False]
         mode.on, mode.now = True, 0
         results = _operator.linear_cross_entropy._init_fn(*args)
         left = mode.now

@@ -18,7 +18,7 @@ from integrations.api.error_control.plan_within_bounds import chosen, measured
 from integrations.api.handle.conversion_arguments import read_loss
 from integrations.api.handle.plan_arguments import Given
 from integrations.capture.loss import Loss, require_loss
-from integrations.losses.head import computing_loss, find_head, path_of_head
+from integrations.losses.head import asked_head, computing_loss, find_head, path_of_head
 from integrations.planner.bounds import FULL, Bounds
 from integrations.planner.budget import Budget, read_fraction, resolve_bytes
 from integrations.planner.errors import BudgetError, raising_for_user
@@ -153,14 +153,22 @@ def plan(
 
 
 def _asked_head(model: nn.Module, loss: str | Mapping[str, str] | None) -> str | None:
-    """Return the path of the layer whose logits ``loss=`` asks not to make; ``None`` if it does not ask for that."""
+    """Return the path of the layer whose logits ``loss=`` asks not to make; ``None`` if it does not ask for that.
+
+    Raises:
+        ValueError: there is no such layer, or the model was compressed with another loss.
+    """
     wanted = read_loss(loss)
+    layer = None if wanted is None else find_head(model, **wanted)
+    compressed = asked_head(model)
+    if loss is not None and compressed is not None and layer is not model.get_submodule(compressed):
+        raise ValueError(
+            f"loss must be None or {{'head': {compressed!r}}} for this {type(model).__name__}, which was compressed "
+            f"with that loss, got {loss!r}: call integrations.restore_model(model) before you plan for another loss"
+        )
     if wanted is None:
         return None
-    if not wanted:
-        return path_of_head(model)
-    find_head(model, **wanted)
-    path: str = wanted["head"]
+    path: str = wanted["head"] if wanted else path_of_head(model)
     return path
 
 

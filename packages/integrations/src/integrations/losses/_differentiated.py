@@ -16,9 +16,9 @@ from integrations.tracing.storage.records import name_of_chunks
 _TENSORS = 4  # the place of the first tensor among the arguments
 _OPERATOR = "chunked cross_entropy"
 
-Summed = Callable[[Sequence[bool]], tuple[Tensor, Sequence[Tensor | None]]]
-"""A function that is told which gradients are wanted, and returns the sum of a loss's terms and its gradients. Those
-that are not wanted are ignored."""
+Summed = Callable[[Sequence[bool]], tuple[Tensor, Sequence[Tensor | None], int]]
+"""A function that is told which gradients are wanted. It returns the sum of a loss's terms, its gradients, and the
+bytes that it took while it ran beside these. Gradients that are not wanted are ignored."""
 
 
 NO_SECOND_DERIVATIVE = (
@@ -41,7 +41,7 @@ def differentiated(
         rows: the rows of a chunk.
     """
     if not torch.is_grad_enabled():  # a Function's forward does not know
-        alone, _ = summed([False] * len(tensors))
+        alone, *_ = summed([False] * len(tensors))
         return alone if total is None else alone / total
     loss: Tensor = _Differentiated.apply(summed, total, logits, rows, *tensors)
     return loss
@@ -53,7 +53,7 @@ class _Differentiated(Function):
         ctx: Any, summed: Summed, total: Tensor | None, logits: Absent, rows: int, *tensors: Tensor | None
     ) -> Tensor:
         wanted = ctx.needs_input_grad[_TENSORS:]
-        loss, gradients = summed(wanted)
+        loss, gradients, taken = summed(wanted)
         ctx.dtypes = [x.dtype for x, wants in zip(tensors, wanted, strict=True) if x is not None and wants]
         made = [gradient for gradient, wants in zip(gradients, wanted, strict=True) if gradient is not None and wants]
         # In float16, a sum of many rows' gradients may overflow before it is divided by their number.
@@ -62,7 +62,10 @@ class _Differentiated(Function):
             for gradient, dtype in zip(made, ctx.dtypes, strict=True)
         ]
         if is_heard(ctx):
-            _announce(tensors, wanted, kept, logits, name_of_chunks(rows))
+            copied = sum(new.nbytes for new, old in zip(kept, made, strict=True) if new is not old)
+            most = sum(gradient.nbytes for gradient in made) + max(taken, copied)
+            nbytes = most - sum(gradient.nbytes for gradient in kept)
+            _announce(tensors, wanted, kept, logits, name_of_chunks(rows, nbytes))
         ctx.save_for_backward(total, *kept)
         return loss if total is None else loss / total
 

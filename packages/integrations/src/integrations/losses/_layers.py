@@ -48,7 +48,10 @@ def layer_cross_entropy(
     of_classes = None if class_weight is None else class_weight.detach().to(wide(hidden.dtype))
     options: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": "sum"}
 
-    def summed(wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
+    # A chunk has its log-probabilities and two gradients at once; and what tanh returned.
+    taken = min(rows, len(hidden)) * classes * wide(hidden.dtype).itemsize * (3 if softcap is None else 4)
+
+    def summed(wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor | None], int]:
         sums: list[Tensor | None] = [
             torch.zeros_like(tensor, dtype=wide(tensor.dtype)) if wants else None
             for tensor, wants in zip((hidden, *parameters), wanted, strict=True)
@@ -65,7 +68,7 @@ def layer_cross_entropy(
             del logits
             loss += of_part.detach()
             _add(sums, of_part, (some, *parameters), part)
-        return loss, sums
+        return loss, sums, taken
 
     total = None
     if reduction == "mean":

@@ -15,6 +15,7 @@ from actcore.stored import Absent
 from integrations._utils.autocast import dtype_of_product
 from integrations._utils.plain_tensor_types import has_elements
 from integrations._utils.torch_internals import peek_interpreter_stack
+from integrations.capture.costs.chunked import scratch_of_chunks
 from integrations.losses import _operator
 from integrations.losses._chunks import rows_of_chunk
 from integrations.losses._differentiated import differentiated
@@ -148,12 +149,13 @@ def cross_entropy_of_rows(
             return losses.view(labels.shape)
         return losses.sum() / _total(targets, classes, ignore_index, wide) if reduction == "mean" else losses.sum()
 
-    def summed(wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
-        given = _computed_with(flat, weight, bias)
-        losses, *gradients = _operator.linear_cross_entropy(
-            *given, targets, classes, None, *numbers, rows, list(wanted)
-        )
-        return losses.sum(dtype=torch.float64).to(wide), gradients
+    def summed(wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor], int]:
+        tensors = flat, weight, bias
+        given = _computed_with(*tensors)
+        args = *given, targets, classes, None, *numbers, rows, list(wanted)
+        losses, *gradients = _operator.linear_cross_entropy(*args)
+        cast = sum(new.nbytes for new, old in zip(given, tensors, strict=True) if new is not None and new is not old)
+        return losses.sum(dtype=torch.float64).to(wide), gradients, cast + scratch_of_chunks(args)
 
     total = _total(targets, classes, ignore_index, wide) if reduction == "mean" else None
     # torch saves the softmax in float32: models or autocast cast the logits for the loss.

@@ -50,15 +50,13 @@ class ChunkedHead(ForwardWrapper):
     """Whether forwards leave the logits to their loss."""
     planned_rows: int | None = None
     """Rows of a chunk by the plan that is followed; ``None`` for the default."""
-    planned: bool = False
-    """Whether the plan that is followed counts a loss in chunks."""
+    planned: object = None
+    """The loss in chunks that the plan that is followed counts; ``None`` if it counts none."""
     requires_chunks: bool = False
     """Whether a loss that needs the logits themselves raises. The plan keeps to a memory without them, and the loss is
     computed outside of the model."""
     requires_one_loss: bool = False
     """Whether a second loss of the same logits raises. The plan counts one."""
-    told: bool = False
-    """Whether it was warned of logits that were made though the plan counts a loss in chunks."""
 
     def __init__(self, model: nn.Module, forward: Callable[..., Any], replaced: bool) -> None:
         super().__init__(model, forward, replaced)
@@ -66,6 +64,8 @@ class ChunkedHead(ForwardWrapper):
         """The most rows of a chunk for the last forward's loss; ``None`` if no loss was computed without logits."""
         self.made_for: str | None = None
         """The function for which the last forward's logits were computed, if they were."""
+        self.told: set[object] = set()
+        """The values of ``planned`` for which it was warned of logits that were made nevertheless."""
 
     @classmethod
     def refuses(cls, model: nn.Module) -> str:
@@ -218,7 +218,7 @@ class ChunkedHead(ForwardWrapper):
         storage = Tensor.untyped_storage.__name__
         if self.made_for in (None, storage):
             self.made_for = function
-        if not self.planned or function == storage or is_capturing():
+        if self.planned is None or function == storage or is_capturing():
             return
         what = (
             f"the plan computes the loss in chunks, but {function}() needs all logits at once, and the plan's memory "
@@ -226,8 +226,8 @@ class ChunkedHead(ForwardWrapper):
         )
         if self.requires_chunks and not answered:
             raise ValueError(what)
-        if not self.told:
-            self.told = True
+        if self.planned not in self.told:
+            self.told.add(self.planned)
             warn(what)
 
     def _note_rows(self, rows: int, answered: bool) -> None:
@@ -240,7 +240,9 @@ class ChunkedHead(ForwardWrapper):
         Raises:
             ValueError: the plan that is followed counts one loss, and each has a gradient of the layer's weight.
         """
-        trains = torch.is_grad_enabled() and self.model.weight.requires_grad
+        weight = getattr(self.model, "weight", None)  # a layer with adapters may have none
+        trained = self.model.parameters() if weight is None else (weight,)
+        trains = torch.is_grad_enabled() and any(one.requires_grad for one in trained)
         if answered and trains and self.requires_one_loss and not is_capturing():
             raise ValueError(
                 "the plan counts one cross-entropy in chunks, but this step computes more from the same logits, such "

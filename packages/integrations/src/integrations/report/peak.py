@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from integrations.capture.dispatch.memory import is_wrapper, iter_parts
 from integrations.report.row import Row
 from integrations.report.words import KEPT
-from integrations.tracing.storage.records import IN_CHUNKS, rows_of_chunks
+from integrations.tracing.storage.records import IN_CHUNKS, bytes_of_chunks
 
 
 def gradient_bytes_by_module(model: nn.Module) -> dict[str, int]:
@@ -100,11 +100,10 @@ def _peak(rows: Sequence[Row], memory: _Memory, gradients: Mapping[str, int], gr
 
 
 def _chunk_bytes(row: Row) -> int:
-    """Return the bytes of a chunk of logits; 0 if the row does not stand for the logits of a chunked loss."""
-    if not row.codec.startswith(IN_CHUNKS) or row.role != "result":
-        return 0
-    count, classes = row.shape
-    return min(count, rows_of_chunks(row.codec)) * classes * row.dtype.itemsize
+    """Return the bytes that the forward of a chunked loss takes beside the gradients that it keeps; 0 if the row does
+    not stand for its logits."""
+    is_of_logits = row.codec.startswith(IN_CHUNKS) and row.role == "result"
+    return bytes_of_chunks(row.codec) if is_of_logits else 0
 
 
 def _tensor_bytes(row: Row) -> int:

@@ -273,7 +273,7 @@ class Conversions:
 def _plan_loss(head: ChunkedHead, chunked: ChunkedLoss | None, bounded: bool) -> None:
     """Have a layer leave its logits to the loss of a plan."""
     head.planned_rows = None if chunked is None else chunked.rows or None
-    head.planned = chunked is not None
+    head.planned = chunked
     head.requires_chunks = bounded and chunked is not None and chunked.outside
     head.requires_one_loss = bounded and chunked is not None and chunked.assumed
 

@@ -55,10 +55,13 @@ def work_of_chunks(args: tuple[Any, ...]) -> ChunkedWork:
 
 def scratch_of_chunks(args: tuple[Any, ...]) -> int:
     """Return the bytes for the logits of one chunk of rows: in the dtype of the products, also in that of the losses if
-    it is wider, and with ``softcap`` once more. On a GPU, add a block of the weight's gradient for half tensors."""
+    it is wider, and with ``softcap`` once more. For the weight's gradient from half tensors, add a block of it on a
+    GPU, and the chunk's hidden states in float32 on a CPU."""
     hidden, weight, *_, cap, rows, wanted = args
-    count, itemsize = min(rows, len(hidden)) * len(weight), max(4, hidden.itemsize)
+    rows, itemsize, features = min(rows, len(hidden)), max(4, hidden.itemsize), weight.shape[1]
     narrow = hidden.itemsize if hidden.itemsize < itemsize else 0
-    blocks = narrow and wanted[1] and hidden.device.type != "cpu"
-    block = min(WEIGHT_ROWS, len(weight)) * weight.shape[1] * hidden.itemsize if blocks else 0
-    return int(count * (narrow + itemsize * (2 if cap and any(wanted) else 1))) + block
+    of_weight = 0
+    if narrow and wanted[1]:
+        on_cpu = hidden.device.type == "cpu"
+        of_weight = features * (rows * itemsize if on_cpu else min(WEIGHT_ROWS, len(weight)) * narrow)
+    return int(rows * len(weight) * (narrow + itemsize * (2 if cap and any(wanted) else 1))) + of_weight

@@ -14,14 +14,15 @@ IN_CHUNKS = "gradients, in chunks"
 """The start of the codec's name for a chunked loss, which keeps its gradients."""
 
 
-def name_of_chunks(rows: int) -> str:
-    """Return the codec's name for a chunked loss with so many rows in a chunk."""
-    return f"{IN_CHUNKS} of {rows} rows"
+def name_of_chunks(rows: int, nbytes: int) -> str:
+    """Return the codec's name for a chunked loss with so many rows in a chunk, whose forward takes so many bytes beside
+    the gradients that it keeps."""
+    return f"{IN_CHUNKS} of {rows} rows, {nbytes} bytes"
 
 
-def rows_of_chunks(name: str) -> int:
-    """Return the rows of a chunk by a name that ``name_of_chunks`` returned."""
-    found = re.fullmatch(rf"{IN_CHUNKS} of (\d+) rows", name)
+def bytes_of_chunks(name: str) -> int:
+    """Return the bytes in a name that ``name_of_chunks`` returned."""
+    found = re.fullmatch(rf"{IN_CHUNKS} of \d+ rows, (\d+) bytes", name)
     if found is None:
         raise ValueError(f"name must be that of a chunked loss, got {name!r}")
     return int(found[1])
