@@ -316,6 +316,51 @@ def test_what_was_listened_to_is_told():
     assert torch.equal(*gradients)
 
 
+def doubled(gradient):
+    return gradient * 2
+
+
+doubled.__module__ = "deepspeed.runtime.engine"
+
+
+def doubled_for_a_function(logits, ids):
+    logits.register_hook(doubled)
+    return Sum.apply(logits)
+
+
+def doubled_for_a_function_of_rows(logits, ids):
+    logits.register_hook(doubled)
+    return Sum.apply(logits[:, :-1])
+
+
+def doubled_beside_a_function_of_earlier_rows(logits, ids):
+    rows = logits[:, :-1]
+    logits.register_hook(doubled)
+    return Sum.apply(rows)
+
+
+def doubled_for_the_loss(logits, ids):
+    logits.register_hook(doubled)
+    return shifted(logits, ids)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        doubled_for_a_function,
+        doubled_for_a_function_of_rows,
+        doubled_beside_a_function_of_earlier_rows,
+        doubled_for_the_loss,
+    ],
+)
+def test_a_hook_of_an_engine_gets_each_gradient_once(loss):
+    model = Decoder(loss).train()
+    found, gradients = step(twin(model))
+    wanted, expected = step(model)
+    assert abs(found - wanted) <= 1e-6 * abs(wanted)
+    assert relative_error(expected, gradients) <= SUMS
+
+
 @pytest.mark.parametrize("change", ["weight", "hidden", "forgotten"])
 def test_what_would_be_other_logits_is_refused(change):
     """After an optimizer's step, for one; where the logits are not made by then, nobody has those of the forward."""
