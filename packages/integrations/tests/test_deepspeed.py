@@ -324,7 +324,9 @@ def test_a_partitioned_head_with_hooks_of_a_user_raises(partitions, register):
     """The loss in chunks would run them twice."""
     model = partitions.partition(twin(Decoder(shifted).train()))
     handle = register(model.head, lambda *call: None)
-    with pytest.raises(ValueError, match=r"loss must be 'full' for this model: .* it has forward hooks, which would run"):
+    with pytest.raises(
+        ValueError, match=r"loss must be 'full' for this model: .* it has forward hooks, which would run"
+    ):
         model(IDS)
     handle.remove()
     model(IDS).backward()

@@ -1,6 +1,8 @@
 """Logits that are not computed: their loss is that of the logits, of which all else is asked that is asked of them."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -359,6 +361,20 @@ def test_a_hook_of_an_engine_gets_each_gradient_once(loss):
     wanted, expected = step(model)
     assert abs(found - wanted) <= 1e-6 * abs(wanted)
     assert relative_error(expected, gradients) <= SUMS
+
+
+def test_a_hook_of_an_engine_does_not_keep_the_logits():
+    """They would otherwise wait for the garbage collector."""
+    model = twin(Decoder(lambda logits, ids: logits).train())
+    logits = model(IDS)
+    logits.register_hook(doubled)
+    kept = weakref.ref(logits.derived.logits())
+    gc.disable()
+    try:
+        del logits
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("change", ["weight", "hidden", "forgotten"])

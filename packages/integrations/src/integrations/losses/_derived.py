@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,6 +13,10 @@ from torch import Tensor
 
 from integrations._utils.autocast import autocast_on
 from integrations.losses._shards import VocabularyShard
+
+
+def _call_hook(hook: Callable[[Tensor], Any], muted: list[Callable[[Tensor], Any]], gradient: Tensor) -> Any:
+    return None if hook in muted else hook(gradient)
 
 
 def _call(function: Callable[[Tensor], Any], hidden: Tensor) -> Any:
@@ -56,8 +60,8 @@ class Source:
     hooks: list[Callable[[Tensor], Any]] = field(default_factory=list, init=False, repr=False)
     """Hooks that ``fully_shard`` or DeepSpeed have registered on the outputs. They prepare a backward, or scale its
     gradient. Each tensor that is computed from the outputs gets these, too."""
-    muted: Collection[Callable[[Tensor], Any]] = field(default=(), init=False, repr=False)
-    """Hooks that got the gradient already, in a backward that has reached ``Logits`` with a history."""
+    muted: list[Callable[[Tensor], Any]] = field(default_factory=list, init=False, repr=False)
+    """Hooks that ``Logits`` have called already, in the part of a backward that goes on from them."""
     _logits: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -136,10 +140,8 @@ class Source:
         """Register the hooks on a tensor that was computed from the outputs."""
         if tensor.requires_grad:
             for hook in self.hooks:
-                tensor.register_hook(partial(self._call_hook, hook))
-
-    def _call_hook(self, hook: Callable[[Tensor], Any], gradient: Tensor) -> Any:
-        return None if hook in self.muted else hook(gradient)
+                # Not with this object, which holds the outputs: they would hold themselves.
+                tensor.register_hook(partial(_call_hook, hook, self.muted))
 
     def _require_unchanged(self) -> None:
         tensors = (self.hidden, *self.parameters)

@@ -179,11 +179,11 @@ class _Made(Function):
         # Of the very logits that were read: a layer with dropout would make other ones. Their hooks have been called
         # with the gradient of these ``Logits``.
         logits = ctx.derived.logits()
-        source.muted = ctx.derived.hooks
+        source.muted.extend(ctx.derived.hooks)
         try:
             found = iter(torch.autograd.grad(logits, wanted, gradient, retain_graph=True, allow_unused=True))
         finally:
-            source.muted = ()
+            source.muted.clear()
         return None, *(next(found) if tensor.requires_grad else None for tensor in given)
 
 

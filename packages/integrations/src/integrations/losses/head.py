@@ -27,7 +27,14 @@ from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.torch_internals import constant_when_traced, in_forward_mode, peek_interpreter_stack
 from integrations._utils.warn import warn
 from integrations.capture.capture import is_capturing
-from integrations.capture.graphs.sharding import find_sharded_parameters, gathered, get_class, is_of_engine, is_partitioned, is_unit
+from integrations.capture.graphs.sharding import (
+    find_sharded_parameters,
+    gathered,
+    get_class,
+    is_of_engine,
+    is_partitioned,
+    is_unit,
+)
 from integrations.losses._derived import Derived, Source
 from integrations.losses._logits import Logits
 from integrations.losses._shards import VocabularyShard, is_replicated, why_whole
