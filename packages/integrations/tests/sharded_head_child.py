@@ -6,6 +6,7 @@ what the report says of the loss, and the bytes of the peak beside those of this
 
 import os
 import sys
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -379,8 +380,7 @@ def refusals(mesh):
 
 
 def planned_chunks(mesh):
-    """A plan beside the loss in chunks in tensor parallel, with room for larger chunks: the rows of both, and the peak,
-    measured and planned."""
+    """The rows of a chunk in tensor parallel, by a plan with room for larger chunks, and as they were."""
     model, ids = parallelize_module(Net(loss=plain), mesh, REPLICATED), tokens(WORDS)
     integrations.compress_model(model, memory="1GiB", error=0, loss={"head": "head"})
     step(model, ids)
@@ -396,9 +396,8 @@ def read_afterwards(mesh):
         logits = model(ids)
         with loss_parallel():
             plain(logits, ids)
-        reads = {"argmax": lambda logits=logits: logits.argmax(-1)} if name == "replicated" else {}
-        reads["to_local"] = lambda logits=logits: logits.to_local() if name == "sharded" else logits.exp()
-        found[name] = [refused(read) for read in reads.values()]
+        reads = {"replicated": [lambda one: one.argmax(-1), torch.exp], "sharded": [lambda one: one.to_local()]}
+        found[name] = [refused(partial(read, logits)) for read in reads[name]]
     return found
 
 
