@@ -6,6 +6,7 @@ what the report says of the loss, and the bytes of the peak beside those of this
 
 import os
 import sys
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -378,6 +379,39 @@ def refusals(mesh):
     }
 
 
+def planned_chunks(mesh):
+    """The rows of a chunk in tensor parallel, by a plan with room for larger chunks, and as they were."""
+    model, ids = parallelize_module(Net(loss=plain), mesh, REPLICATED), tokens(WORDS)
+    integrations.compress_model(model, memory="1GiB", error=0, loss={"head": "head"})
+    step(model, ids)
+    plan = integrations.compression(model).plan
+    return [plan.chunked.rows, ChunkedHead.of(model.head).rows]
+
+
+def read_afterwards(mesh):
+    """What is read of logits after their loss, by the way in which they are placed."""
+    found = {}
+    for name, plan in {"replicated": REPLICATED, "sharded": SHARDED}.items():
+        model, ids = compressed(parallelize_module(Net(), mesh, plan)), tokens(WORDS)
+        logits = model(ids)
+        with loss_parallel():
+            plain(logits, ids)
+        reads = {"replicated": [lambda one: one.argmax(-1), torch.exp], "sharded": [lambda one: one.to_local()]}
+        found[name] = [refused(partial(read, logits)) for read in reads[name]]
+    return found
+
+
+def replaced(mesh):
+    """A loss after the weights of a unit were replaced, in tensor parallel inside of fully_shard."""
+    model = parallelize_module(Net(), mesh["tensor"], SHARDED)
+    model = compressed(shard(model, ["head"], mesh=mesh["data"]))
+    logits = model(tokens(WORDS))
+    state = {name: (2 * one).detach() for name, one in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+    model.cpu()  # fully_shard looks for new parameters
+    return refused(lambda: step(lambda ids: plain(logits, ids), tokens(WORDS)))
+
+
 def too_late(model):
     """A loss after the optimizer's step."""
     compressed(model)
@@ -410,5 +444,8 @@ if __name__ == "__main__":
     found["pipeline"] = pipeline()
     found["function"] = [function(mesh, words, bias) for words, bias in ((WORDS, True), (WORDS + 1, False))]
     found["refused"] = {name: refused(run) for name, run in refusals(mesh).items()}
+    found["planned chunks"] = planned_chunks(mesh)
+    found["read afterwards"] = read_afterwards(mesh)
+    found["replaced"] = replaced(init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor")))
     found["too late"] = [too_late(shard(Net(), ["head"])), too_late(parallelize_module(Net(), mesh, SHARDED))]
     leave(found)

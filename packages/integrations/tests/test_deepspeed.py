@@ -319,6 +319,19 @@ def test_the_loss_in_chunks_of_a_partitioned_head(partitions, loss, outside):
     assert (largest.elements < BATCH * LENGTH * CLASSES) is (loss is not of_probabilities)
 
 
+@pytest.mark.parametrize("register", [nn.Module.register_forward_hook, nn.Module.register_forward_pre_hook])
+def test_a_partitioned_head_with_hooks_of_a_user_raises(partitions, register):
+    """The loss in chunks would run them twice."""
+    model = partitions.partition(twin(Decoder(shifted).train()))
+    handle = register(model.head, lambda *call: None)
+    with pytest.raises(
+        ValueError, match=r"loss must be 'full' for this model: .* it has forward hooks, which would run"
+    ):
+        model(IDS)
+    handle.remove()
+    model(IDS).backward()
+
+
 def test_a_head_without_hooks_of_its_own_has_no_weight_after_the_forward_of_its_parent(partitions):
     """As in a leaf module of ZeRO-3, which gathers the parameters of all modules inside."""
     model = partitions.partition(twin(Decoder(lambda logits, ids: logits).train()))

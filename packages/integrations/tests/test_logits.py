@@ -1,6 +1,8 @@
 """Logits that are not computed: their loss is that of the logits, of which all else is asked that is asked of them."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -314,6 +316,65 @@ def test_what_was_listened_to_is_told():
         shifted(logits, IDS).backward()
         gradients.append(logits.grad)
     assert torch.equal(*gradients)
+
+
+def doubled(gradient):
+    return gradient * 2
+
+
+doubled.__module__ = "deepspeed.runtime.engine"
+
+
+def doubled_for_a_function(logits, ids):
+    logits.register_hook(doubled)
+    return Sum.apply(logits)
+
+
+def doubled_for_a_function_of_rows(logits, ids):
+    logits.register_hook(doubled)
+    return Sum.apply(logits[:, :-1])
+
+
+def doubled_beside_a_function_of_earlier_rows(logits, ids):
+    rows = logits[:, :-1]
+    logits.register_hook(doubled)
+    return Sum.apply(rows)
+
+
+def doubled_for_the_loss(logits, ids):
+    logits.register_hook(doubled)
+    return shifted(logits, ids)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        doubled_for_a_function,
+        doubled_for_a_function_of_rows,
+        doubled_beside_a_function_of_earlier_rows,
+        doubled_for_the_loss,
+    ],
+)
+def test_a_hook_of_an_engine_gets_each_gradient_once(loss):
+    model = Decoder(loss).train()
+    found, gradients = step(twin(model))
+    wanted, expected = step(model)
+    assert abs(found - wanted) <= 1e-6 * abs(wanted)
+    assert relative_error(expected, gradients) <= SUMS
+
+
+def test_a_hook_of_an_engine_does_not_keep_the_logits():
+    """They would otherwise wait for the garbage collector."""
+    model = twin(Decoder(lambda logits, ids: logits).train())
+    logits = model(IDS)
+    logits.register_hook(doubled)
+    kept = weakref.ref(logits.derived.logits())
+    gc.disable()
+    try:
+        del logits
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("change", ["weight", "hidden", "forgotten"])

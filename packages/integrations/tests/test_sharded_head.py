@@ -84,6 +84,13 @@ def test_beside_a_plan(ranks):
             assert "without logits" in found["said"]
 
 
+def test_a_plan_does_not_make_the_chunks_of_a_shard_larger(ranks):
+    """Ranks may follow different plans, and their chunks exchange sums."""
+    for rank in ranks:
+        planned, rows = rank["planned chunks"]
+        assert planned == rows == 128
+
+
 def test_a_plan_does_not_choose_it(ranks):
     """Ranks may have different plans, and would wait for each other."""
     for rank in ranks:
@@ -125,7 +132,16 @@ def test_what_is_not_supported_raises(ranks, case, told):
         assert told in rank["refused"][case]
 
 
+def test_logits_that_ranks_must_gather_are_not_read_after_their_loss(ranks):
+    """One rank that reads them alone would wait for the others. Its own part of them it may read."""
+    for rank in ranks:
+        assert rank["read afterwards"]["sharded"] == [""]
+        for function, told in zip(("argmax", "exp"), rank["read afterwards"]["replicated"], strict=True):
+            assert told.startswith(f"{function}() needs whole logits after their loss")
+            assert "loss='full'" in told
+
+
 def test_a_loss_after_the_weights_have_changed_raises(ranks):
     for rank in ranks:
-        for told in rank["too late"]:
+        for told in (*rank["too late"], rank["replaced"]):
             assert "chunked logits must be read before the weights" in told

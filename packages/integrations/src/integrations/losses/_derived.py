@@ -1,10 +1,11 @@
-"""The outputs of a layer that were not computed, and what was done to them since."""
+"""Outputs of a layer that are not computed yet, and the operations that were applied to them."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,10 @@ from torch import Tensor
 
 from integrations._utils.autocast import autocast_on
 from integrations.losses._shards import VocabularyShard
+
+
+def _call_hook(hook: Callable[[Tensor], Any], muted: list[Callable[[Tensor], Any]], gradient: Tensor) -> Any:
+    return None if hook in muted else hook(gradient)
 
 
 def _call(function: Callable[[Tensor], Any], hidden: Tensor) -> Any:
@@ -55,6 +60,8 @@ class Source:
     hooks: list[Callable[[Tensor], Any]] = field(default_factory=list, init=False, repr=False)
     """Hooks that ``fully_shard`` or DeepSpeed have registered on the outputs. They prepare a backward, or scale its
     gradient. Each tensor that is computed from the outputs gets these, too."""
+    muted: list[Callable[[Tensor], Any]] = field(default_factory=list, init=False, repr=False)
+    """Hooks that ``Logits`` have called already, in the part of a backward that goes on from them."""
     _logits: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -74,6 +81,24 @@ class Source:
         have hooks."""
         return self._logits is not None
 
+    def note_whole(self, function: str) -> None:
+        """Note that a function needs the logits themselves.
+
+        Args:
+            function: its name.
+
+        Raises:
+            ValueError: the plan that is followed does not count them; or a loss was computed without them, and ranks
+                would have to gather them now, of which only some may be here.
+        """
+        if self.answered and not self.made and any(one.is_gathered for one in self._alive()):
+            raise ValueError(
+                f"{function}() needs whole logits after their loss was computed in chunks, and in tensor parallel all "
+                "ranks would have to gather them: read the logits on every rank before the loss, or pass loss='full' "
+                "to compress_model"
+            )
+        self.made_whole(function, self.answered)
+
     def logits(self) -> Tensor:
         """The outputs with their history. Each call returns the same tensor."""
         if self._logits is None:
@@ -82,10 +107,12 @@ class Source:
                 self._logits = self.compute(self.layer, self.hidden)
             self.attach(self._logits)
             # They may be written to from now on, which a copy that was made before must not see.
-            for one in self.derived:
-                if (alive := one()) is not None:
-                    alive.logits()
+            for one in self._alive():
+                one.logits()
         return self._logits
+
+    def _alive(self) -> list[Derived]:
+        return [alive for one in self.derived if (alive := one()) is not None]
 
     def compute(self, function: Callable[[Tensor], Any], hidden: Tensor) -> Any:
         """Return what a function computes from the layer's input, with the parameters and the autocast of its call.
@@ -113,7 +140,8 @@ class Source:
         """Register the hooks on a tensor that was computed from the outputs."""
         if tensor.requires_grad:
             for hook in self.hooks:
-                tensor.register_hook(hook)
+                # Not with this object, which holds the outputs: they would hold themselves.
+                tensor.register_hook(partial(_call_hook, hook, self.muted))
 
     def _require_unchanged(self) -> None:
         tensors = (self.hidden, *self.parameters)
@@ -161,6 +189,8 @@ class Derived:
     before: Derived | None = None
     step: Callable[[Tensor], Tensor] | None = None
     differentiable: bool = True
+    hooks: list[Callable[[Tensor], Any]] = field(default_factory=list, init=False, repr=False)
+    """Those of the source's hooks that get the gradient of these ``Logits`` in backward."""
     _made: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -176,14 +206,19 @@ class Derived:
         """Whether the outputs as they are now were computed."""
         return self._made is not None
 
+    @property
+    def is_gathered(self) -> bool:
+        """Whether the ranks must gather the outputs, of whose classes each has some, to compute these values."""
+        return self.source.shard is not None and self.placed != "sharded"
+
     def then(self, step: Callable[[Tensor], Tensor], **changes: Any) -> Derived:
         """The outputs after one more step."""
         changes = {"differentiable": self.differentiable and torch.is_grad_enabled(), **changes}
         return replace(self, before=self, step=step, **changes)
 
     def logits(self) -> Tensor:
-        """The outputs themselves after all steps, with their history. Each call returns the same tensor, and what is a
-        view of what is one of these, too."""
+        """Return the outputs after all steps, with their history. Each call returns the same tensor. If the last step
+        makes a view, the tensor is a view of that of ``before``."""
         made = self.source.logits()  # which may call this
         if self._made is None:
             if self.before is not None and self.step is not None:

@@ -45,6 +45,7 @@ class Logits(Tensor):
         with torch.set_grad_enabled(derived.differentiable and torch.is_grad_enabled()):
             logits: Logits = _Made.apply(derived, source.hidden, *source.wanting)
         source.attach(logits)
+        derived.hooks[:] = source.hooks
         return logits
 
     @property
@@ -64,11 +65,10 @@ class Logits(Tensor):
             function: the function that needs them.
 
         Raises:
-            ValueError: the plan that is followed does not count them.
+            ValueError: as for ``Source.note_whole``.
         """
         asked = getattr(function, "__self__", None) if isinstance(function, MethodWrapperType) else function
-        source = self.derived.source
-        source.made_whole(getattr(asked, "__name__", str(asked)), source.answered)
+        self.derived.source.note_whole(getattr(asked, "__name__", str(asked)))
         return self.derived.logits()
 
     def expected_loss(self) -> Tensor:
@@ -94,6 +94,7 @@ class Logits(Tensor):
         if is_of_engine(hook):
             if not source.answered:
                 source.hooks.append(hook)
+                self.derived.hooks.append(hook)
         else:
             warn(
                 f"{function.__name__}() of chunked logits comes after their loss, which gives them no gradient: call "
@@ -172,11 +173,17 @@ class _Made(Function):
             raise NotImplementedError(NO_SECOND_DERIVATIVE)
         source = ctx.derived.source
         if not source.made:
-            source.made_whole("backward", source.answered)
+            source.note_whole("backward")
         given = source.hidden, *source.wanting
         wanted = [tensor for tensor in given if tensor.requires_grad]
-        # Of the very logits that were read: a layer with dropout would make other ones.
-        found = iter(torch.autograd.grad(ctx.derived.logits(), wanted, gradient, retain_graph=True, allow_unused=True))
+        # Of the very logits that were read: a layer with dropout would make other ones. Their hooks have been called
+        # with the gradient of these ``Logits``.
+        logits = ctx.derived.logits()
+        source.muted.extend(ctx.derived.hooks)
+        try:
+            found = iter(torch.autograd.grad(logits, wanted, gradient, retain_graph=True, allow_unused=True))
+        finally:
+            source.muted.clear()
         return None, *(next(found) if tensor.requires_grad else None for tensor in given)
 
 

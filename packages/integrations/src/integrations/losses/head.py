@@ -27,7 +27,14 @@ from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.torch_internals import constant_when_traced, in_forward_mode, peek_interpreter_stack
 from integrations._utils.warn import warn
 from integrations.capture.capture import is_capturing
-from integrations.capture.graphs.sharding import find_sharded_parameters, gathered, get_class, is_partitioned, is_unit
+from integrations.capture.graphs.sharding import (
+    find_sharded_parameters,
+    gathered,
+    get_class,
+    is_of_engine,
+    is_partitioned,
+    is_unit,
+)
 from integrations.losses._derived import Derived, Source
 from integrations.losses._logits import Logits
 from integrations.losses._shards import VocabularyShard, is_replicated, why_whole
@@ -66,6 +73,8 @@ class ChunkedHead(ForwardWrapper):
         """The function for which the last forward's logits were computed, if they were."""
         self.told: set[object] = set()
         """The values of ``planned`` for which it was warned of logits that were made nevertheless."""
+        self.ranks_share_rows = False
+        """Whether all ranks must cut the last forward's rows alike, in chunks of the default size."""
 
     @classmethod
     def refuses(cls, model: nn.Module) -> str:
@@ -104,6 +113,7 @@ class ChunkedHead(ForwardWrapper):
         self.rows = self.made_for = None
         (hidden,) = args
         source = self._source(module, hidden)
+        self.ranks_share_rows = source.shard is not None
         placed = "" if source.shard is None else "sharded"
         return Logits.of(Derived(source, source.hidden, dtype_of_product(source.hidden), placed=placed))
 
@@ -125,7 +135,7 @@ class ChunkedHead(ForwardWrapper):
             noted["within"] = partial(_in_forward, module)
         if is_dtensor(weight):
             noted["shard"] = shard = VocabularyShard.of(weight)
-            watched = partial(_there, (hidden, *watched()))
+            watched = partial(_with, hidden, watched)
             hidden, weight, bias = shard.local(hidden, weight, bias)
         layer = partial(_outputs, weight=weight, bias=bias, shard=noted.get("shard"))
         return Source(hidden, classes, layer, _there((weight, bias)), watched, (weight, bias), **noted)
@@ -168,6 +178,8 @@ class ChunkedHead(ForwardWrapper):
             return "a plan must not change what ranks exchange"
         if len(args) != 1 or not isinstance(args[0], Tensor) or self._linear(module, args[0]) is None:
             return "it is sharded, and more than a weight and a bias that can be multiplied with its input"
+        if any(map(is_partitioned, parameters)) and not all(map(is_of_engine, _hooks_of_forward(module))):
+            return "it has forward hooks, which would run twice where ZeRO-3 partitions its weight: remove them"
         if not parts:
             return ""
         if why := why_whole(module.weight, module.bias):
@@ -268,6 +280,10 @@ def _in_forward(module: nn.Module, function: Callable[[Tensor], Any], hidden: Te
     return module(hidden, **{_COMPUTE: function})
 
 
+def _hooks_of_forward(module: nn.Module) -> list[Callable[..., Any]]:
+    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+
+
 def _outputs(hidden: Tensor, weight: Tensor, bias: Tensor | None, shard: VocabularyShard | None) -> Tensor:
     """The outputs of a linear layer; in tensor parallel, as a ``DTensor``."""
     outputs = F.linear(hidden, weight, bias)
@@ -281,6 +297,10 @@ def _parameters(module: nn.Module) -> tuple[Tensor, ...]:
 
 def _there(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
     return tuple(tensor for tensor in tensors if tensor is not None)
+
+
+def _with(hidden: Tensor, parameters: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    return (hidden, *parameters())
 
 
 def find_head(model: nn.Module, head: str | None = None) -> nn.Module:

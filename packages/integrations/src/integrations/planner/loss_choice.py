@@ -91,6 +91,7 @@ def _in_chunks(plan: Plan, path: str, full: Plan, model: nn.Module, outside: boo
     graph, layer = full.graph, model.get_submodule(path)
     head = ChunkedHead.of(layer)
     rows = 0 if outside or head is None or head.rows is None else head.rows  # of the capture
+    fixed = head is not None and head.ranks_share_rows  # ranks may follow different plans
     device = next((tensor.device.type for tensor in layer.parameters()), "cpu")
     chunked = ChunkedLoss(
         path,
@@ -99,7 +100,7 @@ def _in_chunks(plan: Plan, path: str, full: Plan, model: nn.Module, outside: boo
         seconds=graph.seconds,
         rows=rows,
         least_rows=rows,
-        most_rows=most_rows_of_chunk(device),
+        most_rows=rows if fixed else most_rows_of_chunk(device),
         outside=outside,
         assumed=outside and graph.differentiated == OF_LOGITS,
     )
