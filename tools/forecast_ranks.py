@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Print the table of docs/how-to/forecast-ranks.md: GiB of Llama 3.1 on several ranks, by ``integrations.fit``.
+"""Print the table of docs/how-to/forecast-ranks.md: GiB of Llama 3.1 on several ranks, by ``integrations.fit``, with
+two digits.
 
 Nothing is trained, and no GPU is needed.
 """
@@ -54,7 +55,7 @@ def main() -> None:
             ways=WAYS,
             grow=False,
         )
-        peaks = " | ".join(f"{fit.way(name).peak / 2**30:.1f}" for name in WAYS)
+        peaks = " | ".join(f"{float(f'{fit.way(name).peak / 2**30:.2g}'):g}" for name in WAYS)
         print(f"| {size} | {fsdp} x {tp} x {pp} | {fit.ranks} | {peaks} |")
 
 

@@ -1,8 +1,8 @@
 """One of four ranks, for ``test_fit_ranks.py``: steps of a small Llama under FSDP2 with tensor parallelism, and in a
 pipeline whose stages one of them shares.
 
-Prints, as JSON, by case: the most bytes alive in the second step beyond the sharded parameters, and those alive between
-its forward and its backward.
+Prints, as JSON, by case: the most bytes alive in the second step beyond the sharded parameters, those alive between its
+forward and its backward, and those of the sharded parameters and gradients.
 """
 
 import json
@@ -43,11 +43,12 @@ class LiveBytesOfRank(LiveBytes):
 
     @staticmethod
     def is_counted(tensor):
-        """Not so are those around a part, and those with which DTensors find out shapes."""
+        """Whether a tensor has memory of its own. A DTensor has that of its local tensor, and the fake tensors with
+        which DTensors compute shapes have none."""
         return type(tensor) in (torch.Tensor, nn.Parameter)
 
     def read(self):
-        """Reads the sizes that storages have now. Returns all bytes."""
+        """Update the bytes by the sizes that storages have now, and return them."""
         for key, reference in list(self._known.items()):
             storage = reference()
             if storage is not None:
@@ -59,23 +60,35 @@ class LiveBytesOfRank(LiveBytes):
 
 def llama(options):
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**options["config"])).train()
+    model = LlamaForCausalLM(LlamaConfig(**options["config"])).train()
+    if options.get("lora"):
+        import peft
+
+        config = peft.LoraConfig(r=options["lora"], target_modules="all-linear")
+        model = peft.get_peft_model(model, config).get_base_model()
+    return model
 
 
-def share(model, mesh):
-    """Has ranks share a model's layers, by its own plan."""
+def count_local(tensors):
+    """Return the bytes of this rank's parts of tensors."""
+    local = (one.to_local() if isinstance(one, DTensor) else one for one in tensors if one is not None)
+    return sum(one.nbytes for one in local)
+
+
+def parallelize(model, mesh):
+    """Shard a model's layers by tensor parallelism, as its own ``tp_plan`` says."""
     plan = {name: STYLES[style]() for name, style in model.tp_plan.items()}
     if model.get_input_embeddings() is None:
         plan = {name: style for name, style in plan.items() if not name.endswith("embed_tokens")}
     parallelize_module(model, mesh, plan)
 
 
-def tensors(options):
-    """A model that is shared by tensor parallelism and FSDP2, and what a step of it takes."""
+def run_without_pipeline(options):
+    """Run two steps of a model that tensor parallelism and FSDP2 shard. Return the bytes that this rank takes."""
     mesh = init_device_mesh("cpu", (options["fsdp"], options["tp"]), mesh_dim_names=("fsdp", "tp"))
     model = llama(options)
     if options["tp"] > 1:
-        share(model, mesh["tp"])
+        parallelize(model, mesh["tp"])
     if options["fsdp"] > 1:
         for layer in model.model.layers:
             fully_shard(layer, mesh=mesh["fsdp"])
@@ -95,8 +108,10 @@ def tensors(options):
             loss.backward()
             del loss
             live.read()
+            gradients = count_local(one.grad for one in model.parameters())
             model.zero_grad()
-    return {"peak": live.peak, "between": between}
+    weights = count_local(model.parameters())
+    return {"peak": live.peak, "between": between, "weights": weights, "gradients": gradients}
 
 
 class Stage(nn.Module):
@@ -119,8 +134,8 @@ class Stage(nn.Module):
         return out.logits if self.last else out.last_hidden_state
 
 
-def pipeline(options):
-    """A pipeline's stage that is shared by FSDP2 or tensor parallelism, and what a step of it takes."""
+def run_stage(options):
+    """Run two steps of a pipeline's stage that FSDP2 or tensor parallelism shards. Return the bytes that it takes."""
     count, micro_batches = options["pp"], options["micro_batches"]
     sizes = (count, options["fsdp"], options["tp"])
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "fsdp", "tp"))
@@ -132,7 +147,7 @@ def pipeline(options):
         module.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     base = module.model.model if module.last else module.model
     if options["tp"] > 1:
-        share(module.model, mesh["tp"])
+        parallelize(module.model, mesh["tp"])
     if options["fsdp"] > 1:
         for layer in base.layers:
             fully_shard(layer, mesh=mesh["fsdp"], reshard_after_forward=False)
@@ -161,4 +176,4 @@ if __name__ == "__main__":
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=ranks)
     cases = json.loads(Path(f"{sys.argv[1]}.json").read_text())
-    leave({name: (pipeline if case["pp"] > 1 else tensors)(case) for name, case in cases.items()})
+    leave({name: (run_stage if case["pp"] > 1 else run_without_pipeline)(case) for name, case in cases.items()})

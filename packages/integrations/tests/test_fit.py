@@ -142,6 +142,26 @@ def test_a_model_of_something_else():
     assert fit.largest_batch > 64
 
 
+class Codebooks(nn.Module):
+    """Takes the tokens of several codebooks."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(16, 64), nn.Linear(64, 16)
+
+    def forward(self, input_ids):
+        return self.head(self.words(input_ids).sum(1))
+
+
+def test_inputs_without_one_sequence_of_tokens():
+    given = {"input_ids": torch.zeros(2, 4, 32, dtype=torch.int64)}  # (batch, codebooks, length)
+    options = {"memory": "1MiB", "criterion": lambda output: output.square().mean(), "ways": ["plain"]}
+    fit = integrations.fit(Codebooks(), given, **options)
+    assert (fit.batch, fit.tokens, fit.longest) == (2, None, None)
+    with pytest.raises(ValueError, match=r"tokens must be left out for these args of Codebooks, got 8: it resizes"):
+        integrations.fit(Codebooks(), given, tokens=8, **options)
+
+
 def test_a_compressed_model_is_judged_as_it_is_without_that():
     model = llama()
     plain = integrations.fit(model, sample(), memory="1GiB", ways=["plain"], grow=False).total

@@ -102,6 +102,17 @@ def test_ranks_share():
     assert "FSDP2" in str(eight)
 
 
+def test_ranks_with_a_row_of_an_adapter():
+    """FSDP2 gives each of the first 8 of 64 ranks a row of A of (8, inputs), and a part of the others' B."""
+    library_or_skip("peft")
+    options = {"memory": "1GiB", "tokens": 32, "ways": ["plain"], "grow": False, "lora": "r=8,targets=q_proj"}
+    one, many = (integrations.fit(config_of(1), fsdp=fsdp, **options) for fsdp in (1, 64))
+    row, outputs = 64, 64
+    assert one.gradients == 4 * (8 * row + outputs * 8)
+    assert many.gradients == 4 * (row + outputs * 8 // 64)
+    assert many.states == 2 * many.gradients
+
+
 def test_ranks_hold_gradients_whole_until_their_unit_is_over():
     """Those of the head and of the embedding, which are in no layer, to the end of backward."""
     options = {"memory": "1GiB", "tokens": 16, "ways": ["plain"], "optimizer": "sgd", "grow": False}

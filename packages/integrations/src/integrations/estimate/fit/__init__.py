@@ -6,8 +6,9 @@ For several ranks, ``tensor_parallel`` and ``pipeline`` make the model that one 
 holds, and ``seats`` tries the ways in each stage.
 """
 
-from integrations.estimate.fit.answer import Fit, Way
+from integrations.estimate.fit.answer import Fit, StageMemory, Way
 from integrations.estimate.fit.oom import explain_oom
 from integrations.estimate.fit.run import fit
+from integrations.estimate.fit.static_memory import Standing
 
-__all__ = ["Fit", "Way", "explain_oom", "fit"]
+__all__ = ["Fit", "StageMemory", "Standing", "Way", "explain_oom", "fit"]

@@ -52,7 +52,12 @@ class Way:
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes of a pipeline's stage that do not depend on the way: what stands, and the inputs with their buffers."""
+    """Bytes of a pipeline's stage that do not depend on the way.
+
+    Attributes:
+        standing: of weights, gradients and optimizer states on one rank.
+        inputs: of the inputs, and of the buffers for what other stages send.
+    """
 
     standing: Standing
     inputs: int
@@ -73,7 +78,7 @@ class Fit:
         micro_batches: how many batches a step sends through the pipeline.
         standing: bytes of weights, gradients and optimizer states; of the best way's stage.
         inputs: bytes of the inputs; likewise.
-        stages: both by stage; empty without a pipeline.
+        stages: ``standing`` and ``inputs`` of each stage; empty without a pipeline.
         ways: the ways that were tried, the cheapest in time first.
         answer: the first of them that fits; ``None`` if none does.
         batch, tokens: of the sample; ``tokens`` is ``None`` for a model of something else.

@@ -75,7 +75,8 @@ def find_seats(training: Training, ranks: Ranks, optimizer: Optimizer, room: Roo
         if id(stage.training) not in known:
             known[id(stage.training)] = Profiles(stage.training, find_blocks(model), device, unchunked)
         others = count_other_gradients(model)
-        share = RankShare(ranks.fsdp, find_units(model), ranks.pp > 1, ranks.micro_batches, stage.waiting, others)
+        units = find_units(model, ranks.fsdp)
+        share = RankShare(ranks.fsdp, units, ranks.pp > 1, ranks.micro_batches, stage.waiting, others)
         left = others if ranks.fsdp == 1 else 0  # a reduce-scatter takes a rank's own
         standing = count_static_memory(model, optimizer, training.together, ranks.fsdp, left)
         seats.append(

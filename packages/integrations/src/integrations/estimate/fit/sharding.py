@@ -10,6 +10,7 @@ from torch import nn
 
 from integrations.estimate.fit.layers import find_blocks
 from integrations.estimate.fit.profile import Moment, Profile
+from integrations.estimate.fit.static_memory import largest_shard
 from integrations.planner.optimizers import nbytes
 
 
@@ -17,28 +18,46 @@ from integrations.planner.optimizers import nbytes
 class Units:
     """The units of FSDP2, in bytes: each of the layers that are alike, and the rest of the model, the root.
 
+    FSDP2 pads each parameter so that all ranks' shards of it have the size of the largest. Its gathered parameters and
+    the inputs of its reduce-scatters are padded; gradients of backward are not.
+
     Attributes:
         count: how many layers there are.
-        block, block_gradients: parameters of a layer, and gradients of those that are trained.
-        root, root_gradients: the same of the rest.
+        block: padded parameters of a layer.
+        block_gradients: gradients of a layer's trained parameters.
+        block_shards: a rank's shards of these gradients.
+        root, root_gradients, root_shards: the same of the rest.
         head_gradients: how many bytes of the root's gradients backward makes before those of the layers.
     """
 
     count: int = 0
     block: int = 0
     block_gradients: int = 0
+    block_shards: int = 0
     root: int = 0
     root_gradients: int = 0
+    root_shards: int = 0
     head_gradients: int = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parameters."""
+        """Bytes of all parameters, padded."""
         return self.root + self.count * self.block
 
+    def count_shards(self, gradients: int) -> int:
+        """Return the bytes of a rank's shards of all gradients, which have ``gradients`` bytes.
 
-def find_units(model: nn.Module) -> Units:
-    """Return the units of a model. Parameters registered after the layers are taken to be used after them."""
+        Trained parameters that a step leaves out have no gradients. They are taken to be padded like the others.
+        """
+        shards = self.root_shards + self.count * self.block_shards
+        return math.ceil(gradients * shards / max(1, self.root_gradients + self.count * self.block_gradients))
+
+
+def find_units(model: nn.Module, fsdp: int) -> Units:
+    """Return the units of a model on ``fsdp`` ranks.
+
+    Parameters registered after the layers are taken to be used after them.
+    """
     blocks = find_blocks(model, fewest=2)
     count = 0 if blocks is None else blocks.size
     inside = [] if blocks is None else list(model.get_submodule(blocks.path).parameters())
@@ -48,16 +67,24 @@ def find_units(model: nn.Module) -> Units:
     last = max((place for place, one in enumerate(parameters) if id(one) in own), default=-1)
     behind = set(map(id, parameters[last + 1 :])) if own else set[int]()
 
-    def trained(given: list[nn.Parameter]) -> int:
-        return sum(nbytes(one) for one in given if one.requires_grad)
+    def trained(given: list[nn.Parameter]) -> list[nn.Parameter]:
+        return [one for one in given if one.requires_grad]
+
+    def whole(given: list[nn.Parameter]) -> int:
+        return sum(map(nbytes, given))
+
+    def shards(given: list[nn.Parameter]) -> int:
+        return sum(nbytes(largest_shard(one, fsdp)) for one in given)
 
     return Units(
         count=count,
-        block=sum(map(nbytes, inside)) // max(1, count),
-        block_gradients=trained(inside) // max(1, count),
-        root=sum(map(nbytes, rest)),
-        root_gradients=trained(rest),
-        head_gradients=trained([one for one in rest if id(one) in behind]),
+        block=fsdp * shards(inside) // max(1, count),
+        block_gradients=whole(trained(inside)) // max(1, count),
+        block_shards=shards(trained(inside)) // max(1, count),
+        root=fsdp * shards(rest),
+        root_gradients=whole(trained(rest)),
+        root_shards=shards(trained(rest)),
+        head_gradients=whole(trained([one for one in rest if id(one) in behind])),
     )
 
 
@@ -125,16 +152,16 @@ class RankShare:
         made, events = profile.parts[2], torch.arange(parts.shape[1])
         of_layers = (made - units.head_gradients).clamp(0, units.count * units.block_gradients)
         over = torch.div(of_layers, max(1, units.block_gradients), rounding_mode="floor")
-        parts[2] = over * units.block_gradients / self.fsdp
+        parts[2] = over * units.block_shards
         parts[3] += made - over * units.block_gradients  # whole until their unit is over
         loss_op, loss_steps = profile.loss
         backward = events >= forward + loss_steps
         layers = ((events < loss_op) | backward) & (over < max(1, units.count))
         prefetched = ~backward | (over < units.count - 1)
         reduced = backward & (over > 0)
-        parts[3] += prefetched * units.block + reduced * units.block_gradients
+        parts[3] += prefetched * units.block + reduced * self.fsdp * units.block_shards
         parts[4] = units.root + layers * units.block
-        return replace(profile, parts=parts, gradients=math.ceil(profile.gradients / self.fsdp))
+        return replace(profile, parts=parts, gradients=units.count_shards(profile.gradients))
 
     def _gathered(self, profile: Profile) -> Profile:
         """Return the profile of a stage under ``fully_shard(..., reshard_after_forward=False)``.
@@ -145,7 +172,7 @@ class RankShare:
         units = self.units
         parts = profile.parts.clone()
         parts[4] = units.nbytes
-        released = units.root + units.root_gradients - units.root_gradients / self.fsdp
-        end = max(units.root_gradients, units.block_gradients - released)
+        released = units.root + units.root_gradients - units.root_shards
+        end = max(self.fsdp * units.root_shards, self.fsdp * units.block_shards - released)
         last = torch.tensor([0, 0, profile.gradients, end, units.nbytes], dtype=parts.dtype)
         return replace(profile, parts=torch.cat((parts, last[:, None]), 1))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from integrations.planner.optimizers import Optimizer, nbytes
 
@@ -39,7 +39,7 @@ class Standing:
 def count_static_memory(
     model: nn.Module, optimizer: Optimizer, together: bool, fsdp: int = 1, others: int = 0
 ) -> Standing:
-    """What is there for a model, on each of the ranks that shard weights, gradients and states.
+    """Return the static memory of a training, on the one of the ranks that share it that takes the most.
 
     Args:
         model: the model, of any device.
@@ -50,15 +50,23 @@ def count_static_memory(
     """
     parameters = list(model.parameters())
     trained = [one for one in parameters if one.requires_grad]
-
-    def shared(count: int) -> int:
-        return math.ceil(count / fsdp)
-
+    shards = [largest_shard(one, fsdp) for one in trained]
     return Standing(
         parameters=sum(one.numel() for one in parameters),
         trained=sum(one.numel() for one in trained),
-        weights=shared(sum(map(nbytes, parameters))) + sum(map(nbytes, model.buffers())),
-        gradients=shared(sum(map(nbytes, trained))) + others,
-        states=shared(optimizer.states(trained)),
-        step=shared(optimizer.temporaries(trained, together)),
+        weights=sum(nbytes(largest_shard(one, fsdp)) for one in parameters) + sum(map(nbytes, model.buffers())),
+        gradients=sum(map(nbytes, shards)) + others,
+        states=optimizer.states(shards),
+        step=optimizer.temporaries(shards, together),
     )
+
+
+def largest_shard(parameter: Tensor, fsdp: int) -> Tensor:
+    """Return the largest part of a parameter on one of ``fsdp`` ranks, on ``meta``.
+
+    FSDP2 divides dimension 0 as ``torch.chunk`` does. The first rank has the largest part of each parameter.
+    """
+    if fsdp == 1 or not parameter.dim():
+        return parameter
+    rows = -(-parameter.shape[0] // fsdp)
+    return torch.empty((rows, *parameter.shape[1:]), dtype=parameter.dtype, device="meta")

@@ -61,9 +61,10 @@ class Training:
 
     @property
     def tokens(self) -> int | None:
-        """The length of the sequences; ``None`` for inputs that are none."""
-        given = (self.kwargs.get(IDS), self.kwargs.get(EMBEDS))
-        return next((one.shape[1] for one in given if isinstance(one, Tensor) and one.dim() >= 2), None)
+        """The length of the sequences; ``None`` unless ``input_ids`` of (batch, tokens) or ``inputs_embeds`` of (batch,
+        tokens, hidden) are given by name."""
+        given = ((self.kwargs.get(IDS), 2), (self.kwargs.get(EMBEDS), 3))
+        return next((one.shape[1] for one, dims in given if isinstance(one, Tensor) and one.dim() == dims), None)
 
     @property
     def positions(self) -> int | None:
@@ -129,7 +130,8 @@ def make_training(
 
     Raises:
         TypeError: ``model`` is neither a module nor a configuration.
-        ValueError: there is no sample and no size of one, or a language model's sample has no labels.
+        ValueError: there is no sample and no size of one, a language model's sample has no labels, or ``tokens`` is
+            given for a sample without sequences of tokens.
     """
     given: Any = None
     if isinstance(model, nn.Module):
@@ -152,6 +154,11 @@ def make_training(
     args, kwargs = (given.args, dict(given.kwargs)) if sample is None else _inputs(sample)
     found = with_adapters(precision.of(found).train(), lora)
     training = Training(name, found, args, kwargs, loss, precision.autocast, on == "cuda")
+    if sample is not None and tokens is not None and training.tokens is None:
+        raise ValueError(
+            f"tokens must be left out for these args of {name}, got {tokens}: it resizes {IDS} of (batch, tokens) or "
+            f"{EMBEDS} of (batch, tokens, hidden), given by name"
+        )
     training = training.sized(batch if sample is not None else None, tokens if sample is not None else None)
     _require_labels(training)
     return training

@@ -100,7 +100,7 @@ class Tries:
         for name in WAYS:
             if names is not None and name not in names:
                 continue
-            if names is None and name in PLANS and fits:
+            if names is None and name in PLANS and fits and not self._unplanned:
                 yield Tried(Way(name, "", note="not searched, since a way above fits"), None)
                 continue
             tried = getattr(self, f"_{name}")()
