@@ -145,15 +145,17 @@ class Fit:
         return next((way.peak for way in self.ways if way.name == "plain"), 0)
 
     def way(self, name: str) -> Way:
-        """A way by its name.
+        """Return a way by its name.
 
         Raises:
-            KeyError: it was not tried.
+            KeyError: it was not tried. The message says why, or names the ways that were.
         """
         for way in self.ways:
-            if way.name == name:
+            if way.name == name and way.peak:
                 return way
-        raise KeyError(f"the name must be one of {', '.join(way.name for way in self.ways)}, got {name!r}")
+            if way.name == name:
+                raise KeyError(f"{name!r} has no peak: {way.note}; pass ways=[{name!r}] to try it alone")
+        raise KeyError(f"the name must be one of {', '.join(way.name for way in self.ways if way.peak)}, got {name!r}")
 
     def to_json(self) -> str:
         """All of it as JSON, in bytes, with ``fits``, ``code`` and ``total``."""
