@@ -74,7 +74,7 @@ class Fit:
         standing: bytes of weights, gradients and optimizer states; of the best way's stage.
         inputs: bytes of the inputs; likewise.
         stages: both by stage; empty without a pipeline.
-        ways: the ways that were tried, the cheapest in time first.
+        ways: the ways, the cheapest in time first; those that were not tried have a peak of 0.
         answer: the first of them that fits; ``None`` if none does.
         batch, tokens: of the sample; ``tokens`` is ``None`` for a model of something else.
         largest_batch: the largest batch that fits in the way ``grown``; 0 if not even one does, ``None`` if not known.
