@@ -50,14 +50,15 @@ def test_the_cheapest_that_fits_is_the_answer():
 def test_plans_are_searched_where_nothing_before_them_fits():
     fit = integrations.fit(config_of(), memory="1GiB", tokens=32, grow=False)
     assert [way.name for way in fit.ways] == ["plain", "chunked", "recompute", "lean", "plan", "checkpoint"]
-    assert fit.way("recompute").peak == fit.way("plan").peak == 0
-    assert "not searched" in fit.way("plan").note
+    with pytest.raises(KeyError, match=r"'plan' has no peak: not searched.*; pass ways=\['plan'\]"):
+        fit.way("plan")
     options = {"tokens": 256, "ways": ["plan"], "grow": False, "reserve": 0}
     least = integrations.fit(config_of(), memory=fit.way("chunked").peak, **options).way("plan")
     assert not least.fits
     narrow = integrations.fit(config_of(), memory=least.peak, **options)
     assert narrow.way("plan").error == 0.1
     assert narrow.way("plan").fits  # the first step, too
+    assert narrow.code
     with pytest.raises(KeyError, match="got 'other'"):
         fit.way("other")
 
@@ -125,6 +126,20 @@ def test_larger_inputs_of_an_exact_plan_are_judged_by_an_exact_way():
 def test_a_way_that_was_not_searched_has_no_error():
     missing = integrations.fit(llama(), sample(), memory="64GiB", grow=False)
     assert [line.split("│")[5].strip() for line in str(missing).splitlines() if line.startswith("│ plan")] == [""]
+
+
+def test_inputs_on_meta():
+    model, options = llama(), {"memory": 8 * MIB, "ways": ["chunked", "recompute"]}
+    here = integrations.fit(model, sample(), **options)
+    there = {name: tensor.to("meta") for name, tensor in sample().items()}
+    assert integrations.fit(model, there, **options) == here
+
+
+def test_a_plan_counts_gradients_that_are_there():
+    options = {"memory": "least", "optimizer": "sgd", "ways": ["recompute"], "grow": False, "accumulate": True}
+    fit = integrations.fit(llama(), sample(), **options)
+    assert fit.best.gradients == fit.gradients
+    assert fit.best.peak > fit.weights + fit.gradients + fit.inputs
 
 
 def test_inputs_that_do_not_fit_at_all():

@@ -191,13 +191,41 @@ def test_larger_inputs_of_several_ranks():
     assert not integrations.fit(config_of(LAYERS), ways=["plain"], fsdp=2, tp=2, pp=2, **options).fits
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_plan_leaves_room_for_what_its_rank_gathers(accumulate):
+    options = {**OPTIONS, "ways": ["recompute"], "fsdp": 2, "accumulate": accumulate, "reserve": 0}
+    least = integrations.fit(config_of(LAYERS), **{**options, "memory": "least"}).best
+    assert least.gathered
+    for factor in (1, 1.1, 1.3, 2):
+        memory = int(factor * least.peak)
+        way = integrations.fit(config_of(LAYERS), **{**options, "memory": memory}).way("recompute")
+        assert way.code
+        assert way.peak <= memory
+        assert way.fits
+    none = integrations.fit(config_of(LAYERS), **{**options, "memory": least.peak * 9 // 10}).way("recompute")
+    assert not none.fits
+    assert none.peak == least.peak
+
+
+def test_a_plan_for_ranks_recomputes_within_units():
+    """As that of the sharded model does, so that both take the same budget."""
+    profiles = seat_of(2, 1).profiles
+    units = [f"model.layers.{number}" for number in range(LAYERS)]
+    for sharded in (True, False):
+        schedule = profiles.plan(0.0, True, sharded).schedule
+        assert (schedule.within(units).recomputed == schedule.recomputed) is sharded
+
+
 def test_plans_and_chunks_are_not_forecast_for_parts_of_a_model():
     fit = integrations.fit(config_of(LAYERS), tp=2, **OPTIONS)
     assert [way.name for way in fit.ways] == ["plain", "recompute", "lean", "plan", "checkpoint"]
     for sizes in ({"tp": 2}, {"pp": 2}):
         for memory in ("800KiB", "3MiB", "1GiB"):  # so that no way fits, some do, or the first does
             fit = integrations.fit(config_of(LAYERS), **sizes, **{**OPTIONS, "memory": memory})
-            assert {fit.way(name).note for name in PLANS} == {why_unplanned(Ranks(**sizes))}
+            assert {way.note for way in fit.ways if way.name in PLANS} == {why_unplanned(Ranks(**sizes))}
+    narrow = integrations.fit(config_of(LAYERS), tp=2, **{**OPTIONS, "memory": "800KiB"})
+    with pytest.raises(KeyError, match="'plan' has no peak: plans are not forecast with tensor parallelism"):
+        narrow.way("plan")
     for sizes, way in (({"tp": 2}, "plan"), ({"pp": 2}, "recompute"), ({"tp": 2}, "chunked"), ({"pp": 2}, "chunked")):
         with pytest.raises(ValueError, match=f"ways must not name '?{way}'? for this.*leave it out"):
             integrations.fit(config_of(LAYERS), ways=[way], **sizes, **OPTIONS)

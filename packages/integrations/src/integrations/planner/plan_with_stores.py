@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -17,7 +18,7 @@ from integrations.capture.costs.rates import Rating, constant
 from integrations.capture.costs.workspaces import with_workspaces_of_cudnn
 from integrations.capture.errors import NoPartCaptured
 from integrations.capture.graphs.graph import Graph
-from integrations.capture.graphs.sharding import get_class, is_tensor_parallel
+from integrations.capture.graphs.sharding import get_class, is_tensor_parallel, within_units
 from integrations.capture.loss import Loss
 from integrations.planner.accumulation import WITH_ROUNDING
 from integrations.planner.bounds import ONLY_RECOMPUTE, USUAL_ERROR, Bounds
@@ -52,6 +53,7 @@ def planned(
     rating: Rating = constant,
     bits: BitPlan | None = None,
     estimates: Weigh | None = None,
+    units: Collection[str] = (),
 ) -> Plan:
     """Return the plan of the least peak, with all plans that no other beats in both peak and time.
 
@@ -71,6 +73,7 @@ def planned(
         bits: the bits that an adaptive level gives its tensors, once it has measured them.
         estimates: gives candidates their weights where rounding is allowed. With it, an exact plan has a function that
             estimates what rounding would allow, under ``WITH_ROUNDING``. The function holds the captures.
+        units: the paths of modules that ``fully_shard`` will be given. Those that it was given are known.
 
     Raises:
         NoPartCaptured: the model is in tensor parallel, and plans may round by the bound on the error.
@@ -93,7 +96,8 @@ def planned(
         options: dict[str, Any] = {"real": real, "loss": loss, "holds_outputs": holds_outputs}
         # Between two captures, another thread may change what they can get at.
         reach = known if known.alone else find_reachable_state(model, args, kwargs)
-        return capture_reaching(reach, model, args, kwargs, hooks=seen.hooks, costs=costs, **options), seen
+        graph = capture_reaching(reach, model, args, kwargs, hooks=seen.hooks, costs=costs, **options)
+        return within_units(graph, units), seen
 
     def with_candidates(
         graph: Graph, seen: Seen, rounded: bool, bounds: Bounds, weigh: Weigh = weigh

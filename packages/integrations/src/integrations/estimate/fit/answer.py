@@ -79,7 +79,7 @@ class Fit:
         standing: bytes of weights, gradients and optimizer states; of the best way's stage.
         inputs: bytes of the inputs; likewise.
         stages: ``standing`` and ``inputs`` of each stage; empty without a pipeline.
-        ways: the ways that were tried, the cheapest in time first.
+        ways: the ways, the cheapest in time first; those that were not tried have a peak of 0.
         answer: the first of them that fits; ``None`` if none does.
         batch, tokens: of the sample; ``tokens`` is ``None`` for a model of something else.
         largest_batch: the largest batch that fits in the way ``grown``; 0 if not even one does, ``None`` if not known.
@@ -150,15 +150,17 @@ class Fit:
         return next((way.peak for way in self.ways if way.name == "plain"), 0)
 
     def way(self, name: str) -> Way:
-        """A way by its name.
+        """Return a way by its name.
 
         Raises:
-            KeyError: it was not tried.
+            KeyError: it was not tried. The message says why, or names the ways that were.
         """
         for way in self.ways:
-            if way.name == name:
+            if way.name == name and way.peak:
                 return way
-        raise KeyError(f"the name must be one of {', '.join(way.name for way in self.ways)}, got {name!r}")
+            if way.name == name:
+                raise KeyError(f"{name!r} has no peak: {way.note}; pass ways=[{name!r}] to try it alone")
+        raise KeyError(f"the name must be one of {', '.join(way.name for way in self.ways if way.peak)}, got {name!r}")
 
     def to_json(self) -> str:
         """All of it as JSON, in bytes, with ``fits``, ``code`` and ``total``."""

@@ -12,7 +12,7 @@ from integrations.capture.capture import capture
 from integrations.capture.costs.calibrating import calibrated
 from integrations.capture.costs.modelled import by
 from integrations.capture.costs.rates import Rates, constant
-from integrations.estimate.fit.layers import Blocks, shortened
+from integrations.estimate.fit.layers import Blocks, find_blocks, shortened
 from integrations.estimate.fit.profile import Profile, make_profile
 from integrations.estimate.fit.stored import stored_profile
 from integrations.estimate.fit.trainings import Training
@@ -83,13 +83,15 @@ class Profiles:
             return self._captured(training, copy.deepcopy(training.model), way, chunked)
         return found
 
-    def plan(self, error: float, chunked: bool) -> Plan:
+    def plan(self, error: float, chunked: bool, sharded: bool) -> Plan:
         """The plan of the least memory for the whole model, with all plans that none other beats.
 
         Args:
             error: the bound on the gradient's error.
             chunked: whether the loss is computed in chunks.
+            sharded: whether FSDP2 shards the model. Then nothing is recomputed across its units.
         """
+        blocks = find_blocks(self.training.model, fewest=2) if sharded else None
         model = self._changed(copy.deepcopy(self.training.model), "kept", chunked)
         with self.training.surroundings():
             return planned(
@@ -102,6 +104,7 @@ class Profiles:
                 weigh=ErrorModel(model, error).weigh if error else usual,
                 rating=self._rates,
                 estimates=ErrorModel(model, USUAL_ERROR).weigh,
+                units=() if blocks is None else [f"{blocks.path}.{number}" for number in range(blocks.size)],
             )
 
     def _rates(self, device: str, dtype: torch.dtype) -> Rates:
@@ -146,6 +149,6 @@ class Profiles:
 
 
 def profile_of_choice(plan: Plan, choice: Choice) -> Profile:
-    """The profile of a step that follows a choice of a plan's front."""
+    """The profile of a step that follows a choice of a plan's front, or of that of its ``accumulating`` plan."""
     candidates = plan.candidates_for(choice)
     return make_profile(plan.graph_of(choice), candidates, *chosen_entries(choice, candidates))

@@ -74,8 +74,9 @@ def fit(
             type, or the path of a ``config.json``. For a compressed model, the result is that of the model without
             compression.
         args: the inputs of one training step, as for ``integrations.plan``: a tuple, a mapping by name, or the only
-            input; floating-point tensors may be on ``meta``. Those of a language model have labels. ``None``: ``batch``
-            sequences of ``tokens`` tokens. ``sample`` is an older name.
+            input. Tensors may be on ``meta``, except those whose elements the forward looks at, such as a mask. Those
+            of a language model have labels. ``None``: ``batch`` sequences of ``tokens`` tokens. ``sample`` is an older
+            name.
         kwargs: further inputs by name.
         memory: bytes of the device, as an int or a string such as ``"24GiB"``; or, if the device is available, a
             fraction of its memory, such as ``0.9`` or ``"90%"``, or ``"auto"`` for its free memory plus the memory that

@@ -188,7 +188,8 @@ def _inputs(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _input(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return value.detach().to("meta") if value.is_floating_point() else value.detach().cpu()
+    value = value.detach()
+    return value.to("meta") if value.is_floating_point() or value.is_meta else value.cpu()
 
 
 def _require_labels(training: Training) -> None:

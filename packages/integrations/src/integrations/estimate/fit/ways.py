@@ -14,7 +14,7 @@ from integrations.estimate.fit.static_memory import Standing
 from integrations.estimate.forecast.checkpoints import make_code
 from integrations.planner.accumulation import WITH_ROUNDING
 from integrations.planner.bounds import USUAL_ERROR
-from integrations.planner.budget import AUTO, LEAST
+from integrations.planner.budget import AUTO, LEAST, resolve_bytes
 from integrations.planner.plan import Plan
 from integrations.report.words import format_bytes
 
@@ -161,22 +161,43 @@ class Tries:
         if left <= 0 and not self._room.least:
             return Tried(Way(name, "", error=error, note="weights, gradients and states leave no room"), None)
         chunked = not self._profiles.unchunked
-        front = self._profiles.plan(error, chunked)
-        rounding = front.others.pop(WITH_ROUNDING, None)
-        if not self._room.fresh:
-            front = front.accumulating
-        memory = LEAST if self._room.least else _in_words(left)
-        asked = AUTO if self._room.auto else memory
-        code = _COMPRESS.format(f'memory="{asked}"{words}{self._loss}')
-        try:
-            found, note = front.within(memory), ""
-        except ValueError:
-            found, note, code = front, "the least memory that a plan was found for", ""
-        if code and rounding is not None:
-            note = self._with_rounding(rounding, memory, found)
+        sharded = self._room.share.fsdp > 1
+        made = self._profiles.plan(error, chunked, sharded)
+        rounding = made.others.pop(WITH_ROUNDING, None)
+        front = made if self._room.fresh else made.accumulating
+        memory, found = (LEAST, front.within(LEAST)) if self._room.least else self._within(made, front, left)
+        code, note = "", ""
+        if found is None:
+            found, note = front, "the least memory that a plan was found for"
+        else:
+            asked = AUTO if self._room.auto and not sharded else memory  # "auto" counts nothing that FSDP2 gathers
+            code = _COMPRESS.format(f'memory="{asked}"{words}{self._loss}')
+            note = "" if rounding is None else self._with_rounding(rounding, memory, found)
         does = in_words(found) if code else ""
         more = {"time": 1 + found.overhead, "error": error if found.choice.rounds else 0.0, "does": does, "note": note}
-        return self._judged(name, code, profile_of_choice(found, found.choice), PLANNED, chunked, **more)
+        return self._judged(name, code, profile_of_choice(made, found.choice), PLANNED, chunked, **more)
+
+    def _within(self, made: Plan, front: Plan, left: int) -> tuple[str, Plan | None]:
+        """Return the largest budget whose plan fits, and this plan; ``None`` if none fits.
+
+        Budgets do not count what FSDP2 adds to a step, which depends on the plan: on when its peak is.
+
+        Args:
+            made: the plan for steps that make the gradients.
+            front: the plan for steps as they are here, with all that none other beats.
+            left: the budget if FSDP2 gathers nothing.
+        """
+        least = front.front[0].peak
+        while left >= least:
+            memory = _in_words(left)
+            if resolve_bytes(memory, 0) < least:
+                memory = f"{left}B"
+            found = front.within(memory)
+            _, total, at_step = self._room.peak(profile_of_choice(made, found.choice))
+            if total <= self._room.available or at_step:  # no plan takes less in the optimizer's step
+                return memory, found
+            left = found.peak - 1
+        return "", None
 
     def _with_rounding(self, make: Callable[[], Plan], memory: str, exact: Plan) -> str:
         """Return what a plan that may round would take, in words."""
