@@ -111,8 +111,8 @@ def _computed(logits: Derived, function: Callable[[Tensor], Tensor]) -> Tensor:
     """Return what a function of the hidden states computes, which are numbers of logits, without the logits."""
     source = logits.source
     with torch.set_grad_enabled(logits.differentiable and torch.is_grad_enabled()):
-        source.in_chunks(_rows(logits), source.answered)
         found: Tensor = source.compute(function, logits.hidden)
+        source.in_chunks(_rows(logits), source.answered)
     source.answered = True
     return found
 
