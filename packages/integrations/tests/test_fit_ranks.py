@@ -209,8 +209,8 @@ def test_a_plan_leaves_room_for_what_its_rank_gathers(accumulate):
 
 def test_a_plan_for_ranks_recomputes_within_units():
     """As that of the sharded model does, so that both take the same budget."""
-    profiles = seat_of(2, 1).profiles
-    units = [f"model.layers.{number}" for number in range(LAYERS)]
+    profiles = seat_of({"fsdp": 2, "tp": 1}).profiles
+    units = frozenset(f"model.layers.{number}" for number in range(LAYERS))
     for sharded in (True, False):
         schedule = profiles.plan(0.0, True, sharded).schedule
         assert (schedule.within(units).recomputed == schedule.recomputed) is sharded
