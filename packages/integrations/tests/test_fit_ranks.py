@@ -56,8 +56,8 @@ CASES = {
 }
 
 # Beside small tensors of indices. The last tensors of a recomputation are held a little longer than in a capture, and
-# so is what a level restores. At lean a rank of FSDP2 and tensor parallelism recomputes some results from copies of small
-# weights that it has gathered, and the forecast stores these results: 5.8 % too much here.
+# so is what a level restores. At lean a rank of FSDP2 and tensor parallelism recomputes some results from copies of
+# small weights that it has gathered, and the forecast stores these results: 5.8 % too much here.
 OFF = {"plain": 0.01, "checkpoint": 0.05, "lean": 0.06}
 BUFFERS = 2 * 4 * 8  # bytes of the frequencies of rotary embeddings, which the model has twice
 
