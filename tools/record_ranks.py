@@ -95,7 +95,7 @@ def in_torchtitan() -> Iterator[Row]:
         found = json.loads((Path(folder) / "1.json").read_text())  # the last stage of a pipeline has the loss
     for name, steps in found.items():
         mesh, _, way = name.rpartition(" ") if not name.endswith("compiled") else (*name.split(" ", 1)[:1], "", name)
-        if mesh in ("", "whole", "resumed") or "plain" in name:
+        if mesh in ("", "whole", "resumed", "another") or "plain" in name:
             continue
         way = name.removeprefix(f"{mesh} ")
         plain = found[f"{mesh} plain, compiled" if way.endswith("compiled") else f"{mesh} plain"]
