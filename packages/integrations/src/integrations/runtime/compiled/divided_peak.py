@@ -21,12 +21,10 @@ class StepBytes(NamedTuple):
     Attributes:
         peak: the activation peak.
         held: what is alive between forward and backward.
-        gradients: those of the parameters that the peak leaves out.
     """
 
     peak: int
     held: int
-    gradients: int
 
 
 def count_peak(
@@ -71,8 +69,7 @@ def count_peak(
     most += [held + nbytes for nbytes in alive]
     between = sum(one.nbytes for one in ahead.lasting if one not in waiting or one in returned)
     between += sum(one.nbytes for one in waiting.values()) + behind.count_copies()
-    left_out = 0 if plan.graph.accumulates else gradients
-    return StepBytes(max(most, default=0) - left_out, between, left_out)
+    return StepBytes(max(most, default=0) - (0 if plan.graph.accumulates else gradients), between)
 
 
 def _find_waiting(graph: GraphMemory, forms: dict[Node, Stored]) -> dict[Memory, Waiting]:

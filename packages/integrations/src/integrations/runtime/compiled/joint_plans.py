@@ -53,7 +53,7 @@ class JointPlan:
         recomputed: how many values backward recomputes.
         peak: bytes of the activation peak, as counted.
         held: bytes that are alive between forward and backward.
-        gradients: bytes of parameters' gradients that the peak leaves out.
+        gradients: bytes of parameters' gradients that the peak leaves out, as far as they are known.
         rounded: how many values wait in fewer bits.
         variance: the predicted square of the gradient's relative error.
         shares: of one of several graphs, the plans that it would get with other budgets; the least share first.

@@ -11,7 +11,7 @@ import hashlib
 import operator
 import sys
 import threading
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cache
 from typing import Any
 
@@ -47,7 +47,7 @@ from integrations.runtime.compiled.joint_plans import (
 from integrations.runtime.compiled.joint_search import JointChoice, JointSearch, can_round, count_together
 from integrations.runtime.compiled.joint_step import decides_by
 from integrations.runtime.compiled.scheduling import hash_sources, schedule_for_budget
-from integrations.runtime.compiled.sizes import Limits, find_unknown_size
+from integrations.runtime.compiled.sizes import Limits, find_unknown_size, largest
 from integrations.runtime.compiled.stored import Stored, find_stored
 
 _REGION = "ac_graph_id"  # torch compares it where checkpoints follow each other
@@ -136,6 +136,7 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
         most = target = int(SHARED * most)
     elif larger:
         most = target = find_allowed(plan, max(search.count_plain(gm)[0], plan.uncompressed_peak))
+    gradients = 0 if plan.graph.accumulates else _count_gradients(gm.graph, options)
     best: tuple[JointPlan, Any] | None = None
     joint, shares = gm.graph, tuple[Share, ...]()
     for attempt in range(1, _ATTEMPTS + 1):
@@ -152,7 +153,7 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
         rounded = sum(one.form.rounds for one in stored)
         variance = choice.variance if rounded else 0.0
         recomputed = len(choice.schedule.recomputed)
-        found = JointPlan(recomputed, peak, counted.held, counted.gradients, rounded, variance, shares)
+        found = JointPlan(recomputed, peak, counted.held, gradients, rounded, variance, shares)
         taken = count_together(found.peak, found.held, runs)
         if best is None or taken < count_together(best[0].peak, best[0].held, runs):
             best = found, divided
@@ -169,6 +170,19 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
         plan.others[JOINT] = best[0]
     joint_plans[best[1][0].graph] = best[0]
     return best[1]
+
+
+def _count_gradients(joint: Graph, options: Mapping[str, Any]) -> int:
+    """The bytes of the parameters' gradients that a joint graph returns, as far as torch says which inputs these are.
+
+    Args:
+        joint: the graph, which returns a gradient or ``None`` for each of its inputs behind the forward's results.
+        options: as for ``partition``.
+    """
+    results = joint.output_node().args[0][options["num_fwd_outputs"] :]  # type: ignore[index]
+    places = options.get("static_lifetime_input_indices") or ()
+    found = [results[place] for place in places if place < len(results)]
+    return sum(largest(one.meta["val"].nbytes) for one in found if isinstance(one, Node))
 
 
 def _may_repeat(node: Node) -> bool:
