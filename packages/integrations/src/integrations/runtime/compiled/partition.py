@@ -179,7 +179,7 @@ def _count_gradients(joint: Graph, options: Mapping[str, Any]) -> int:
         joint: the graph, which returns a gradient or ``None`` for each of its inputs behind the forward's results.
         options: as for ``partition``.
     """
-    results = joint.output_node().args[0][options["num_fwd_outputs"] :]  # type: ignore[index]
+    results: list[Any] = list(joint.output_node().args[0])[options["num_fwd_outputs"] :]  # type: ignore[arg-type]
     places = options.get("static_lifetime_input_indices") or ()
     found = [results[place] for place in places if place < len(results)]
     return sum(largest(one.meta["val"].nbytes) for one in found if isinstance(one, Node))
