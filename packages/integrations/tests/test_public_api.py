@@ -34,6 +34,7 @@ OF_LIBRARIES = {
     "integrations.lightning": "lightning",
     "integrations.pyg": "torch_geometric",
     "integrations.timm": "timm",
+    "integrations.torchtitan": "torchtitan",
 }
 PAGES = (
     *("README.md", "packages/*/README.md"),
