@@ -17,7 +17,7 @@ from integrations.capture.graphs.sharding import distributed
 from integrations.planner.sensitivity.bit_plan import BitPlan, plan_of
 from integrations.planner.sensitivity.measurement import Measurement, compute_mean
 from integrations.planner.sensitivity.probe import Probe
-from integrations.planner.sensitivity.ranks import agreed, ranks_can_meet
+from integrations.planner.sensitivity.ranks import agreed, ranks_run_alike
 from integrations.planner.sensitivity.trial_run import trial
 from integrations.policies.levels import Level
 
@@ -109,7 +109,8 @@ class Adapter:
         with self._lock.held:
             if self._attempt is not None:
                 self._collect()
-                self._settle(level, alone=not (model is None or self.blocks or ranks_can_meet(model)))
+                alone = distributed() and not (model is None or self.blocks or ranks_run_alike(model))
+                self._settle(level, alone)
             if step >= self._next:
                 self._probe, self._attempt = Probe(level.bits, level.seed, step, self.blocks), step
             return self._plan, self._probe

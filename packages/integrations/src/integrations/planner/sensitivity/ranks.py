@@ -39,12 +39,17 @@ def ranks_can_meet(model: nn.Module) -> bool:
     if not distributed():
         return False
     around = get_active_ddp_module()
-    if _joins(around):
+    if _joins(around) or (around is not None and around.module is not model):
         return False
-    if around is not None:
-        ranks = torch.distributed.get_world_size(around.process_group)
-        return around.module is model and ranks == torch.distributed.get_world_size()
-    return is_unit(model) and _get_ranks(model) == torch.distributed.get_world_size()
+    return ranks_run_alike(model)
+
+
+def ranks_run_alike(model: nn.Module) -> bool:
+    """Return whether all ranks run the same model at the same time: it is in DistributedDataParallel, or a unit of
+    ``fully_shard``, over all of them."""
+    around = get_active_ddp_module()
+    ranks = _get_ranks(model) if around is None else torch.distributed.get_world_size(around.process_group)
+    return ranks == torch.distributed.get_world_size() and (around is not None or is_unit(model))
 
 
 def _joins(around: Any) -> bool:
