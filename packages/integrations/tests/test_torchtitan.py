@@ -98,7 +98,7 @@ def test_the_example_of_the_docs_is_a_configuration(monkeypatch):
     [
         ({"level": "L9"}, ValueError, "level must be one of"),
         ({"memory": -1}, ValueError, "memory must be above 0"),
-        ({"levels": "L1"}, TypeError, "levels"),
+        ({"levels": "L1"}, ValueError, "options of a level are .* got .levels."),
         ({"loss": "chunked"}, TypeError, "torchtitan has its own loss in chunks"),
         ({"memory": "40GiB", "options": {"memory": "10GiB"}}, TypeError, "options must be options of the level"),
     ],
