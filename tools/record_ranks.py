@@ -131,9 +131,9 @@ def main() -> None:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     print("# ranks\n")
     print(
-        "What compression does where ranks share a model, on small transformers: bytes that a rank saves for backward, "
-        "how many times fewer it stores, how many times fewer the same model stores on one rank, and how far gradients "
-        "or losses are from those without compression. `python tools/record_ranks.py > docs/results/ranks.md`; "
+        "Compression on several ranks, for small transformers: the bytes that a rank saves for backward without "
+        "compression and with it, the ratio of both, the same ratio on one rank, and the error of gradients or losses. "
+        "`python tools/record_ranks.py > docs/results/ranks.md`; "
         f"gloo on a CPU, Python {platform.python_version()}, {installed()}; commit {commit.strip()}; "
         f"{datetime.now(UTC):%Y-%m-%d}."
     )

@@ -99,7 +99,7 @@ class Compression(Configurable):  # type: ignore[misc]
         self._applied: list[nn.Module] = []
 
     def apply(self, model: nn.Module) -> None:
-        """Compresses a model. A part of a model that this has compressed, such as an encoder, is left as it is."""
+        """Compress a model. Leave out a part of one that is compressed already, such as its encoder."""
         if any(model is module for whole in self._applied for module in whole.modules()):
             return
         training = _training(self.config)

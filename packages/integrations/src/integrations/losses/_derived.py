@@ -88,8 +88,8 @@ class Source:
             function: its name.
 
         Raises:
-            ValueError: the plan that is followed does not count them; or a loss was computed without them, and ranks
-                would have to gather them now, of which only some may be here.
+            ValueError: the plan that is followed does not count them; or a loss was computed without them, and all
+                ranks would have to gather them now, but some may not be here.
         """
         if self.answered and not self.made and any(one.is_gathered for one in self._alive()):
             raise ValueError(

@@ -99,8 +99,8 @@ class VocabularyShard:
 
 
 def own_classes(classes: Tensor, first: int, count: int, of_all: int) -> tuple[Tensor, Tensor]:
-    """The same for a rank with ``count`` classes from ``first``, of ``of_all`` classes of all ranks. A class of no rank
-    stays as it is, which is no place either, so that indexing raises."""
+    """The same for a rank with ``count`` classes from ``first``, of ``of_all`` classes of all ranks. A number that
+    is no class stays as it is, so that indexing with it raises."""
     places = classes - first
     known = (classes >= 0) & (classes < of_all)
     return torch.where(known, places.clamp(0, count - 1), classes), (places >= 0) & (places < count)
@@ -123,7 +123,7 @@ def why_whole(weight: Tensor, bias: Tensor | None) -> str:
             )
     mesh = weight.device_mesh  # type: ignore[attr-defined]
     if (mesh.size() - 1) * _most(len(weight), mesh) >= len(weight):
-        return f"a rank has none of the {len(weight)} classes, of which each of the {mesh.size()} ranks must have one"
+        return f"a rank has none of the {len(weight)} classes, but each of the {mesh.size()} ranks must have one"
     return ""
 
 

@@ -211,9 +211,9 @@ def _notes(optimizer: str, ranks: Ranks, scaled: bool, short: bool) -> tuple[str
         found.append(f"FSDP2 is taken to shard each layer and the rest{kept}.")
     if ranks.pp > 1:
         found.append(
-            f"The batch is that of a micro-batch. A step has {ranks.micro_batches} of them, of which the first stage "
-            f"holds {min(ranks.pp, ranks.micro_batches)} (1F1B). Pass return_outputs=False to the schedule's step: by "
-            "default, the last stage also keeps the logits of all of them, which are not counted."
+            f"The batch is one micro-batch. A step has {ranks.micro_batches} of them, and the first stage holds "
+            f"{min(ranks.pp, ranks.micro_batches)} at once (1F1B). Pass return_outputs=False to the schedule's step: "
+            "by default, the last stage also keeps the logits of all of them, which are not counted."
         )
     if scaled:
         found.append(

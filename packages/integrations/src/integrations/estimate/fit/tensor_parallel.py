@@ -108,9 +108,9 @@ def _require_divisible(name: str, size: int | None, tp: int) -> None:
 
 
 class SharedEmbedding(nn.Embedding):
-    """An embedding of which each rank has some words, and whose output is an all-reduce's.
+    """An embedding whose words are shared among the ranks, and whose output comes from an all-reduce.
 
-    DTensors make the gradient of all words on each rank, of which a rank's part is a view.
+    DTensors make the gradient of all words on each rank. A rank's part is a view of it.
     """
 
     words: int
