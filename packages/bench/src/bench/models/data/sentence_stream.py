@@ -25,12 +25,14 @@ class Text:
         what: which they are, in words.
         vocabulary: how many numbers there are.
         train, held_out: ``Int64[Tensor, "words"]``.
+        unit: what the numbers stand for, in words.
     """
 
     what: str
     vocabulary: int
     train: Tensor
     held_out: Tensor
+    unit: str = "words and marks"
 
     @property
     def guess(self) -> float:
@@ -39,7 +41,7 @@ class Text:
 
     def __str__(self) -> str:
         return (
-            f"{self.what} ({len(self.train):,} words and marks for training, {len(self.held_out):,} held out, "
+            f"{self.what} ({len(self.train):,} {self.unit} for training, {len(self.held_out):,} held out, "
             f"{self.vocabulary:,} different ones)"
         )
 
