@@ -40,7 +40,7 @@ def load(most: int, folder: Path | None = None) -> Text:
         raise BenchError(f"{folder} has too few .py files to train on, {len(names)}; use a Python with its library")
     what = f"Python {platform.python_version()}'s standard library"
     train, held_out = (_bytes(some, size) for some, size in zip(parts, (most, most // _HELD_OUT), strict=True))
-    return Text(what, 256, train, held_out, "bytes")
+    return Text(what, 256, train, held_out, unit="bytes")
 
 
 def _number(name: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -32,7 +32,7 @@ class Text:
     vocabulary: int
     train: Tensor
     held_out: Tensor
-    unit: str = "words and marks"
+    unit: str = field(default="words and marks", kw_only=True)
 
     @property
     def guess(self) -> float:

@@ -96,7 +96,8 @@ def notes(record: Record) -> Iterator[str]:
     count, better = (sum(_excludes_zero(one, sign * worse) for one, worse in found) for sign in (1, -1))
     yield (
         f"✗: the interval is on the worse side of zero, in {count} of {len(found)} comparisons; {better} are on the "
-        "better side. Of comparisons without any difference, one in 40 is on each side."
+        "better side. Of comparisons without any difference, one in 40 is on each side. Differences within "
+        "an interval are not excluded."
     )
     yield "Not shown: larger or pretrained models, trainings until convergence, and dtypes other than float32."
 

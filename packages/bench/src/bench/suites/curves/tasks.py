@@ -72,8 +72,8 @@ class Task:
 
 def _llama(recipe: Recipe, root: Path | None, device: torch.device) -> Task:
     text, length = library_source.load(recipe.sizes["text"]), recipe.sizes["length"]
-    names = ("width", "layers", "heads", "inner")
-    sizes = Sizes(text.vocabulary, *(recipe.sizes[name] for name in names), torch.float32)
+    width, layers, heads, inner = (recipe.sizes[name] for name in ("width", "layers", "heads", "inner"))
+    sizes = Sizes(text.vocabulary, width, layers, heads, inner, torch.float32)
     rows, tests = text.train.unfold(0, length, 1), text.held_out.unfold(0, length, length)[:_TESTED].to(device)
 
     def draw(model: nn.Module, generator: torch.Generator) -> Subject:
@@ -103,7 +103,7 @@ def _of_images(
         return Subject(model, (_channels_last(x[places]),), entropy(y[places]), found.name)
 
     def made() -> nn.Module:
-        return build(recipe, channels, side).to(device, memory_format=torch.channels_last).train()
+        return build(recipe, channels, side).to(device).to(memory_format=torch.channels_last)
 
     def test(model: nn.Module) -> tuple[Tensor, Tensor]:
         return torch.cat([model(_channels_last(some)) for some in tests.split(recipe.batch)]), classes
