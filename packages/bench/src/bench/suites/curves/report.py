@@ -93,9 +93,10 @@ def notes(record: Record) -> Iterator[str]:
         "Plain: mean and standard deviation over seeds. Others: mean difference from plain with the same seed, and its "
         "95 % interval."
     )
+    judged = sum(one is not None and one.low is not None for one, _ in found)
     count, better = (sum(_excludes_zero(one, sign * worse) for one, worse in found) for sign in (1, -1))
     yield (
-        f"✗: the interval is on the worse side of zero, in {count} of {len(found)} comparisons; {better} are on the "
+        f"✗: the interval is on the worse side of zero, in {count} of {judged} comparisons; {better} are on the "
         "better side. Of comparisons without any difference, one in 40 is on each side. Differences within "
         "an interval are not excluded."
     )
