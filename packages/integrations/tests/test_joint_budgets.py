@@ -288,9 +288,14 @@ def test_many_graphs_share_a_budget_by_what_they_hold():
     assert joint.held >= 8 * x.nbytes  # what each block hands on
 
 
+def compile_forward(block, **options):
+    block.forward = torch.compile(block.forward, **options)
+
+
+@pytest.mark.parametrize("compile_block", [nn.Module.compile, compile_forward])
 @pytest.mark.parametrize("fullgraph", [True, False])
 @pytest.mark.parametrize("before", [True, False])
-def test_blocks_that_are_compiled_share_a_budget(fullgraph, before):
+def test_blocks_that_are_compiled_share_a_budget(compile_block, fullgraph, before):
     """They ran in eager mode under a plan, and raised where they are compiled with ``fullgraph=True``."""
     torch.manual_seed(0)
     model, x = nn.Sequential(*(Block() for _ in range(8))).train(), normal(64, 16, 32)
@@ -299,7 +304,7 @@ def test_blocks_that_are_compiled_share_a_budget(fullgraph, before):
     if before:
         integrations.compress_model(model, memory=0.5, error=0)
     for block in model:
-        block.compile(fullgraph=fullgraph)
+        compile_block(block, fullgraph=fullgraph)
     if not before:
         integrations.compress_model(model, memory=0.5, error=0)
     for _ in range(2):

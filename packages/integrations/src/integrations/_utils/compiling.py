@@ -90,11 +90,20 @@ def compiled_module(model: nn.Module) -> nn.Module:
 
 
 def has_compiled_parts(modules: Iterable[nn.Module]) -> bool:
-    """Return whether ``torch.compile`` made one of the modules, or compiles its calls."""
-    if DYNAMO not in sys.modules:
-        return False
-    kind = optimized_module()
-    return any(isinstance(module, kind) or module._compiled_call_impl is not None for module in modules)
+    """Return whether ``torch.compile`` made one of the modules, or compiles its calls or its ``forward``."""
+    return DYNAMO in sys.modules and any(_compiled_part(module) is not None for module in modules)
+
+
+def _compiled_part(module: nn.Module) -> Any:
+    """Return what runs a module as compiled code; ``None`` where nothing does."""
+    if isinstance(module, optimized_module()):
+        return module
+    if module._compiled_call_impl is not None:
+        return module._compiled_call_impl
+    forward = module.__dict__.get("forward")
+    # Functions that dynamo is to leave alone have the first of these attributes, too.
+    is_compiled = hasattr(forward, "_torchdynamo_orig_callable") and not hasattr(forward, "_torchdynamo_disable")
+    return forward if is_compiled else None
 
 
 def is_mostly_compiled(model: nn.Module) -> bool:
@@ -116,8 +125,8 @@ def is_mostly_compiled(model: nn.Module) -> bool:
 
 
 def _is_compiled_by_inductor(module: nn.Module) -> bool:
-    """Whether ``torch.compile`` made a module, or compiles its calls, with inductor, as far as torch tells."""
-    compiled: Any = module if isinstance(module, optimized_module()) else module._compiled_call_impl
+    """Whether inductor compiles a module, its calls or its ``forward``, as far as torch tells."""
+    compiled = _compiled_part(module)
     if compiled is None:
         return False
     found = _by_inductor.get(compiled)
