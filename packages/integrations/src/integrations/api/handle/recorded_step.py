@@ -122,10 +122,10 @@ def _apart(tensor: Tensor, copies: bool) -> Tensor:
     return found.requires_grad_(tensor.requires_grad)
 
 
-def _keep(reference: weakref.ref[RecordedStep], place: int, gradient: Tensor) -> None:
-    """Keep the gradient of an output."""
+def _keep(reference: weakref.ref[RecordedStep], place: int, gradient: Tensor | None) -> None:
+    """Keep the gradient of an output; that of an unused one is ``None`` if its operator made a used one, too."""
     recorded = reference()
-    if recorded is not None and recorded._starts is not None:
+    if recorded is not None and recorded._starts is not None and gradient is not None:
         recorded._starts[place] = gradient.detach()
 
 
