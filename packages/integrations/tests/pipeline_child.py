@@ -116,8 +116,8 @@ def refused(rank):
         )
         try:
             run_step(schedule, 0, last=0)
-        except RuntimeError as error:
-            found[name] = str(error.__cause__)
+        except (ValueError, RuntimeError) as error:  # the stage puts what a micro-batch raises into its own error
+            found[name] = str(error.__cause__ or error)
     return found
 
 

@@ -130,7 +130,8 @@ def test_rounding_within_an_error():
     plan = integrations.compression(model).plan
     assert plan.graph.in_flight == 3
     assert plan.peak <= 0.3 * plan.uncompressed_peak
-    assert peaks[0] <= 1.05 * 0.3 * max(plain)  # later steps measure the error beside
+    assert max(peaks) <= 1.05 * 0.3 * max(plain)
+    assert integrations.compression(model).measured.relative <= 0.1
 
 
 def test_time_memory_and_error_together():
@@ -231,7 +232,7 @@ def test_without_a_promise_of_bytes_forwards_are_not_counted(bounds):
 
 def test_a_fraction_is_of_as_many_forwards_as_there_are():
     """A plan that takes half of one forward takes half of three, too, if it holds half as much."""
-    run_1f1b(integrations.compress_model(make_model(), memory=0.5), 3)
+    run_1f1b(integrations.compress_model(make_model(), memory=0.6), 3)
 
 
 def test_a_graph_that_is_retained_is_in_flight():
