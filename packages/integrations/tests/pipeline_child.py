@@ -1,12 +1,13 @@
 """One of two ranks, for ``test_pipelines.py``: stages of a pipeline with a memory budget.
 
 Prints, as JSON: of 1F1B under two budgets, each step's peak, the plan's numbers, and whether gradients are those of a
-pipeline without compression; by schedule, how many micro-batches the plan of each stage counts; and what is refused.
+pipeline without compression; by schedule, how many micro-batches the plan of each stage counts, and how many are in flight; and what is refused.
 """
 
 import copy
 import os
 import sys
+from collections import Counter
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from torch.distributed.pipelining import (
 from two_ranks import leave
 
 import integrations
+from integrations.api.handle.forwards_in_flight import ForwardsInFlight
 
 WIDTH, ROWS, MICRO_BATCHES, STEPS = 32, 512, 4, 3
 SINGLE = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
@@ -54,11 +56,10 @@ def loss_of(output, target):
     return (output - target).square().mean()
 
 
-def run_step(schedule, rank, step=0, last=1):
-    if rank == 0:
-        schedule.step(batch(step), **({"target": batch(step), "losses": []} if last == 0 else {}), return_outputs=False)
-    else:
-        schedule.step(target=batch(step), losses=[], return_outputs=False)
+def run_step(schedule, rank, given, last=1):
+    """A step in which rank 0 has the first stage, and rank ``last`` the last one."""
+    targets = {"target": given, "losses": []} if rank == last else {}
+    schedule.step(*([given] if rank == 0 else []), **targets, return_outputs=False)
 
 
 def single(kind, rank, model):
@@ -69,10 +70,11 @@ def single(kind, rank, model):
 def train(model, schedule, rank):
     """The peak of each step beyond what is alive after it, and its gradients as bytes."""
     peaks, found = [], []
+    batches = [batch(step) for step in range(STEPS)]
     with LiveBytesOfRank() as live:
-        for step in range(STEPS):
+        for given in batches:
             live.peak = live.read_settled()
-            run_step(schedule, rank, step)
+            run_step(schedule, rank, given)
             peaks.append(live.peak - live.read_settled())
             found.append([one.grad.numpy().tobytes() for one in model.parameters()])
             model.zero_grad()
@@ -115,20 +117,26 @@ def refused(rank):
             PipelineStage(alone, 0, 1, torch.device("cpu"), group=ALONE[rank]), MICRO_BATCHES, loss_fn=loss_of
         )
         try:
-            run_step(schedule, 0, last=0)
+            run_step(schedule, 0, batch(), last=0)
         except (ValueError, RuntimeError) as error:  # the stage puts what a micro-batch raises into its own error
             found[name] = str(error.__cause__ or error)
     return found
 
 
+def count(model):
+    """How many forwards its plan counts, and how many were in flight."""
+    handle = integrations.compression(model)
+    return [handle.plan.graph.in_flight, most[handle._plan_manager._in_flight]]
+
+
 def counted(rank):
-    """By schedule: what the plan of each stage of this rank counts."""
+    """By schedule: the counts of each stage of this rank."""
     found = {}
     for name, kind in SINGLE.items():
         model = stages(2)[rank]
         integrations.compress_model(model, memory=0.9)
-        run_step(single(kind, rank, model), rank)
-        found[name] = [integrations.compression(model).plan.graph.in_flight]
+        run_step(single(kind, rank, model), rank, batch())
+        found[name] = [count(model)]
     for name, kind in {**LOOPED, "V": ScheduleZBVZeroBubble}.items():
         own = (rank, 3 - rank) if name == "V" else (rank, rank + 2)
         every = stages(4)
@@ -139,12 +147,22 @@ def counted(rank):
             PipelineStage(model, number, 4, torch.device("cpu")) for number, model in zip(own, models, strict=True)
         ]
         schedule = kind(parts, MICRO_BATCHES, loss_fn=loss_of)
-        if name == "V":
-            schedule.step(*([batch()] if rank == 0 else []), **({"target": batch(), "losses": []} if rank == 0 else {}))
-        else:
-            run_step(schedule, rank)
-        found[name] = [integrations.compression(model).plan.graph.in_flight for model in models]
+        run_step(schedule, rank, batch(), last=0 if name == "V" else 1)
+        found[name] = [count(model) for model in models]
     return found
+
+
+most = Counter()
+"""By what counts a model's forwards: the most that were in flight."""
+start = ForwardsInFlight.start
+
+
+def noted(self, plans, plan):
+    start(self, plans, plan)
+    most[self] = max(most[self], len(self._others()))
+
+
+ForwardsInFlight.start = noted
 
 
 if __name__ == "__main__":

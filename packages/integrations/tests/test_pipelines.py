@@ -24,20 +24,20 @@ def test_a_stage_keeps_to_its_budget_in_every_step(ranks, budget):
 
 @pytest.mark.parametrize("budget", ["tight", "wide"])
 def test_a_stage_uses_its_budget(ranks, budget):
-    """Without compression it takes more than the budget, and one micro-batch's plan would take less than half of it."""
+    """Without compression it takes more than the budget. It takes as much as planned, because all of its micro-batches
+    are there when the peak is reached."""
     one = ranks[0]["peaks"][budget]
     assert one["plain"] > one["memory"]
-    assert max(one["peaks"]) > 0.8 * one["planned"]
+    assert max(one["peaks"]) >= 0.99 * one["planned"]
 
 
 def test_plans_count_the_micro_batches_that_the_schedule_has_in_flight(ranks):
     first, second = (found["counted"] for found in ranks)
-    assert (first["1F1B"], second["1F1B"]) == ([2], [1])
-    assert (first["GPipe"], second["GPipe"]) == ([4], [4])
-    for found in (first, second):
-        assert all(1 <= count <= 4 for counts in found.values() for count in counts)
-    assert max(first["interleaved"]) > 1
-    assert max(first["V"]) > 1
+    assert (first["1F1B"], second["1F1B"]) == ([[2, 2]], [[1, 1]])
+    assert (first["GPipe"], second["GPipe"]) == ([[4, 4]], [[4, 4]])
+    assert first.keys() == second.keys() == {"1F1B", "GPipe", "interleaved", "zero bubble", "V"}
+    for planned, found in (count for one in (first, second) for counts in one.values() for count in counts):
+        assert planned == found
 
 
 def test_refusals_name_the_bytes_and_how_many_are_in_flight(ranks):
