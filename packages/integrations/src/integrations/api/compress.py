@@ -138,11 +138,11 @@ def compress_model(
             If the gradient's error cannot be measured in four steps, for example because an input is an object that may
             change, or because ``fully_shard`` shards the parameters, ``"error"`` raises ``RuntimeError``, and
             ``"least"`` warns and relies on the plan's estimates.
-        in_flight: how many forwards of the model are in flight at once, at most: their backward is not over. ``memory``
-            is the budget of them all. ``None``: in a stage of ``torch.distributed.pipelining``, as many micro-batches as
-            the schedule has in flight, otherwise 1. It goes with ``memory``, ``time``, ``error`` or ``stores``. If
-            another forward in flight would exceed a budget in bytes or a fraction, it raises ``ValueError`` before it
-            runs, unless ``fallback`` is ``"least"``.
+        in_flight: the most forwards of the model that are in flight at once: their backward is not over. ``memory`` is
+            the budget of all of them. ``None``: in a stage of ``torch.distributed.pipelining``, as many micro-batches
+            as the schedule has in flight; otherwise 1. Needs ``memory``, ``time``, ``error`` or ``stores``. Unless
+            ``fallback`` is ``"least"``, a forward raises ``ValueError`` before it runs if, with those in flight, it
+            would exceed a budget in bytes or a fraction.
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError`` with the reasons; likewise an
             optimizer's step before any forward was compressed. By default, both warn once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,

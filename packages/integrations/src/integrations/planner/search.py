@@ -186,9 +186,7 @@ def _in_flight(
     return _Front(_merged(bounded), single.peak_bound, False)
 
 
-def _with_others(
-    graph: Graph, candidates: StorageCandidates | None, choices: Sequence[Choice]
-) -> Sequence[Choice]:
+def _with_others(graph: Graph, candidates: StorageCandidates | None, choices: Sequence[Choice]) -> Sequence[Choice]:
     """Choices that were found for one forward, with the peaks that they have beside the others in flight."""
     if graph.in_flight == 1:
         return choices
