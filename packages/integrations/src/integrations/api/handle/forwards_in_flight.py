@@ -31,12 +31,14 @@ class _InFlight:
 
     Attributes:
         plan: the plan that it follows.
+        thread: in which it runs.
         begin: the number of its first node.
         over: whether its backward is over.
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.begin, self.over = plan, get_sequence_nr(), False
+        self.plan, self.thread = plan, threading.get_ident()
+        self.begin, self.over = get_sequence_nr(), False
 
     def end(self) -> None:
         """Note that its backward is over."""
@@ -55,7 +57,8 @@ class _InFlight:
 
 
 class ForwardsInFlight:
-    """Count the forwards in flight: those whose backward is not over, and whose graph somebody holds.
+    """Count the forwards in flight: those whose backward is not over, and whose graph somebody holds. Each thread that
+    runs the model has a budget of its own.
 
     A backward that retains the graph frees nothing. Schedules that split backward retain it for the gradients of the
     weights, and drop the outputs.
@@ -100,9 +103,10 @@ class ForwardsInFlight:
                     node.register_prehook(_Backward(started))
 
     def _others(self) -> list[_InFlight]:
-        """Return the forwards in flight, without one that starts."""
+        """Return the forwards in flight of this thread."""
+        thread = threading.get_ident()
         with self._lock.held:
-            return [one for one in self._known if not one.over]
+            return [one for one in self._known if one.thread == thread and not one.over]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ForwardsInFlight, ()
@@ -160,8 +164,8 @@ def _excess(plans: Plans, forwards: list[_InFlight]) -> str:
         return ""
     others = "1 forward" if count == 2 else f"{count - 1} forwards"
     return (
-        f"{plan.model} has {others} in flight, whose backward is not over, and its plan counts {known} at once. With one "
-        f"more they would take {total} bytes ({format_bytes(total)}), and memory={plans.asked.memory!r} allows "
+        f"{plan.model} has {others} in flight, whose backward is not over, and its plan counts {known} at once. With "
+        f"this one they would take {total} bytes ({format_bytes(total)}), and memory={plans.asked.memory!r} allows "
         f"{allowed}. Pass in_flight={count} with memory=, or the most that are ever in flight; or run backward "
         "earlier, or delete outputs that have no backward"
     )
