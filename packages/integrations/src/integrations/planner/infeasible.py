@@ -45,8 +45,8 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
             ("checkpoint", ", with checkpoint='optimal',") if plan.stores == ONLY_RECOMPUTE else ("memory", "")
         )
         return (
-            f"{name}{_in_flight(plan, ' with ')} must be a budget of {found} at this level, got {budget!r}; {smaller}call "
-            f"integrations.restore_model(model) and compress_model with such a budget{least_of_all} or at a level of "
+            f"{name}{_in_flight(plan, ' with ')} must be a budget of {found} at this level, got {budget!r}; "
+            f"{smaller}call integrations.restore_model(model) and compress_model with such a budget{least_of_all} or at a level of "
             "fewer bits"
         )
     title = "memory" if plan.candidates is None else f"memory with error={plan.error:g}"

@@ -116,7 +116,8 @@ def most_exact(plan: Solution, peak: int, seconds: float) -> Choice | None:
     graph = plan.rounded
     if graph is None or plan.rounded_candidates is None:
         return None
-    more, candidates, found = _more(graph, plan.graph), plan.rounded_candidates, []
+    more, candidates = _more(graph, plan.graph), plan.rounded_candidates
+    found: list[Choice] = []
     for one, beside in _followed(graph, candidates, more):
         with suppress(ValueError):  # there is none
             if seconds >= beside:
