@@ -44,6 +44,13 @@ def test_plans_are_exact(ranks, mesh):
 
 
 @titan
+@pytest.mark.parametrize(("mesh", "counts"), [("pp", (2, 1)), ("fsdp", (1, 1))])
+def test_plans_count_the_micro_batches_in_flight(ranks, mesh, counts):
+    for found, count in zip(ranks, counts, strict=True):
+        assert found[f"{mesh} plan"][0]["in_flight"] == [count]
+
+
+@titan
 @pytest.mark.parametrize("mesh", ["tp", "tp, whole norms", "dtensor"])
 def test_plans_raise_in_tensor_parallel(ranks, mesh):
     for found in ranks:

@@ -97,7 +97,7 @@ def planned(
         # Between two captures, another thread may change what they can get at.
         reach = known if known.alone else find_reachable_state(model, args, kwargs)
         graph = capture_reaching(reach, model, args, kwargs, hooks=seen.hooks, costs=costs, **options)
-        return within_units(graph, units), seen
+        return within_units(graph, units).with_in_flight(bounds.in_flight or 1), seen
 
     def with_candidates(
         graph: Graph, seen: Seen, rounded: bool, bounds: Bounds, weigh: Weigh = weigh
@@ -112,7 +112,8 @@ def planned(
         return graph, storage_candidates(graph, seen, level, rating, weigh, bounds.allows, bits)
 
     error = (bounds.error or 0.0) if level.off else None
-    bounds = replace(bounds, memory=None, time=None, error=error, fallback="error")
+    several = bounds.in_flight if (bounds.in_flight or 1) > 1 else None
+    bounds = replace(bounds, memory=None, time=None, error=error, fallback="error", in_flight=several)
     if not level.off:
         graph, candidates = with_candidates(*captured(level.bits is not None), level.rounds_checkpoints, bounds)
         captures = Captures(graph, candidates, level=level)

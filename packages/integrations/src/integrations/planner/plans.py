@@ -118,6 +118,11 @@ class Plans:
         return self._first
 
     @property
+    def asked(self) -> Bounds:
+        """Return the bounds that the user has asked for."""
+        return self._asked
+
+    @property
     def condition(self) -> str:
         """Return what to know of ``followed`` if the last forward was not the one that was planned, in words."""
         if self.left:

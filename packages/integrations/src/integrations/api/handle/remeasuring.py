@@ -105,8 +105,10 @@ class Remeasuring:
             self._versions = tensor_versions(args, kwargs)
 
     def waits(self, step: int) -> bool:
-        """Return whether a step before this one is over and was not measured yet."""
-        return self._due is not None and step > self._due and not in_cuda_graph()
+        """Return whether a step before this one is over and was not measured yet. With several forwards in flight, it
+        is over when as many have started."""
+        in_flight = 1 if self._recorded is None else self._recorded.plan.graph.in_flight
+        return self._due is not None and step >= self._due + in_flight and not in_cuda_graph()
 
     def record(
         self, step: int, plan: Plan, base: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any
