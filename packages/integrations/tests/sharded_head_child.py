@@ -28,7 +28,8 @@ from two_ranks import leave
 
 import integrations
 from integrations.losses import linear_cross_entropy
-from integrations.losses.head import ChunkedHead, chunk_logits
+from integrations.losses.chunked_head import ChunkedHead
+from integrations.losses.head import chunk_logits
 
 WIDTH, WORDS, BATCH, LENGTH = 32, 1024, 8, 128
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import integrations
 from actcore import simulate
 from integrations import Plan
-from integrations.losses.head import ChunkedHead
+from integrations.losses.chunked_head import ChunkedHead
 from integrations.planner.bounds import Bounds
 from integrations.planner.chunked import chunk_op
 from integrations.planner.loss_choice import with_better_loss
