@@ -17,7 +17,6 @@ from integrations._utils.out_of_memory import add_note, tell_by
 from integrations._utils.torch_internals import tree_map_only
 from integrations.api.compress import compression
 from integrations.estimate.fit.run import fit
-from integrations.estimate.fit.trainings import Inputs
 from integrations.estimate.forecast.dtypes import Precision
 from integrations.losses.head import why_unchunked
 from integrations.planner.budget import Budget
@@ -105,10 +104,9 @@ class _Forward:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     autocast: torch.dtype | None = None
 
-    @property
-    def inputs(self) -> Inputs:
-        """The inputs, as ``fit`` takes them."""
-        return Inputs(*tree_map_only(_Outline, _Outline.tensor, (self.args, dict(self.kwargs))))
+    def inputs(self) -> Any:
+        """The inputs by position, and by name."""
+        return tree_map_only(_Outline, _Outline.tensor, (self.args, dict(self.kwargs)))
 
 
 def _outline(tensor: Tensor) -> _Outline:
@@ -177,7 +175,7 @@ def _told_what_fits(model: nn.Module, forward: _Forward, limit: int | None) -> s
     name, precision = kept_like(find_optimizers(model)), Precision(None, forward.autocast)
     ways = [way for way in _WAYS if way != "chunked" or not why_unchunked(model)]
     try:
-        found = fit(model, forward.inputs, memory=memory, optimizer=name, dtype=precision, ways=ways, grow=False)
+        found = fit(model, *forward.inputs(), memory=memory, optimizer=name, dtype=precision, ways=ways, grow=False)
     except Exception as error:  # whatever it is, the error that memory ran out is to be seen
         first = (str(error).splitlines() or [""])[0]
         return f"No change that fits is known ({type(error).__name__}: {first:.200}): {_ASK}."

@@ -18,7 +18,7 @@ from integrations.estimate.fit.static_memory import count_static_memory
 from integrations.estimate.fit.tensor_parallel import count_other_gradients, split_tensors
 from integrations.estimate.fit.trainings import Training
 from integrations.estimate.fit.ways import PLANNED, Room, Tried, Tries
-from integrations.losses.head import find_head
+from integrations.losses.head import path_of_head, why_unchunked
 from integrations.planner.optimizers import Optimizer
 
 
@@ -86,19 +86,13 @@ def find_seats(training: Training, ranks: Ranks, optimizer: Optimizer, room: Roo
 
 
 def _why_unchunked(training: Training, ranks: Ranks) -> str:
-    """Return why the ranks forbid a loss in chunks; empty if they do not."""
+    """Return why the loss cannot be computed in chunks; empty if it can."""
     if ranks.pp > 1:
         return "the schedule of a pipeline computes the loss outside of the model"
-    if ranks.tp == 1:
-        return ""
-    try:
-        before = find_head(training.model)
-    except ValueError:
-        return ""
-    path = next((path for path, module in training.model.named_modules() if module is before), "")
-    if path not in (getattr(training.model, "tp_plan", None) or {}):
-        return ""
-    return "tensor parallelism shards the weight of its last layer, and a loss in chunks needs it whole"
+    why, plan = why_unchunked(training.model), getattr(training.model, "tp_plan", None) or {}
+    if ranks.tp > 1 and not why and path_of_head(training.model) in plan:
+        return "tensor parallelism shards the weight of its last layer, and a loss in chunks needs it whole"
+    return why if training.loss is None else "the loss is computed outside of the model"
 
 
 def why_unplanned(ranks: Ranks) -> str:
