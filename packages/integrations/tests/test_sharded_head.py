@@ -10,7 +10,7 @@ from .two_ranks import run_two_ranks
 if not torch.distributed.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
 
-from .sharded_head_nets import TENSOR, UNITS, entropy
+from .sharded_head_nets import TENSOR, UNITS, entropy  # noqa: E402 - needs torch.distributed
 
 # Sums of 1,024 rows and classes in float64, which round to half units of 2^-53, through four products.
 SUMS = 1e-12
@@ -27,9 +27,10 @@ IN_CHUNKS = [case for case in (*TENSOR, *UNITS) if case not in WHOLE]
 
 
 def require_equal(found):
-    """Requires the losses and the gradients of one rank's plain model."""
-    exact, *others = found["losses"]
-    assert others == pytest.approx([exact] * len(others), rel=SUMS, abs=0)
+    """Requires the losses, of a step or of several, and the gradients of one rank's plain model."""
+    losses = found["losses"]
+    for exact, *others in losses if isinstance(losses[0], list) else [losses]:
+        assert others == pytest.approx([exact] * len(others), rel=SUMS, abs=0)
     assert found["error"] <= SUMS
 
 
@@ -39,9 +40,7 @@ def test_losses_and_gradients(ranks, case):
     of 1,024 rows, and the whole step takes less than this rank's logits of all rows."""
     for rank in ranks:
         found = rank[case]
-        several = isinstance(found["losses"][0], list)
-        for losses in found["losses"] if several else [found["losses"]]:
-            require_equal({**found, "losses": losses})
+        require_equal(found)
         assert found["said"] == "Exchanged: a loss in chunks of 128 rows, without logits."
         assert found["peak"] < found["logits"]
         assert found.get("whole", False) == (case == "group, kept")  # the weight, between forward and backward
@@ -51,9 +50,7 @@ def test_losses_and_gradients(ranks, case):
 def test_an_operation_that_needs_whole_logits(ranks, case):
     for rank in ranks:
         found = rank[case]
-        several = isinstance(found["losses"][0], list)
-        for losses in found["losses"] if several else [found["losses"]]:
-            require_equal({**found, "losses": losses})
+        require_equal(found)
         assert "though the logits were made, for softmax()" in found["said"]
 
 
