@@ -147,4 +147,4 @@ def _largest(seat: Seat, tried: Tried, axis: str) -> int | None:
         return seat.profiles.of(tried.kind, tried.chunked, training.sized(**{axis: count}))
 
     scaled = tried.kind == PLANNED
-    return largest(size, seat.room.inputs, seat.room, tried.profile, None if scaled else at, axis == "batch")
+    return largest(size, seat.room, tried.profile, None if scaled else at, axis == "batch")
