@@ -10,7 +10,7 @@ from .two_ranks import run_two_ranks
 if not torch.distributed.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
 
-from .sharded_head_nets import TENSOR, UNITS, entropy  # noqa: E402 - needs torch.distributed
+from .sharded_head_nets import TENSOR, UNITS, entropy
 
 # Sums of 1,024 rows and classes in float64, which round to half units of 2^-53, through four products.
 SUMS = 1e-12
