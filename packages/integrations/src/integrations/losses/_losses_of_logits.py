@@ -66,7 +66,8 @@ def _loss(
 
     def of_rows(hidden: Tensor) -> Tensor:
         if source.linear is not None:
-            return cross_entropy_of_rows(hidden, *source.linear, *given, source.shard)
+            layer, bias = source.linear
+            return cross_entropy_of_rows(hidden, layer, bias, *given, source.shard)
         return layer_cross_entropy(hidden, source.layer, source.wanting, *given, source.classes)
 
     loss = _computed(logits, of_rows)
