@@ -337,3 +337,11 @@ def test_what_is_wrong_is_said(message):
     kind, given, options = WRONG[message]
     with pytest.raises(kind, match=message):
         linear_cross_entropy(*given, **options)
+
+
+def test_an_unknown_reduction_of_a_layer_that_is_called_raises():
+    """The sum of the losses was returned."""
+    with pytest.raises(ValueError, match="reduction must be one of mean, sum, none, got 'avg'"):
+        layer_cross_entropy(
+            HIDDEN, lambda some: F.linear(some, WEIGHT), (WEIGHT,), LABELS, None, Terms(), "avg", 9, CLASSES
+        )

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from actcore.stored import Absent
 from integrations.losses._differentiated import differentiated
 from integrations.losses._operator import wide
-from integrations.losses._terms import Terms
+from integrations.losses._terms import Terms, require_reduction
 
 
 def layer_cross_entropy(
@@ -40,6 +40,7 @@ def layer_cross_entropy(
         labels: (rows,), int64.
         classes: the number of the layer's output features.
     """
+    require_reduction(reduction)
     # Even of narrower weights: their sum is the divisor of the mean.
     of_classes = None if class_weight is None else class_weight.detach().to(wide(hidden.dtype))
     options: dict[str, Any] = {"ignore_index": terms.ignored, "label_smoothing": terms.smoothing}

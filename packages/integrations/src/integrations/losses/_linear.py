@@ -19,10 +19,8 @@ from integrations.losses import _operator
 from integrations.losses._chunks import rows_of_chunk
 from integrations.losses._differentiated import differentiated
 from integrations.losses._shards import VocabularyShard, is_replicated, why_whole
-from integrations.losses._terms import Terms, make_terms
+from integrations.losses._terms import Terms, make_terms, require_reduction
 from integrations.tracing.tensors import is_dtensor
-
-_REDUCTIONS = ("mean", "sum", "none")
 
 
 def linear_cross_entropy(
@@ -125,8 +123,7 @@ def cross_entropy_of_rows(
         shard: the classes of this rank; ``None`` for all classes.
     """
     _check(hidden, weight, labels, bias, class_weight, terms)
-    if reduction not in _REDUCTIONS:
-        raise ValueError(f"reduction must be one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
+    require_reduction(reduction)
     flat, targets = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).long()
     wide = _operator.wide(hidden.dtype)
     classes = None if class_weight is None else class_weight.detach().to(wide)

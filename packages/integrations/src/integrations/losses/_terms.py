@@ -12,6 +12,8 @@ from torch import Tensor
 from integrations._utils.torch_internals import process_group
 from integrations.losses._shards import VocabularyShard
 
+_REDUCTIONS = ("mean", "sum", "none")
+
 
 class Terms(NamedTuple):
     """What makes a loss of logits, in the order of the operator's arguments.
@@ -82,6 +84,16 @@ def make_terms(
         raise ValueError(f"softcap must be a finite number above 0, or None, got {softcap!r}")
     place = ("", 0, 0) if shard is None else shard.numbers
     return Terms(*place, ignore_index, float(label_smoothing), float(scale), float(softcap or 0))
+
+
+def require_reduction(reduction: str) -> None:
+    """Raise for an unknown reduction.
+
+    Raises:
+        ValueError: it is unknown.
+    """
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
 
 
 def _is_number(value: Any) -> bool:
