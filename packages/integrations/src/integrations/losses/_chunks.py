@@ -127,7 +127,7 @@ def chunked(
             torch.addmm(bias, hidden[part], weight.T, out=narrow)
         if narrow is not logits:
             logits.copy_(narrow)
-        tangent = _bend(logits, terms, keeps=sums.wanted)
+        tangent = _scale_and_cap(logits, terms, keeps=sums.wanted)
         losses[part], target = _losses(logits, None if labels is None else labels[part], class_weight, terms)
         if sums.wanted:
             _differentiate(logits, target, None if factors is None else factors[part], tangent, terms)
@@ -176,7 +176,7 @@ class _Target:
         return values if self.own is None else values.masked_fill(~self.own, 0)
 
 
-def _bend(logits: Tensor, terms: Terms, keeps: bool) -> Tensor | None:
+def _scale_and_cap(logits: Tensor, terms: Terms, keeps: bool) -> Tensor | None:
     """Scales and squashes logits in place. Returns what ``tanh`` returned, if ``keeps``."""
     if terms.scale != 1:
         logits.mul_(terms.scale)
@@ -232,7 +232,7 @@ def _differentiate(
     ones = torch.ones_like(probabilities[:, :1])
     if target is None:
         probabilities.mul_((ones if factors is None else factors[:, None]) * terms.scale)
-        _unbend(probabilities, squashed)
+        _differentiate_cap(probabilities, squashed)
         return
     of_target = (1 - terms.smoothing) * (ones if target.weights is None else target.weights)
     of_each = ones * (terms.smoothing / target.count)
@@ -246,13 +246,13 @@ def _differentiate(
     if terms.smoothing:
         weights = torch.ones_like(of_each) if target.of_each is None else target.of_each
         probabilities.addcmul_(of_each, weights, value=-1)
-    _unbend(probabilities, squashed)
+    _differentiate_cap(probabilities, squashed)
     # Even if the logits were NaN, as those of padding may be. To check for such rows first would wait for a GPU.
     if probabilities.device.type != "cpu" or target.lacking.any():
         probabilities.masked_fill_(target.lacking, 0)
 
 
-def _unbend(gradient: Tensor, squashed: Tensor | None) -> None:
+def _differentiate_cap(gradient: Tensor, squashed: Tensor | None) -> None:
     """Multiply a gradient in place by the derivative of the bound to which logits were squashed, if they were."""
     if squashed is not None:
         gradient.mul_(squashed.square_().neg_().add_(1))

@@ -64,7 +64,7 @@ def layer_cross_entropy(
             part = slice(first, first + rows)
             with torch.enable_grad(), saved_tensors_hooks(Tensor.detach, _itself):
                 some = hidden[part].detach().requires_grad_(wanted[0])
-                logits = terms.bend(layer(some).to(loss.dtype))
+                logits = terms.scale_and_cap(layer(some).to(loss.dtype))
                 of_part = F.cross_entropy(logits, labels[part], of_classes, **options, reduction="sum")
             del logits
             loss += of_part.detach()
@@ -97,7 +97,7 @@ def rows_of_layer(
     """
 
     def of_part(some: Tensor, chosen: Tensor) -> Tensor:
-        return row(terms.bend(layer(some).to(wide(hidden.dtype))), chosen)
+        return row(terms.scale_and_cap(layer(some).to(wide(hidden.dtype))), chosen)
 
     parts = [
         checkpoint(of_part, hidden[first : first + rows], classes[first : first + rows], use_reentrant=False)

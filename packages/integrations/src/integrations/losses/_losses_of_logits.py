@@ -154,7 +154,7 @@ def _of_classes(logits: Derived, classes: Tensor) -> Tensor:
     def of_rows(hidden: Tensor) -> Tensor:
         terms = _terms(rows)
         if source.linear is not None:
-            return terms.bend(linear_chosen(hidden, *source.linear, classes, source.shard))
+            return terms.scale_and_cap(linear_chosen(hidden, *source.linear, classes, source.shard))
         return rows_of_layer(hidden, source.layer, terms, _choose, classes, _rows(rows))
 
     return _computed(rows, of_rows).to(logits.dtype)

@@ -37,7 +37,7 @@ class Terms(NamedTuple):
     scale: float = 1.0
     cap: float = 0.0
 
-    def bend(self, outputs: Tensor) -> Tensor:
+    def scale_and_cap(self, outputs: Tensor) -> Tensor:
         """Scale and squash outputs of the layer."""
         if not self.cap:
             return outputs if self.scale == 1 else outputs * self.scale

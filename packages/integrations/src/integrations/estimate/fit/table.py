@@ -106,7 +106,7 @@ def _sentences(fit: Fit) -> Iterator[str]:
         yield "It fits as it is."
     elif fit.answer is not None:
         yield f"It does not fit as it is. It fits with: {fit.code}" if fit.total else f"It fits with: {fit.code}"
-        yield _told(fit, fit.answer)
+        yield _way_in_words(fit, fit.answer)
     else:
         over = fit.best.peak - fit.available
         yield f"Nothing that was tried fits: {fit.best.name} takes {format_bytes(over)} too much. {_advice(fit)}"
@@ -130,7 +130,7 @@ def _advice(fit: Fit) -> str:
     return f"{', '.join(less)} and more ranks (fsdp={max(8, 2 * fit.fsdp)}) take less."
 
 
-def _told(fit: Fit, way: Way) -> str:
+def _way_in_words(fit: Fit, way: Way) -> str:
     """Return what the line of code of a way will do, in words."""
     if way.error is None:
         gradients = "gradients are rounded, without a bound on their error"
