@@ -5,9 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .decoder import BATCH, CLASSES, IDS, LENGTH, SUMS, Decoder, exchanged, shifted, step, twin
+from .decoder import BATCH, CLASSES, IDS, LENGTH, Decoder, assert_same_step, exchanged, shifted, step, twin
 from .largest import Largest
-from .nets import relative_error
 
 
 def capped(logits, ids):
@@ -100,8 +99,7 @@ def test_the_loss_is_that_of_the_logits_which_never_are(name, bias):
     wanted, expected = step(model)
     assert largest.elements < BATCH * 40 * CLASSES  # the fewest rows of which a loss is asked
     assert found.dtype == wanted.dtype
-    assert abs(found - wanted) <= 1e-6 * abs(wanted)
-    assert relative_error(expected, gradients) <= SUMS
+    assert_same_step((found, gradients), (wanted, expected))
     assert exchanged(chunked) == "Exchanged: a loss in chunks of 128 rows, without logits."
 
 

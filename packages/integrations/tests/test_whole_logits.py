@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .decoder import CLASSES, IDS, SUMS, WIDTH, Decoder, exchanged, shifted, step, twin
-from .nets import assert_same, relative_error
+from .decoder import CLASSES, IDS, WIDTH, Decoder, assert_same_step, exchanged, shifted, step, twin
+from .nets import assert_same
 
 
 def softmax(logits, ids):
@@ -203,8 +203,7 @@ def test_what_else_is_asked_is_asked_of_the_logits(name, loss):
     found, gradients = step(chunked)
     wanted, expected = step(model)
     if loss in (beside_the_loss, as_other_numbers, cut_without_a_gradient):
-        assert abs(found - wanted) <= 1e-6 * abs(wanted)
-        assert relative_error(expected, gradients) <= SUMS
+        assert_same_step((found, gradients), (wanted, expected))
     else:
         assert torch.equal(found, wanted)
         assert_same(expected, gradients)
@@ -261,10 +260,7 @@ def doubled_for_the_loss(logits, ids):
 )
 def test_a_hook_of_an_engine_gets_each_gradient_once(loss):
     model = Decoder(loss).train()
-    found, gradients = step(twin(model))
-    wanted, expected = step(model)
-    assert abs(found - wanted) <= 1e-6 * abs(wanted)
-    assert relative_error(expected, gradients) <= SUMS
+    assert_same_step(step(twin(model)), step(model))
 
 
 def test_a_hook_of_an_engine_does_not_keep_the_logits():
