@@ -30,10 +30,8 @@ from integrations._utils.torch_internals import (
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-
-def _can_skip() -> bool:
-    """Whether torch has the private names that the functions here need."""
-    return None not in (FrameExecStrategy, FrameAction, set_code_exec_strategy, get_eval_frame_callback)
+_SKIPS = None not in (FrameExecStrategy, FrameAction, set_code_exec_strategy, get_eval_frame_callback)
+"""Whether torch has the private names with which frames are skipped."""
 
 
 def left_to_python(function: Function) -> Function:
@@ -42,16 +40,15 @@ def left_to_python(function: Function) -> Function:
     ``torch.compiler.disable(recursive=False)`` would import the compiler for everyone, and break the graph of a
     function that calls this one. Where torch has no such thing, dynamo traces the frames as it does others.
     """
-    if _can_skip():
-        skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
-        set_code_exec_strategy(function.__code__, skip)
+    if _SKIPS:
+        set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT))
     return function
 
 
 def left_to_python_with_callees(function: Function) -> Function:
     """``left_to_python``, and dynamo skips the frames that the function calls, too. Where dynamo traces the caller, it
     traces this function as any other."""
-    if _can_skip():
+    if _SKIPS:
         set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
     return function
 
@@ -60,9 +57,6 @@ def not_inlined(function: Function) -> Function:
     """``left_to_python``, and dynamo also breaks the graph of a function that calls this one."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return left_to_python(function)
-
-
-_SKIPS = _can_skip()
 
 
 def skips_frames() -> bool:

@@ -11,7 +11,8 @@ from torch import nn
 from integrations.capture.graphs.graph import Graph
 from integrations.capture.loss import OF_LOGITS, OF_LOSS
 from integrations.losses._chunks import most_rows_of_chunk
-from integrations.losses.head import ChunkedHead, asked_head, computing_loss
+from integrations.losses.chunked_head import ChunkedHead
+from integrations.losses.head import asked_head, computing_loss
 from integrations.planner.bounds import Bounds
 from integrations.planner.budget import LEAST
 from integrations.planner.chunked import SHARE, ChunkedLoss, chunk_op, head_in, largest_product, logits_bytes

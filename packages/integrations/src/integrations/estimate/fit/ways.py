@@ -173,7 +173,7 @@ class Tries:
             asked = AUTO if self._room.auto and not sharded else memory  # "auto" counts nothing that FSDP2 gathers
             code = _COMPRESS.format(f'memory="{asked}"{words}{self._loss}')
             note = "" if rounding is None else self._with_rounding(rounding, memory, found)
-        does = in_words(found) if code else ""
+        does = plan_in_words(found) if code else ""
         more = {"time": 1 + found.overhead, "error": error if found.choice.rounds else 0.0, "does": does, "note": note}
         return self._judged(name, code, profile_of_choice(made, found.choice), PLANNED, chunked, **more)
 
@@ -189,7 +189,7 @@ class Tries:
         """
         least = front.front[0].peak
         while left >= least:
-            memory = _in_words(left)
+            memory = _budget_in_words(left)
             if resolve_bytes(memory, 0) < least:
                 memory = f"{left}B"
             found = front.within(memory)
@@ -226,7 +226,7 @@ class Tries:
         return tried._replace(way=replace(tried.way, time=tried.profile.seconds / max(kept.seconds, 1e-12)))
 
 
-def in_words(plan: Plan) -> str:
+def plan_in_words(plan: Plan) -> str:
     """Return what a plan does with the tensors that a forward saves, in words."""
     values, stores = plan.followed.values, dict(plan.choice.stores)
     recomputed = plan.schedule.recomputed
@@ -240,7 +240,7 @@ def in_words(plan: Plan) -> str:
     return ", ".join(f"{what} {format_bytes(count)}" for what, count in found if count) or "keeps everything"
 
 
-def _in_words(nbytes: int) -> str:
+def _budget_in_words(nbytes: int) -> str:
     """A number of bytes as a budget is written, not more than it is."""
     if nbytes >= 10 * _HUNDREDTH:
         return f"{nbytes // _HUNDREDTH / 100:.2f}GiB"
