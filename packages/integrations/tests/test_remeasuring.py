@@ -85,26 +85,6 @@ def test_backward_of_a_measured_step_starts_from_the_losses_gradients(monkeypatc
     assert torch.equal(start, (2 * output / output.numel()).detach())
 
 
-class Halves(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = net()
-
-    def forward(self, x):
-        return self.inner(x).chunk(2)
-
-
-def test_an_output_that_the_loss_leaves_out_has_no_gradient(monkeypatch):
-    """One operator made both, and torch calls the hook of the other with ``None``."""
-    model, found = compress_model(Halves(), memory="least", error=0.1), Measurements(monkeypatch, 0.08)
-    x = normal(512, 32)
-    for _ in range(2):
-        model(x)[0].sum().backward()
-    [[start, other]] = found.starts
-    assert torch.equal(start, torch.ones(256, 1))
-    assert other is None
-
-
 def test_a_measured_error_is_that_of_the_gradients():
     """Most of it is in the 64 elements of the last weight: squared, that of one draw has a relative deviation of
     sqrt(2 / 64) = 0.18, and a sketch one of sqrt(2 / 256) = 0.09. Four times both of the root are 0.4."""
