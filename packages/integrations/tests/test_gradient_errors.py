@@ -171,7 +171,8 @@ def test_what_has_no_elements_is_not_measured_and_says_so():
 class Halves(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.SiLU())))
+        layers = [layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.SiLU())]
+        self.inner = nn.Sequential(*layers, nn.Linear(64, 1))
 
     def forward(self, x):
         return self.inner(x).chunk(2)
