@@ -46,8 +46,8 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
         )
         return (
             f"{name}{_in_flight(plan, ' with ')} must be a budget of {found} at this level, got {budget!r}; "
-            f"{smaller}call integrations.restore_model(model) and compress_model with such a budget{least_of_all} or at a level of "
-            "fewer bits"
+            f"{smaller}call integrations.restore_model(model) and compress_model with such a budget{least_of_all} or "
+            "at a level of fewer bits"
         )
     title = "memory" if plan.candidates is None else f"memory with error={plan.error:g}"
     title += _in_flight(plan, " and " if plan.candidates is not None else " with ")
