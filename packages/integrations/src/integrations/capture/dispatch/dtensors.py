@@ -17,17 +17,19 @@ from integrations.capture.dispatch.operators import Traits
 from integrations.tracing.tensors import is_collective_result, is_dtensor_class
 
 
-def is_opened(traits: Traits, types: Iterable[type]) -> bool:
+def is_opened(traits: Traits, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
     """Return whether a mode is to return ``NotImplemented`` for an operator, since an argument is a DTensor, or the
     result of a collective that is not waited for yet.
 
-    Random operators are not opened: torch sets the generator around them, which no repetition would do.
+    Operators that draw are not opened: torch sets the generator around them, which no repetition would do.
 
     Args:
         traits: the operator's.
         types: the classes of its arguments, as a mode is given them.
+        args, kwargs: its arguments.
     """
-    return not traits.random and any(is_dtensor_class(one) or is_collective_result(one) for one in types)
+    apart = any(is_dtensor_class(one) or is_collective_result(one) for one in types)
+    return apart and not traits.draws(args, kwargs or {})
 
 
 def find_parts(given: Any) -> Iterator[tuple[Tensor, Tensor]]:
