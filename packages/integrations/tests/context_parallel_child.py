@@ -1,14 +1,16 @@
 """One of two ranks, for ``test_context_parallel.py``: a small decoder whose sequence the ranks share.
 
 torch has ring attention for CUDA's kernels only. Here its ring runs with the CPU's kernel: ``ring`` and ``ring_back``
-stand in for the functions that torch has for each of CUDA's kernels.
+stand in for the functions that torch has for each of CUDA's kernels. In the way "all keys", each rank gathers keys and
+values, as torch does for flex attention, which does not train on a CPU: torch's own attention stands in for it.
 
-Prints, as JSON, for each way: the loss of the plain and of the compressed step, the relative error of all gradients,
-and the rows of the report; and what is found of plans, and of what raises.
+Prints, as JSON, for each way and level: the losses of a plain and a compressed step, the relative error of all
+gradients, and the rows of the report; and what is found of plans, of adaptive bits, and of a bound on the error.
 """
 
 import os
 import sys
+import warnings
 from contextlib import nullcontext
 
 import torch
@@ -21,6 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.experimental import context_parallel
+from torch.nn.parallel import DistributedDataParallel
 from two_ranks import leave
 
 import integrations
@@ -160,9 +163,9 @@ def compare(way, mesh, level, **options):
 
 
 def measure(model, way, mesh):
-    """The most bytes of a step beyond its gradients. Threads of gloo free some tensors late: the least of twelve."""
+    """The most bytes of a step beyond its gradients. Threads of gloo free some tensors late: the least of five."""
     peaks = []
-    for _ in range(12):
+    for _ in range(5):
         model.zero_grad()
         dist.barrier()
         peaks.append(profiled_bytes(lambda: step(model, way, mesh))[0])
@@ -186,12 +189,47 @@ def plan(way, mesh):
             "losses": losses,
             "equal": torch.equal(exact, first) and torch.equal(exact, gradients(model)),
             "planned": integrations.checkpoint.plan_of(model).peak,
-            "uncompressed": integrations.checkpoint.plan_of(model).uncompressed_peak,
             "measured": measured,
             "recomputed": sum(row.codec == "recomputed" for row in rows),
-            "modules": sorted({f"{row.operator} {row.role}" for row in rows if row.codec == "recomputed"}),
         }
     return found
+
+
+def adapt(way, mesh):
+    """At adaptive bits: of a step with the bits that were measured, as ``compare``."""
+    plain, model = make(way, mesh), integrations.compress_model(make(way, mesh), level="L2", min_bytes=0)
+    for _ in range(3):
+        model.zero_grad()
+        step(model, way, mesh)
+    step(plain, way, mesh)
+    handle = integrations.compression(model)
+    report, exact = handle.report(), gradients(plain)
+    return {
+        "measured": handle.plan is not None,
+        "error": ((gradients(model) - exact).norm() / exact.norm()).item(),
+        "bytes": [report.original_bytes, report.stored_bytes],
+    }
+
+
+def bound(way, mesh):
+    """What steps with a bound on the error warn of. They are to end: no rank may take a step that others do not."""
+    model = integrations.compress_model(make(way, mesh), memory="least", error=0.2, fallback="least")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(12):
+            step(model, way, mesh)
+    return [str(one.message) for one in caught if "could not be measured" in str(one.message)]
+
+
+def follow(way, mesh):
+    """What the first steps with a plan warn of, in DistributedDataParallel or in FSDP2."""
+    model = integrations.compress_model(make(way, mesh, BLOCKS), memory=0.4)
+    around = model if "FSDP2" in way else DistributedDataParallel(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            step(around, "context, FSDP2", mesh)  # which averages gradients, too
+    return [str(one.message) for one in caught if "captured" in str(one.message)]
 
 
 if __name__ == "__main__":
@@ -201,4 +239,7 @@ if __name__ == "__main__":
     mesh = init_device_mesh("cpu", (ranks,))
     found = {level: {way: compare(way, mesh, level) for way in WAYS} for level in ("L1", "lean")}
     found["plan"] = {way: plan(way, mesh) for way in ("one rank", "context", "all keys")}
+    found["L2"] = {way: adapt(way, mesh) for way in WAYS}
+    found["error"] = {way: bound(way, mesh) for way in ("context", "all keys")}
+    found["followed"] = {way: follow(way, mesh) for way in ("context", "context, FSDP2")}
     leave(found)

@@ -144,7 +144,7 @@ class Recorder(TorchDispatchMode):
         traits = get_traits(func)
         if self.paused or func.namespace == "prim":
             return func(*args, **kwargs)
-        if types and is_opened(traits, types, args, kwargs):
+        if types and is_opened(traits, types):
             self._open(func, traits, args, kwargs)
             return NotImplemented
         if self._opened and is_unseen():

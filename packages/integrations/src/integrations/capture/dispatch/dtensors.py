@@ -17,19 +17,17 @@ from integrations.capture.dispatch.operators import Traits
 from integrations.tracing.tensors import is_collective_result, is_dtensor_class
 
 
-def is_opened(traits: Traits, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+def is_opened(traits: Traits, types: Iterable[type]) -> bool:
     """Return whether a mode is to return ``NotImplemented`` for an operator, since an argument is a DTensor, or the
     result of a collective that is not waited for yet.
 
-    Operators that draw are not opened: torch sets the generator around them, which no repetition would do.
+    Random operators are not opened: torch sets the generator around them, which no repetition would do.
 
     Args:
         traits: the operator's.
         types: the classes of its arguments, as a mode is given them.
-        args, kwargs: its arguments.
     """
-    apart = any(is_dtensor_class(one) or is_collective_result(one) for one in types)
-    return apart and not traits.draws(args, kwargs or {})
+    return not traits.random and any(is_dtensor_class(one) or is_collective_result(one) for one in types)
 
 
 def find_parts(given: Any) -> Iterator[tuple[Tensor, Tensor]]:

@@ -56,8 +56,7 @@ class Traits:
         view: whether it makes nothing: its results share memory with its arguments.
         writes: positions and names of the arguments that it changes.
         statistics: positions of the running statistics that it may update, and of the flag; empty for most.
-        random: whether it may draw from a generator.
-        dropout: position and name of the probability without which it draws nothing; ``None`` if it has none.
+        random: whether it draws from a generator.
         known: whether it has no other effects.
         dynamic: whether the shapes of its results depend on the values that it reads.
     """
@@ -67,7 +66,6 @@ class Traits:
     writes: tuple[tuple[int, str], ...]
     statistics: tuple[int, ...]
     random: bool
-    dropout: tuple[int, str] | None
     known: bool
     dynamic: bool
 
@@ -81,13 +79,6 @@ class Traits:
             elif isinstance(given, (list, tuple)):
                 found += iter_tensors(given)
         return found
-
-    def draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call draws from a generator: attention without dropout does not."""
-        if self.dropout is None:
-            return self.random
-        position, name = self.dropout
-        return bool(args[position] if position < len(args) else kwargs.get(name))
 
     def updates_statistics(self, args: tuple[Any, ...]) -> bool:
         """Whether a call updates its running statistics, rather than reading them."""
@@ -108,8 +99,6 @@ def get_traits(function: OpOverload) -> Traits:
         if (argument.alias_info is not None and argument.alias_info.is_write and position not in statistics)
         or (function.namespace == _WRITERS and "Tensor" in str(argument.type))
     )
-    random = torch.Tag.nondeterministic_seeded in function.tags
-    named = ((position, one.name) for position, one in enumerate(schema.arguments) if one.name == "dropout_p")
     returns = schema.returns
     return Traits(
         name=str(function),
@@ -118,8 +107,7 @@ def get_traits(function: OpOverload) -> Traits:
         or (bool(returns) and not writes and all(part.alias_info is not None for part in returns)),
         writes=writes,
         statistics=statistics,
-        random=random,
-        dropout=next(named, None) if random else None,
+        random=torch.Tag.nondeterministic_seeded in function.tags,
         known=function.namespace in _KNOWN and schema.name not in _STATEFUL,
         dynamic=torch.Tag.dynamic_output_shape in function.tags,
     )

@@ -90,7 +90,7 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if types and is_opened(get_traits(func), types, args, kwargs):
+        if types and is_opened(get_traits(func), types):
             self._opened = True
             return NotImplemented
         if self._opened and is_unseen():
