@@ -114,3 +114,13 @@ def test_a_bound_on_the_error_is_not_measured(found, way):
     told = [message for ranks in found for message in ranks["error"][way]]
     assert told  # a rank whose plan rounds nothing has nothing to measure
     assert all("error=0.2 of" in one and "its forward communicates with other ranks" in one for one in told)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_loss_in_chunks_of_a_rank_s_part(found, way):
+    """As on one rank: the logits never exist, and the loss differs from the plain one by the order of its sums."""
+    for ranks in found:
+        one, several = ranks["chunked"][ONE_RANK[way]], ranks["chunked"][way]
+        assert "without logits" in several["exchanged"]
+        assert several["losses"][1] == pytest.approx(several["losses"][0], rel=1e-6)
+        assert 0 < several["error"] < 1.15 * one["error"]
