@@ -197,7 +197,7 @@ def test_the_loop_of_the_page_of_trainers():
 
 def test_the_example_of_tensor_parallel():
     """On one rank of a CPU, where the page has GPUs."""
-    heading, names = "Tensor and sequence parallel", one_rank()
+    heading, names = "Tensor and sequence parallel", {**one_rank(), "torch": torch, "integrations": integrations}
     code = example_below("docs/how-to/distributed.md", heading)
     try:
         exec(compile(code.replace('"cuda"', '"cpu"'), heading, "exec"), names)
