@@ -71,7 +71,8 @@ def test_tensors_of_a_ring_are_kept_once(found, way):
 def test_keys_of_all_ranks_are_stored_in_few_bits(found):
     for ranks in found:
         one, several = (
-            before / after for before, after in (ranks["L1"][way]["bytes"] for way in ("all keys, one rank", "all keys"))
+            before / after
+            for before, after in (ranks["L1"][way]["bytes"] for way in ("all keys, one rank", "all keys"))
         )
         assert several > 0.95 * one
 
