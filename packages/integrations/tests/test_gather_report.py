@@ -7,7 +7,7 @@ import torch
 
 import integrations
 from integrations import RankSummary, Report
-from integrations.api import ranks
+from integrations.api import ranks as gathering
 
 from .nets import mlp, normal
 from .two_ranks import run_two_ranks
@@ -98,7 +98,7 @@ def test_measured_peaks_are_in_the_table(monkeypatch):
                 "L0", [], original_peak_bytes=4096, peak_bytes=2048, peak_source="planned", measured_peak_bytes=1536
             )
 
-    monkeypatch.setattr(ranks, "compression", lambda model: Handle())
+    monkeypatch.setattr(gathering, "compression", lambda model: Handle())
     report = integrations.gather_report(mlp())
     assert report.ranks == (RankSummary(0, "L0", 0, 0, 4096, 2048, "planned", 1536),)
     last = str(report).splitlines()[-1]
