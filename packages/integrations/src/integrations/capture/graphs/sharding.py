@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ from integrations.capture.graphs.graph import Graph
 from integrations.tracing.tensors import is_dtensor
 
 _FSDP = "torch.distributed.fsdp"
+_CONTEXT = "torch.distributed.tensor.experimental"
 
 
 class Follower(Protocol):
@@ -60,6 +62,18 @@ def find_noise_rank(model: nn.Module) -> int:
 def is_tensor_parallel(model: nn.Module) -> bool:
     """Whether ranks compute with the same activations, and each with its part of the model."""
     return any(_find_parallel(model))
+
+
+def is_context_parallel(model: nn.Module) -> bool:
+    """Whether each rank has a part of every sequence, by torch's context parallelism, in a forward that starts now. Then
+    torch has replaced its attention, or hooks prepare the inputs of modules for it."""
+    hooks = (hook for module in all_modules(model) for hook in module._forward_pre_hooks.values())
+    return any(map(_is_of_context, (nn.functional.scaled_dot_product_attention, *hooks)))
+
+
+def _is_of_context(function: Callable[..., Any]) -> bool:
+    inner = function.func if isinstance(function, partial) else function
+    return (getattr(inner, "__module__", None) or "").startswith(_CONTEXT)
 
 
 def _find_parallel(model: nn.Module) -> list[list[tuple[int, ...]]]:
