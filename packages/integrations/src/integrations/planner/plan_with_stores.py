@@ -79,13 +79,14 @@ def planned(
         NoPartCaptured: the model is in tensor parallel, and plans may round by the bound on the error.
     """
     if is_tensor_parallel(model):
-        # Ranks must round the activations alike that all of them have, so each of them must find the same plan.
+        # Ranks round the activations alike that all of them have, and wait for each other's collectives. So each must
+        # find the same plan, by rates that none of them measures.
         if bounds.error:
             raise NoPartCaptured(
                 f"error must be 0 for a model in tensor parallel, got {bounds.error:g}, since each rank would measure "
                 "its own part of the activations, and choose other bits for the activations that all ranks have"
             )
-        rating, estimates = rating if level.off else constant, None
+        rating, estimates = constant, None
     started = perf_counter()
     costs = with_workspaces_of_cudnn(by(rating))
     known = find_reachable_state(model, args, kwargs)

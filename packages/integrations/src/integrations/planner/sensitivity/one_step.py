@@ -16,10 +16,11 @@ from integrations._utils.plain_tensor_types import has_elements
 from integrations._utils.torch_internals import TorchDispatchMode
 from integrations.capture.capture import capturing, find_reachable_state, is_only_read
 from integrations.capture.dispatch.operators import lazy_views
-from integrations.capture.graphs.sharding import distributed, get_class, whole_parameters
+from integrations.capture.graphs.sharding import distributed, get_class
 from integrations.capture.loss import Loss, differentiated, is_scalar_loss
 from integrations.capture.reachable_state import ReachableState
 from integrations.capture.stand_ins import StandIns, with_stand_ins
+from integrations.capture.units import is_sharded
 from integrations.tracing.tensors import is_collective_result, is_dtensor_class, tensors_in
 
 _SEED = 0x5EED
@@ -72,7 +73,7 @@ class OneStep:
         Raises:
             Unmeasured: they have not.
         """
-        if whole_parameters(self.model):
+        if is_sharded(self.model):
             raise Unmeasured("fully_shard has sharded the model's parameters, and a measurement step would gather them")
         for tensor in (*self.model.parameters(), *self.model.buffers(), *tensors_in((self.args, self.kwargs))):
             if tensor.is_meta or not has_elements(tensor):
