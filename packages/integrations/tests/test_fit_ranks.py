@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections import Counter
 
 import pytest
@@ -17,6 +18,7 @@ from integrations.estimate.fit.tensor_parallel import _GradientReduced
 from integrations.estimate.fit.trainings import make_training
 from integrations.estimate.fit.ways import PLANS, Room
 from integrations.estimate.forecast.dtypes import read_precision
+from integrations.planner.budget import resolve_bytes
 from integrations.planner.optimizers import find_optimizer
 
 from .fit_llama import BATCH, DEEP, TOKENS, VOCABULARY, config_of, llama, sample
@@ -206,6 +208,32 @@ def test_a_plan_leaves_room_for_what_its_rank_gathers(accumulate):
     none = integrations.fit(config_of(LAYERS), **{**options, "memory": least.peak * 9 // 10}).way("recompute")
     assert not none.fits
     assert none.peak == least.peak
+
+
+@pytest.fixture
+def two_ranks():
+    """Makes this process rank 1 of two of which the other is not there."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_a_budget_for_ranks_is_enough_for_the_sharded_model():
+    """Its plan counts shards of gradients, and that of ``fit`` whole ones."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = llama(LAYERS)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    made = integrations.plan(fully_shard(model), (), sample(tokens=4), error=0, loss="full", measure=False)
+    options = {**OPTIONS, "ways": ["recompute"], "fsdp": 2, "reserve": 0, "tokens": 4, "accumulate": True}
+    least = integrations.fit(config_of(LAYERS), **{**options, "memory": "least"}).best.peak
+    way = integrations.fit(config_of(LAYERS), **{**options, "memory": int(1.01 * least)}).way("recompute")
+    memory = re.search('memory="(.*?)"', way.code).group(1)
+    assert made.accumulating.within(memory).peak <= resolve_bytes(memory, 0)
 
 
 def test_a_plan_for_ranks_recomputes_within_units():

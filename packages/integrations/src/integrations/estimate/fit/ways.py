@@ -180,7 +180,8 @@ class Tries:
     def _within(self, made: Plan, front: Plan, left: int) -> tuple[str, Plan | None]:
         """Return the largest budget whose plan fits, and this plan; ``None`` if none fits.
 
-        Budgets do not count what FSDP2 adds to a step, which depends on the plan: on when its peak is.
+        Budgets do not count what FSDP2 gathers, which depends on the plan: on when its peak is. The sharded model's
+        plan counts shards of gradients, and this one whole gradients.
 
         Args:
             made: the plan for steps that make the gradients.
@@ -193,9 +194,11 @@ class Tries:
             if resolve_bytes(memory, 0) < least:
                 memory = f"{left}B"
             found = front.within(memory)
-            _, total, at_step = self._room.peak(profile_of_choice(made, found.choice))
+            profile = profile_of_choice(made, found.choice)
+            _, total, at_step = self._room.peak(profile)
             if total <= self._room.available or at_step:  # no plan takes less in the optimizer's step
-                return memory, found
+                counted = self._room.share.count_planned(profile, self._room.fresh)
+                return (f"{counted}B" if counted > resolve_bytes(memory, 0) else memory), found
             left = found.peak - 1
         return "", None
 
