@@ -308,6 +308,7 @@ BENCHES = {
     "search": "Search the largest models within a given memory",
     "text": "Train BERT on GLUE's tasks in every way",
     "llm": "Train language models in every way, the loss in chunks among them",
+    "curves": "Train four tasks plainly and compressed, and compare loss and accuracy",
 }
 
 

@@ -23,7 +23,16 @@ SCRATCH = ROOT / "build" / "gpu"
 SITE = SCRATCH / "site"
 """The built actcore. It comes before an installed one."""
 
-SECONDS = {"check": 60, "build": 420, "tests": 300, "sanitize": 420, "kernels": 240, "models": 530, "search": 530}
+SECONDS = {
+    "check": 60,
+    "build": 420,
+    "tests": 300,
+    "sanitize": 420,
+    "kernels": 240,
+    "models": 530,
+    "search": 530,
+    "curves": 530,
+}
 """The steps in their order, and the seconds that each may take. ``check`` takes the place of ``build`` if that is left
 out: it fails if actcore has no CUDA operators, which the others would skip."""
 DEADLINE = 480
@@ -72,6 +81,8 @@ def commands(step: str, out: Path, seconds: float) -> Iterator[Command]:
         yield [*python, "bench", "systems", "--device", "cuda", *deadline, "--json", out / "systems-cuda.json"]
     elif step == "search":
         yield [*python, "bench", "search", "--gpu", "--device", "cuda", *deadline, "--json", out / "search-cuda.json"]
+    elif step == "curves":
+        yield [*python, "bench", "curves", "--device", "cuda", *deadline, "--json", out / "curves-cuda.json"]
 
 
 def build_commands() -> Iterator[Command]:

@@ -18,6 +18,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 CHARTED = (
     "activations-cpu",
     "checkpoint-cpu",
+    "curves-cpu",
     "fewbit-grid-cpu",
     "fewbit-memory-cpu",
     "fewbit-time-cpu",

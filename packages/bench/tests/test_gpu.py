@@ -40,12 +40,12 @@ def test_benchmarks_understand_its_commands(gpu, tmp_path):
     found = {step: [list(map(str, one)) for one in gpu.commands(step, tmp_path, 530)] for step in gpu.SECONDS}
     parsed = {
         step: [main._parser().parse_args(one[one.index("bench") + 1 :]) for one in found[step]]
-        for step in ("kernels", "models", "search")
+        for step in ("kernels", "models", "search", "curves")
     }
-    assert [len(some) for some in parsed.values()] == [2, 1, 1]
+    assert [len(some) for some in parsed.values()] == [2, 1, 1, 1]
     assert all(options.device == "cuda" for some in parsed.values() for options in some)
     assert all((options.alone, options.group) == (True, [256, 192]) for options in parsed["kernels"])
-    assert [some[0].deadline for some in (parsed["models"], parsed["search"])] == [480, 480]
+    assert [some[0].deadline for some in list(parsed.values())[1:]] == [480] * 3
     assert len(found["sanitize"]) == 3
     for step in ("build", "check"):
         assert "cuda_missing" in found[step][-1][-1]

@@ -11,6 +11,7 @@ python -m bench systems       every way to train with less memory: peaks against
 python -m bench search        the largest batch, depth, width or resolution that trains within a given memory
 python -m bench text          BERT on GLUE's tasks: accuracy, memory and time of every way
 python -m bench llm           language models: the loss of large vocabularies, whole and in chunks
+python -m bench curves        training curves of four tasks: loss, accuracy and peak, plainly and compressed
 python -m bench show FILE     print results that were recorded before, and draw a chart
 python -m bench report        render recorded results as the Markdown pages that docs link to
 """

@@ -14,6 +14,7 @@ from bench.results import record as files
 from bench.results.record import Kind, Record
 from bench.results.report import Report
 from bench.runner.command import Bench
+from bench.suites.curves.command import BENCH as CURVES
 from bench.suites.fewbit.command import BENCH as FEWBIT
 from bench.suites.gnn.command import BENCH as GNN
 from bench.suites.gpu_stages import KIND as STAGES
@@ -41,6 +42,7 @@ _ALL = (
     SEARCH,
     TEXT,
     LLM,
+    CURVES,
 )
 
 BENCHES: Mapping[str, Bench] = MappingProxyType({bench.kind.name: bench for bench in _ALL})

@@ -10,5 +10,6 @@ kernels                   codecs and operators
 memory                    bytes, peaks and times of ways to train: activations, checkpoint, systems
 search                    the largest model or batch within a memory limit
 fewbit, sensitivity       few-bit activations and randomized layers; adaptive levels
+curves                    four tasks trained in four ways with the same weights and batches
 gpu_stages.py             entries and tables of what an H100 found
 """

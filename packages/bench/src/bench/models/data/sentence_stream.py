@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -25,12 +25,14 @@ class Text:
         what: which they are, in words.
         vocabulary: how many numbers there are.
         train, held_out: ``Int64[Tensor, "words"]``.
+        unit: what the numbers stand for, in words.
     """
 
     what: str
     vocabulary: int
     train: Tensor
     held_out: Tensor
+    unit: str = field(default="words and marks", kw_only=True)
 
     @property
     def guess(self) -> float:
@@ -39,7 +41,7 @@ class Text:
 
     def __str__(self) -> str:
         return (
-            f"{self.what} ({len(self.train):,} words and marks for training, {len(self.held_out):,} held out, "
+            f"{self.what} ({len(self.train):,} {self.unit} for training, {len(self.held_out):,} held out, "
             f"{self.vocabulary:,} different ones)"
         )
 

@@ -1,0 +1,1 @@
+"""``python -m bench curves``: four tasks, learned plainly and compressed with the same weights and batches."""
