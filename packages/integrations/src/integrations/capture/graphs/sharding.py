@@ -64,8 +64,8 @@ def is_tensor_parallel(model: nn.Module) -> bool:
 
 
 def is_context_parallel(model: nn.Module) -> bool:
-    """Whether each rank has a part of every sequence, by torch's context parallelism, in a forward that starts now. Then
-    torch has replaced its attention, or hooks prepare the inputs of modules for it."""
+    """Whether each rank has a part of every sequence in a forward that starts now, by torch's context parallelism. It
+    replaces torch's attention, or prepares the inputs of modules by hooks."""
     hooks = (hook for module in all_modules(model) for hook in module._forward_pre_hooks.values())
     return any(map(_is_of_context, (nn.functional.scaled_dot_product_attention, *hooks)))
 
