@@ -201,6 +201,17 @@ def test_a_backward_in_between_is_no_forward_in_flight():
     assert loss.requires_grad
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.filterwarnings("ignore:.*Dynamo does not know how to trace the builtin:UserWarning")
+def test_a_backward_that_torch_compiles_ends_a_forward():
+    model = tight()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        for _ in range(3):
+            loss = model(X).sum()
+            loss.backward()
+    assert loss.requires_grad
+
+
 def test_outputs_that_are_dropped_are_not_in_flight():
     model = tight()
     model(X)
