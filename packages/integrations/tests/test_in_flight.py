@@ -204,7 +204,8 @@ def test_a_backward_in_between_is_no_forward_in_flight():
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore:.*Dynamo does not know how to trace the builtin:UserWarning")
 def test_a_backward_that_torch_compiles_ends_a_forward():
-    model = tight()
+    model = tight(spare=1.1)
+    run_1f1b(model, 1)  # so that the plan is that of a backward as it is
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
         for _ in range(3):
             loss = model(X).sum()
