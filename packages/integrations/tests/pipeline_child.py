@@ -1,7 +1,8 @@
 """One of two ranks, for ``test_pipelines.py``: stages of a pipeline with a memory budget.
 
 Prints, as JSON: of 1F1B under two budgets, each step's peak, the plan's numbers, and whether gradients are those of a
-pipeline without compression; by schedule, how many micro-batches the plan of each stage counts, and how many are in flight; and what is refused.
+pipeline without compression; by schedule, how many micro-batches the plan of each stage counts, and how many are in
+flight; and what is refused.
 """
 
 import copy

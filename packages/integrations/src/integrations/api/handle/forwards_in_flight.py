@@ -15,7 +15,6 @@ from integrations._utils.torch_internals import (
     current_autograd_node,
     get_current_graph_task_keep_graph,
     get_sequence_nr,
-    queue_callback,
 )
 from integrations.planner.budget import allowed_bytes
 from integrations.planner.errors import BudgetError
@@ -33,16 +32,12 @@ class _InFlight:
         plan: the plan that it follows.
         thread: in which it runs.
         begin: the number of its first node.
-        over: whether its backward is over.
+        over: whether a backward has begun that frees its graph: no forward starts in this thread until it has ended.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.thread = plan, threading.get_ident()
         self.begin, self.over = get_sequence_nr(), False
-
-    def end(self) -> None:
-        """Note that its backward is over."""
-        self.over = True
 
     @property
     def taken(self) -> tuple[int, int]:
@@ -120,7 +115,7 @@ class _Backward:
 
     def __call__(self, gradients: Any) -> None:
         if not get_current_graph_task_keep_graph():
-            queue_callback(self._forward.end)
+            self._forward.over = True
         elif (node := current_autograd_node()) is not None:
             _first_node(node, self._forward.begin).register_prehook(_Holds(self._forward))
 
