@@ -1,4 +1,4 @@
-"""One of two ranks, for ``test_gather_report.py``: prints, as JSON, the reports of all ranks in several surroundings."""
+"""One of two ranks, for ``test_gather_report.py``: prints, as JSON, the reports of all ranks in several settings."""
 
 import os
 import sys
