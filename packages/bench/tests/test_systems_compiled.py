@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 from torch._functorch import config as functorch_config
 
 from bench.cli import main, suites
-from bench.errors import BenchError
+from bench.errors import BenchError, DoesNotApply
 from bench.results.record import Record, save
 from bench.runner import child
 from bench.runner.child import here
@@ -20,6 +21,7 @@ from bench.suites.memory.systems.subjects import GPU_SUBJECTS
 from bench.ways.compiled import (
     COMPILED,
     COMPILED_WAYS,
+    EACH_BLOCK,
     EAGER,
     HALF,
     HOST_WAYS,
@@ -60,10 +62,10 @@ def settled(*arguments, monkeypatch):
     return found[0]
 
 
-def test_our_plans_come_after_the_torch_budget_whose_bytes_they_take():
+def test_our_plans_come_after_the_way_whose_bytes_they_take():
     names = list(COMPILED_WAYS)
     planned = [name for name, way in COMPILED_WAYS.items() if way.bytes_of]
-    assert len(planned) == 6
+    assert len(planned) == 8
     assert all(names.index(COMPILED_WAYS[name].bytes_of) < names.index(name) for name in planned)
     assert {COMPILED_WAYS[name].error for name in planned} == {0.0, 0.1}
 
@@ -109,6 +111,21 @@ def test_a_plan_gets_the_bytes_of_torch_s_measured_peak():
     assert command._matched_bytes(going, Compiled("mlp", "L1")) is None
     with pytest.raises(BenchError, match=r"torch's budget 0\.2 has no measured peak"):
         command._matched_bytes(going, Compiled("mlp", same_bytes_name(0.2, 0.0)))
+    going = Namespace(found=lambda blank: Compiled("mlp", blank.way, does_not_apply="the model has no blocks"))
+    with pytest.raises(DoesNotApply, match=r"each block \(torch\): .*no blocks"):
+        command._matched_bytes(going, Compiled("mlp", same_bytes_name("each block", 0.0)))
+
+
+def test_torch_checkpoints_each_block():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
+    runs = []
+    for block in model:
+        block[0].register_forward_hook(lambda *_: runs.append(1))
+    way = replace(COMPILED_WAYS[EACH_BLOCK], compiles=False)
+    way.ready(model, blocks=list(model)[:2])(torch.ones(2, 4)).sum().backward()
+    assert len(runs) == 3 + 2
+    with pytest.raises(DoesNotApply, match="no blocks"):
+        way.ready(model)
 
 
 def test_each_cell_is_timed_in_one_process_and_sized_in_another(monkeypatch):

@@ -10,7 +10,7 @@ import integrations
 from integrations import checkpoint
 from integrations.runtime.compiled.joint_plans import JOINT
 
-from .nets import normal
+from .nets import normal, profiled_bytes
 
 WIDTH = 32
 
@@ -109,6 +109,14 @@ def outcome(model, function, inputs, steps=2):
     found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     found.update((name, buffer.clone()) for name, buffer in model.named_buffers())
     return found | {f"output {index}": output.detach() for index, output in enumerate(outputs)}
+
+
+def second_peak(model, step):
+    """The bytes that the second of two steps takes at its peak, beside the gradients that it leaves."""
+    for _ in range(2):
+        model.zero_grad()
+        peak, gradients = profiled_bytes(step)
+    return peak - gradients
 
 
 def planned(model, memory="least"):

@@ -12,126 +12,34 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from nets import profiled_bytes
+from sharded_head_nets import (
+    BATCH,
+    LENGTH,
+    REPLICATED,
+    SEQUENCE,
+    SHARDED,
+    TENSOR,
+    UNITS,
+    WIDTH,
+    WORDS,
+    Back,
+    Front,
+    Net,
+    plain,
+    tokens,
+)
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    SequenceParallel,
-    loss_parallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import RowwiseParallel, loss_parallel, parallelize_module
 from two_ranks import leave
 
 import integrations
 from integrations.losses import linear_cross_entropy
-from integrations.losses.head import ChunkedHead, chunk_logits
-
-WIDTH, WORDS, BATCH, LENGTH = 32, 1024, 8, 128
-
-
-class Net(nn.Module):
-    """A language model that returns its logits, or its loss."""
-
-    def __init__(self, words=WORDS, bias=True, loss=None):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding, self.up, self.down = nn.Embedding(words, WIDTH), nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, words, bias=bias)
-        self.loss = loss
-        self.double()
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        x = x + self.down(torch.tanh(self.up(x)))
-        logits = self.head(self.norm(x))
-        return logits if self.loss is None else self.loss(logits, tokens)
-
-
-def tokens(words, seed=1):
-    return torch.randint(words, (BATCH, LENGTH), generator=torch.Generator().manual_seed(seed))
-
-
-def labels_of(ids):
-    """The labels of rows: the next word; every seventh is ignored, and so is the whole first sequence."""
-    labels = ids.roll(-1, 1).flatten().clone()
-    labels[::7], labels[:LENGTH] = -100, -100
-    return labels
-
-
-# ---- what is done to the logits ----
-
-
-def plain(logits, ids):
-    return F.cross_entropy(logits.flatten(0, 1), labels_of(ids))
-
-
-def options(logits, ids):
-    weight = torch.linspace(0.5, 2, logits.shape[-1], dtype=torch.float64)
-    scaled = 3 * torch.tanh(logits.flatten(0, 1) * 0.7 / 3)
-    return F.cross_entropy(scaled, labels_of(ids), weight, label_smoothing=0.1, reduction="sum") / 1000
-
-
-def each_row(logits, ids):
-    rows = F.cross_entropy(logits.flatten(0, 1), labels_of(ids), reduction="none")
-    return (rows * torch.linspace(0, 1, rows.numel(), dtype=rows.dtype)).sum() / 100
-
-
-def log_probabilities(logits, ids):
-    chosen = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:].unsqueeze(-1))
-    return (chosen * torch.linspace(0, 1, chosen.numel(), dtype=chosen.dtype).view(chosen.shape)).mean()
-
-
-def selective(logits, ids):
-    chosen = logits[:, :-1].gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
-    return (chosen - logits[:, :-1].logsumexp(-1)).square().mean()
-
-
-def entropy(logits, ids):
-    """Which takes whole logits."""
-    return -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean() + logits.argmax(-1).double().mean()
-
-
-def rows_kept(logits, ids):
-    """The same on a view of rows, as transformers cuts them."""
-    return F.cross_entropy(logits[:, :-1].double().reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
-
-
-# ---- models ----
-
-BODY = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-REPLICATED = {**BODY, "head": ColwiseParallel(output_layouts=Replicate())}
-SHARDED = {**BODY, "head": ColwiseParallel(use_local_output=False)}
-SEQUENCE = {
-    "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-    "up": ColwiseParallel(input_layouts=Shard(1)),
-    "down": RowwiseParallel(output_layouts=Shard(1)),
-    "norm": SequenceParallel(),
-    "head": ColwiseParallel(input_layouts=Shard(1), use_local_output=False),
-}
-GATHERED = {**SEQUENCE, "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())}
-
-TENSOR = {  # the plan of parallelize_module, the loss, arguments of the model, and whether the loss is outside of it
-    "replicated": (REPLICATED, plain, {}, False),
-    "replicated, outside": (REPLICATED, plain, {}, True),
-    "replicated, options": (REPLICATED, options, {}, False),
-    "replicated, options, uneven": (REPLICATED, options, {"words": WORDS + 1, "bias": False}, False),
-    "replicated, each row": (REPLICATED, each_row, {}, False),
-    "replicated, log-probabilities": (REPLICATED, log_probabilities, {}, True),
-    "replicated, selective": (REPLICATED, selective, {"words": WORDS + 1}, True),
-    "replicated, rows": (REPLICATED, rows_kept, {}, False),
-    "sharded": (SHARDED, plain, {"bias": False}, False),
-    "sharded, outside": (SHARDED, plain, {}, True),
-    "sharded, options": (SHARDED, options, {}, False),
-    "sharded, uneven": (SHARDED, plain, {"words": WORDS + 1}, True),
-    "sequence": (SEQUENCE, plain, {}, True),
-    "sequence, options": (SEQUENCE, options, {}, False),
-    "sequence, gathered": (GATHERED, plain, {}, False),
-    "whole": (REPLICATED, entropy, {}, True),
-}
+from integrations.losses.chunked_head import ChunkedHead
+from integrations.losses.head import chunk_logits
 
 
 def whole(tensor):
@@ -159,13 +67,14 @@ def compressed(model, **given):
     return integrations.compress_model(model, **{"level": "L0", **given}, loss={"head": "head"})
 
 
+def outcome(losses, exact, model):
+    said = integrations.compression(model).report().exchanged
+    return {"losses": losses, "error": error(gradients(exact), gradients(model)), "said": said}
+
+
 def compare(model, exact, ids, loss=None):
     losses = step(exact, ids), step(model, ids, loss)
-    found = {
-        "losses": losses,
-        "error": error(gradients(exact), gradients(model)),
-        "said": integrations.compression(model).report().exchanged,
-    }
+    found = outcome(losses, exact, model)
     model.zero_grad()
     found["peak"] = profiled_bytes(lambda: step(model, ids, loss))[0]
     return found
@@ -177,21 +86,6 @@ def tensor_parallel(case, mesh):
     words = given.get("words", WORDS)
     found = compare(compressed(model), Net(**given, loss=loss), tokens(words), loss if outside else None)
     return {**found, "logits": BATCH * LENGTH * (words // 2) * 8}
-
-
-UNITS = {  # what fully_shard is given before the model, its arguments, the loss, and whether it is outside of the model
-    "unit": (["head"], {}, plain, False),
-    "unit, outside": (["head"], {}, plain, True),
-    "unit, each row": (["head"], {}, each_row, False),
-    "unit, log-probabilities": (["head"], {}, log_probabilities, True),
-    "unit, selective": (["head"], {}, selective, False),
-    "unit, whole": (["head"], {}, entropy, True),
-    "group": (["norm", "head"], {}, plain, False),
-    "group, outside": (["norm", "head"], {}, plain, True),
-    "group, each row": (["norm", "head"], {}, each_row, True),
-    "group, kept": (["norm", "head"], {"reshard_after_forward": False}, plain, False),
-    "group, whole": (["norm", "head"], {}, entropy, False),
-}
 
 
 def shard(model, names, mesh=None, **arguments):
@@ -252,8 +146,7 @@ def both(names):
         model = compressed(shard(model, names, mesh=mesh["data"]))
         losses = exact(ids).item(), step(model, ids)
         step(OnAll(exact) if shape == (2, 1) else exact, ids)
-        said = integrations.compression(model).report().exchanged
-        found.append({"losses": losses, "error": error(gradients(exact), gradients(model)), "said": said})
+        found.append(outcome(losses, exact, model))
     return found
 
 
@@ -278,8 +171,7 @@ def planned(names):
     losses = [exact(ids).item(), *(step(model, ids) for _ in range(2))]
     for _ in range(2):
         step(OnAll(exact), None)
-    said = integrations.compression(model).report().exchanged
-    return {"losses": losses, "error": error(gradients(exact), gradients(model)), "said": said}
+    return outcome(losses, exact, model)
 
 
 def by_plan(mesh):
@@ -290,25 +182,6 @@ def by_plan(mesh):
         ids = tokens(WORDS)
         found.append([Net(loss=plain)(ids).item(), step(model, ids), ChunkedHead.of(model.head).rows])
     return found
-
-
-class Front(nn.Module):
-    def __init__(self, net):
-        super().__init__()
-        self.embedding, self.up, self.down = net.embedding, net.up, net.down
-
-    def forward(self, ids):
-        x = self.embedding(ids)
-        return x + self.down(torch.tanh(self.up(x)))
-
-
-class Back(nn.Module):
-    def __init__(self, net):
-        super().__init__()
-        self.norm, self.head = net.norm, net.head
-
-    def forward(self, x):
-        return self.head(self.norm(x))
 
 
 def pipeline():

@@ -194,7 +194,6 @@ if __name__ == "__main__":
     found = {level: {way: compare(way, mesh, level) for way in WAYS} for level in ("L1", "lean")}
     found["L1, compressed before"] = {way: compare(way, mesh, "L1", before=True) for way in PARALLEL}
     if ranks > 2:
-        found["plan"] = {way: refuse(way, mesh, memory=0.6, error=0) for way in PARALLEL}
         leave(found)
     found["L2"] = {way: refuse(way, mesh, level="L2", min_bytes=0) for way in PARALLEL}
     layers = {"layers": {"layers": "q"}, "linear": {"linear": 0.5}, "activations": {"activations": 3}}

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import integrations
 from actcore import simulate
 from integrations import Plan
-from integrations.losses.head import ChunkedHead
+from integrations.losses.chunked_head import ChunkedHead
 from integrations.planner.bounds import Bounds
 from integrations.planner.chunked import chunk_op
 from integrations.planner.loss_choice import with_better_loss
@@ -20,7 +20,7 @@ from integrations.planner.plan_with_stores import planned
 from integrations.planner.problem import chosen_entries, training_step
 from integrations.policies.levels import LEVELS
 
-from .decoder import CLASSES, IDS, SUMS, Decoder, shifted, step
+from .decoder import CLASSES, IDS, SUMS, Decoder, llama, shifted, step
 from .largest import Largest
 from .libraries import library_or_skip
 from .nets import assert_same, relative_error
@@ -324,11 +324,7 @@ def test_in_steps_that_add_to_gradients():
 
 @pytest.mark.parametrize("way", ["tied", "tuple", "adapter", "adapter on the head"])
 def test_models_of_transformers(way):
-    transformers, hf = library_or_skip("transformers"), library_or_skip("integrations.hf")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.LlamaConfig(vocab_size=CLASSES, use_cache=False, tie_word_embeddings=way == "tied", **sizes)
-    model = transformers.LlamaForCausalLM(config).train()
+    hf, model = library_or_skip("integrations.hf"), llama(tie_word_embeddings=way == "tied")
     if way.startswith("adapter"):
         peft = library_or_skip("peft")
         targets = ["q_proj", "lm_head"] if "head" in way else ["q_proj"]

@@ -15,6 +15,7 @@ from integrations.deepspeed import initialize
 
 from .decoder import BATCH, CLASSES, IDS, LENGTH, SUMS, Decoder, shifted, twin
 from .largest import Largest
+from .long_form import LONG
 from .nets import normal, relative_error
 from .two_ranks import run_torchrun
 
@@ -48,6 +49,20 @@ def test_a_plan_is_exact_or_says_why_there_is_none(ranks, stage):
             assert "DeepSpeed's ZeRO-3 has partitioned the parameters" in found["plan 3"]["refused"]
         else:
             assert found[f"plan {stage}"]["losses"] == pytest.approx(found[f"plain {stage}"]["losses"], rel=1e-6)
+
+
+@pytest.mark.skipif(not LONG, reason="one of the long forms: set ACTCORE_LONG=1")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_adaptive_bits_and_bounds_on_the_error(ranks, stage):
+    for found in ranks:
+        plain, adaptive, bound = (found[f"{way} {stage}"] for way in ("plain", "L2", "error"))
+        assert adaptive["losses"] == pytest.approx(plain["losses"], rel=1e-3)
+        assert adaptive["bytes"] == found["L2 1"]["bytes"]
+        if stage == 3:
+            assert "DeepSpeed's ZeRO-3 has partitioned the parameters" in bound["refused"]
+        else:
+            assert bound["losses"][:3] == pytest.approx(plain["losses"], rel=1e-3)
+            assert bound["bytes"][1] < bound["bytes"][0]
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

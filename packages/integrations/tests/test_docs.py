@@ -24,6 +24,11 @@ def first_example(page):
     return found and found.group(1)
 
 
+def example_below(page, heading):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.search(rf"^## {heading}\n.*?^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL).group(1)
+
+
 def mlp():
     return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 10)).train()
 
@@ -175,8 +180,7 @@ def test_the_first_example(page, tmp_path, monkeypatch):
 )
 def test_the_examples_of_the_first_page(heading, library):
     library_or_skip(library)
-    page = (ROOT / "docs/start.md").read_text(encoding="utf-8")
-    code = re.search(rf"^## {heading}\n.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL).group(1)
+    code = example_below("docs/start.md", heading)
     torch.manual_seed(0)
     names = {}
     exec(compile(code, heading, "exec"), names)
@@ -185,11 +189,24 @@ def test_the_examples_of_the_first_page(heading, library):
 
 def test_the_loop_of_the_page_of_trainers():
     heading, names = "Loops of your own", {}
-    page = (ROOT / "docs/how-to/trainers.md").read_text(encoding="utf-8")
-    code = re.search(rf"^## {heading}\n.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL).group(1)
+    code = example_below("docs/how-to/trainers.md", heading)
     torch.manual_seed(0)
     exec(compile(code, heading, "exec"), names)
     assert integrations.compression(names["model"]).report().ratio > 1.5
+
+
+def test_the_example_of_tensor_parallel():
+    """On one rank of a CPU, where the page has GPUs."""
+    heading, names = "Tensor and sequence parallel", {**one_rank(), "torch": torch, "integrations": integrations}
+    code = example_below("docs/how-to/distributed.md", heading)
+    try:
+        exec(compile(code.replace('"cuda"', '"cpu"'), heading, "exec"), names)
+        two_steps(names)
+        assert {type(one).__name__ for one in names["model"][0].parameters()} == {"DTensor"}
+        assert integrations.compression(names["model"]).report().ratio > 1.5
+    finally:
+        names.clear()
+        torch.distributed.destroy_process_group()
 
 
 def test_all_pages_with_an_example_are_here():

@@ -140,7 +140,8 @@ def test_what_cannot_be_told():
 
 def test_other_errors_are_left_alone(monkeypatch):
     model = integrations.compress_model(mlp(), level="L1")
-    monkeypatch.setattr(integrations.estimate.fit.oom, "told", None)  # which an out-of-memory error would call
+    # An out-of-memory error would call it.
+    monkeypatch.setattr(integrations.estimate.fit.oom, "_memory_in_words", None)
     with pytest.raises(RuntimeError) as raised, integrations.explain_oom(model):
         model(normal(4, 3))
     assert not getattr(raised.value, "__notes__", [])

@@ -10,7 +10,7 @@ from torch import nn
 
 import integrations
 from integrations.cli import main
-from integrations.estimate.fit.ways import in_words
+from integrations.estimate.fit.ways import plan_in_words
 
 from .fit_llama import VOCABULARY, config_of, llama, sample
 from .libraries import library_or_skip
@@ -89,7 +89,7 @@ def test_the_line_of_code_does_what_was_said(memory):
     exec(way.code, {"integrations": integrations, "model": model})
     model(**inputs).loss.backward()
     plan = integrations.compression(model).plan
-    assert in_words(plan) == way.does
+    assert plan_in_words(plan) == way.does
     assert plan.error == 0
 
 

@@ -17,7 +17,7 @@ from integrations.capture.costs.modelled import by
 from integrations.capture.costs.rates import constant
 from integrations.estimate.fit.layers import find_blocks
 from integrations.estimate.fit.profiles import Profiles
-from integrations.estimate.fit.trainings import make_training
+from integrations.estimate.fit.trainings import Inputs, make_training
 from integrations.estimate.forecast.dtypes import read_precision
 from integrations.losses.head import chunk_logits, find_head
 from integrations.policies.arguments import _clamp_passes_at_bounds
@@ -109,7 +109,7 @@ def test_a_plan_with_adapters_of_another_dtype():
 
 @pytest.mark.parametrize("way", ["kept", "lean"])
 def test_layers_are_continued(way):
-    training = make_training(llama(DEEP), sample(), None, None, read_precision(None), None, None, None)
+    training = make_training(llama(DEEP), Inputs((), sample()), None, None, read_precision(None), None, None, None)
     blocks = find_blocks(training.model)
     assert blocks.size == DEEP
     few, whole = Profiles(training, blocks), Profiles(training, None)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections import Counter
 
 import pytest
@@ -10,13 +11,14 @@ import torch
 import integrations
 from integrations.cli import main
 from integrations.estimate.fit.ranks import Ranks
-from integrations.estimate.fit.seats import find_seats, why_unplanned
 from integrations.estimate.fit.sharding import RankShare
+from integrations.estimate.fit.stage_ranks import make_stage_ranks, why_unplanned
 from integrations.estimate.fit.static_memory import count_static_memory
 from integrations.estimate.fit.tensor_parallel import _GradientReduced
 from integrations.estimate.fit.trainings import make_training
 from integrations.estimate.fit.ways import PLANS, Room
 from integrations.estimate.forecast.dtypes import read_precision
+from integrations.planner.budget import resolve_bytes
 from integrations.planner.optimizers import find_optimizer
 
 from .fit_llama import BATCH, DEEP, TOKENS, VOCABULARY, config_of, llama, sample
@@ -111,28 +113,28 @@ def test_shards_of_the_rank_with_the_most(measured, name):
     assert fit.gradients == max(found[name]["gradients"] for found in measured)
 
 
-def seat_of(case):
+def rank_of(case):
     config, tokens, lora = config_of_case(case), case.get("tokens", TOKENS), case.get("lora")
     training = make_training(config, None, BATCH, tokens, read_precision(None), lora, None, "cpu")
     sgd = find_optimizer("sgd")
     room = Room(1 << 30, count_static_memory(training.model, sgd, False), 0, RankShare(), True)
-    (seat,) = find_seats(training, Ranks(case["fsdp"], case["tp"]), sgd, room, None)
-    return seat
+    (rank,) = make_stage_ranks(training, Ranks(case["fsdp"], case["tp"]), sgd, room, None)
+    return rank
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name]["pp"] == 1 and CASES[name]["way"] != "lean"])
 def test_saved_bytes(measured, name):
     """Those alive between forward and backward, beside the root's parameters, which FSDP2 leaves gathered."""
     case = CASES[name]
-    seat = seat_of(case)
-    saved = seat.profiles.of("kept" if case["way"] == "plain" else case["way"], False).held
+    rank = rank_of(case)
+    saved = rank.profiles.of("kept" if case["way"] == "plain" else case["way"], False).held
     for found in measured:
-        assert saved + seat.room.share.units.root == pytest.approx(found[name]["between"], rel=0.01)
+        assert saved + rank.room.share.units.root == pytest.approx(found[name]["between"], rel=0.01)
 
 
 def test_collectives_make_new_tensors():
     """An all-reduce behind the embedding, attention and the MLP, and an all-gather of the logits, put in order."""
-    made = Counter(seat_of({"fsdp": 1, "tp": 2}).profiles.of("kept", False).forward)
+    made = Counter(rank_of({"fsdp": 1, "tp": 2}).profiles.of("kept", False).forward)
     assert made["aten.clone.default", ((BATCH, TOKENS, 64),)] == 2 * LAYERS + 1
     assert made["aten.cat.default", ((2 * BATCH, TOKENS, VOCABULARY // 2),)] == 1
     assert made["aten.cat.default", ((BATCH, TOKENS, VOCABULARY),)] == 1
@@ -208,9 +210,35 @@ def test_a_plan_leaves_room_for_what_its_rank_gathers(accumulate):
     assert none.peak == least.peak
 
 
+@pytest.fixture
+def two_ranks():
+    """Makes this process rank 1 of two of which the other is not there."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_a_budget_for_ranks_is_enough_for_the_sharded_model():
+    """Its plan counts shards of gradients, and that of ``fit`` whole ones."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = llama(LAYERS)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    made = integrations.plan(fully_shard(model), (), sample(tokens=4), error=0, loss="full", measure=False)
+    options = {**OPTIONS, "ways": ["recompute"], "fsdp": 2, "reserve": 0, "tokens": 4, "accumulate": True}
+    least = integrations.fit(config_of(LAYERS), **{**options, "memory": "least"}).best.peak
+    way = integrations.fit(config_of(LAYERS), **{**options, "memory": int(1.01 * least)}).way("recompute")
+    memory = re.search('memory="(.*?)"', way.code).group(1)
+    assert made.accumulating.within(memory).peak <= resolve_bytes(memory, 0)
+
+
 def test_a_plan_for_ranks_recomputes_within_units():
     """As that of the sharded model does, so that both take the same budget."""
-    profiles = seat_of({"fsdp": 2, "tp": 1}).profiles
+    profiles = rank_of({"fsdp": 2, "tp": 1}).profiles
     units = frozenset(f"model.layers.{number}" for number in range(LAYERS))
     for sharded in (True, False):
         schedule = profiles.plan(0.0, True, sharded).schedule

@@ -15,6 +15,7 @@ from integrations.api.error_control.gradient_errors import (
     large_parameters,
     measured_errors,
 )
+from integrations.capture.costs.rates import constant
 from integrations.planner.bounds import Bounds
 from integrations.planner.plan_with_stores import planned
 from integrations.planner.sensitivity.one_step import OneStep, Unmeasured
@@ -165,3 +166,24 @@ def test_what_has_no_elements_is_not_measured_and_says_so():
     plan = all_stored(planned(model, BASE, (x,), {}, Bounds(error=0.1)), 4)
     with pytest.raises(Unmeasured, match="no data"):
         measured_errors(model, (x.to("meta"),), {}, plan)
+
+
+class Halves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = [layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.SiLU())]
+        self.inner = nn.Sequential(*layers, nn.Linear(64, 1))
+
+    def forward(self, x):
+        return self.inner(x).chunk(2)
+
+
+def test_an_output_that_the_loss_leaves_out_has_no_gradient(monkeypatch):
+    """One operator made both outputs, and torch calls the hook of the other with ``None``."""
+    monkeypatch.setattr("integrations.planner.plan_with_stores.calibrated", constant)
+    torch.manual_seed(0)
+    model, x = integrations.compress_model(Halves(), memory="least", error=0.1), normal(512, 64)
+    for _ in range(2):
+        model(x)[0].square().mean().backward()
+    assert integrations.compression(model).plan.choice.rounds
+    assert integrations.compression(model).measured.step == 0

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from integrations.losses import linear_cross_entropy
 
-from .decoder import BATCH, CLASSES, IDS, LENGTH, SUMS, exchanged
+from .decoder import BATCH, CLASSES, IDS, LENGTH, SUMS, exchanged, llama
 from .largest import Largest
 from .libraries import library_or_skip
 from .nets import relative_error
@@ -43,14 +43,13 @@ def grpo(model, reference, of_tokens):
 
 
 def decoder(kind):
-    transformers = library_or_skip("transformers")
-    torch.manual_seed(0)
     if kind == "GPT2":
+        transformers = library_or_skip("transformers")
+        torch.manual_seed(0)
         sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": LENGTH, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
         config = transformers.GPT2Config(vocab_size=CLASSES, use_cache=False, attn_pdrop=0.0, **sizes)
         return transformers.GPT2LMHeadModel(config).train()
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=CLASSES, use_cache=False, **sizes)).train()
+    return llama()
 
 
 def gradients_of(loss, model, reference, of_tokens):

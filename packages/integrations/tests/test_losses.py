@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 import integrations
 from integrations.losses import LinearCrossEntropyLoss, linear_cross_entropy
-from integrations.losses._chunks import Sums, Terms, chunked
+from integrations.losses._chunks import Sums, chunked
 from integrations.losses._layers import layer_cross_entropy
+from integrations.losses._terms import Terms
 
 from .largest import Largest
 from .nets import normal
@@ -243,12 +244,9 @@ def test_hooks_of_others_see_what_waits_for_backward_alone():
             lambda some: F.linear(some, weight) * 2,
             (weight,),
             labels,
-            class_weight=None,
-            ignore_index=-100,
-            reduction="mean",
-            label_smoothing=0.0,
-            scale=0.5,
-            softcap=4.0,
+            None,
+            Terms(scale=0.5, cap=4.0),
+            "mean",
             rows=9,
             classes=len(weight),
         )
@@ -293,11 +291,9 @@ def test_narrow_weights_of_classes_are_summed_in_float32():
     """The divisor of a mean, of a layer that is called for each chunk, too: a sum in bfloat16 is off by up to 2^-9."""
     hidden, weight, _, labels = problem(torch.bfloat16, rows=4000)
     classes = torch.linspace(0.5, 1.5, CLASSES, dtype=torch.bfloat16)
-    options = {"class_weight": classes, "ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
-    options |= {"scale": 1.0, "softcap": None, "rows": 100}
-    in_chunks = linear_cross_entropy(hidden, weight, labels, **options)
+    in_chunks = linear_cross_entropy(hidden, weight, labels, class_weight=classes, rows=100)
     called = layer_cross_entropy(
-        hidden, lambda some: F.linear(some, weight), (weight,), labels, classes=CLASSES, **options
+        hidden, lambda some: F.linear(some, weight), (weight,), labels, classes, Terms(), "mean", 100, CLASSES
     )
     # The same rounded logits, whose losses of 0 to 30 are summed in float32 in another order.
     assert abs(called - in_chunks) <= 1e-5 * in_chunks
@@ -341,3 +337,11 @@ def test_what_is_wrong_is_said(message):
     kind, given, options = WRONG[message]
     with pytest.raises(kind, match=message):
         linear_cross_entropy(*given, **options)
+
+
+def test_an_unknown_reduction_of_a_layer_that_is_called_raises():
+    """The sum of the losses was returned."""
+    with pytest.raises(ValueError, match="reduction must be one of mean, sum, none, got 'avg'"):
+        layer_cross_entropy(
+            HIDDEN, lambda some: F.linear(some, WEIGHT), (WEIGHT,), LABELS, None, Terms(), "avg", 9, CLASSES
+        )

@@ -10,9 +10,8 @@ from torch import nn
 import integrations
 from integrations import Plan
 
-from .decoder import CLASSES, IDS, SUMS, WIDTH, Decoder, shifted
+from .decoder import CLASSES, IDS, SUMS, WIDTH, Decoder, llama, shifted
 from .largest import Largest
-from .libraries import library_or_skip
 from .nets import profiled_bytes, relative_error
 
 HEAD = {"head": "head"}
@@ -139,12 +138,10 @@ def test_a_step_that_needs_its_logits_has_no_plan_in_chunks():
 
 @pytest.mark.parametrize("where", ["inside", "outside"])
 def test_models_of_transformers(where):
-    transformers = library_or_skip("transformers")
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=CLASSES, use_cache=False, **sizes))
+    model = llama()
     args = {"input_ids": IDS, "labels": IDS} if where == "inside" else {"input_ids": IDS}
     given = {"criterion": lambda output: shifted(output.logits, IDS)} if where == "outside" else {}
-    whole = integrations.plan(model.train(), args, memory="least", **given, loss="full")
+    whole = integrations.plan(model, args, memory="least", **given, loss="full")
     plan = integrations.plan(model, args, memory="least", **given, loss="chunked")
     assert plan.chunked.head == "lm_head"
     assert plan.chunked.outside == (where == "outside")

@@ -30,7 +30,8 @@ def test_every_field_comes_back():
     words = {"plan": "g", "monitor": "h", "recomputed": "k", "model": "i", "note": "j", "exchanged": "l", "loss": "m"}
     words |= {"peak_source": "n", "peak_note": "o"}
     numbers = {"gradient_bytes": 8, "original_peak_bytes": 16, "peak_bytes": 10, "measured_peak_bytes": 11}
-    report = Report("L3", [row], off=True, offload=True, **numbers, **words)
+    ranks = (integrations.RankSummary(0, "L3", 12, 4, 16, 10, "n", 11), integrations.RankSummary(1, error="p"))
+    report = Report("L3", [row], off=True, offload=True, ranks=ranks, **numbers, **words)
     assert Report.from_json(report.to_json()) == report
     defaults = Report("L3", [row])
     assert all(getattr(report, field.name) != getattr(defaults, field.name) for field in dataclasses.fields(report)[2:])

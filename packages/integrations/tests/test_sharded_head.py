@@ -10,6 +10,8 @@ from .two_ranks import run_two_ranks
 if not torch.distributed.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
 
+from .sharded_head_nets import TENSOR, UNITS, entropy
+
 # Sums of 1,024 rows and classes in float64, which round to half units of 2^-53, through four products.
 SUMS = 1e-12
 
@@ -20,31 +22,25 @@ def ranks(tmp_path_factory):
     return run_two_ranks("sharded_head_child.py", tmp_path_factory.mktemp("ranks") / "meet", timeout=300)
 
 
-TENSOR = ["replicated", "sharded", "sequence"]
-TENSOR += [f"replicated, {case}" for case in ("outside", "options", "options, uneven", "each row", "log-probabilities")]
-TENSOR += [f"replicated, {case}" for case in ("selective", "rows")]
-TENSOR += ["sharded, outside", "sharded, options", "sharded, uneven", "sequence, options", "sequence, gathered"]
-UNITS = ["unit", "unit, outside", "unit, each row", "unit, log-probabilities", "unit, selective"]
-UNITS += ["group", "group, outside", "group, each row", "group, kept"]
-WHOLE = ["whole", "unit, whole", "group, whole"]
+WHOLE = [case for cases in (TENSOR, UNITS) for case in cases if entropy in cases[case]]
+IN_CHUNKS = [case for case in (*TENSOR, *UNITS) if case not in WHOLE]
 
 
 def require_equal(found):
-    """Requires the losses and the gradients of one rank's plain model."""
-    exact, *others = found["losses"]
-    assert others == pytest.approx([exact] * len(others), rel=SUMS, abs=0)
+    """Requires the losses, of a step or of several, and the gradients of one rank's plain model."""
+    losses = found["losses"]
+    for exact, *others in losses if isinstance(losses[0], list) else [losses]:
+        assert others == pytest.approx([exact] * len(others), rel=SUMS, abs=0)
     assert found["error"] <= SUMS
 
 
-@pytest.mark.parametrize("case", [*TENSOR, *UNITS])
+@pytest.mark.parametrize("case", IN_CHUNKS)
 def test_losses_and_gradients(ranks, case):
     """Those of a model on one rank, in tensor parallel, and of several steps in a unit of fully_shard. A chunk has 128
     of 1,024 rows, and the whole step takes less than this rank's logits of all rows."""
     for rank in ranks:
         found = rank[case]
-        several = isinstance(found["losses"][0], list)
-        for losses in found["losses"] if several else [found["losses"]]:
-            require_equal({**found, "losses": losses})
+        require_equal(found)
         assert found["said"] == "Exchanged: a loss in chunks of 128 rows, without logits."
         assert found["peak"] < found["logits"]
         assert found.get("whole", False) == (case == "group, kept")  # the weight, between forward and backward
@@ -54,9 +50,7 @@ def test_losses_and_gradients(ranks, case):
 def test_an_operation_that_needs_whole_logits(ranks, case):
     for rank in ranks:
         found = rank[case]
-        several = isinstance(found["losses"][0], list)
-        for losses in found["losses"] if several else [found["losses"]]:
-            require_equal({**found, "losses": losses})
+        require_equal(found)
         assert "though the logits were made, for softmax()" in found["said"]
 
 

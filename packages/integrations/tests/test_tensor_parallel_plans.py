@@ -69,11 +69,33 @@ def attention(x):
     return (x @ x.cos().t()).softmax(1) @ x.sin()
 
 
+class Scattered(torch.autograd.Function):
+    """A collective that writes into a tensor. Gloo completes it with operators of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        out = torch.empty_like(x)
+        torch.distributed.reduce_scatter_tensor(out, x.contiguous())
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        out = torch.empty_like(gradient)
+        torch.distributed.all_gather_into_tensor(out, gradient.contiguous())
+        return out
+
+
+def scattered(x):
+    part = Scattered.apply(x.exp().to_local())
+    return DTensor.from_local(part.sin().tanh(), x.device_mesh, x.placements)
+
+
 BETWEEN = {
     "pointwise": lambda x: gelu(x.exp()).tanh(),
     "drawn": lambda x: dropout(x.exp(), 0.5).tanh(),
     "in place": in_place,
     "gathered": gathered,
+    "scattered": scattered,
     "attention": attention,
     "largest": lambda x: x.exp().amax(1, keepdim=True) + x,
     "several": lambda x: sum(part.exp() for part in x.chunk(2, 1)).repeat(1, 2),

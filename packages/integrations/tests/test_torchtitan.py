@@ -36,7 +36,7 @@ def test_levels_store_less_and_train_alike(ranks, mesh, level):
 
 
 @titan
-@pytest.mark.parametrize("mesh", ["fsdp", "pp", "one"])
+@pytest.mark.parametrize("mesh", MESHES)
 def test_plans_are_exact(ranks, mesh):
     for found in ranks:
         for one, other in zip(found[f"{mesh} plain"], found[f"{mesh} plan"], strict=True):
@@ -44,10 +44,18 @@ def test_plans_are_exact(ranks, mesh):
 
 
 @titan
-@pytest.mark.parametrize("mesh", ["tp", "tp, whole norms", "dtensor"])
-def test_plans_raise_in_tensor_parallel(ranks, mesh):
+@pytest.mark.parametrize(("mesh", "counts"), [("pp", (2, 1)), ("fsdp", (1, 1))])
+def test_plans_count_the_micro_batches_in_flight(ranks, mesh, counts):
+    for found, count in zip(ranks, counts, strict=True):
+        assert found[f"{mesh} plan"][0]["in_flight"] == [count]
+
+
+@titan
+@pytest.mark.parametrize("mesh", ["tp", "tp, whole norms"])
+def test_plans_recompute_in_tensor_parallel(ranks, mesh):
+    """Collectives write into tensors that they are given there, and gloo completes some by operators of its own."""
     for found in ranks:
-        assert "sharded both by fully_shard and by tensor parallelism" in found[f"{mesh} plan"]
+        assert all(step["compression/ratio"] > 1.2 for step in found[f"{mesh} plan"])
 
 
 @titan

@@ -43,7 +43,7 @@ from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa
 from torchtitan.models.llama3 import model_registry  # noqa: E402
 from torchtitan.trainer import Trainer  # noqa: E402
 
-from integrations.torchtitan import Compression, compress_config  # noqa: E402
+from integrations.torchtitan import Compression, _trainings, compress_config  # noqa: E402
 
 LENGTH, BATCH, STEPS = 128, 4, 3
 MESHES = {
@@ -161,14 +161,22 @@ def train(config):
     try:
         trainer.train()
         apart = max(spread(one) for one in norms(trainer)) if trainer.parallel_dims.tp_enabled else 0.0
+        counted = [count_in_flight(part) for part in trainer.model_parts]
     finally:
         trainer.close()
     kept = ("loss_metrics/global_avg_loss", "grad_norm")
     return [
         {name: value for name, value in metrics.items() if name in kept or name.startswith("compression/")}
-        | {"spread": apart}
+        | {"spread": apart, "in_flight": counted}
         for metrics in recorder.metrics
     ]
+
+
+def count_in_flight(part):
+    """How many micro-batches a part's plan counts; ``None`` without a plan."""
+    training = _trainings.get(part)
+    plan = None if training is None else training.handle.plan
+    return None if plan is None else plan.graph.in_flight
 
 
 def norms(trainer):

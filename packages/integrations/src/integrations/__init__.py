@@ -15,12 +15,13 @@ from integrations.api.compress import compress, compress_model, compression, res
 from integrations.api.handle.compression import Compression
 from integrations.api.handle.gradient_error import GradientError
 from integrations.api.plan import apply, plan
+from integrations.api.ranks import gather_report
 from integrations.estimate.fit import Fit, explain_oom, fit
 from integrations.estimate.forecast import forecast
 from integrations.planner.plan import Plan
 from integrations.planner.sensitivity.bit_plan import Allotment, BitPlan
 from integrations.policies.levels import LEVELS, Level
-from integrations.report import Report, Row
+from integrations.report import RankSummary, Report, Row
 
 __all__ = [
     "LEVELS",
@@ -31,6 +32,7 @@ __all__ = [
     "GradientError",
     "Level",
     "Plan",
+    "RankSummary",
     "Report",
     "Row",
     "__version__",
@@ -42,6 +44,7 @@ __all__ = [
     "explain_oom",
     "fit",
     "forecast",
+    "gather_report",
     "plan",
     "restore_model",
 ]

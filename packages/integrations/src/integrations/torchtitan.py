@@ -67,8 +67,8 @@ class Compression(Configurable):  # type: ignore[misc]
         """One of ``integrations.LEVELS``. By default ``"L1"``, or none with ``memory`` or the like."""
 
         memory: int | float | str | None = None
-        """The most that the forward and backward of one micro-batch may take: bytes, ``"40GiB"``, or a fraction of the
-        plain step's."""
+        """The most that forward and backward may take: bytes, ``"40GiB"``, or a fraction of the plain step's. In a
+        pipeline it is the budget of each part of the model, for all micro-batches that are in flight at once."""
 
         time: float | None = None
         """The most time of a step, as a multiple of the plain step's."""
@@ -84,6 +84,10 @@ class Compression(Configurable):  # type: ignore[misc]
 
         fallback: str | None = None
         """``"least"``: takes the plan of least memory if none fits."""
+
+        in_flight: int | None = None
+        """How many micro-batches of a part are in flight at once, at most. By default, as the pipeline's schedule
+        says."""
 
         strict: bool = False
         """Raises for tensors that cannot be compressed."""

@@ -30,10 +30,8 @@ from integrations._utils.torch_internals import (
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-
-def _can_skip() -> bool:
-    """Whether torch has the private names that the functions here need."""
-    return None not in (FrameExecStrategy, FrameAction, set_code_exec_strategy, get_eval_frame_callback)
+_SKIPS = None not in (FrameExecStrategy, FrameAction, set_code_exec_strategy, get_eval_frame_callback)
+"""Whether torch has the private names with which frames are skipped."""
 
 
 def left_to_python(function: Function) -> Function:
@@ -42,16 +40,15 @@ def left_to_python(function: Function) -> Function:
     ``torch.compiler.disable(recursive=False)`` would import the compiler for everyone, and break the graph of a
     function that calls this one. Where torch has no such thing, dynamo traces the frames as it does others.
     """
-    if _can_skip():
-        skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
-        set_code_exec_strategy(function.__code__, skip)
+    if _SKIPS:
+        set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT))
     return function
 
 
 def left_to_python_with_callees(function: Function) -> Function:
     """``left_to_python``, and dynamo skips the frames that the function calls, too. Where dynamo traces the caller, it
     traces this function as any other."""
-    if _can_skip():
+    if _SKIPS:
         set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
     return function
 
@@ -60,9 +57,6 @@ def not_inlined(function: Function) -> Function:
     """``left_to_python``, and dynamo also breaks the graph of a function that calls this one."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return left_to_python(function)
-
-
-_SKIPS = _can_skip()
 
 
 def skips_frames() -> bool:
@@ -90,11 +84,20 @@ def compiled_module(model: nn.Module) -> nn.Module:
 
 
 def has_compiled_parts(modules: Iterable[nn.Module]) -> bool:
-    """Return whether ``torch.compile`` made one of the modules, or compiles its calls."""
-    if DYNAMO not in sys.modules:
-        return False
-    kind = optimized_module()
-    return any(isinstance(module, kind) or module._compiled_call_impl is not None for module in modules)
+    """Return whether ``torch.compile`` made one of the modules, or compiles its calls or its ``forward``."""
+    return DYNAMO in sys.modules and any(_compiled_part(module) is not None for module in modules)
+
+
+def _compiled_part(module: nn.Module) -> Any:
+    """Return what runs a module as compiled code; ``None`` where nothing does."""
+    if isinstance(module, optimized_module()):
+        return module
+    if module._compiled_call_impl is not None:
+        return module._compiled_call_impl
+    forward = module.__dict__.get("forward")
+    # Functions that dynamo is to leave alone have the first of these attributes, too.
+    is_compiled = hasattr(forward, "_torchdynamo_orig_callable") and not hasattr(forward, "_torchdynamo_disable")
+    return forward if is_compiled else None
 
 
 def is_mostly_compiled(model: nn.Module) -> bool:
@@ -116,8 +119,8 @@ def is_mostly_compiled(model: nn.Module) -> bool:
 
 
 def _is_compiled_by_inductor(module: nn.Module) -> bool:
-    """Whether ``torch.compile`` made a module, or compiles its calls, with inductor, as far as torch tells."""
-    compiled: Any = module if isinstance(module, optimized_module()) else module._compiled_call_impl
+    """Whether inductor compiles a module, its calls or its ``forward``, as far as torch tells."""
+    compiled = _compiled_part(module)
     if compiled is None:
         return False
     found = _by_inductor.get(compiled)

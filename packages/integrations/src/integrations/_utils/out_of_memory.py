@@ -10,10 +10,10 @@ from torch import nn
 
 _WORDS = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
 
-Teller = Callable[[nn.Module], str]
-"""Returns what is to be said of a model's memory."""
+Explainer = Callable[[nn.Module], str]
+"""Returns a model's memory in words."""
 
-_tellers: list[Teller] = []
+_explainers: list[Explainer] = []
 _NOTED = "Memory ran out"
 
 
@@ -24,9 +24,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _WORDS)
 
 
-def tell_by(teller: Teller) -> None:
-    """Has errors be told of by this function from now on."""
-    _tellers.append(teller)
+def add_explainer(explainer: Explainer) -> None:
+    """Has this function explain errors from now on."""
+    _explainers.append(explainer)
 
 
 def explain(error: BaseException, model: nn.Module) -> None:
@@ -36,15 +36,15 @@ def explain(error: BaseException, model: nn.Module) -> None:
         error: the error.
         model: whose forward raised it.
     """
-    for teller in _tellers:
-        add_note(error, partial(teller, model))
+    for explainer in _explainers:
+        add_note(error, partial(explainer, model))
 
 
-def add_note(error: BaseException, told: Callable[[], str]) -> None:
+def add_note(error: BaseException, words: Callable[[], str]) -> None:
     """Adds a note to an error that memory has run out, in the place of one that it may have. Other errors are left
-    alone, and ``told`` is not called for them."""
+    alone, and ``words`` is not called for them."""
     if not is_out_of_memory(error):
         return
     others = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_NOTED)]
     error.__notes__ = others
-    error.add_note(f"{_NOTED}. {told()}")
+    error.add_note(f"{_NOTED}. {words()}")

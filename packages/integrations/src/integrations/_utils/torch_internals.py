@@ -119,6 +119,17 @@ def is_propagating_shardings() -> bool:
     return frame is not None
 
 
+_AROUND_MODES = "integrations.", "torch._dynamo.", "torch._compile"
+
+
+def is_in_collective() -> bool:
+    """Whether a function of ``torch.distributed`` runs the operator for which a mode calls this."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_AROUND_MODES):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d"
+
+
 AutoDispatchBelowAutograd: Callable[[], AbstractContextManager[Any]] = bound(
     "torch._C._AutoDispatchBelowAutograd", _PLANS
 )

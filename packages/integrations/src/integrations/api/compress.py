@@ -60,6 +60,7 @@ def compress_model(
     checkpoint: Asked | None = None,
     plan: Given | None = None,
     fallback: str | None = None,
+    in_flight: int | None = None,
     strict: bool = False,
     **options: Any,
 ) -> Model:
@@ -73,6 +74,7 @@ def compress_model(
         compress_model(model, memory=0.2, error=0.1)  # a fifth of the plain step's, gradients within 10 %
         compress_model(model, level="L1")  # everything in 4 bits or as many as it bears, without a plan
         compress_model(model, plan="plan.json")  # a plan that was saved before, without planning and measuring
+        compress_model(stage, memory="8GiB", in_flight=4)  # the budget holds for 4 forwards before a backward
 
     With ``memory``, ``time``, ``error`` or ``stores``, a plan is built during the first training forward. The plan
     keeps each saved tensor, stores it exactly in fewer bits, recomputes it, offloads it, or, with ``error``, rounds it.
@@ -128,14 +130,19 @@ def compress_model(
             ``integrations.compression(model).plan.save("plan.json")`` after a training step. No plan is made for inputs
             that are no larger than the plan's. Pass the same options (``seed``, ``keep``, ``group_size``,
             ``min_bytes``) and the same ``activations``, ``linear`` and ``layers`` as when the plan was made. The level
-            is the plan's. ``plan`` cannot be combined with ``memory``, ``time``, ``error``, ``stores`` or
-            ``checkpoint``.
+            is the plan's. ``plan`` cannot be combined with ``memory``, ``time``, ``error``, ``stores``, ``in_flight``
+            or ``checkpoint``.
         fallback: what happens if no plan keeps to ``memory`` and ``time``: ``"error"``, the default, raises
             ``ValueError``; ``"least"`` warns and uses the plan with the least memory. This is checked in the first
             training forward, in the first that accumulates gradients, and in the first with larger inputs.
             If the gradient's error cannot be measured in four steps, for example because an input is an object that may
             change, or because ``fully_shard`` shards the parameters, ``"error"`` raises ``RuntimeError``, and
             ``"least"`` warns and relies on the plan's estimates.
+        in_flight: the most forwards of the model that are in flight at once: their backward is not over. ``memory`` is
+            the budget of all of them. ``None``: in a stage of ``torch.distributed.pipelining``, as many micro-batches
+            as the schedule has in flight; otherwise 1. Needs ``memory``, ``time``, ``error`` or ``stores``. Unless
+            ``fallback`` is ``"least"``, a forward raises ``ValueError`` before it runs if, with those in flight, it
+            would exceed a budget in bytes or a fraction.
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError`` with the reasons; likewise an
             optimizer's step before any forward was compressed. By default, both warn once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,
@@ -159,8 +166,9 @@ def compress_model(
     inner = compiled_module(model)
     if plan is not None:
         others = {"memory": memory, "time": time, "error": error, "stores": stores, "checkpoint": checkpoint}
-        checkpoint, level, options = with_plan(plan, level, options, fallback, **others)
-    bounds = Bounds.asked(memory, time, error, stores, level, options, fallback if plan is None else None, loss)
+        checkpoint, level, options = with_plan(plan, level, options, fallback, **others, in_flight=in_flight)
+        fallback = in_flight = None
+    bounds = Bounds.asked(memory, time, error, stores, level, options, fallback, loss, in_flight)
     exchanges = Conversions.asked(activations, linear, layers, loss)
     level = level_with(level, bounds)
     handle = new_handle(Compression, inner, level, strict, options)
@@ -296,7 +304,7 @@ def compress(model: nn.Module, level: str = "L1", *, strict: bool = False, **opt
     closure in its own block.
     """
     model = compiled_module(model)
-    for name in ("checkpoint", "memory", "time", "error", "stores", "plan", "fallback"):
+    for name in ("checkpoint", "memory", "time", "error", "stores", "plan", "fallback", "in_flight"):
         if name in options:
             raise ValueError(
                 f"{name} must be left out of a block of integrations.compress, which does not follow a recomputation "

@@ -49,6 +49,7 @@ def plan(
     criterion: Loss | None = None,
     loss: Loss | Literal["full", "chunked"] | Mapping[str, str] | None = None,
     holds_outputs: bool | None = None,
+    in_flight: int | None = None,
 ) -> Plan:
     """Choose how to store each tensor that backward reads: keep it, store it exactly in fewer bits, recompute it, send
     it to host memory, or, with ``error``, round it.
@@ -84,6 +85,8 @@ def plan(
             ``measure``, the error is estimated from the operators; so it is for inputs without data, and for models
             that communicate with other ranks.
         real, holds_outputs: as for ``integrations.checkpoint.plan``.
+        in_flight: as for ``compress_model``, but ``None`` is 1. A plan for several forwards counts gradients to which
+            backward adds: ``plan.accumulating`` is the plan itself.
         criterion: as for ``integrations.checkpoint.plan``. A plan computes its loss in chunks only if ``loss`` asks for
             that.
         loss: as for ``compress_model``. ``"chunked"`` or ``{"head": "lm_head"}``: the plan never makes the logits, and
@@ -111,7 +114,7 @@ def plan(
     model = plannable(model)
     head = _asked_head(model, loss)
     full = loss == FULL or (criterion is not None and head is None)
-    bounds = Bounds.given(memory, time, error, stores, loss=FULL if full else None)
+    bounds = Bounds.given(memory, time, error, stores, loss=FULL if full else None, in_flight=in_flight)
     if isinstance(args, list) and not args:
         raise ValueError("args must be one input, or several in a list, got an empty list")
     calls = [_call(one, kwargs) for one in (args if isinstance(args, list) else [args])]

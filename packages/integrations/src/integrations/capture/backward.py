@@ -42,6 +42,7 @@ class BackwardRecorder:
         self._sum: tuple[weakref.ref[Any], int] | None = None  # the last operator, if it is a sum
         self._live = 0
         self._standing = 0  # bytes of the parameters' gradients that are complete
+        self._taken: dict[int, int] = {}  # by storage of a gradient that the forward has made: its bytes
 
     def read(self, value: int) -> None:
         """Notes that the running node reads a saved value."""
@@ -63,18 +64,37 @@ class BackwardRecorder:
                 # The memory of the value is a gradient now: count it for backward.
                 self._hold(storage, self._recording.values[value].nbytes)
 
-    def accumulated(self, gradient: Tensor) -> None:
+    def accumulated(self, gradient: Tensor, stays: bool = True) -> None:
         """Notes that a parameter's gradient is complete. If the parameter had one before, this one is added to it and
-        freed."""
+        freed.
+
+        Args:
+            gradient: the gradient.
+            stays: whether the step leaves it. Otherwise ``reduced`` follows.
+        """
         nbytes = bytes_of_gradient(gradient)
         part = find_local(gradient)
         if part is None and not is_plain(gradient):
-            self._standing += nbytes if is_wrapper(gradient) else 0
+            self._standing += nbytes if stays and is_wrapper(gradient) else 0
             return
-        if self._memory.value_in(gradient if part is None else part) != PASSING:
+        own = gradient if part is None else part
+        if self._memory.value_in(own) != PASSING:
             # Forward has made it, as a loss in chunks does, and the parameter takes it over from autograd.
             self._live += nbytes
-        self._standing += nbytes
+            self._taken[get_key(own)] = nbytes
+        self._standing += nbytes if stays else 0
+
+    def reduced(self, gradient: Tensor, shard: int) -> None:
+        """Notes that the ranks' gradients of a parameter are reduced, which frees this rank's.
+
+        Args:
+            gradient: this rank's.
+            shard: bytes of the reduced one that the step adds to those that stay.
+        """
+        part = find_local(gradient)
+        own = gradient if part is None else part
+        self._live += shard - (self._taken.pop(get_key(own), 0) if is_plain(own) else 0)
+        self._standing += shard
 
     def finish(self) -> None:
         """Ends the recording."""

@@ -7,6 +7,7 @@ import gc
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,9 +32,7 @@ from integrations.capture.graphs.sharding import (
     get_class,
     is_of_unit,
     is_partitioned,
-    whole_parameters,
     within_units,
-    without_hooks,
 )
 from integrations.capture.graphs.signature import Signature
 from integrations.capture.loss import Differentiated, Loss, LossOfOutputs, differentiated, is_scalar_loss
@@ -41,6 +40,7 @@ from integrations.capture.reachable_state import ReachableState
 from integrations.capture.recorder import Recorder
 from integrations.capture.recording import Recording
 from integrations.capture.stand_ins import StandIns, with_stand_ins
+from integrations.capture.units import find_parameters, hooks_simulated, is_sharded, reduce_gradients
 from integrations.capture.wrapper_memory import bytes_of_gradient
 from integrations.tracing.tensors import find_local, tensors_in
 
@@ -229,7 +229,7 @@ def _recorded(trial: _Trial, real: bool) -> tuple[_Recorded, str]:
             lines = str(error).strip().splitlines() or [""]
             note = f"{_REAL}on fake ones it raised {type(error).__name__}: {lines[0]:.200}"
     reason = note.removeprefix(_REAL)
-    if whole_parameters(trial.model):
+    if is_sharded(trial.model):
         raise NotCaptured(
             "fully_shard has sharded the model's parameters, but a capture on real tensors, which is needed here "
             f"({reason}), needs whole parameters: make the plan before fully_shard, and apply it afterwards"
@@ -261,16 +261,15 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
     model, args, kwargs, hooks, loss, holds, reach = trial
     mode = Fakes() if fake else None
     device = _get_device(model, args, kwargs)
-    whole = whole_parameters(model)
+    shards = {id(one.parameter): one for one in find_parameters(model) if one.is_shard}
     written = set(map(id, (*model.buffers(), *tensors_in((args, kwargs)))))
 
     def stand_in(tensor: Tensor) -> Tensor:
         if mode is None:
             return tensor.detach() if is_only_read(tensor, written) else tensor.detach().clone()
-        if id(tensor) in whole:
-            dtype, on = whole[id(tensor)]
+        if (shard := shards.get(id(tensor))) is not None:
             with mode:
-                return torch.empty(tensor.shape, dtype=dtype, device=on)
+                return shard.make_gathered()
         return _fake_or_copy(mode, tensor, device)
 
     stand_ins = StandIns(stand_in)
@@ -302,20 +301,23 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
         total = found.tensors[0] if is_scalar_loss(found.tensors) else LossOfOutputs.apply(*found.tensors)
         found.tensors.clear()
         total.backward()
+        reduce_gradients(find_parameters(model), recorder)
         return returned, found
 
     def recorded() -> _Recorded:
         with torch.enable_grad(), mode or nullcontext(), recorder, _forward_alone(model, recorder):
+            of_units = {id(one.parameter) for one in find_parameters(model)}
             for parameter in stand_ins.parameters:
                 if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(recorder.accumulated)
+                    noted = partial(recorder.accumulated, stays=id(parameter) not in of_units)
+                    parameter.register_post_accumulate_grad_hook(noted)
             returned, found = step()
             recording = recorder.finish()
         gradients = [parameter.grad for parameter in stand_ins.parameters]
         return _Recorded(
             recording,
             outputs=tuple(sorted(value for value in returned if value is not None)),
-            gradients=sum(bytes_of_gradient(gradient) for gradient in gradients if gradient is not None),
+            gradients=recorder.shards + sum(bytes_of_gradient(one) for one in gradients if one is not None),
             differentiated=found,
             double_backward=recorder.saved.double_backward,
         )
@@ -332,15 +334,15 @@ def _captured(trial: _Trial, fake: bool) -> _Recorded:
 @contextmanager
 def _forward_alone(model: nn.Module, recorder: Recorder) -> Iterator[None]:
     """A block in which a call of the model is its forward alone, which is what follows a plan. The model's own hooks
-    are left out: they would be applied a second time to what a forward in use was given. Hooks of sharded units only
-    cast."""
+    are left out: they would be applied a second time to what a forward in use was given. Hooks of sharded units are
+    simulated."""
     kinds = model._forward_pre_hooks, model._forward_hooks, model._backward_pre_hooks, model._backward_hooks
     before = [dict(hooks) for hooks in kinds]
     try:
         for hooks in kinds:
             for key in [key for key, hook in hooks.items() if not is_of_unit(hook)]:
                 del hooks[key]
-        with without_hooks(model, recorder):
+        with hooks_simulated(model, recorder):
             yield
     finally:
         for hooks, own in zip(kinds, before, strict=True):

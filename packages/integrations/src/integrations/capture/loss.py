@@ -31,14 +31,22 @@ OF_LOSSES = (OF_LOSS, _OF_OWN)
 """The words for steps that start where training does."""
 
 
-def require_loss(loss: object) -> None:
+def require_loss(loss: object, *names: str) -> None:
     """Raises for what is not a ``Loss``.
 
+    Args:
+        loss: an argument ``criterion``.
+        names: of losses that are allowed, too.
+
     Raises:
-        TypeError: it cannot be called.
+        TypeError: it is neither callable nor a string that is allowed.
+        ValueError: it is another string than ``names``.
     """
-    if loss is not None and not callable(loss):
-        raise TypeError(f"criterion must be a function of the model's output that returns the loss, got {loss!r}")
+    if loss is None or callable(loss) or loss in names:
+        return
+    kind = ValueError if names and isinstance(loss, str) else TypeError
+    others = "".join(f"{name!r}, or " for name in names)
+    raise kind(f"criterion must be {others}a function of the model's output that returns the loss, got {loss!r}")
 
 
 class Differentiated(NamedTuple):

@@ -17,7 +17,7 @@ from integrations._utils.torch_internals import OpOverload, TorchDispatchMode, g
 from integrations.capture.backward import BackwardRecorder
 from integrations.capture.dispatch import indices
 from integrations.capture.dispatch.decisions import amplified, decides, may_be_rounded, reads_elements
-from integrations.capture.dispatch.dtensors import find_parts, is_opened, is_unseen
+from integrations.capture.dispatch.dtensors import Unseen, find_parts, is_opened
 from integrations.capture.dispatch.fakes import as_on_device
 from integrations.capture.dispatch.memory import (
     Memory,
@@ -29,7 +29,7 @@ from integrations.capture.dispatch.memory import (
     iter_parts,
     iter_tensors,
 )
-from integrations.capture.dispatch.operators import Traits, get_traits, is_drawable, lazy_views
+from integrations.capture.dispatch.operators import WRITERS, Traits, get_traits, is_drawable, lazy_views
 from integrations.capture.errors import Escaped, NotCaptured
 from integrations.capture.recording import PASSING, RecordedOp, RecordedValue, Recording
 from integrations.capture.saved_tensors import Saved, SavedTensors
@@ -77,9 +77,10 @@ class Recorder(TorchDispatchMode):
         self._watches: list[weakref.ref[Any]] = []
         self._outside: dict[int, torch.UntypedStorage] = {}  # held, so that no address is reused
         self._backward: BackwardRecorder | None = None  # set once backward has begun
-        self._opened = False  # whether an operator on DTensors was seen
+        self._unseen = Unseen()
         self._differentiated: set[int] = set()  # values that such an operator has read as a tensor with a gradient
         self._parameters: set[int] = set()  # the storages of parameters that are DTensors
+        self._shards: dict[int, int] = {}  # by parameter: bytes of the shard of its gradient that this rank keeps
         self._versions: dict[int, int] = {}  # by storage: the version of its tensors after the last operator
         self.outlines: list[SavedTensor] = []
         self.casts: set[int] = set()
@@ -104,6 +105,11 @@ class Recorder(TorchDispatchMode):
         return self._memory.value_in(tensor) if is_plain(tensor) else None
 
     @property
+    def shards(self) -> int:
+        """The bytes of the gradients of which this rank keeps a shard."""
+        return sum(self._shards.values())
+
+    @property
     def rounded(self) -> set[int]:
         """The values that an operator has read as a tensor with a gradient."""
         return {value for op in self._recording.ops for value in op.rounded}
@@ -120,10 +126,18 @@ class Recorder(TorchDispatchMode):
                 self._written_unseen(key)
         self._backward = self.saved.backward = BackwardRecorder(self._recording, self._memory, self._apart)
 
-    def accumulated(self, parameter: Tensor) -> None:
-        """Notes that a parameter has its gradient, which backward has made."""
+    def accumulated(self, parameter: Tensor, stays: bool = True) -> None:
+        """Notes that a parameter has its gradient, which backward has made. ``stays``: as for ``BackwardRecorder``."""
         if self._backward is not None and parameter.grad is not None:
-            self._backward.accumulated(parameter.grad)
+            self._backward.accumulated(parameter.grad, stays)
+
+    def reduced(self, parameter: Tensor, nbytes: int) -> None:
+        """Notes that ranks reduce the gradient of a parameter, and that this one keeps a shard of so many bytes."""
+        assert parameter.grad is not None
+        added, self._shards[id(parameter)] = nbytes - self._shards.get(id(parameter), 0), nbytes
+        if self._backward is not None:
+            self._backward.reduced(parameter.grad, added)
+        parameter.grad = None
 
     def finish(self) -> Recording:
         """The recording. What is alive now is taken to live to the end."""
@@ -147,8 +161,9 @@ class Recorder(TorchDispatchMode):
         if types and is_opened(traits, types):
             self._open(func, traits, args, kwargs)
             return NotImplemented
-        if self._opened and is_unseen():
+        if self._unseen.skips(func):
             return func(*args, **kwargs)
+        self._unseen.communicates |= func.namespace == WRITERS
         if traits.view:
             return self._run(func, traits, args, kwargs)
         if self._backward is not None:
@@ -163,7 +178,7 @@ class Recorder(TorchDispatchMode):
 
     def _open(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notes what an operator on DTensors is given: of the parts that it consists of, autograd knows nothing."""
-        self._opened = True
+        self._unseen.opened = True
         if self._backward is not None:
             self._backward.opened = func
             return

@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from integrations._utils.chunked_loss import WEIGHT_ROWS
-from integrations._utils.torch_internals import process_group
 from integrations.losses._shards import own_classes
+from integrations.losses._terms import Terms
 
 # The least rows of a chunk: with fewer, a product would not pay for reading the weight and its gradient.
 _LEAST = {"cpu": 128, "cuda": 512}
@@ -23,40 +22,6 @@ _LEAST = {"cpu": 128, "cuda": 512}
 # 1,024 rows of 512 features and 32,000 classes in float32 took the least time in chunks of 512, of 64 to 1,024 rows. On
 # a GPU of 600 TFLOP/s and 3 TB/s, 8,192 rows make it a twentieth, by arithmetic.
 _MOST = {"cpu": 512, "cuda": 8192}
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What makes a loss of logits, besides the labels.
-
-    Args:
-        ignored: the label of rows that have no loss.
-        smoothing: the share of the target that is spread evenly over all classes.
-        scale: the factor by which logits are multiplied first.
-        cap: the bound to which they are squashed then, as ``cap * tanh(logits / cap)``; 0 for none.
-        group: the name of the process group whose ranks have the logits of other classes of the same rows; empty if
-            this rank has those of all classes.
-        first: the first of this rank's classes, if there is a group.
-        classes: the number of classes of all ranks, if there is a group.
-    """
-
-    ignored: int
-    smoothing: float
-    scale: float
-    cap: float
-    group: str = ""
-    first: int = 0
-    classes: int = 0
-
-    def largest(self, values: Tensor) -> Tensor:
-        """Replace values by the largest of all ranks of the group."""
-        dist.all_reduce(values, dist.ReduceOp.MAX, process_group(self.group))
-        return values
-
-    def total(self, values: Tensor) -> Tensor:
-        """Replace values by their sums over all ranks of the group."""
-        dist.all_reduce(values, dist.ReduceOp.SUM, process_group(self.group))
-        return values
 
 
 @dataclass(frozen=True)
@@ -162,7 +127,7 @@ def chunked(
             torch.addmm(bias, hidden[part], weight.T, out=narrow)
         if narrow is not logits:
             logits.copy_(narrow)
-        tangent = _bend(logits, terms, keeps=sums.wanted)
+        tangent = _scale_and_cap(logits, terms, keeps=sums.wanted)
         losses[part], target = _losses(logits, None if labels is None else labels[part], class_weight, terms)
         if sums.wanted:
             _differentiate(logits, target, None if factors is None else factors[part], tangent, terms)
@@ -211,7 +176,7 @@ class _Target:
         return values if self.own is None else values.masked_fill(~self.own, 0)
 
 
-def _bend(logits: Tensor, terms: Terms, keeps: bool) -> Tensor | None:
+def _scale_and_cap(logits: Tensor, terms: Terms, keeps: bool) -> Tensor | None:
     """Scales and squashes logits in place. Returns what ``tanh`` returned, if ``keeps``."""
     if terms.scale != 1:
         logits.mul_(terms.scale)
@@ -267,7 +232,7 @@ def _differentiate(
     ones = torch.ones_like(probabilities[:, :1])
     if target is None:
         probabilities.mul_((ones if factors is None else factors[:, None]) * terms.scale)
-        _unbend(probabilities, squashed)
+        _differentiate_cap(probabilities, squashed)
         return
     of_target = (1 - terms.smoothing) * (ones if target.weights is None else target.weights)
     of_each = ones * (terms.smoothing / target.count)
@@ -281,13 +246,13 @@ def _differentiate(
     if terms.smoothing:
         weights = torch.ones_like(of_each) if target.of_each is None else target.of_each
         probabilities.addcmul_(of_each, weights, value=-1)
-    _unbend(probabilities, squashed)
+    _differentiate_cap(probabilities, squashed)
     # Even if the logits were NaN, as those of padding may be. To check for such rows first would wait for a GPU.
     if probabilities.device.type != "cpu" or target.lacking.any():
         probabilities.masked_fill_(target.lacking, 0)
 
 
-def _unbend(gradient: Tensor, squashed: Tensor | None) -> None:
+def _differentiate_cap(gradient: Tensor, squashed: Tensor | None) -> None:
     """Multiply a gradient in place by the derivative of the bound to which logits were squashed, if they were."""
     if squashed is not None:
         gradient.mul_(squashed.square_().neg_().add_(1))

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from actcore.stored import Absent
 from integrations.losses._differentiated import differentiated
 from integrations.losses._operator import wide
+from integrations.losses._terms import Terms, require_reduction
 
 
 def layer_cross_entropy(
@@ -24,32 +25,34 @@ def layer_cross_entropy(
     layer: Callable[[Tensor], Tensor],
     parameters: Sequence[Tensor],
     labels: Tensor,
-    *,
     class_weight: Tensor | None,
-    ignore_index: int,
+    terms: Terms,
     reduction: str,
-    label_smoothing: float,
-    scale: float,
-    softcap: float | None,
     rows: int,
     classes: int,
 ) -> Tensor:
-    """The cross-entropy of ``layer(hidden)``; the arguments are those of ``linear_cross_entropy`` but for these.
+    """The cross-entropy of ``layer(hidden)``; the arguments are those of ``cross_entropy_of_rows`` but for these.
 
     Args:
         hidden: (rows, features).
         layer: computes each row of its output from the same row of its input.
         parameters: those of the layer that require a gradient.
-        reduction: ``"mean"`` or ``"sum"``.
+        labels: (rows,), int64.
         classes: the number of the layer's output features.
     """
-    counted = labels != ignore_index
+    require_reduction(reduction)
     # Even of narrower weights: their sum is the divisor of the mean.
     of_classes = None if class_weight is None else class_weight.detach().to(wide(hidden.dtype))
-    options: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": "sum"}
+    options: dict[str, Any] = {"ignore_index": terms.ignored, "label_smoothing": terms.smoothing}
+    if reduction == "none":
+
+        def losses(logits: Tensor, some: Tensor) -> Tensor:
+            return F.cross_entropy(logits, some, of_classes, **options, reduction="none")
+
+        return rows_of_layer(hidden, layer, terms, losses, labels, rows)
 
     # A chunk has its log-probabilities and two gradients at once; and what tanh returned.
-    taken = min(rows, len(hidden)) * classes * wide(hidden.dtype).itemsize * (3 if softcap is None else 4)
+    taken = min(rows, len(hidden)) * classes * wide(hidden.dtype).itemsize * (4 if terms.cap else 3)
 
     def summed(wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor | None], int]:
         sums: list[Tensor | None] = [
@@ -61,19 +64,14 @@ def layer_cross_entropy(
             part = slice(first, first + rows)
             with torch.enable_grad(), saved_tensors_hooks(Tensor.detach, _itself):
                 some = hidden[part].detach().requires_grad_(wanted[0])
-                logits = layer(some).to(loss.dtype) * scale
-                if softcap is not None:
-                    logits = softcap * torch.tanh(logits / softcap)
-                of_part = F.cross_entropy(logits, labels[part], of_classes, **options)
+                logits = terms.scale_and_cap(layer(some).to(loss.dtype))
+                of_part = F.cross_entropy(logits, labels[part], of_classes, **options, reduction="sum")
             del logits
             loss += of_part.detach()
             _add(sums, of_part, (some, *parameters), part)
         return loss, sums, taken
 
-    total = None
-    if reduction == "mean":
-        weights = counted if of_classes is None else of_classes[labels.masked_fill(~counted, 0)] * counted
-        total = weights.sum().to(wide(hidden.dtype))
+    total = terms.divisor(labels, of_classes, wide(hidden.dtype)) if reduction == "mean" else None
     logits = Absent.like(hidden, (len(hidden), classes), wide(hidden.dtype))
     return differentiated(summed, total, (hidden, *parameters), logits, rows)
 
@@ -81,6 +79,7 @@ def layer_cross_entropy(
 def rows_of_layer(
     hidden: Tensor,
     layer: Callable[[Tensor], Tensor],
+    terms: Terms,
     row: Callable[[Tensor, Tensor], Tensor],
     classes: Tensor,
     rows: int,
@@ -91,13 +90,14 @@ def rows_of_layer(
     Args:
         hidden: (rows, features).
         layer: computes each row of its output from the same row of its input.
-        row: computes the numbers of a chunk from the layer's output and the chunk's part of ``classes``.
+        terms: how the layer's outputs are scaled and squashed.
+        row: computes the numbers of a chunk from its logits and its part of ``classes``.
         classes: (rows,), int64.
         rows: the rows of a chunk.
     """
 
     def of_part(some: Tensor, chosen: Tensor) -> Tensor:
-        return row(layer(some), chosen)
+        return row(terms.scale_and_cap(layer(some).to(wide(hidden.dtype))), chosen)
 
     parts = [
         checkpoint(of_part, hidden[first : first + rows], classes[first : first + rows], use_reentrant=False)

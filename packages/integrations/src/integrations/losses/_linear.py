@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,9 +19,8 @@ from integrations.losses import _operator
 from integrations.losses._chunks import rows_of_chunk
 from integrations.losses._differentiated import differentiated
 from integrations.losses._shards import VocabularyShard, is_replicated, why_whole
+from integrations.losses._terms import Terms, make_terms, require_reduction
 from integrations.tracing.tensors import is_dtensor
-
-_REDUCTIONS = ("mean", "sum", "none")
 
 
 def linear_cross_entropy(
@@ -84,16 +82,12 @@ def linear_cross_entropy(
             "linear_cross_entropy does not support torch.func or vmap; use torch.nn.functional.cross_entropy of the "
             "logits there"
         )
-    options: dict[str, Any] = {
-        "ignore_index": ignore_index,
-        "reduction": reduction,
-        "label_smoothing": label_smoothing,
-        "scale": scale,
-        "softcap": softcap,
-        "rows": rows,
-    }
+    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+        raise ValueError(f"rows must be an int from 1, or None, got {rows!r}")
+    numbers = ignore_index, label_smoothing, scale, softcap
     if not (is_dtensor(hidden) and is_dtensor(weight)):
-        return cross_entropy_of_rows(hidden, weight, bias, labels, shard=None, class_weight=class_weight, **options)
+        terms = make_terms(*numbers)
+        return cross_entropy_of_rows(hidden, weight, bias, labels, class_weight, terms, reduction, rows)
     if torch.compiler.is_compiling():
         raise NotImplementedError("linear_cross_entropy of DTensors cannot be compiled: call it outside torch.compile")
     if why := why_whole(weight, bias):
@@ -104,10 +98,9 @@ def linear_cross_entropy(
             f"hidden must be placed as (Replicate(),) on the mesh of weight, got {hidden.placements}: pass "  # type: ignore[attr-defined]
             "hidden.redistribute(weight.device_mesh, [Replicate()])"
         )
-    labels, class_weight = shard.own_copy("labels", labels), shard.own_copy("class_weight", class_weight)
-    own = shard.local(hidden, weight, bias)
-    loss = cross_entropy_of_rows(*own, labels, shard=shard, class_weight=class_weight, **options)
-    return shard.replicate(loss)
+    own = *shard.local(hidden, weight, bias), shard.own_copy("labels", labels)
+    class_weight, terms = shard.own_copy("class_weight", class_weight), make_terms(*numbers, shard)
+    return shard.replicate(cross_entropy_of_rows(*own, class_weight, terms, reduction, rows, shard))
 
 
 def cross_entropy_of_rows(
@@ -115,72 +108,70 @@ def cross_entropy_of_rows(
     weight: Tensor,
     bias: Tensor | None,
     labels: Tensor,
-    *,
-    shard: VocabularyShard | None,
     class_weight: Tensor | None,
-    ignore_index: int,
+    terms: Terms,
     reduction: str,
-    label_smoothing: float,
-    scale: float,
-    softcap: float | None,
     rows: int | None,
+    shard: VocabularyShard | None = None,
 ) -> Tensor:
     """Return what ``linear_cross_entropy`` returns, for plain tensors.
 
     Args:
-        hidden, labels, class_weight: as there.
+        hidden, labels, class_weight, reduction, rows: as there.
         weight, bias: this rank's.
+        terms: what makes the loss.
         shard: the classes of this rank; ``None`` for all classes.
-        ignore_index, reduction, label_smoothing, scale, softcap, rows: as there.
     """
-    _check_numbers(ignore_index, label_smoothing, scale, softcap, rows)
-    _check(hidden, weight, labels, bias, class_weight, ignore_index, shard)
-    if reduction not in _REDUCTIONS:
-        raise ValueError(f"reduction must be one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
+    _check(hidden, weight, labels, bias, class_weight, terms)
+    require_reduction(reduction)
     flat, targets = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).long()
     wide = _operator.wide(hidden.dtype)
     classes = None if class_weight is None else class_weight.detach().to(wide)
-    numbers = *_numbers(shard), ignore_index, float(label_smoothing), float(scale), float(softcap or 0)
     most = len(weight) if shard is None else shard.most
     rows = rows or rows_of_chunk(flat, most, torch.is_grad_enabled() and weight.requires_grad)
     if reduction == "none" or torch.compiler.is_compiling():
-        losses = _losses((flat, weight, bias), targets, classes, numbers, rows)
+        losses = linear_losses(flat, weight, bias, targets, classes, terms, rows)
         if reduction == "none":
             return losses.view(labels.shape)
-        return losses.sum() / _total(targets, classes, ignore_index, wide) if reduction == "mean" else losses.sum()
+        return losses.sum() / terms.divisor(targets, classes, wide) if reduction == "mean" else losses.sum()
 
     def summed(wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor], int]:
         tensors = flat, weight, bias
         given = _computed_with(*tensors)
-        args = *given, targets, classes, None, *numbers, rows, list(wanted)
+        args = *given, targets, classes, None, *terms, rows, list(wanted)
         losses, *gradients = _operator.linear_cross_entropy(*args)
         cast = sum(new.nbytes for new, old in zip(given, tensors, strict=True) if new is not None and new is not old)
         return losses.sum(dtype=torch.float64).to(wide), gradients, cast + scratch_of_chunks(args)
 
-    total = _total(targets, classes, ignore_index, wide) if reduction == "mean" else None
+    total = terms.divisor(targets, classes, wide) if reduction == "mean" else None
     # torch saves the softmax in float32: models or autocast cast the logits for the loss.
     logits = Absent.like(flat, (len(flat), len(weight)), wide)
     return differentiated(summed, total, (flat, weight, bias), logits, rows)
 
 
-def linear_logsumexp(
+def linear_losses(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    *,
-    shard: VocabularyShard | None,
-    scale: float,
-    softcap: float | None,
+    labels: Tensor | None,
+    class_weight: Tensor | None,
+    terms: Terms,
     rows: int,
 ) -> Tensor:
-    """Return the ``logsumexp`` over the classes of each row's logits, (rows,), in float32, or float64 for such tensors.
+    """Return the loss of each row, (rows,), in float32, or float64 for such tensors; without labels, the ``logsumexp``
+    over the classes. Backward computes their gradients.
 
     Args:
         hidden: (rows, features).
-        weight, bias, shard, scale, softcap, rows: as for ``cross_entropy_of_rows``.
+        weight, bias, terms: as for ``cross_entropy_of_rows``.
+        labels: (rows,), int64.
+        class_weight: (classes,), of the losses' dtype.
+        rows: the rows of a chunk.
     """
-    numbers = *_numbers(shard), 0, 0.0, float(scale), float(softcap or 0)
-    return _losses((hidden, weight, bias), None, None, numbers, rows)
+    losses: Tensor
+    given = *_computed_with(hidden, weight, bias), labels, class_weight, None, *terms, rows, [False] * 3
+    losses, *_ = _operator.linear_cross_entropy(*given)
+    return losses
 
 
 def linear_chosen(
@@ -201,26 +192,6 @@ def linear_chosen(
     if bias is not None:
         chosen = chosen + bias[classes].to(chosen.dtype)
     return chosen if shard is None or own is None else shard.total(torch.where(own, chosen, 0))
-
-
-def _numbers(shard: VocabularyShard | None) -> tuple[str, int, int]:
-    return ("", 0, 0) if shard is None else shard.numbers
-
-
-def _losses(
-    tensors: tuple[Tensor, Tensor, Tensor | None],
-    labels: Tensor | None,
-    class_weight: Tensor | None,
-    numbers: tuple[str, int, int, int, float, float, float],
-    rows: int,
-) -> Tensor:
-    """Return the loss of each row, or ``logsumexp`` without labels. Backward computes their gradients."""
-    losses: Tensor
-    wanted = [False] * len(tensors)
-    losses, *_ = _operator.linear_cross_entropy(
-        *_computed_with(*tensors), labels, class_weight, None, *numbers, rows, wanted
-    )
-    return losses
 
 
 def _computed_with(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -263,39 +234,13 @@ class LinearCrossEntropyLoss(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
 
-def _total(labels: Tensor, class_weight: Tensor | None, ignored: int, dtype: torch.dtype) -> Tensor:
-    """The number by which the sum of losses is divided for their mean."""
-    counted = labels != ignored
-    if class_weight is None:
-        return counted.sum().to(dtype)
-    return class_weight[labels.masked_fill(~counted, 0)].mul(counted).sum()
-
-
-def _check_numbers(ignore_index: Any, smoothing: Any, scale: Any, softcap: Any, rows: Any) -> None:
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-        raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
-    if not _is_number(smoothing) or not 0 <= smoothing <= 1:
-        raise ValueError(f"label_smoothing must be from 0 to 1, got {smoothing!r}")
-    if not _is_number(scale):
-        raise TypeError(f"scale must be a finite number, got {scale!r}; to train the scale, multiply hidden by it")
-    if softcap is not None and not (_is_number(softcap) and softcap > 0):
-        raise ValueError(f"softcap must be a finite number above 0, or None, got {softcap!r}")
-    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
-        raise ValueError(f"rows must be an int from 1, or None, got {rows!r}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
-
-
 def _check(
     hidden: Tensor,
     weight: Tensor,
     labels: Tensor,
     bias: Tensor | None,
     class_weight: Tensor | None,
-    ignored: int,
-    shard: VocabularyShard | None,
+    terms: Terms,
 ) -> None:
     for name, tensor in (("hidden", hidden), ("weight", weight), ("bias", bias), ("class_weight", class_weight)):
         if tensor is None and name in ("bias", "class_weight"):
@@ -325,7 +270,7 @@ def _check(
             f"labels must have the shape of hidden without its last dimension, {tuple(hidden.shape[:-1])}, got "
             f"{tuple(labels.shape)}; if each position predicts the next, shift both first"
         )
-    classes = len(weight) if shard is None else shard.classes
+    classes = terms.classes or len(weight)
     for name, tensor, count in (("bias", bias, len(weight)), ("class_weight", class_weight, classes)):
         if tensor is not None and tensor.shape != (count,):
             raise ValueError(f"{name} must have the shape {(count,)}, got {tuple(tensor.shape)}")
@@ -339,9 +284,9 @@ def _check(
         raise ValueError("class_weight must not require a gradient; pass class_weight.detach()")
     # Elsewhere, looking at labels would wait for the device, whose kernels refuse such labels themselves.
     if labels.device.type == "cpu" and has_elements(labels) and not torch.compiler.is_compiling() and labels.numel():
-        wrong = (labels != ignored) & ((labels < 0) | (labels >= classes))
+        wrong = (labels != terms.ignored) & ((labels < 0) | (labels >= classes))
         if wrong.any():
             raise ValueError(
-                f"labels must be classes from 0 to {classes - 1}, or ignore_index, {ignored}, got "
+                f"labels must be classes from 0 to {classes - 1}, or ignore_index, {terms.ignored}, got "
                 f"{labels[wrong][0].item()}"
             )

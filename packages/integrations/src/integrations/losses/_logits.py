@@ -20,7 +20,7 @@ from integrations._utils.compiling import compiles_callees, not_inlined, without
 from integrations._utils.torch_internals import DisableTorchFunctionSubclass, make_wrapper_subclass, tree_map_only
 from integrations._utils.warn import warn
 from integrations.capture.graphs.sharding import called_by_engine, is_of_engine
-from integrations.losses import _deriving as deriving
+from integrations.losses import _rules as rules
 from integrations.losses._derived import Derived
 from integrations.losses._differentiated import NO_SECOND_DERIVATIVE
 from integrations.losses._losses_of_logits import expected_loss
@@ -128,13 +128,13 @@ class PlacedLogits(Logits):
     @property
     def placements(self) -> tuple[Any, ...]:
         """How the logits are placed on it."""
-        return deriving.placements(self.derived)
+        return rules.placements(self.derived)
 
     def redistribute(self, device_mesh: Any = None, placements: Any = None, **options: Any) -> Tensor:
         """The logits, placed in another way."""
         casts = any(value for name, value in options.items() if name != "async_op")
         plain = self.waits and not casts and device_mesh in (None, self.device_mesh)
-        found = deriving.redistributed(self.derived, placements) if plain else NotImplemented
+        found = rules.redistributed(self.derived, placements) if plain else NotImplemented
         if found is NotImplemented:
             made: Any = self.whole("redistribute")
             result: Tensor = made.redistribute(device_mesh, placements, **options)
@@ -143,7 +143,7 @@ class PlacedLogits(Logits):
 
     def to_local(self, *, grad_placements: Any = None) -> Tensor:
         """The logits of this rank."""
-        found = deriving.local(self.derived, grad_placements) if self.waits else NotImplemented
+        found = rules.local(self.derived, grad_placements) if self.waits else NotImplemented
         if found is NotImplemented:
             made: Any = self.whole("to_local")
             result: Tensor = made.to_local(grad_placements=grad_placements)
@@ -193,7 +193,7 @@ def _answer(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         first = args[0] if args else kwargs.get("input")
         if isinstance(first, Logits) and not first.derived.source.made:
             answered = first.derived.source.answered
-            if function in deriving.LISTENING and (answered or is_of_engine(_hook(args, kwargs))):
+            if function in rules.LISTENING and (answered or is_of_engine(_hook(args, kwargs))):
                 return first._listen(function, args, kwargs)
             if function is Tensor.detach and called_by_engine():
                 return Logits.of(first.derived)
@@ -201,7 +201,7 @@ def _answer(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
                 function(*args, **kwargs)
                 first.derived = first.derived.then(Tensor.detach, differentiable=False)
                 return first
-            done = deriving.derived(function, first.derived, args, kwargs)
+            done = rules.apply_rule(function, first.derived, args, kwargs)
             if isinstance(done, Derived):
                 return first if done is first.derived else Logits.of(done)
             if isinstance(done, tuple):
@@ -210,8 +210,8 @@ def _answer(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
                 first.derived.source.attach(done)
                 return done
         # A hook, and the gradient that it got, belong to the tensor on which it was registered.
-        listened = isinstance(first, Logits) and first.derived.made and function in deriving.OF_GRADIENT
-        if function in deriving.METADATA and not listened:
+        listened = isinstance(first, Logits) and first.derived.made and function in rules.OF_GRADIENT
+        if function in rules.METADATA and not listened:
             return function(*args, **kwargs)
         return _of_whole(function, args, kwargs)
 

@@ -10,15 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from integrations._utils.autocast import autocast_on
 from integrations.losses._chunks import rows_of_chunk
 from integrations.losses._derived import Derived
 from integrations.losses._layers import layer_cross_entropy, rows_of_layer
-from integrations.losses._linear import cross_entropy_of_rows, linear_chosen, linear_logsumexp
-from integrations.losses._operator import wide
+from integrations.losses._linear import cross_entropy_of_rows, linear_chosen, linear_losses
+from integrations.losses._terms import Terms, make_terms
 
 _NO_CLASS = torch.iinfo(torch.int64).min
 """A label that no class has, where no label is to be ignored."""
@@ -63,26 +62,22 @@ def _loss(
 ) -> Tensor:
     """Return the cross-entropy of logits of (rows, classes), a chunk at a time."""
     source = logits.source
-    of_all: dict[str, Any] = {"ignore_index": ignored, "reduction": reduction, "label_smoothing": smoothing}
-    options: dict[str, Any] = {
-        "class_weight": weight,
-        **of_all,
-        "scale": logits.scale,
-        "softcap": logits.cap or None,
-        "rows": _rows(logits),
-    }
+    given = labels, weight, _terms(logits, ignored, smoothing), reduction, _rows(logits)
 
     def of_rows(hidden: Tensor) -> Tensor:
         if source.linear is not None:
-            return cross_entropy_of_rows(hidden, *source.linear, labels, shard=source.shard, **options)
-        if reduction == "none":
-            of_classes = None if weight is None else weight.to(wide(hidden.dtype))
-            return _rows_of_layer(logits, lambda some, to: F.cross_entropy(some, to, of_classes, **of_all), labels)
-        return layer_cross_entropy(hidden, source.layer, source.wanting, labels, classes=source.classes, **options)
+            layer, bias = source.linear
+            return cross_entropy_of_rows(hidden, layer, bias, *given, source.shard)
+        return layer_cross_entropy(hidden, source.layer, source.wanting, *given, source.classes)
 
     loss = _computed(logits, of_rows)
     loss = loss.to(logits.dtype) if autocast_on(logits.hidden.device) is None else loss
     return source.shard.replicate(loss) if logits.placed and source.shard is not None else loss
+
+
+def _terms(logits: Derived, ignored: int = _NO_CLASS, smoothing: float = 0.0) -> Terms:
+    """Return what makes a loss of logits, with what was done to them."""
+    return make_terms(ignored, smoothing, logits.scale, logits.cap or None, logits.source.shard)
 
 
 def _rows(logits: Derived) -> int:
@@ -115,24 +110,6 @@ def _computed(logits: Derived, function: Callable[[Tensor], Tensor]) -> Tensor:
         source.in_chunks(_rows(logits), source.answered)
     source.answered = True
     return found
-
-
-def _rows_of_layer(logits: Derived, row: Callable[[Tensor, Tensor], Tensor], classes: Tensor) -> Tensor:
-    """Return a number for each row of logits, (rows,), whose layer is more than a weight and a bias."""
-    source, hidden = logits.source, logits.hidden
-    dtype = wide(hidden.dtype)
-
-    def of_outputs(outputs: Tensor, chosen: Tensor) -> Tensor:
-        return row(_bent(outputs.to(dtype), logits), chosen)
-
-    return rows_of_layer(hidden, source.layer, of_outputs, classes, _rows(logits))
-
-
-def _bent(outputs: Tensor, logits: Derived) -> Tensor:
-    """Scale and squash outputs of the layer as was done to the logits."""
-    if not logits.cap:
-        return outputs if logits.scale == 1 else outputs * logits.scale
-    return logits.cap * torch.tanh(outputs * (logits.scale / logits.cap))
 
 
 def log_softmax(logits: Derived, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Any:
@@ -175,11 +152,16 @@ def _of_classes(logits: Derived, classes: Tensor) -> Tensor:
         return -_loss(rows, classes, None, _NO_CLASS, "none").to(logits.dtype)
 
     def of_rows(hidden: Tensor) -> Tensor:
+        terms = _terms(rows)
         if source.linear is not None:
-            return _bent(linear_chosen(hidden, *source.linear, classes, source.shard), rows)
-        return _rows_of_layer(rows, lambda some, of: some.gather(1, of[:, None]).squeeze(1), classes)
+            return terms.scale_and_cap(linear_chosen(hidden, *source.linear, classes, source.shard))
+        return rows_of_layer(hidden, source.layer, terms, _choose, classes, _rows(rows))
 
     return _computed(rows, of_rows).to(logits.dtype)
+
+
+def _choose(values: Tensor, classes: Tensor) -> Tensor:
+    return values.gather(1, classes[:, None]).squeeze(1)
 
 
 def logsumexp(logits: Derived, dim: Any, keepdim: bool = False) -> Any:
@@ -192,11 +174,11 @@ def logsumexp(logits: Derived, dim: Any, keepdim: bool = False) -> Any:
         return NotImplemented
 
     def of_rows(hidden: Tensor) -> Tensor:
+        terms, count = _terms(rows), _rows(rows)
         if source.linear is not None:
-            options: dict[str, Any] = {"scale": rows.scale, "softcap": rows.cap or None, "rows": _rows(rows)}
-            return linear_logsumexp(hidden, *source.linear, shard=source.shard, **options)
+            return linear_losses(hidden, *source.linear, None, None, terms, count)
         nothing = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
-        return _rows_of_layer(rows, lambda some, _: some.logsumexp(1), nothing)
+        return rows_of_layer(hidden, source.layer, terms, lambda some, _: some.logsumexp(1), nothing, count)
 
     found = _computed(rows, of_rows)
     found = found.to(_widened(logits))

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from integrations._utils.chunked_loss import OPERATOR
-from integrations.losses._chunks import Sums, Terms, chunked
+from integrations.losses._chunks import Sums, chunked
 from integrations.losses._differentiated import NO_SECOND_DERIVATIVE
+from integrations.losses._terms import Terms
 
 Wanted = list[bool]
 """Whether gradients of hidden states, weight and bias are wanted."""
@@ -47,7 +48,7 @@ def linear_cross_entropy(
     made = _empty(hidden, weight, wanted)
     sums = Sums(*(tensor.zero_() if wants else None for tensor, wants in zip(made, wanted, strict=True)))
     with torch.autocast(hidden.device.type, enabled=False):
-        terms = Terms(ignored, smoothing, scale, cap, group, first, classes)
+        terms = Terms(group, first, classes, ignored, smoothing, scale, cap)
         losses = chunked(hidden, weight, bias, labels, class_weight, factors, terms, rows, sums)
     return losses, *made  # type: ignore[return-value]  # three of them
 

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from actcore import simulate
 from integrations._utils.progress import progress
 from integrations._utils.warn import warn
 from integrations.capture.graphs.graph import Graph
@@ -29,10 +28,9 @@ from integrations.planner.choice import Choice
 from integrations.planner.chunked import chunk_op
 from integrations.planner.errors import BudgetError
 from integrations.planner.infeasible import out_of_memory, out_of_time
-from integrations.planner.problem import chosen_entries, training_step
+from integrations.planner.problem import SimulatedStep, all_kept, chosen_entries
 from integrations.planner.search import Captures, most_exact, solved
 from integrations.planner.solution import Found, Solution
-from integrations.planner.storage_candidates import StorageCandidates
 from integrations.report.words import format_bytes
 
 _ACCUMULATING, _CLEARING = "accumulating", "clearing"
@@ -100,8 +98,9 @@ def _fits_where_cleared(plan: Solution, choice: Choice) -> bool:
     if plan.compressed or plan.memory in (None, LEAST):
         return False
     graph, candidates = plan.graph_of(choice).clearing, plan.candidates_for(choice)
-    plain = simulate(training_step(plan.graph.clearing), [True] * len(plan.graph.values)).peak - graph.gradients
-    return _peak(graph, choice, candidates) <= (allowed_bytes(plan.memory, plain) or 0)
+    plain = SimulatedStep(plan.graph.clearing).peak(all_kept(plan.graph))
+    allowed = allowed_bytes(plan.memory, plain) or 0
+    return SimulatedStep(graph, candidates).peak(chosen_entries(choice, candidates)) <= allowed
 
 
 def fits_beside_gradients(plan: Solution, other: Solution) -> bool:
@@ -117,12 +116,8 @@ def fits_beside_gradients(plan: Solution, other: Solution) -> bool:
     beside = plan.accumulating
     allowed = allowed_bytes(beside.memory, beside.uncompressed_peak)
     graph, candidates = plan.graph_of(other.choice).accumulating, other.candidates_for(other.choice)
-    return _peak(graph, other.choice, candidates) <= max(beside.peak, allowed or 0)
-
-
-def _peak(graph: Graph, choice: Choice, candidates: StorageCandidates) -> int:
-    """Return the activation peak of a choice in a graph."""
-    return int(simulate(training_step(graph, candidates), *chosen_entries(choice, candidates)).peak - graph.gradients)
+    peak = SimulatedStep(graph, candidates).peak(chosen_entries(other.choice, candidates))
+    return peak <= max(beside.peak, allowed or 0)
 
 
 def _within(plan: Found, memory: Budget | None, time: float | None, error: float | None) -> Found:
@@ -225,7 +220,7 @@ def _with_larger_chunks(plan: Found, allowed: int | None) -> Found:
 
     def peak_of(chunks: int) -> int:
         larger = _with_rows(graph, number, -(-count // chunks), least)
-        return int(simulate(training_step(larger, candidates), *entries).peak - graph.gradients)
+        return SimulatedStep(larger, candidates).peak(entries)
 
     few, many = -(-count // most), -(-count // least)  # the most chunks are those of the captured step
     while few < many:

@@ -59,6 +59,8 @@ class Bounds:
             takes the plan of the least memory and warns.
         loss: ``"full"`` if the loss has to be computed from whole logits. Otherwise a plan within ``memory`` may choose
             the loss in chunks.
+        in_flight: how many forwards are alive at once that have not had their backward, at most. ``None``: as many as
+            the pipeline's schedule has, and otherwise one.
 
     Raises:
         TypeError: one has the wrong type.
@@ -71,9 +73,10 @@ class Bounds:
     stores: tuple[str, ...] = WAYS
     fallback: Fallback = "error"
     loss: Literal["full"] | None = None
+    in_flight: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("memory", "time", "error"):
+        for name in ("memory", "time", "error", "in_flight"):
             object.__setattr__(self, name, python_number(getattr(self, name)))
         if self.memory is not None:
             require_budget(self.memory, "memory")
@@ -85,6 +88,8 @@ class Bounds:
             raise ValueError(f"fallback must be 'error' or 'least', got {self.fallback!r}")
         if self.loss not in (None, FULL):
             raise ValueError(f"loss must be 'full' or None, got {self.loss!r}")
+        if self.in_flight is not None:
+            _require_count(self.in_flight)
         object.__setattr__(self, "stores", _checked(self.stores))
 
     @classmethod
@@ -98,6 +103,7 @@ class Bounds:
         options: Mapping[str, Any],
         fallback: Any = None,
         loss: Any = None,
+        in_flight: Any = None,
     ) -> Self | None:
         """Return the bounds in the arguments of ``compress_model``; ``None`` if none is given.
 
@@ -105,7 +111,7 @@ class Bounds:
 
         Raises:
             TypeError, ValueError: as for ``Bounds``, ``given`` and ``resolve_level``; or the error is bounded beside
-                such a level; or there is a fallback without bounds.
+                such a level; or there is a fallback, or a number of forwards in flight, without bounds.
         """
         if fallback not in (None, "error", LEAST):
             raise ValueError(f"fallback must be 'error' or 'least', got {fallback!r}")
@@ -114,10 +120,16 @@ class Bounds:
                 raise ValueError(
                     "fallback must be left out without memory=, got 'least'; pass memory= to use fallback='least'"
                 )
+            if in_flight is not None:
+                raise ValueError(
+                    f"in_flight must be left out without memory=, got {in_flight!r}: only the plans of memory=, time=, "
+                    "error= and stores= depend on it"
+                )
             return None
         name = "L0" if level is None else level
         resolved = resolve_level(name, options)
         more: dict[str, Any] = {"fallback": fallback or "error", "loss": FULL if loss == FULL else None}
+        more["in_flight"] = in_flight
         if resolved.off:
             return cls.given(memory, time, error, stores, **more)
         found = cls(memory, time, 0.0 if error is None else error, WAYS if stores is None else stores, **more)
@@ -204,6 +216,11 @@ class Bounds:
         return self.memory is not None and not self.falls_back
 
     @property
+    def promises_bytes(self) -> bool:
+        """Whether steps keep to a number of bytes, without a fallback."""
+        return self.promises_memory and self.memory != LEAST
+
+    @property
     def chooses_loss(self) -> bool:
         """Whether a plan may compute the loss in chunks though nobody asked for it. A plan that only recomputes may
         not: it keeps every bit."""
@@ -213,7 +230,8 @@ class Bounds:
         """Return the JSON object of the bounds."""
         found = {"memory": self.memory, "time": self.time, "error": self.error, "stores": list(self.stores)}
         given = {"fallback": self.fallback} if self.falls_back else {}
-        return {**found, **given} if self.loss is None else {**found, **given, "loss": self.loss}
+        others = {name: getattr(self, name) for name in ("loss", "in_flight") if getattr(self, name) is not None}
+        return {**found, **given, **others}
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Self:
@@ -222,7 +240,7 @@ class Bounds:
         Raises:
             TypeError, ValueError: it is not one.
         """
-        added = {"fallback", "loss"}  # they are left out where they are the default
+        added = {"fallback", "loss", "in_flight"}  # they are left out where they are the default
         if set(content) | added != {"memory", "time", "error", "stores"} | added:
             raise ValueError(f"bounds must have memory, time, error and stores, got {sorted(map(str, content))}")
         return cls(**content)
@@ -239,7 +257,16 @@ class Bounds:
             found.append(f"fallback={self.fallback!r}")
         if self.loss is not None and self.memory is not None:
             found.append(f"loss={self.loss!r}")
+        if self.in_flight is not None:
+            found.append(f"in_flight={self.in_flight}")
         return ", ".join(found)
+
+
+def _require_count(in_flight: object) -> None:
+    if isinstance(in_flight, bool) or not isinstance(in_flight, int):
+        raise TypeError(f"in_flight must be a number of forwards as an int, got {in_flight!r}")
+    if in_flight < 1:
+        raise ValueError(f"in_flight must be 1 or more, got {in_flight}; 1 is a backward after each forward")
 
 
 def _checked(stores: object) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from torch import nn
 
 from integrations._utils.chunked_loss import OPERATOR
 from integrations.capture.graphs.graph import Graph, Op
-from integrations.losses.head import ChunkedHead, path_of_head, why_unchunked
+from integrations.losses.chunked_head import ChunkedHead
+from integrations.losses.head import path_of_head, why_unchunked
 
 CLASSES = "log_softmax"
 """Part of the names of operators that compute a cross-entropy from logits."""

@@ -7,14 +7,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from actcore import StepUsage, simulate
+from actcore import StepUsage
 from integrations.capture.graphs.graph import Graph
 from integrations.planner.bounds import FULL, ONLY_RECOMPUTE, ROUNDING, WAYS, Bounds
 from integrations.planner.budget import LEAST, allowed_bytes, read_fraction
 from integrations.planner.choice import Choice
 from integrations.planner.chunked import SHARE, logits_bytes
 from integrations.planner.host_copies import first_read
-from integrations.planner.problem import chosen_entries, training_step
+from integrations.planner.problem import SimulatedStep, chosen_entries
 from integrations.planner.solution import Solution
 from integrations.report.words import format_bytes, short_operator
 
@@ -45,11 +45,12 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
             ("checkpoint", ", with checkpoint='optimal',") if plan.stores == ONLY_RECOMPUTE else ("memory", "")
         )
         return (
-            f"{name} must be a budget of {found} at this level, got {budget!r}; {smaller}call "
-            f"integrations.restore_model(model) and compress_model with such a budget{least_of_all} or at a level of "
-            "fewer bits"
+            f"{name}{_in_flight(plan, ' with ')} must be a budget of {found} at this level, got {budget!r}; "
+            f"{smaller}call integrations.restore_model(model) and compress_model with such a budget{least_of_all} or "
+            "at a level of fewer bits"
         )
     title = "memory" if plan.candidates is None else f"memory with error={plan.error:g}"
+    title += _in_flight(plan, " and " if plan.candidates is not None else " with ")
     # Bytes hold for steps that accumulate gradients, too; a fraction is of each kind of step's own peak.
     beside = least if relative or plan.graph.accumulates or plan.graph.clears else plan.accumulating.front[0].peak
     if beside > least:
@@ -60,6 +61,12 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
     ways += [f"allow {one}" for one in _allowing(plan)]
     ways += [] if relative else [_SMALLER]
     return f"{title} must be {found}, got {budget!r}; {_gradients_outweigh(plan, asked)}{', or '.join(ways)}"
+
+
+def _in_flight(plan: Solution, before: str) -> str:
+    """Return the number of forwards in flight as the argument that names it; empty for one."""
+    count = plan.graph.in_flight
+    return f"{before}in_flight={count}" if count > 1 else ""
 
 
 def _gradients_outweigh(plan: Solution, asked: Bounds) -> str:
@@ -163,6 +170,7 @@ class AtPeak:
         values: the values, each as bytes and the operator that made it, by falling size.
         gradients: bytes of the parameters' gradients that are complete, or that the running part of backward makes.
         rest: bytes of all else: other gradients, and what operators take while they run.
+        in_flight: bytes that the other forwards in flight hold.
         stays: bytes of the gradients that the step leaves, which its activation peak does not count.
         moment: the moment, in words: ``"in the backward of fc1"``.
     """
@@ -172,17 +180,19 @@ class AtPeak:
     rest: int
     stays: int
     moment: str
+    in_flight: int = 0
 
     @property
     def nbytes(self) -> int:
         """All bytes."""
-        return sum(nbytes for nbytes, _ in self.values) + self.gradients + self.rest
+        return sum(nbytes for nbytes, _ in self.values) + self.gradients + self.rest + self.in_flight
 
     def largest(self, most: int = 3) -> list[tuple[int, str]]:
         """Return the largest parts, each as bytes and words, by falling size."""
         parts = [(nbytes, f"made by {maker}") for nbytes, maker in self.values]
         of_rest = "activations" if self.stays else "activations and parameters"
         parts += [(self.gradients, "of gradients of parameters")]
+        parts += [(self.in_flight, "of saved tensors of other forwards in flight")]
         parts += [(self.rest, f"of gradients of {of_rest} and of operators' workspaces")]
         return sorted(((nbytes, what) for nbytes, what in parts if nbytes), key=lambda part: -part[0])[:most]
 
@@ -198,13 +208,15 @@ def at_peak(plan: Solution) -> AtPeak:
         plan: a plan for a model whose values are kept, stored or recomputed; not one for a level.
     """
     graph, choice = plan.followed, plan.choice
-    usage = _usage(plan, graph, choice)
+    candidates = plan.candidates_for(choice)
+    usage = SimulatedStep(graph, candidates).usage(chosen_entries(choice, candidates))
     event = usage.event
     there = sorted(_there(plan, graph, choice, usage), reverse=True)
     values = tuple((nbytes, _maker(graph, -number)) for nbytes, number in there)
-    other = max(0, usage.nbytes[event] - sum(nbytes for nbytes, _ in there))
+    waiting = (graph.in_flight - 1) * plan.held
+    other = max(0, usage.nbytes[event] - waiting - sum(nbytes for nbytes, _ in there))
     gradients = min(other, _made_gradients(graph, event))
-    return AtPeak(values, gradients, other - gradients, graph.gradients, _moment(graph, event))
+    return AtPeak(values, gradients, other - gradients, graph.gradients, _moment(graph, event), waiting)
 
 
 def _made_gradients(graph: Graph, event: int) -> int:
@@ -229,11 +241,6 @@ def _moment(graph: Graph, event: int) -> str:
     reads = set(graph.steps[event - len(graph.ops)].reads)
     name = next((op.module for op in graph.ops if reads and reads <= set(op.packs)), "")
     return f"in the backward of {name}" if name else "in backward"
-
-
-def _usage(plan: Solution, graph: Graph, choice: Choice) -> StepUsage:
-    candidates = plan.candidates_for(choice)
-    return simulate(training_step(graph, candidates), *chosen_entries(choice, candidates))
 
 
 def _there(plan: Solution, graph: Graph, choice: Choice, usage: StepUsage) -> Iterable[tuple[int, int]]:

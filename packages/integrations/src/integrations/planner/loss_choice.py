@@ -8,17 +8,17 @@ from typing import cast
 
 from torch import nn
 
-from actcore import simulate
 from integrations.capture.graphs.graph import Graph
 from integrations.capture.loss import OF_LOGITS, OF_LOSS
 from integrations.losses._chunks import most_rows_of_chunk
-from integrations.losses.head import ChunkedHead, asked_head, computing_loss
+from integrations.losses.chunked_head import ChunkedHead
+from integrations.losses.head import asked_head, computing_loss
 from integrations.planner.bounds import Bounds
 from integrations.planner.budget import LEAST
 from integrations.planner.chunked import SHARE, ChunkedLoss, chunk_op, head_in, largest_product, logits_bytes
 from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan
-from integrations.planner.problem import training_step
+from integrations.planner.problem import SimulatedStep, all_kept
 
 
 def with_better_loss(
@@ -109,7 +109,7 @@ def _in_chunks(plan: Plan, path: str, full: Plan, model: nn.Module, outside: boo
 
 def _peak(graph: Graph) -> int:
     """Return the activation peak of the plain step."""
-    return int(simulate(training_step(graph), [True] * len(graph.values)).peak - graph.gradients)
+    return SimulatedStep(graph).peak(all_kept(graph))
 
 
 def _rank(plan: Plan, bounds: Bounds) -> tuple[float, ...]:

@@ -108,7 +108,8 @@ def _of_content(kind: type[Found], given: Any, beside: bool = False) -> Found:
             also=tuple(_of_content(kind, one, beside=True) for one in of_type(list, also, "also")),
             **_found(kind, content, level is not None, _most_values(graph, rounded)),
         )
-        plan = replace(plan, bounds=replace(plan.bounds, loss=asked, fallback=fallback))
+        in_flight = graph.in_flight if graph.in_flight > 1 else None
+        plan = replace(plan, bounds=replace(plan.bounds, loss=asked, fallback=fallback, in_flight=in_flight))
         _require_whole(plan)
         if other is not None:
             note_accumulating(plan, _accumulating(plan, dict(other)))

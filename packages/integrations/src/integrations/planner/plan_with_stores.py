@@ -79,13 +79,14 @@ def planned(
         NoPartCaptured: the model is in tensor parallel, and plans may round by the bound on the error.
     """
     if is_tensor_parallel(model):
-        # Ranks must round the activations alike that all of them have, so each of them must find the same plan.
+        # Ranks round the activations alike that all of them have, and wait for each other's collectives. So each must
+        # find the same plan, by rates that none of them measures.
         if bounds.error:
             raise NoPartCaptured(
                 f"error must be 0 for a model in tensor parallel, got {bounds.error:g}, since each rank would measure "
                 "its own part of the activations, and choose other bits for the activations that all ranks have"
             )
-        rating, estimates = rating if level.off else constant, None
+        rating, estimates = constant, None
     started = perf_counter()
     costs = with_workspaces_of_cudnn(by(rating))
     known = find_reachable_state(model, args, kwargs)
@@ -97,7 +98,7 @@ def planned(
         # Between two captures, another thread may change what they can get at.
         reach = known if known.alone else find_reachable_state(model, args, kwargs)
         graph = capture_reaching(reach, model, args, kwargs, hooks=seen.hooks, costs=costs, **options)
-        return within_units(graph, units), seen
+        return within_units(graph, units).with_in_flight(bounds.in_flight or 1), seen
 
     def with_candidates(
         graph: Graph, seen: Seen, rounded: bool, bounds: Bounds, weigh: Weigh = weigh
@@ -112,7 +113,8 @@ def planned(
         return graph, storage_candidates(graph, seen, level, rating, weigh, bounds.allows, bits)
 
     error = (bounds.error or 0.0) if level.off else None
-    bounds = replace(bounds, memory=None, time=None, error=error, fallback="error")
+    several = bounds.in_flight if (bounds.in_flight or 1) > 1 else None
+    bounds = replace(bounds, memory=None, time=None, error=error, fallback="error", in_flight=several)
     if not level.off:
         graph, candidates = with_candidates(*captured(level.bits is not None), level.rounds_checkpoints, bounds)
         captures = Captures(graph, candidates, level=level)

@@ -15,9 +15,10 @@ from integrations._utils.running_module import all_modules
 from integrations._utils.warn import warn
 from integrations.capture.capture import capture
 from integrations.capture.graphs.schedule import Schedule
-from integrations.capture.graphs.sharding import distributed, whole_parameters
+from integrations.capture.graphs.sharding import distributed
 from integrations.capture.graphs.signature import Signature
 from integrations.capture.loss import OF_LOSS
+from integrations.capture.units import is_sharded
 from integrations.planner.alternatives import within_less
 from integrations.planner.bounds import Bounds
 from integrations.planner.budget import LEAST, allowed_bytes
@@ -118,6 +119,11 @@ class Plans:
         return self._first
 
     @property
+    def asked(self) -> Bounds:
+        """Return the bounds that the user has asked for."""
+        return self._asked
+
+    @property
     def condition(self) -> str:
         """Return what to know of ``followed`` if the last forward was not the one that was planned, in words."""
         if self.left:
@@ -169,7 +175,7 @@ class Plans:
                 real = mismatch.captures == _MOST_CAPTURES
                 # Sharded parameters have no real tensors to capture with, and other ranks do not take part in a
                 # capture.
-                if not (real and (whole_parameters(model) or distributed())):
+                if not (real and (is_sharded(model) or distributed())):
                     made = self._attempts.plan(model, inputs, lambda: self._made(model, args, kwargs, real))
                     if made is None and plan is None:
                         return None

@@ -9,12 +9,12 @@ from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
 
-from actcore import CheckpointPlan, CheckpointPlans, checkpoint_plans, most_exact_plan, simulate
+from actcore import CheckpointPlan, CheckpointPlans, checkpoint_plans, most_exact_plan
 from integrations.capture.graphs.graph import Graph
 from integrations.planner.bounds import Bounds
 from integrations.planner.choice import Choice, make_mask
 from integrations.planner.feng_huang_objective import paper_segments
-from integrations.planner.problem import training_step
+from integrations.planner.problem import Entries, SimulatedStep, chosen_entries, training_step
 from integrations.planner.solution import Found, Objective, Solution
 from integrations.planner.storage_candidates import StorageCandidates
 from integrations.policies.levels import Level
@@ -67,7 +67,7 @@ def solved(
     choice = front[0]
     if objective == "paper":
         kept = paper_segments(graph).kept
-        usage = simulate(training_step(graph), [value in kept for value in range(len(graph.values))])
+        usage = SimulatedStep(graph).usage(Entries([value in kept for value in range(len(graph.values))]))
         choice = Choice(make_mask(kept), usage.peak - graph.gradients, usage.seconds, 0.0)
     return kind(
         model=name,
@@ -116,13 +116,14 @@ def most_exact(plan: Solution, peak: int, seconds: float) -> Choice | None:
     graph = plan.rounded
     if graph is None or plan.rounded_candidates is None:
         return None
-    more, candidates, found = _more(graph, plan.graph), plan.rounded_candidates, []
+    more, candidates = _more(graph, plan.graph), plan.rounded_candidates
+    found: list[Choice] = []
     for one, beside in _followed(graph, candidates, more):
         with suppress(ValueError):  # there is none
             if seconds >= beside:
                 best = most_exact_plan(training_step(one, candidates), peak + graph.gradients, seconds - beside)
-                found.append(_choice(graph, candidates, best, beside))
-    return min(found, key=lambda choice: choice.variance, default=None)
+                found += _with_others(graph, candidates, [_choice(graph, candidates, best, beside)])
+    return min((one for one in found if one.peak <= peak), key=lambda choice: choice.variance, default=None)
 
 
 def _more(rounded: Graph, graph: Graph) -> float:
@@ -162,8 +163,37 @@ def _fronts(
     for one, beside in _followed(graph, candidates, more):
         plans = checkpoint_plans(training_step(one, candidates), variance=variance)
         front = tuple(_choice(one, candidates, plan, beside) for plan in plans.front)
-        found.append(_Front(front, plans.peak_bound - one.gradients, plans.exact))
+        single = _Front(front, plans.peak_bound - one.gradients, plans.exact)
+        found.append(single if one.in_flight == 1 else _in_flight(one, candidates, variance, beside, single))
     return found
+
+
+def _in_flight(
+    graph: Graph, candidates: StorageCandidates | None, variance: float, beside: float, single: _Front
+) -> _Front:
+    """The choices of a graph with several forwards in flight. The search knows one of them, so that its choices are
+    joined with those that hold the least until backward, and no other choices are tried.
+
+    Args:
+        graph, candidates, variance: as for ``_fronts``.
+        beside: seconds to add.
+        single: the choices with one forward in flight.
+    """
+    holding = checkpoint_plans(training_step(graph.with_peak_between, candidates), variance=variance)
+    choices = [*single.front, *(_choice(graph, candidates, plan, beside) for plan in holding.front)]
+    found = _with_others(graph, candidates, choices)
+    # No choice takes less with several forwards than with one, and more memory never takes more time.
+    bounded = (replace(one, seconds_bound=min(one.seconds, single.bound_at(one.peak))) for one in found)
+    return _Front(_merged(bounded), single.peak_bound, False)
+
+
+def _with_others(graph: Graph, candidates: StorageCandidates | None, choices: Sequence[Choice]) -> Sequence[Choice]:
+    """Choices that were found for one forward, with the peaks that they have beside the others in flight."""
+    if graph.in_flight == 1:
+        return choices
+    step = SimulatedStep(graph, candidates)
+    stores = StorageCandidates.none(len(graph.values)) if candidates is None else candidates
+    return [replace(choice, peak=step.peak(chosen_entries(choice, stores))) for choice in choices]
 
 
 def _followed(graph: Graph, candidates: StorageCandidates | None, more: float) -> list[tuple[Graph, float]]:
@@ -198,36 +228,19 @@ def _front_at_level(graph: Graph, candidates: StorageCandidates) -> _Front:
     The search may leave a value as it is, and a level may not. So what it finds, with and without stores, is simulated
     once more with the level's. Nested checkpoints are left out: what an inner segment makes is never stored.
     """
-    step = training_step(graph, candidates)
-    found = [checkpoint_plans(training_step(graph)), checkpoint_plans(step)]
+    step = SimulatedStep(graph, candidates)
+    found = [checkpoint_plans(training_step(graph)), checkpoint_plans(step.step)]
+    if graph.in_flight > 1:
+        found.append(checkpoint_plans(training_step(graph.with_peak_between, candidates)))
     choices: dict[int, Choice] = {}
     for plans in found:
         for plan in _some(plans):
             mask = _mask(plan.kept)
             if mask not in choices:
-                forms = _forms_at_level(graph, candidates, plan.kept, simulate(step, plan.kept).segments)
-                usage = simulate(step, plan.kept, forms=forms)
+                usage = step.usage(step.at_level(plan.kept))
                 stored = replace(plan, peak=usage.peak, seconds=usage.seconds, seconds_bound=0.0, forms=None)
                 choices[mask] = _choice(graph, candidates, stored, 0.0)
     return _Front(_merged(choices.values()), found[1].peak_bound - graph.gradients, False)
-
-
-def _forms_at_level(
-    graph: Graph, candidates: StorageCandidates, kept: Sequence[bool], segments: Sequence[Sequence[int]]
-) -> tuple[int, ...]:
-    """By value: the form that a level has for it, which depends on its readers; -1 if it is left as it is."""
-    read = {value for segment in segments for number in segment for value in graph.ops[number].reads}
-    forms = []
-    for value, row in enumerate(candidates.options):
-        fitting = [
-            (option.held, form)
-            for form, option in enumerate(row)
-            if (option.serves or not kept[value] or value not in read)
-            # A recomputed value is read at once, and is not moved to the host.
-            and not (option.store is not None and option.store.host and not kept[value])
-        ]
-        forms.append(min(fitting, default=(0, -1))[1])
-    return tuple(forms)
 
 
 def _some(plans: CheckpointPlans) -> list[CheckpointPlan]:

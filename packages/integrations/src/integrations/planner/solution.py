@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Self, TypeVar
 
-from actcore import simulate
 from integrations.capture.graphs.graph import Graph
 from integrations.capture.graphs.schedule import Schedule
 from integrations.capture.loss import Loss
@@ -18,7 +17,7 @@ from integrations.planner.choice import Choice
 from integrations.planner.chunked import ChunkedLoss
 from integrations.planner.host_copies import host_copies
 from integrations.planner.planned_segments import PlannedSegment, planned_segments
-from integrations.planner.problem import training_step
+from integrations.planner.problem import Entries, SimulatedStep, all_kept, chosen_entries
 from integrations.planner.storage_candidates import StorageCandidates
 from integrations.policies.levels import Level
 from integrations.policies.stores import Store
@@ -227,7 +226,36 @@ class Solution(ABC):
         """Bytes of the activation peak of the model without compression."""
         if self.chunked is not None:
             return self.chunked.accumulating_peak if self.graph.accumulates else self.chunked.peak
-        return simulate(training_step(self.graph), [True] * len(self.graph.values)).peak - self.graph.gradients
+        return SimulatedStep(self.graph).peak(all_kept(self.graph))
+
+    @cached_property
+    def held(self) -> int:
+        """Bytes that one forward holds until its backward."""
+        return SimulatedStep(self.followed, self.candidates_for(self.choice)).held(self._entries)
+
+    @cached_property
+    def peak_alone(self) -> int:
+        """Bytes of the activation peak of one forward and its backward, without other forwards in flight. The backward
+        may find gradients, as it does if it is not the first of those in flight."""
+        graph = self.followed.with_in_flight(2)
+        peak = SimulatedStep(graph, self.candidates_for(self.choice)).peak(self._entries) - self.held
+        return max(peak, self.peak - (self.graph.in_flight - 1) * self.held)
+
+    def plain_peak_with(self, count: int) -> int:
+        """Return the bytes of the activation peak of the model without compression, with several forwards in flight, at
+        least as many as are planned for."""
+        step = SimulatedStep(self.graph.with_in_flight(count))
+        if self.chunked is None:
+            return step.peak(all_kept(self.graph))
+        more = (count - self.graph.in_flight) * step.held(all_kept(self.graph))
+        return self.chunked.accumulating_peak + more
+
+    @property
+    def _entries(self) -> Entries:
+        """The choice as ``actcore.simulate`` takes it."""
+        candidates = self.candidates_for(self.choice)
+        entries = chosen_entries(self.choice, candidates)
+        return SimulatedStep(self.followed, candidates).at_level(entries.kept) if self.compressed else entries
 
 
 Found = TypeVar("Found", bound=Solution)

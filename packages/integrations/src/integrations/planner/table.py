@@ -48,6 +48,7 @@ def listed(operators: Sequence[str], most: int = 2) -> str:
 def _title(plan: Solution) -> str:
     state = " in steps that accumulate gradients" if plan.graph.accumulates else ""
     state = " in steps that clear gradients between forward and backward" if plan.graph.clears else state
+    state = f" with {plan.graph.in_flight} forwards in flight" if plan.graph.in_flight > 1 else state
     also = "".join(f", or {other.graph.inputs}" for other in plan.also)
     what = f"{plan.model} for inputs {plan.graph.inputs}{also}{state}: activation peak"
     if not plan.segments and not plan.choice.stores and plan.chunked is None:

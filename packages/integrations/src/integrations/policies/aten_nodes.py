@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -26,6 +27,17 @@ def find_origin(node: Node) -> str:
     """The operator that a backend decomposed into nodes of which this is one."""
     original = node.meta.get("original_aten")
     return name_of(original) if original is not None else name_of(node.target)
+
+
+def find_connected(nodes: Iterable[Node], neighbors: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """Return the nodes with all to which neighbors lead from them, such as those that depend on them."""
+    found = set(nodes)
+    waiting = list(found)
+    while waiting:
+        new = set(neighbors(waiting.pop())) - found
+        found |= new
+        waiting += new
+    return found
 
 
 def hint(size: Any) -> int:

@@ -22,6 +22,7 @@ from torch.fx import Graph, Node
 from integrations.policies.aten_attention import QUERY_KEY_VALUE, is_attention, is_recomputed
 from integrations.policies.aten_nodes import (
     covers,
+    find_connected,
     find_origin,
     get_shape,
     has_same_numbers,
@@ -112,7 +113,8 @@ class BackwardUses:
         made = {node.name for node in forward.nodes}
         inputs = backward.find_nodes(op="placeholder")
         self._inputs: dict[str, Node] = {node.name: node for node in inputs}
-        self._gradients = _reached([node for node in inputs if "tangents" in node.name and node.name not in made])
+        tangents = [node for node in inputs if "tangents" in node.name and node.name not in made]
+        self._gradients = find_connected(tangents, lambda node: node.users)
 
     def uses_of(
         self, saved: Node, planned: bool = False, may_repeat: Callable[[Node], bool] | None = None
@@ -168,18 +170,6 @@ def count_norm_features(node: Node) -> int:
         node = node.all_input_nodes[0]
         shape = get_shape(node) or shape  # an operator with several results has none
     return hint(shape[-1]) if shape and find_origin(node) in _ROW_NORMS else 0
-
-
-def _reached(nodes: list[Node]) -> set[Node]:
-    """The nodes that depend on any of these nodes."""
-    found = set(nodes)
-    todo = list(nodes)
-    while todo:
-        for user in todo.pop().users:
-            if user not in found:
-                found.add(user)
-                todo.append(user)
-    return found
 
 
 def _follow(

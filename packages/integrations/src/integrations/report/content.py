@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from integrations.report.rank_summary import RankSummary
 from integrations.report.row import Row
-from integrations.report.words import ESTIMATED, IT_TAKES, NOTHING_LEFT, format_bytes, format_change
+from integrations.report.words import ESTIMATED, IT_TAKES, NOTHING_LEFT, divide, format_bytes, format_change
 from integrations.tracing.storage.records import RECOMPUTED
 
 _REASONS = 3
@@ -35,6 +36,7 @@ class Content:
     peak_source: str = ""
     peak_note: str = ""
     measured_peak_bytes: int = 0
+    ranks: tuple[RankSummary, ...] = ()
 
     @property
     def original_bytes(self) -> int:
@@ -59,7 +61,7 @@ class Content:
     @property
     def ratio(self) -> float:
         """``original_bytes / stored_bytes``; 1 if nothing was saved."""
-        return self.original_bytes / self.stored_bytes if self.stored_bytes else 1.0
+        return divide(self.original_bytes, self.stored_bytes)
 
     @property
     def title(self) -> str:

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from html import escape
 from os import PathLike
 
+from integrations._utils.rich_text import to_text
 from integrations._utils.whole_files import write_text
 from integrations.report.content import Content
 from integrations.report.html_page import chart_card, fill_page, heading_cells, number_card, number_cells, table_row
 from integrations.report.plot import EXPLANATION, draw_report
+from integrations.report.rank_summary import ranks_table
 from integrations.report.row import Row
 from integrations.report.tree import Part, make_tree
 from integrations.report.words import (
@@ -38,12 +40,21 @@ def make_page(report: Content) -> str:
         subheading="The tensors that autograd saves for backward, before and after compression",
         figures=_figures(report),
         lines=report.caption,
-        charts=chart_card("Memory over one step, and by module", lambda: draw_report(report), EXPLANATION),
+        charts=_charts(report),
         listing="Every tensor",
         filtered="module, operator, codec",
         headings=[*heading_cells(("module", "operator", "shape", "dtype", "codec"), numbers), "<th>why</th>"],
         rows=_make_rows(make_tree(report.rows), 0, "", report.original_bytes, timed, iter(range(1 << 30))),
     )
+
+
+def _charts(report: Content) -> str:
+    """Return the chart, and the table of ranks if the report has one."""
+    chart = chart_card("Memory over one step, and by module", lambda: draw_report(report), EXPLANATION)
+    if not report.ranks:
+        return chart
+    table = escape(to_text(ranks_table(report.ranks)))
+    return f'{chart}<section class="card"><h2>Ranks</h2><pre>{table}</pre></section>'
 
 
 def _figures(report: Content) -> Iterator[str]:

@@ -8,6 +8,7 @@ from os import PathLike
 from typing import Any
 
 import torch
+from rich.console import Group
 from rich.table import Table
 
 from integrations._utils.checked_json import loaded, of_type, read_fields
@@ -15,6 +16,7 @@ from integrations._utils.rich_text import get_width, to_text
 from integrations.report.content import Content
 from integrations.report.page import write_page
 from integrations.report.plot import plot_report
+from integrations.report.rank_summary import ranks_table
 from integrations.report.row import Row
 from integrations.report.table import full_table, module_table, summary
 from integrations.report.timeline import Moment, make_timeline
@@ -49,6 +51,7 @@ class Report(Content):
             inputs, or that the peak was not measured.
         measured_peak_bytes: the largest peak that one of the plan's first steps was measured to take, on a GPU; 0 if
             none was measured.
+        ranks: the sums of all ranks' reports, in a report of ``integrations.gather_report``; empty otherwise.
     """
 
     def table(self, depth: int | None = None) -> Table:
@@ -119,7 +122,8 @@ class Report(Content):
         write_page(self, path)
 
     def __str__(self) -> str:
-        return to_text(summary(self), max(get_width(), _NARROWEST))
+        ranks = ("", ranks_table(self.ranks)) if self.ranks else ()
+        return to_text(Group(summary(self), *ranks), max(get_width(), _NARROWEST))
 
 
 FORMAT = "integrations report"
@@ -127,13 +131,15 @@ VERSION = 1
 # For other programs; they are computed from the rows when read back.
 _SUMS = ("original_bytes", "stored_bytes", "host_bytes", "ratio")
 _HEAD = ("format", "version")
+_NESTED = ("rows", "ranks")
 
 
 def _to_json(report: Content) -> str:
     """See ``Report.to_json``."""
     told: dict[str, Any] = {"format": FORMAT, "version": VERSION}
-    told |= {field.name: getattr(report, field.name) for field in fields(report) if field.name != "rows"}
+    told |= {field.name: getattr(report, field.name) for field in fields(report) if field.name not in _NESTED}
     told |= {name: getattr(report, name) for name in _SUMS}
+    told["ranks"] = [asdict(one) for one in report.ranks]
     told["rows"] = [{**asdict(row), "dtype": str(row.dtype).removeprefix("torch.")} for row in report.rows]
     return json.dumps(told, indent=1)
 

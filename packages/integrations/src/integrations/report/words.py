@@ -32,6 +32,11 @@ def format_bytes(count: float) -> str:
     return f"{count:.2f} GiB"
 
 
+def divide(before: float, after: float) -> float:
+    """Return ``before / after``, how many times less is kept; 1 if nothing is left."""
+    return before / after if after else 1.0
+
+
 def format_change(before: float, after: float) -> str:
     """Format two numbers of bytes, with the unit once if it is the same: ``"7.8 -> 3.1 MiB"``."""
     one, other = format_bytes(before), format_bytes(after)

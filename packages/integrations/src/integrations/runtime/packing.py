@@ -218,7 +218,10 @@ class PackedForward:
             with nullcontext() if self.aside is None else self.aside(part):
                 stored = self.store(part, storage, spec, call, site, due, obstacle)
             # What is kept is told by its version if it is changed afterwards, and the part has none of its own.
-            packed = Kept.of(tensor) if isinstance(stored, (Exact, Kept)) else Part.of(stored, tensor)
+            if isinstance(stored, (Exact, Kept)):
+                packed = Exact(Kept.of(tensor), stored.region if isinstance(stored, Exact) else None)
+            else:
+                packed = Part.of(stored, tensor)
         else:
             packed = self.store(tensor, storage, spec, call, site, due, obstacle)
         if site is not None:

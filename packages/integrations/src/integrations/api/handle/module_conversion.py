@@ -19,7 +19,8 @@ from integrations.api.handle.conversion_arguments import (
 )
 from integrations.api.handle.kept_modules import kept_modules
 from integrations.fewbit.layer_kinds import is_linear
-from integrations.losses.head import ChunkedHead, chunk_logits, find_head
+from integrations.losses.chunked_head import ChunkedHead
+from integrations.losses.head import chunk_logits, find_head
 from integrations.planner.chunked import ChunkedLoss
 from integrations.policies.levels import Level
 

@@ -26,6 +26,7 @@ def describe_plan(plans: Plans, measuring: Remeasuring | None, codec: Codec | No
         return _describe_joint(joint, plans)
     count = len(plan.segments)
     peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
+    peak += f" with {plan.graph.in_flight} forwards in flight" if plan.graph.in_flight > 1 else ""
     again = f"{count} segment{'' if count == 1 else 's'} of the forward" if count else "nothing"
     stored = _describe_error(plan, measuring) if codec is None else f", kept tensors stored by {codec}"
     exactly = ", nothing rounded for create_graph=True" if plan.graph.double_backward else ""

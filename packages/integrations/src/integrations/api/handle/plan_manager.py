@@ -15,7 +15,9 @@ from integrations.api.error_control.error_model import ErrorModel
 from integrations.api.error_control.plan_within_bounds import chosen
 from integrations.api.error_control.rank_0_plan import Answer, of_rank_0, with_bytes
 from integrations.api.handle.first_steps import FirstSteps
+from integrations.api.handle.forwards_in_flight import ForwardsInFlight
 from integrations.api.handle.module_conversion import Conversions
+from integrations.api.handle.pipeline_schedule import find_in_flight
 from integrations.api.handle.plan_arguments import (
     Asked,
     asked_bounds,
@@ -107,6 +109,7 @@ class PlanManager:
         self.compiled: Compiled | None = None
         self.inside: Compiled | None = None
         self.gradients, self.first_steps = GradientHistory(), FirstSteps()
+        self._in_flight = ForwardsInFlight()
         self.took_less = False
         self.differentiated = False
         self._exact: tuple[Plans, Plans | None] | None = None  # plans, and their replacement without rounding
@@ -221,7 +224,8 @@ class PlanManager:
 
         Raises:
             ValueError: the model has no plan yet, and none can be made, or none keeps to the bounds. The message names
-                the obstacle or the lowest possible bound. The next forward plans again.
+                the obstacle or the lowest possible bound. The next forward plans again. Or with the forwards in flight,
+                this one would exceed the memory.
             Exception: the model itself raises it with these inputs.
         """
         self._attempts.start()
@@ -254,6 +258,8 @@ class PlanManager:
             followed = plans.plan_for(model, args, kwargs, self.users, state, any_path, certain)
         if followed is None:
             return None
+        if step is not None:
+            self._in_flight.start(plans, followed.of_state)
         self.first_steps.tell_of_excess()
         self.first_steps.start(model, followed.of_state)
         Conversions.follow(model, plans.followed.chunked, self.bounds.promises_memory)
@@ -326,6 +332,8 @@ class PlanManager:
         inputs, bounds = Signature.of(args, kwargs), self.bounds
         if compiled:  # code of torch.compile makes the logits
             bounds = replace(bounds, loss=FULL)
+        if bounds.in_flight is None and (count := find_in_flight(model)) > 1:
+            bounds = replace(bounds, in_flight=count)
         errors = ErrorModel(model, bounds.error) if bounds.error else None
 
         how = {"rating": rating_for(bounds), **ErrorModel.weighing(model, errors)}
@@ -383,6 +391,7 @@ class PlanManager:
         """Observe the backward of a forward that has returned ``result`` in this thread."""
         plans = self.plans
         as_planned = plans is not None and not plans.left and plans.inputs == plans.last.graph.inputs
+        self._in_flight.after_forward(result)
         self.gradients.after_forward(model, result)
         self.first_steps.after_forward(model, result, as_planned)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from integrations._utils.compiling import has_compiled_parts
 from integrations._utils.running_module import all_modules
-from integrations._utils.torch_internals import tree_leaves, tree_map_only
+from integrations._utils.torch_internals import collectives_of_groups, tree_leaves, tree_map_only
 from integrations.api.error_control.gradient_errors import GradientErrors, measured_errors
 from integrations.planner.alternatives import fits_beside_gradients
 from integrations.planner.gradient_states import has_gradients
@@ -36,6 +36,8 @@ class RecordedStep:
         base: the plan for its inputs, for steps that find no gradients.
         args, kwargs: of its forward.
         before: the versions of its tensors before the forward, from ``tensor_versions``.
+        collectives: how many collectives each process group had started before the forward, from
+            ``collectives_of_groups``.
         returned: what the forward has returned.
 
     Attributes:
@@ -43,7 +45,14 @@ class RecordedStep:
     """
 
     def __init__(
-        self, plan: Plan, base: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], before: list[int], returned: Any
+        self,
+        plan: Plan,
+        base: Plan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        before: list[int],
+        collectives: list[int] | None,
+        returned: Any,
     ) -> None:
         self.plan, self._base = plan, base
         self._autocast = _autocast()
@@ -51,6 +60,8 @@ class RecordedStep:
         self._obstacle = _obstacle(args, kwargs)
         if not self._obstacle and tensor_versions(args, kwargs) != before:
             self._obstacle = "its forward changes its inputs in place"
+        if not self._obstacle and collectives_of_groups() != collectives:
+            self._obstacle = "its forward communicates with other ranks, which run no measurement step at the same time"
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] = {}
         self._starts: list[Tensor | None] | None = None
@@ -122,10 +133,10 @@ def _apart(tensor: Tensor, copies: bool) -> Tensor:
     return found.requires_grad_(tensor.requires_grad)
 
 
-def _keep(reference: weakref.ref[RecordedStep], place: int, gradient: Tensor) -> None:
-    """Keep the gradient of an output."""
+def _keep(reference: weakref.ref[RecordedStep], place: int, gradient: Tensor | None) -> None:
+    """Keep the gradient of an output; that of an unused one is ``None`` if its operator made a used one, too."""
     recorded = reference()
-    if recorded is not None and recorded._starts is not None:
+    if recorded is not None and recorded._starts is not None and gradient is not None:
         recorded._starts[place] = gradient.detach()
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from actcore import in_cuda_graph
 from integrations._utils.checked_json import of_type, read_entry
+from integrations._utils.torch_internals import collectives_of_groups
 from integrations._utils.warn import warn
 from integrations.api.error_control.error_model import ErrorModel
 from integrations.api.error_control.gradient_errors import OF_TENSOR, GradientErrors, TensorError
@@ -91,6 +92,7 @@ class Remeasuring:
         self._lasting = 0  # failures in a row that later steps are likely to repeat
         self._due: int | None = None  # the step that is measured before the next one
         self._versions: list[int] = []  # of its inputs, before its forward
+        self._collectives: list[int] | None = None  # that were started before its forward
         self._recorded: RecordedStep | None = None
         self._told: set[str] = set()
 
@@ -102,11 +104,13 @@ class Remeasuring:
         """Note that a step starts with these inputs."""
         if self._due is None and step >= self._next and not in_cuda_graph():
             self._due, self._recorded = step, None
-            self._versions = tensor_versions(args, kwargs)
+            self._versions, self._collectives = tensor_versions(args, kwargs), collectives_of_groups()
 
     def waits(self, step: int) -> bool:
-        """Return whether a step before this one is over and was not measured yet."""
-        return self._due is not None and step > self._due and not in_cuda_graph()
+        """Return whether a step before this one is over and was not measured yet. With several forwards in flight, it
+        is over when as many have started."""
+        in_flight = 1 if self._recorded is None else self._recorded.plan.graph.in_flight
+        return self._due is not None and step >= self._due + in_flight and not in_cuda_graph()
 
     def record(
         self, step: int, plan: Plan, base: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any
@@ -118,7 +122,7 @@ class Remeasuring:
             plan, base, args, kwargs, returned: as for ``RecordedStep``.
         """
         if step == self._due and plan.choice.rounds:
-            self._recorded = RecordedStep(plan, base, args, kwargs, self._versions, returned)
+            self._recorded = RecordedStep(plan, base, args, kwargs, self._versions, self._collectives, returned)
 
     def forget(self) -> None:
         """Forget the recorded step."""

@@ -67,12 +67,14 @@ class CompressedTraining:
         memory, time, error, stores = (arguments.get(name) for name in ("memory", "time", "error", "stores"))
         options = {name: arguments[name] for name in arguments if name not in _KEYWORDS}
         checkpoint, fallback, loss = arguments.get("checkpoint"), arguments.get("fallback"), arguments.get("loss")
+        in_flight = arguments.get("in_flight")
         self.arguments = {**arguments, "level": level}
         if arguments.get("plan") is not None:
             others = {"memory": memory, "time": time, "error": error, "stores": stores, "checkpoint": checkpoint}
+            others["in_flight"] = in_flight
             checkpoint, level, options = with_plan(arguments["plan"], level, options, fallback, **others)
-            self.arguments["plan"], fallback = checkpoint, None  # the file is read once
-        bounds = Bounds.asked(memory, time, error, stores, level, options, fallback, loss)
+            self.arguments["plan"], fallback, in_flight = checkpoint, None, None  # the file is read once
+        bounds = Bounds.asked(memory, time, error, stores, level, options, fallback, loss, in_flight)
         self.asked = require_one(bounds, checkpoint)
         self.level_name = level_with(level, bounds)
         self.level = resolve_level(self.level_name, options)

@@ -2,6 +2,8 @@
 
 A mode is called before a DTensor is. If it returns ``NotImplemented``, the DTensor runs the operator on this rank's
 parts, with collectives around it, and the mode is called for each of these.
+
+``Unseen``: operators that are not part of a forward.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from integrations._utils.torch_internals import fake_mode, is_propagating_shardings
+from integrations._utils.torch_internals import OpOverload, fake_mode, is_in_collective, is_propagating_shardings
 from integrations.capture.dispatch.memory import iter_parts, iter_tensors
-from integrations.capture.dispatch.operators import Traits
+from integrations.capture.dispatch.operators import WRITERS, Traits
 from integrations.tracing.tensors import is_collective_result, is_dtensor_class
 
 
@@ -38,7 +40,21 @@ def find_parts(given: Any) -> Iterator[tuple[Tensor, Tensor]]:
                 yield tensor, part
 
 
-def is_unseen() -> bool:
-    """Return whether torch runs an operator only to find the shapes of a DTensor's operator, on fake tensors.
-    That depends on what torch has met before, so these operators are not part of a forward."""
-    return fake_mode() is not None and is_propagating_shardings()
+class Unseen:
+    """Tell a mode which operators are not part of a forward: they depend on what torch has met before, or on the
+    backend of a collective.
+
+    Attributes:
+        opened: whether an operator on DTensors was seen.
+        communicates: whether the forward has collectives that write into tensors that they are given.
+    """
+
+    def __init__(self, communicates: bool = False) -> None:
+        self.opened, self.communicates = False, communicates
+
+    def skips(self, func: OpOverload) -> bool:
+        """Return whether torch runs an operator only to find the shapes of a DTensor's operator, on fake tensors, or to
+        complete a collective, as gloo does."""
+        if self.communicates and func.namespace != WRITERS and is_in_collective():
+            return True
+        return self.opened and fake_mode() is not None and is_propagating_shardings()

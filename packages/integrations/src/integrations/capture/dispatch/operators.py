@@ -22,10 +22,14 @@ _KNOWN = frozenset({"aten", "prims", "prim", "torchvision", "actcore", "integrat
 _STATEFUL = frozenset({"actcore::next_stream"})
 
 # Collectives write to tensors that they are given, and their schemas do not tell.
-_WRITERS = "c10d"
+WRITERS = "c10d"
 
 # These return their argument, which no schema can tell if nothing is written. They count as views.
 WAITS = frozenset({"_c10d_functional::wait_tensor"})
+
+# These return their argument or a copy of it, and no schema tells which. Torch runs other operators for them, except
+# below autograd, where DTensors compute their losses.
+_MAY_COPY = frozenset({"aten::to", "aten::contiguous", "aten::reshape", "aten::flatten"})
 
 # These may give a tensor other memory. Similar operators, such as the ``as_strided_`` that makes a pool's result lie as
 # its input does, leave the memory as it is.
@@ -53,7 +57,7 @@ class Traits:
 
     Attributes:
         name: with its library and overload.
-        view: whether it makes nothing: its results share memory with its arguments.
+        view: whether it makes nothing: its results always share memory with its arguments.
         writes: positions and names of the arguments that it changes.
         statistics: positions of the running statistics that it may update, and of the flag; empty for most.
         random: whether it draws from a generator.
@@ -97,14 +101,19 @@ def get_traits(function: OpOverload) -> Traits:
         (position, argument.name)
         for position, argument in enumerate(schema.arguments)
         if (argument.alias_info is not None and argument.alias_info.is_write and position not in statistics)
-        or (function.namespace == _WRITERS and "Tensor" in str(argument.type))
+        or (function.namespace == WRITERS and "Tensor" in str(argument.type))
     )
     returns = schema.returns
     return Traits(
         name=str(function),
         view=schema.name in WAITS
         or (torch.Tag.inplace_view in function.tags and schema.name not in _NEW_MEMORY)
-        or (bool(returns) and not writes and all(part.alias_info is not None for part in returns)),
+        or (
+            bool(returns)
+            and not writes
+            and schema.name not in _MAY_COPY
+            and all(part.alias_info is not None for part in returns)
+        ),
         writes=writes,
         statistics=statistics,
         random=torch.Tag.nondeterministic_seeded in function.tags,

@@ -122,6 +122,8 @@ class Graph:
             value alone and is recomputed from them, and nothing is decided a second time.
         double_backward: whether a backward with ``create_graph=True`` reads saved tensors, which must be exact then.
         torch_version: the version of torch that ran the forward; empty if not known.
+        in_flight: how many forwards are alive at once that have not had their backward, at most, as in a stage of a
+            pipeline. Peaks count the saved tensors of all of them.
     """
 
     ops: tuple[Op, ...]
@@ -142,6 +144,7 @@ class Graph:
     rounded: bool = False
     double_backward: bool = False
     torch_version: str = ""
+    in_flight: int = 1
 
     @property
     def seconds(self) -> float:
@@ -160,6 +163,21 @@ class Graph:
         last = (self.gradients,) * len(self.ops) + (0,) * len(self.steps)
         other, standing = (tuple(map(sum, zip(entries, last, strict=True))) for entries in (self.other, self.standing))
         return replace(self, other=other, standing=standing, clears=True)
+
+    def with_in_flight(self, count: int) -> Graph:
+        """The same step with so many forwards in flight. If there are several, the first backward makes the gradients,
+        and the others add to them, so that the step is one that finds gradients: no other step takes more."""
+        graph = self.accumulating if count > 1 and self.standing else self
+        return replace(graph, in_flight=count)
+
+    @property
+    def with_peak_between(self) -> Graph:
+        """The same step with its peak between forward and backward, whatever is kept. Its plans of the least peak hold
+        the least until backward."""
+        other = list(self.other)
+        if self.steps:
+            other[len(self.ops)] += sum(value.nbytes for value in self.values) + max(other)
+        return replace(self, other=tuple(other))
 
     def keeping(self, fixed: Collection[int]) -> Graph:
         """The graph without recomputation of these values, nor of what would need them after their memory was taken
@@ -242,6 +260,8 @@ class Graph:
         made = [value for op in self.ops for value in op.makes]
         if made != list(range(len(self.values))):
             raise ValueError("a graph's values must be numbered in the order in which its operators make them")
+        if self.in_flight < 1:
+            raise ValueError(f"in_flight must be 1 or more, got {self.in_flight}")
         if len(self.other) != len(self.ops) + len(self.steps):
             raise ValueError(
                 f"other must have an entry for each of {len(self.ops)} operators and {len(self.steps)} steps, got "

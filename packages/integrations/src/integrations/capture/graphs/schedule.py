@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from integrations.capture.dispatch.operators import WRITERS
 from integrations.capture.graphs.graph import Graph
 from integrations.capture.graphs.sharding import within_units
 from integrations.policies.stores import HostCopies, Store
@@ -78,6 +79,11 @@ class Schedule:
             return self
         made = Schedule.of(self.graph.where_rounded, self.kept, self.held, self.stores)
         return made.of_any_sizes() if self.any_sizes else made
+
+    @cached_property
+    def communicates(self) -> bool:
+        """Whether the forward has collectives that write into tensors that they are given."""
+        return any(op.name.startswith(f"{WRITERS}.") for op in self.ops)
 
     @property
     def needs_tape(self) -> bool:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
@@ -19,12 +20,12 @@ from torch import Tensor, nn
 
 from actcore import current_rank
 from integrations._utils.running_module import all_modules
-from integrations._utils.torch_internals import collectives_of_groups, tree_map
-from integrations.capture.errors import NoPartCaptured
+from integrations._utils.torch_internals import collectives_of_groups
 from integrations.capture.graphs.graph import Graph
 from integrations.tracing.tensors import is_dtensor
 
 _FSDP = "torch.distributed.fsdp"
+_CONTEXT = "torch.distributed.tensor.experimental"
 
 
 class Follower(Protocol):
@@ -62,6 +63,18 @@ def is_tensor_parallel(model: nn.Module) -> bool:
     return any(_find_parallel(model))
 
 
+def is_context_parallel(model: nn.Module) -> bool:
+    """Whether each rank has a part of every sequence in a forward that starts now, by torch's context parallelism. It
+    replaces torch's attention, or prepares the inputs of modules by hooks."""
+    hooks = (hook for module in all_modules(model) for hook in module._forward_pre_hooks.values())
+    return any(map(_is_of_context, (nn.functional.scaled_dot_product_attention, *hooks)))
+
+
+def _is_of_context(function: Callable[..., Any]) -> bool:
+    inner = function.func if isinstance(function, partial) else function
+    return (getattr(inner, "__module__", None) or "").startswith(_CONTEXT)
+
+
 def _find_parallel(model: nn.Module) -> list[list[tuple[int, ...]]]:
     """By mesh of a model's parameters: for each dimension along which ranks have the same data, the ranks along it that
     this rank is one of."""
@@ -78,10 +91,10 @@ def _find_parallel(model: nn.Module) -> list[list[tuple[int, ...]]]:
 def _find_sharding_meshes(model: nn.Module) -> list[Any]:
     """The meshes over which ``fully_shard`` has sharded a model: each rank has its own part of the batch."""
     units = filter(is_unit, all_modules(model))
-    return list(dict.fromkeys(group.mesh_info.mesh for unit in units for group in _find_groups(unit)))
+    return list(dict.fromkeys(group.mesh_info.mesh for unit in units for group in find_groups(unit)))
 
 
-def _find_groups(unit: nn.Module) -> list[Any]:
+def find_groups(unit: nn.Module) -> list[Any]:
     """What ``fully_shard`` keeps for each group of a unit's parameters."""
     state: Any = unit._get_fsdp_state()  # type: ignore[operator]
     groups = getattr(state, "_fsdp_param_groups", None)  # up to torch 2.13 there is one, or none
@@ -116,7 +129,7 @@ def is_partitioned(parameter: Tensor) -> bool:
 
 def find_sharded_parameters(unit: nn.Module) -> tuple[Tensor, ...]:
     """The parameters of a unit that an optimizer changes, also while the unit has others, which are whole."""
-    return tuple(one.sharded_param for group in _find_groups(unit) for one in group.fsdp_params)
+    return tuple(one.sharded_param for group in find_groups(unit) for one in group.fsdp_params)
 
 
 @contextmanager
@@ -211,7 +224,7 @@ def hooks_unseen(model: nn.Module, follower: Follower) -> Iterator[None]:
     outer = _FOLLOWER.get()
     _FOLLOWER.set(follower)
     try:
-        with _hooks_replaced(model, lambda module, hook, before: unseen(hook)):
+        with hooks_replaced(model, lambda module, hook, before: unseen(hook)):
             yield
     finally:
         _FOLLOWER.set(outer)
@@ -230,70 +243,13 @@ def _paused(follower: Follower | None) -> Iterator[None]:
         follower.paused = before
 
 
-@contextmanager
-def without_hooks(model: nn.Module, follower: Follower) -> Iterator[None]:
-    """A block in which units only cast their inputs and outputs, unseen: their parameters are whole."""
-
-    def casts(module: nn.Module, hook: Callable[..., Any], before: bool) -> Callable[..., Any]:
-        policy = _policy(module)
-        dtype = policy.output_dtype
-        if before:
-            dtype = policy.param_dtype if policy.cast_forward_inputs else None
-
-        def cast(given: Any) -> Any:
-            return given.to(dtype) if isinstance(given, Tensor) and given.is_floating_point() else given
-
-        def call(module: nn.Module, *args: Any) -> Any:
-            if dtype is None:
-                return None
-            follower.paused = True
-            try:
-                return tree_map(cast, args if before else args[1])
-            finally:
-                follower.paused = False
-
-        return call
-
-    with _hooks_replaced(model, casts):
-        yield
-
-
-def whole_parameters(model: nn.Module) -> dict[int, tuple[torch.dtype, torch.device]]:
-    """The dtypes and devices of a model's sharded parameters when they are whole, by the parameters' ids.
-
-    Raises:
-        NoPartCaptured: some are sharded in another way, too, so that their units compute with parts.
-    """
-    found: dict[int, tuple[torch.dtype, torch.device]] = {}
-    if _FSDP not in sys.modules:
-        return found
-    from torch.distributed.tensor import DTensor
-
-    for module in reversed(list(model.modules())):  # a parameter belongs to the innermost unit
-        if not is_unit(module):
-            continue
-        dtype = _policy(module).param_dtype
-        for name, parameter in module.named_parameters():
-            if id(parameter) in found or not isinstance(parameter, DTensor):
-                continue
-            if sum(not placement.is_replicate() for placement in parameter.placements) > 1:
-                raise NoPartCaptured(
-                    "its parameters are sharded both by fully_shard and by tensor parallelism, but a plan supports "
-                    f"only one of them: {name} of a {get_class(module).__name__} is placed as {parameter.placements}"
-                )
-            device = torch.device(parameter.device_mesh.device_type)
-            kept = parameter.dtype if dtype is None or not parameter.is_floating_point() else dtype
-            found[id(parameter)] = kept, device
-    return found
-
-
-def _policy(module: nn.Module) -> Any:
+def get_policy(module: nn.Module) -> Any:
     """A unit's ``MixedPrecisionPolicy``."""
     return module._get_fsdp_state()._mp_policy  # type: ignore[operator]
 
 
 @contextmanager
-def _hooks_replaced(
+def hooks_replaced(
     model: nn.Module, stand_in: Callable[[nn.Module, Callable[..., Any], bool], Callable[..., Any]]
 ) -> Iterator[None]:
     """A block in which other hooks replace the units' hooks. ``stand_in`` is called with the module, the hook, and

@@ -3,7 +3,7 @@
 ``fit`` asks ``trainings`` for a model without elements, ``ways`` for the changes to try and ``profiles`` for the bytes
 at each moment of a step; ``static_memory`` counts what is there all the time, and ``growth`` how large inputs may be.
 For several ranks, ``tensor_parallel`` and ``pipeline`` make the model that one rank runs, ``sharding`` adds what FSDP2
-holds, and ``seats`` tries the ways in each stage.
+holds, and ``stage_ranks`` tries the ways in each stage.
 """
 
 from integrations.estimate.fit.answer import Fit, StageMemory, Way

@@ -13,9 +13,7 @@ _CHECKS = 4  # captures at sizes that were foretold, at the most
 Line = Callable[[float], Profile]
 
 
-def largest(
-    size: int, inputs: int, room: Room, profile: Profile, at: Callable[[int], Profile] | None, exact: bool
-) -> int | None:
+def largest(size: int, room: Room, profile: Profile, at: Callable[[int], Profile] | None, exact: bool) -> int | None:
     """The largest size of an input that fits, from 0; ``None`` if it cannot be told.
 
     The bytes of each event are taken to be on the line through those of two sizes. Where they need not be, as those of
@@ -23,7 +21,6 @@ def largest(
 
     Args:
         size: of the inputs in ``profile``.
-        inputs: their bytes.
         room: what may be taken.
         profile: the step's.
         at: the profile of a step with another size; ``None`` scales all that is no gradient.
@@ -31,7 +28,7 @@ def largest(
     """
 
     def last(line: Line) -> int:
-        return _last(lambda count: room.fits(line(count), inputs * count // size))
+        return _last(lambda count: room.fits(line(count), room.inputs * count // size))
 
     if at is None:
         return last(lambda count: profile.scaled(count / size))

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from integrations._utils.autocast import autocast_on
 from integrations._utils.compiling import compiled_module
-from integrations._utils.out_of_memory import add_note, tell_by
+from integrations._utils.out_of_memory import add_explainer, add_note
 from integrations._utils.torch_internals import tree_map_only
 from integrations.api.compress import compression
 from integrations.estimate.fit.run import fit
-from integrations.estimate.fit.trainings import Inputs
 from integrations.estimate.forecast.dtypes import Precision
 from integrations.losses.head import why_unchunked
 from integrations.planner.budget import Budget
@@ -72,7 +71,7 @@ def explain_oom(model: nn.Module, memory: Budget | None = None) -> Iterator[None
         yield
     except BaseException as error:
         hook.remove()
-        add_note(error, lambda: f"{_told(model)}\n{_told_what_fits(model, last, limit)}")
+        add_note(error, lambda: f"{_memory_in_words(model)}\n{_fix_in_words(model, last, limit)}")
         raise
     finally:
         hook.remove()
@@ -105,22 +104,22 @@ class _Forward:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     autocast: torch.dtype | None = None
 
-    @property
-    def inputs(self) -> Inputs:
-        """The inputs, as ``fit`` takes them."""
-        return Inputs(*tree_map_only(_Outline, _Outline.tensor, (self.args, dict(self.kwargs))))
+    def inputs(self) -> Any:
+        """The inputs by position, and by name."""
+        return tree_map_only(_Outline, _Outline.tensor, (self.args, dict(self.kwargs)))
 
 
 def _outline(tensor: Tensor) -> _Outline:
     return _Outline(tuple(tensor.shape), tensor.dtype)
 
 
-def told(model: nn.Module) -> str:
+def explain_memory(model: nn.Module) -> str:
     """Where a model's bytes are, in words, and who says what would have fitted."""
-    return f"{_told(model)}\nTo find a change that fits, {_ASK}, or train inside of integrations.explain_oom(model)."
+    how = f"To find a change that fits, {_ASK}, or train inside of integrations.explain_oom(model)."
+    return f"{_memory_in_words(model)}\n{how}"
 
 
-def _told(model: nn.Module) -> str:
+def _memory_in_words(model: nn.Module) -> str:
     """Where a model's bytes are, in words."""
     model = compiled_module(model)
     parts = {
@@ -129,10 +128,10 @@ def _told(model: nn.Module) -> str:
         "optimizer states": bytes_of_tensors(find_states(find_optimizers(model))),
     }
     told = ", ".join(f"{name} {format_bytes(count)}" for name, count in parts.items())
-    return f"Memory of {type(model).__name__}: {told}{_waiting(model)}{_device_in_words(_get_device(model))}."
+    return f"Memory of {type(model).__name__}: {told}{_saved_in_words(model)}{_device_in_words(_get_device(model))}."
 
 
-def _waiting(model: nn.Module) -> str:
+def _saved_in_words(model: nn.Module) -> str:
     """What a compressed model's last forward has left for backward, by module."""
     try:
         rows = compression(model).report().rows
@@ -167,7 +166,7 @@ def _find_memory(model: nn.Module) -> int | None:
         return None
 
 
-def _told_what_fits(model: nn.Module, forward: _Forward, limit: int | None) -> str:
+def _fix_in_words(model: nn.Module, forward: _Forward, limit: int | None) -> str:
     """The cheapest change that would have fitted into ``limit`` bytes, in words. An error that says so already is not
     followed by another one."""
     model = compiled_module(model)
@@ -177,7 +176,7 @@ def _told_what_fits(model: nn.Module, forward: _Forward, limit: int | None) -> s
     name, precision = kept_like(find_optimizers(model)), Precision(None, forward.autocast)
     ways = [way for way in _WAYS if way != "chunked" or not why_unchunked(model)]
     try:
-        found = fit(model, forward.inputs, memory=memory, optimizer=name, dtype=precision, ways=ways, grow=False)
+        found = fit(model, *forward.inputs(), memory=memory, optimizer=name, dtype=precision, ways=ways, grow=False)
     except Exception as error:  # whatever it is, the error that memory ran out is to be seen
         first = (str(error).splitlines() or [""])[0]
         return f"No change that fits is known ({type(error).__name__}: {first:.200}): {_ASK}."
@@ -197,4 +196,4 @@ def _told_what_fits(model: nn.Module, forward: _Forward, limit: int | None) -> s
     )
 
 
-tell_by(told)
+add_explainer(explain_memory)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from integrations.capture.loss import Loss
 from integrations.estimate.fit.layers import Blocks, shortened
 from integrations.estimate.fit.ranks import Ranks
 from integrations.estimate.fit.trainings import EMBEDS, IDS, LABELS, Training
@@ -111,7 +112,7 @@ class _Names:
             dtype = next(one.dtype for one in model.parameters() if one.is_floating_point())
             shape = (*ids.shape, base.config.hidden_size)
             kwargs = {EMBEDS: torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)}
-        loss = _LossOfLogits(model) if last else None
+        loss = _loss_of_logits(model) if last else None
         return replace(training, model=model if last else base, kwargs=kwargs, loss=loss)
 
     def _layers(self, model: Any) -> nn.Module:
@@ -119,13 +120,12 @@ class _Names:
         return found
 
 
-class _LossOfLogits:
-    """The loss that the schedule computes from the logits of a language model, by the model's own function."""
+def _loss_of_logits(model: Any) -> Loss:
+    """Return the loss that the schedule computes from the logits of a language model, by the model's own function."""
+    function, words = model.loss_function, model.config.vocab_size
 
-    def __init__(self, model: Any) -> None:
-        self._function, self._words = model.loss_function, model.config.vocab_size
-
-    def __call__(self, output: Any) -> Tensor:
+    def loss(output: Any) -> Any:
         labels = torch.zeros(output.logits.shape[:-1], dtype=torch.int64, device=output.logits.device)
-        loss: Tensor = self._function(logits=output.logits, labels=labels, vocab_size=self._words)
-        return loss
+        return function(logits=output.logits, labels=labels, vocab_size=words)
+
+    return loss

@@ -17,7 +17,7 @@ from integrations.estimate.fit.profile import Profile, make_profile
 from integrations.estimate.fit.stored import stored_profile
 from integrations.estimate.fit.trainings import Training
 from integrations.estimate.forecast.checkpoints import checkpoint, checkpoints
-from integrations.losses.head import chunk_logits, find_head, why_unchunked
+from integrations.losses.head import chunk_logits, find_head
 from integrations.planner.bounds import USUAL_ERROR, WAYS, Bounds
 from integrations.planner.candidates import usual
 from integrations.planner.choice import Choice
@@ -38,18 +38,17 @@ class Profiles:
         blocks: the layers that are alike; ``None`` has each capture run the whole model.
         device: the type of device that the model is on here, whose rates plans are made by, as ``compress_model`` makes
             them; ``None`` if it is on none.
-        unchunked: why the loss cannot be computed in chunks on these ranks; empty if they do not forbid it.
+        unchunked: why the loss cannot be computed in chunks; empty if it can.
 
     Attributes:
         blocks: as given; ``None`` once the layers have turned out not to take alike.
-        unchunked: why the loss cannot be computed in chunks; empty if it can.
+        unchunked: as given.
     """
 
     def __init__(
         self, training: Training, blocks: Blocks | None, device: str | None = None, unchunked: str = ""
     ) -> None:
-        self.training, self.blocks, self._device = training, blocks, device
-        self.unchunked = unchunked or self._why_unchunked()
+        self.training, self.blocks, self._device, self.unchunked = training, blocks, device, unchunked
         self._short: dict[int, nn.Module] = {}
         self._known: dict[tuple[str, bool, int | None, int | None], Profile] = {}
         if blocks is not None and not self._take_alike(blocks):
@@ -141,11 +140,6 @@ class Profiles:
         if way == "checkpoint":
             checkpoint(model)
         return model
-
-    def _why_unchunked(self) -> str:
-        if self.training.loss is not None:
-            return "the loss is computed outside of the model"
-        return why_unchunked(self.training.model)
 
 
 def profile_of_choice(plan: Plan, choice: Choice) -> Profile:

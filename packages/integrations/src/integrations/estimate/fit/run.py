@@ -15,8 +15,15 @@ from integrations._utils.progress import shows_planning
 from integrations.capture.loss import Loss, require_loss
 from integrations.estimate.fit.answer import Fit, StageMemory
 from integrations.estimate.fit.ranks import Ranks
-from integrations.estimate.fit.seats import InStages, Seat, find_largest, find_seats, try_ways, why_unplanned
 from integrations.estimate.fit.sharding import RankShare
+from integrations.estimate.fit.stage_ranks import (
+    InStages,
+    StageRank,
+    find_largest,
+    make_stage_ranks,
+    try_ways,
+    why_unplanned,
+)
 from integrations.estimate.fit.static_memory import count_static_memory
 from integrations.estimate.fit.trainings import Training, join_inputs, make_training
 from integrations.estimate.fit.ways import PLANS, WAYS, Room
@@ -141,25 +148,25 @@ def fit(
     device = _get_device(model, training.together).type if here else None
     whole = count_static_memory(training.model, chosen, training.together)
     room = Room(available, whole, 0, RankShare(), not accumulate, least, memory == AUTO)
-    seats = find_seats(training, ranks, chosen, room, device)
+    stage_ranks = make_stage_ranks(training, ranks, chosen, room, device)
     if not least:
-        for seat in seats:
-            _require_room(seat, given, reserve)
-    _require_available(ways, seats[-1], ranks)
-    tried = try_ways(seats, ranks, error, ways)
+        for one in stage_ranks:
+            _require_room(one, given, reserve)
+    _require_available(ways, stage_ranks[-1], ranks)
+    tried = try_ways(stage_ranks, ranks, error, ways)
     best = _best(tried)
     if least:  # from here on, what the best way takes is what there is
         given = math.ceil(best.way.peak / (1 - reserve))
         available = max(best.way.peak, int(given * (1 - reserve)))
-        seats = [replace(seat, room=replace(seat.room, available=available, least=False)) for seat in seats]
+        stage_ranks = [replace(one, room=replace(one.room, available=available, least=False)) for one in stage_ranks]
         tried = [one._replace(way=replace(one.way, fits=0 < one.way.peak <= available)) for one in tried]
         best = _best(tried)
     growing = _growing(tried, best)
-    longest = find_largest(seats, growing, "tokens") if grow else None
+    longest = find_largest(stage_ranks, growing, "tokens") if grow else None
     positions = training.positions
     short = longest is not None and positions is not None and longest > positions
     counts = {"parameters": whole.parameters, "trained": whole.trained}  # of all ranks
-    memories = tuple(StageMemory(replace(seat.room.standing, **counts), seat.room.inputs) for seat in seats)
+    memories = tuple(StageMemory(replace(one.room.standing, **counts), one.room.inputs) for one in stage_ranks)
     return Fit(
         model=training.name,
         memory=given,
@@ -173,7 +180,7 @@ def fit(
         answer=best.way if best.way.fits else None,
         batch=training.batch,
         tokens=training.tokens,
-        largest_batch=find_largest(seats, growing, "batch") if grow else None,
+        largest_batch=find_largest(stage_ranks, growing, "batch") if grow else None,
         longest=positions if short else longest,
         grown=growing.way.name if grow else "",
         notes=_notes(chosen.note, ranks, grow and growing.way.name in PLANS, short),
@@ -261,23 +268,23 @@ def _require_ways(ways: object) -> None:
         raise ValueError(f"ways must be of {', '.join(WAYS)}, got {', '.join(map(str, unknown))}")
 
 
-def _require_room(seat: Seat, memory: int, reserve: float) -> None:
-    weights = seat.room.standing.weights
-    if weights <= seat.room.available:
+def _require_room(rank: StageRank, memory: int, reserve: float) -> None:
+    weights = rank.room.standing.weights
+    if weights <= rank.room.available:
         return
-    wide = any(one.itemsize > 2 for one in seat.profiles.training.model.parameters())
+    wide = any(one.itemsize > 2 for one in rank.profiles.training.model.parameters())
     narrower = "use 16-bit weights (dtype='bfloat16'), or " if wide else ""
     raise ValueError(
         f"memory must be more than the weights alone take, {format_bytes(weights)}, got {format_bytes(memory)} with "
-        f"reserve={reserve:g}; {narrower}shard them over more ranks (fsdp={max(8, 2 * seat.room.share.fsdp)})"
+        f"reserve={reserve:g}; {narrower}shard them over more ranks (fsdp={max(8, 2 * rank.room.share.fsdp)})"
     )
 
 
-def _require_available(ways: Sequence[str] | None, seat: Seat, ranks: Ranks) -> None:
+def _require_available(ways: Sequence[str] | None, rank: StageRank, ranks: Ranks) -> None:
     """Raises if ``ways`` names one that the training's ranks or its head rule out."""
     if ways is None:
         return
-    name, unchunked = seat.profiles.training.name, seat.profiles.unchunked
+    name, unchunked = rank.profiles.training.name, rank.profiles.unchunked
     if "chunked" in ways and unchunked:
         raise ValueError(f"ways must not name 'chunked' for this {name}: {unchunked}; leave it out")
     if (why := why_unplanned(ranks)) and (named := [way for way in ways if way in PLANS]):

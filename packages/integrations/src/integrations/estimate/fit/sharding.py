@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from integrations.estimate.fit.layers import find_blocks
 from integrations.estimate.fit.profile import Moment, Profile
@@ -124,6 +124,17 @@ class RankShare:
         others = self.waiting - 1 if self.micro_batches > self.waiting else max(0, self.waiting - 2)
         return max(first, self._peak(profile, others, False), key=lambda moment: moment.nbytes)
 
+    def count_planned(self, profile: Profile, fresh: bool) -> int:
+        """Return the activation peak that the plan of the sharded model counts: without what FSDP2 gathers, and
+        without the buffers of its collectives.
+
+        Args:
+            profile, fresh: as for ``peak``.
+        """
+        if self.fsdp > 1 and not self.pipelined:
+            profile = self._reduced(profile)
+        return profile.peak(fresh).nbytes - profile.gradients
+
     def _peak(self, profile: Profile, others: int, fresh: bool) -> Moment:
         moment = self._placed(profile, others).peak(fresh)
         if fresh or (self.fsdp > 1 and not self.pipelined):
@@ -148,12 +159,8 @@ class RankShare:
         of the next layer is there while a layer runs, and so is the input of the reduce-scatter of the one before.
         """
         units, forward = self.units, len(profile.forward)
-        parts = profile.parts.clone()
-        made, events = profile.parts[2], torch.arange(parts.shape[1])
-        of_layers = (made - units.head_gradients).clamp(0, units.count * units.block_gradients)
-        over = torch.div(of_layers, max(1, units.block_gradients), rounding_mode="floor")
-        parts[2] = over * units.block_shards
-        parts[3] += made - over * units.block_gradients  # whole until their unit is over
+        over, profile = self._count_over(profile), self._reduced(profile)
+        parts, events = profile.parts.clone(), torch.arange(profile.parts.shape[1])
         loss_op, loss_steps = profile.loss
         backward = events >= forward + loss_steps
         layers = ((events < loss_op) | backward) & (over < max(1, units.count))
@@ -161,6 +168,19 @@ class RankShare:
         reduced = backward & (over > 0)
         parts[3] += prefetched * units.block + reduced * self.fsdp * units.block_shards
         parts[4] = units.root + layers * units.block
+        return replace(profile, parts=parts)
+
+    def _count_over(self, profile: Profile) -> Tensor:
+        """Return, by event, how many layers' gradients are all made."""
+        units = self.units
+        of_layers = (profile.parts[2] - units.head_gradients).clamp(0, units.count * units.block_gradients)
+        return torch.div(of_layers, max(1, units.block_gradients), rounding_mode="floor")
+
+    def _reduced(self, profile: Profile) -> Profile:
+        """Return the profile with shards of the gradients of layers whose backward is over."""
+        units, parts, over = self.units, profile.parts.clone(), self._count_over(profile)
+        parts[2] = over * units.block_shards
+        parts[3] += profile.parts[2] - over * units.block_gradients  # whole until their unit is over
         return replace(profile, parts=parts, gradients=units.count_shards(profile.gradients))
 
     def _gathered(self, profile: Profile) -> Profile:

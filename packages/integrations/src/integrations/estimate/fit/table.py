@@ -35,7 +35,7 @@ def _title(fit: Fit) -> str:
     )
 
 
-def iter_parts(fit: Fit, way: Way) -> dict[str, int]:
+def _count_parts(fit: Fit, way: Way) -> dict[str, int]:
     """What takes the memory at the highest moment of a way, in bytes."""
     stage = fit.stages[way.stage] if fit.stages else fit
     standing = stage.standing
@@ -62,8 +62,8 @@ def _parts(fit: Fit) -> Table:
     for way in shown:
         table.add_column(way.name, justify="right")
         table.add_column("of the memory", justify="right")
-    for name in iter_parts(fit, shown[0]):
-        cells = [iter_parts(fit, way)[name] for way in shown]
+    for name in _count_parts(fit, shown[0]):
+        cells = [_count_parts(fit, way)[name] for way in shown]
         table.add_row(name, *(text for cell in cells for text in (format_bytes(cell), format_share(cell, fit.memory))))
     table.add_section()
     sums = (text for way in shown for text in (format_bytes(way.peak), format_share(way.peak, fit.memory)))
@@ -75,7 +75,7 @@ def _bar(fit: Fit) -> str:
     lines = []
     for way in _shown(fit):
         bar, end, total = "", 0.0, fit.memory / _BAR
-        for mark, nbytes in zip(_MARKS, iter_parts(fit, way).values(), strict=True):
+        for mark, nbytes in zip(_MARKS, _count_parts(fit, way).values(), strict=True):
             end += nbytes / total
             bar += mark * (round(end) - len(bar))
         inside, over = bar[:_BAR].ljust(_BAR), bar[_BAR : 2 * _BAR]
@@ -106,7 +106,7 @@ def _sentences(fit: Fit) -> Iterator[str]:
         yield "It fits as it is."
     elif fit.answer is not None:
         yield f"It does not fit as it is. It fits with: {fit.code}" if fit.total else f"It fits with: {fit.code}"
-        yield _told(fit, fit.answer)
+        yield _way_in_words(fit, fit.answer)
     else:
         over = fit.best.peak - fit.available
         yield f"Nothing that was tried fits: {fit.best.name} takes {format_bytes(over)} too much. {_advice(fit)}"
@@ -130,7 +130,7 @@ def _advice(fit: Fit) -> str:
     return f"{', '.join(less)} and more ranks (fsdp={max(8, 2 * fit.fsdp)}) take less."
 
 
-def _told(fit: Fit, way: Way) -> str:
+def _way_in_words(fit: Fit, way: Way) -> str:
     """Return what the line of code of a way will do, in words."""
     if way.error is None:
         gradients = "gradients are rounded, without a bound on their error"

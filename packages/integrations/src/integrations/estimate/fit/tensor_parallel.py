@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ def _split(module: nn.Module | nn.Parameter, path: str, style: str, tp: int, spl
     module.out_features //= tp
     module.register_forward_pre_hook(_reducing_gradients)
     if style == _GATHERED:
-        module.register_forward_hook(_Gathering(tp))
+        module.register_forward_hook(partial(_gathered, tp))
 
 
 def _part(weight: nn.Parameter, dim: int, tp: int, split: Parts) -> nn.Parameter:
@@ -141,15 +142,9 @@ def _reducing_gradients(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, 
     return (_GradientReduced.apply(args[0]), *args[1:])
 
 
-class _Gathering:
-    """A forward hook that gathers the last dimension from all ranks."""
-
-    def __init__(self, tp: int) -> None:
-        self._tp = tp
-
-    def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        gathered: Tensor = _Gathered.apply(output, self._tp)
-        return gathered
+def _gathered(tp: int, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    gathered: Tensor = _Gathered.apply(output, tp)
+    return gathered
 
 
 class _LookedUp(Function):

@@ -103,22 +103,25 @@ class Training:
         return nullcontext() if self.autocast is None else torch.autocast("cpu", dtype=self.autocast)
 
 
-def join_inputs(args: Any, kwargs: Mapping[str, Any] | None) -> Any:
-    """Return the inputs of a step as one argument of ``make_training``.
+def join_inputs(args: Any, kwargs: Mapping[str, Any] | None) -> Inputs | None:
+    """Return the inputs of a step; ``None`` if there are none.
 
     Raises:
         ValueError: both are mappings.
     """
-    if kwargs is None:
-        return args
+    if args is None and kwargs is None:
+        return None
     if isinstance(args, Mapping):
-        raise ValueError("kwargs must be None where args is a mapping; put all into one of them")
-    return Inputs(() if args is None else tuple(args) if isinstance(args, tuple | list) else (args,), kwargs)
+        if kwargs is not None:
+            raise ValueError("kwargs must be None where args is a mapping; put all into one of them")
+        return Inputs((), args)
+    placed = () if args is None else tuple(args) if isinstance(args, tuple | list) else (args,)
+    return Inputs(placed, kwargs or {})
 
 
 def make_training(
     model: Any,
-    sample: Any,
+    sample: Inputs | None,
     batch: int | None,
     tokens: int | None,
     precision: Precision,
@@ -126,7 +129,7 @@ def make_training(
     loss: Loss | None,
     device: str | None,
 ) -> Training:
-    """What ``fit`` is asked about; the arguments are its own.
+    """What ``fit`` is asked about; the arguments are its own, but ``sample``, the result of ``join_inputs``.
 
     Raises:
         TypeError: ``model`` is neither a module nor a configuration.
@@ -151,7 +154,11 @@ def make_training(
         for module in found.modules():
             if hasattr(getattr(module, "config", None), "use_cache"):
                 module.config.use_cache = False
-    args, kwargs = (given.args, dict(given.kwargs)) if sample is None else _inputs(sample)
+    if sample is None:
+        args, kwargs = given.args, dict(given.kwargs)
+    else:
+        args = tuple(map(_input, sample.args))
+        kwargs = {name: _input(value) for name, value in sample.kwargs.items()}
     found = with_adapters(precision.of(found).train(), lora)
     training = Training(name, found, args, kwargs, loss, precision.autocast, on == "cuda")
     if sample is not None and tokens is not None and training.tokens is None:
@@ -174,15 +181,6 @@ def _configuration(model: Any) -> Any:
         "model must be a torch.nn.Module, a configuration of transformers, a model type such as 'llama', or the path "
         f"of a config.json; got {type(model).__name__}"
     )
-
-
-def _inputs(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(sample, Inputs):
-        return tuple(map(_input, sample.args)), {name: _input(value) for name, value in sample.kwargs.items()}
-    if isinstance(sample, Mapping):
-        return (), {name: _input(value) for name, value in sample.items()}
-    args = sample if isinstance(sample, tuple | list) else (sample,)
-    return tuple(map(_input, args)), {}
 
 
 def _input(value: Any) -> Any:

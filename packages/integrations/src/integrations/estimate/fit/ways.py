@@ -173,14 +173,15 @@ class Tries:
             asked = AUTO if self._room.auto and not sharded else memory  # "auto" counts nothing that FSDP2 gathers
             code = _COMPRESS.format(f'memory="{asked}"{words}{self._loss}')
             note = "" if rounding is None else self._with_rounding(rounding, memory, found)
-        does = in_words(found) if code else ""
+        does = plan_in_words(found) if code else ""
         more = {"time": 1 + found.overhead, "error": error if found.choice.rounds else 0.0, "does": does, "note": note}
         return self._judged(name, code, profile_of_choice(made, found.choice), PLANNED, chunked, **more)
 
     def _within(self, made: Plan, front: Plan, left: int) -> tuple[str, Plan | None]:
         """Return the largest budget whose plan fits, and this plan; ``None`` if none fits.
 
-        Budgets do not count what FSDP2 adds to a step, which depends on the plan: on when its peak is.
+        Budgets do not count what FSDP2 gathers, which depends on the plan: on when its peak is. The sharded model's
+        plan counts shards of gradients, and this one whole gradients.
 
         Args:
             made: the plan for steps that make the gradients.
@@ -189,13 +190,15 @@ class Tries:
         """
         least = front.front[0].peak
         while left >= least:
-            memory = _in_words(left)
+            memory = _budget_in_words(left)
             if resolve_bytes(memory, 0) < least:
                 memory = f"{left}B"
             found = front.within(memory)
-            _, total, at_step = self._room.peak(profile_of_choice(made, found.choice))
+            profile = profile_of_choice(made, found.choice)
+            _, total, at_step = self._room.peak(profile)
             if total <= self._room.available or at_step:  # no plan takes less in the optimizer's step
-                return memory, found
+                counted = self._room.share.count_planned(profile, self._room.fresh)
+                return (f"{counted}B" if counted > resolve_bytes(memory, 0) else memory), found
             left = found.peak - 1
         return "", None
 
@@ -226,7 +229,7 @@ class Tries:
         return tried._replace(way=replace(tried.way, time=tried.profile.seconds / max(kept.seconds, 1e-12)))
 
 
-def in_words(plan: Plan) -> str:
+def plan_in_words(plan: Plan) -> str:
     """Return what a plan does with the tensors that a forward saves, in words."""
     values, stores = plan.followed.values, dict(plan.choice.stores)
     recomputed = plan.schedule.recomputed
@@ -240,7 +243,7 @@ def in_words(plan: Plan) -> str:
     return ", ".join(f"{what} {format_bytes(count)}" for what, count in found if count) or "keeps everything"
 
 
-def _in_words(nbytes: int) -> str:
+def _budget_in_words(nbytes: int) -> str:
     """A number of bytes as a budget is written, not more than it is."""
     if nbytes >= 10 * _HUNDREDTH:
         return f"{nbytes // _HUNDREDTH / 100:.2f}GiB"

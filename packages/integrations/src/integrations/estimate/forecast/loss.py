@@ -49,21 +49,6 @@ class LossPart:
     rows: tuple[Row, ...] = ()
 
 
-def require_loss(loss: object) -> None:
-    """Checks an argument ``criterion``.
-
-    Raises:
-        TypeError: it is neither callable nor a string.
-        ValueError: it is an unknown string.
-    """
-    if loss is None or callable(loss):
-        return
-    if not isinstance(loss, str):
-        raise TypeError(f"criterion must be None, {CROSS_ENTROPY!r}, or a function of the model's output; got {loss!r}")
-    if loss != CROSS_ENTROPY:
-        raise ValueError(f"criterion must be {CROSS_ENTROPY!r}, or a function of the model's output; got {loss!r}")
-
-
 def make_part(output: Any, loss: Loss | str | None, storages: Storages) -> LossPart:
     """What the loss of a forward adds; nothing for a model that returns its loss.
 

@@ -23,11 +23,11 @@ from integrations.api.compress import compress_model, compression
 from integrations.capture.dispatch import indices
 from integrations.capture.dispatch.fakes import Fakes
 from integrations.capture.dispatch.operators import get_traits
-from integrations.capture.loss import Loss
+from integrations.capture.loss import Loss, require_loss
 from integrations.capture.reachable_state import ReachableState
 from integrations.estimate.forecast.attention import FusedAttention
 from integrations.estimate.forecast.device import OnDevice, forecast_device, needs_gpu
-from integrations.estimate.forecast.loss import make_part, require_loss
+from integrations.estimate.forecast.loss import CROSS_ENTROPY, make_part
 from integrations.policies.levels import Level, resolve_level
 from integrations.report import Report
 from integrations.report.peak import estimated_peaks, gradient_bytes_by_module
@@ -95,7 +95,7 @@ def forecast(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    require_loss(criterion)
+    require_loss(criterion, CROSS_ENTROPY)
     where = forecast_device(device)
     mode = Fakes()
     wanted = resolve_level(level, options)

@@ -16,14 +16,17 @@ from integrations._utils.plain_tensor_types import has_elements
 from integrations._utils.torch_internals import TorchDispatchMode
 from integrations.capture.capture import capturing, find_reachable_state, is_only_read
 from integrations.capture.dispatch.operators import lazy_views
-from integrations.capture.graphs.sharding import distributed, get_class, whole_parameters
+from integrations.capture.graphs.sharding import distributed, get_class
 from integrations.capture.loss import Loss, differentiated, is_scalar_loss
 from integrations.capture.reachable_state import ReachableState
 from integrations.capture.stand_ins import StandIns, with_stand_ins
-from integrations.tracing.tensors import tensors_in
+from integrations.capture.units import is_sharded
+from integrations.tracing.tensors import is_collective_result, is_dtensor_class, tensors_in
 
 _SEED = 0x5EED
 """Seed of the gradients that backward starts from if there is no loss."""
+_COMMUNICATING = "symm_mem", "cplib"
+"""Libraries of operators of torch that communicate."""
 
 Around = Callable[[nn.Module, Any], AbstractContextManager[Any]]
 """A function from a model and its forward's inputs to a block in which the forward runs."""
@@ -70,7 +73,7 @@ class OneStep:
         Raises:
             Unmeasured: they have not.
         """
-        if whole_parameters(self.model):
+        if is_sharded(self.model):
             raise Unmeasured("fully_shard has sharded the model's parameters, and a measurement step would gather them")
         for tensor in (*self.model.parameters(), *self.model.buffers(), *tensors_in((self.args, self.kwargs))):
             if tensor.is_meta or not has_elements(tensor):
@@ -150,11 +153,14 @@ def _alone() -> AbstractContextManager[Any]:
 
 class _WithoutCollectives(TorchDispatchMode):
     """Raises before a collective starts, in the forward or in backward. It would wait for other ranks, or be paired
-    with another collective of theirs.
+    with another collective of theirs. An operator on DTensors is opened into those that it consists of, among
+    which collectives may be.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "c10d" in func.namespace or func.namespace == "symm_mem":
+        if any(is_dtensor_class(one) or is_collective_result(one) for one in types):
+            return NotImplemented
+        if "c10d" in func.namespace or func.namespace in _COMMUNICATING:
             raise Unmeasured(
                 f"the model communicates with other ranks ({func.name()}), which run no measurement step at the same "
                 "time"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from integrations._utils.torch_internals import get_active_ddp_module
-from integrations.capture.graphs.sharding import distributed, is_unit
+from integrations.capture.graphs.sharding import distributed, is_context_parallel, is_unit
 from integrations.planner.sensitivity.measurement import Measurement
 
 
@@ -45,8 +45,11 @@ def ranks_can_meet(model: nn.Module) -> bool:
 
 
 def ranks_run_alike(model: nn.Module) -> bool:
-    """Return whether all ranks run the same model at the same time: it is in DistributedDataParallel, or a unit of
-    ``fully_shard``, over all of them."""
+    """Return whether all ranks run the same operators of the same model at the same time: it is in
+    DistributedDataParallel, or a unit of ``fully_shard``, over all of them. In context parallel, each rank has its own
+    part of causal attention."""
+    if is_context_parallel(model):
+        return False
     around = get_active_ddp_module()
     ranks = _get_ranks(model) if around is None else torch.distributed.get_world_size(around.process_group)
     return ranks == torch.distributed.get_world_size() and (around is not None or is_unit(model))

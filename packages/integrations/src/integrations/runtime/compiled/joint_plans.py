@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from torch.fx import Graph
 
-from integrations.planner.budget import LEAST, allowed_bytes
+from integrations.planner.budget import allowed_bytes
 from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan
 from integrations.report.words import format_bytes
@@ -51,7 +51,7 @@ class JointPlan:
 
     Attributes:
         recomputed: how many values backward recomputes.
-        peak: bytes of the activation peak, as counted.
+        peak: bytes of the activation peak, as counted; of a whole forward, beside the other forwards in flight.
         held: bytes that are alive between forward and backward.
         gradients: bytes of parameters' gradients that the peak leaves out, as far as they are known.
         rounded: how many values wait in fewer bits.
@@ -107,7 +107,7 @@ def _add(plan: Plan, graphs: Sequence[JointPlan], beside: Sequence[JointPlan]) -
     held = sum(one.held for one in found)
     # A gradient to which several graphs add is left out of the peak of each, and exists once in the end.
     again = max(0, sum(one.gradients for one in graphs) - plan.graph.gradients)
-    return again + held + max(one.peak - one.held for one in found), held
+    return again + plan.graph.in_flight * held + max(one.peak - one.held for one in found), held
 
 
 def _find_enough(plan: Plan, graphs: Sequence[JointPlan], beside: Sequence[JointPlan], peak: int) -> int:
@@ -150,12 +150,12 @@ def find_allowed(plan: Plan, plain: int | None = None) -> int:
 
 def has_bytes(plan: Plan) -> bool:
     """Whether the compiled step has a budget in bytes that it may not exceed."""
-    return plan.memory is not None and plan.memory != LEAST and not plan.bounds.falls_back
+    return plan.bounds.promises_bytes
 
 
 def has_promise(plan: Plan) -> bool:
     """Whether a step that does not follow the plan breaks what the user was promised."""
-    return plan.memory is not None and not plan.bounds.falls_back
+    return plan.bounds.promises_memory
 
 
 def require_budget(plan: Plan, joint: JointPlan, what: str, most: int | None = None, enough: int | None = None) -> None:

@@ -157,7 +157,7 @@ class JointSearch:
         candidates = make_candidates(step, self._plan, self.barred) if graph.rounded else None
         plans = self._front(graph, candidates).plans
         if holds_less:
-            front = self._front(_with_peak_between(graph), candidates)
+            front = self._front(graph.with_peak_between, candidates)
             usages = (simulate(training_step(graph, candidates), one.kept, forms=one.forms) for one in front.plans)
             plans = [*plans, *(replace(one, peak=use.peak) for one, use in zip(front.plans, usages, strict=True))]
         more = step.attention_seconds if graph.rounded else 0.0
@@ -199,13 +199,6 @@ def _in_state(graph: Graph, plan: Plan) -> Graph:
     if plan.graph.accumulates:
         return replace(graph, gradients=0, accumulates=True)
     return graph.clearing if plan.graph.clears else graph
-
-
-def _with_peak_between(graph: Graph) -> Graph:
-    """The step of a joint graph whose peak is between forward and backward, whatever is kept."""
-    other = list(graph.other)
-    other[len(graph.ops)] += sum(value.nbytes for value in graph.values) + max(other)
-    return replace(graph, other=tuple(other))
 
 
 def _allowed_variance(plan: Plan) -> float:
@@ -257,7 +250,8 @@ def count_together(peak: int, held: int, runs: float) -> int:
 
     Args:
         peak, held: bytes of the graph, as in ``JointPlan``.
-        runs: the bytes that all graphs hold between forward and backward, divided by ``held``; 1 for a single graph.
+        runs: the bytes that all graphs of all forwards in flight hold between forward and backward, divided by
+            ``held``; 1 for a single graph.
     """
     return int(runs * held) + peak - held
 

@@ -8,7 +8,7 @@ its readers. And what backward computes is known operator by operator, so that i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from integrations.capture.dispatch.operators import get_traits
 from integrations.capture.graphs.graph import Graph, Op, Step, Value
 from integrations.capture.graphs.signature import Signature
 from integrations.policies.aten_attention import find_made
+from integrations.policies.aten_nodes import find_connected
 from integrations.runtime.compiled.graph_memory import GraphMemory, Memory, get_results
 from integrations.runtime.compiled.realized import can_fuse
 from integrations.runtime.compiled.sizes import largest
@@ -66,7 +67,7 @@ class JointStep:
         results, gradients = (
             [one for one in part if isinstance(one, Node)] for part in _split(outputs, forward_outputs)
         )
-        forward = self._forward = _reaching(results)
+        forward = self._forward = find_connected(results, lambda node: node.all_input_nodes)
         memory = self._memory = GraphMemory(
             joint.graph, lambda node: node.name.startswith(TANGENTS), lambda node: node in forward
         )
@@ -279,15 +280,3 @@ def _is_repeatable(target: Any) -> bool:
         return False
     traits = get_traits(target)
     return traits.known and not traits.random and not traits.writes
-
-
-def _reaching(nodes: Iterable[Node]) -> set[Node]:
-    """The nodes that these depend on, and themselves."""
-    found = set(nodes)
-    waiting = list(found)
-    while waiting:
-        for given in waiting.pop().all_input_nodes:
-            if given not in found:
-                found.add(given)
-                waiting.append(given)
-    return found

@@ -12,6 +12,7 @@ import operator
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -129,13 +130,14 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
     most = target = find_allowed(plan)
     level = _get_level()
     search, foreign = JointSearch(plan, count, level is not None), _find_foreign(gm.graph)
-    runs = 1.0
+    runs = float(plan.graph.in_flight)
     if in_parts:
         # The other graphs are not known yet. They are assumed to save the same part of what the eager step holds.
         runs = max(1.0, plan.uncompressed_peak / max(search.count_plain(gm)[1], 1))
         most = target = int(SHARED * most)
     elif larger:
-        most = target = find_allowed(plan, max(search.count_plain(gm)[0], plan.uncompressed_peak))
+        plain = count_together(*search.count_plain(gm), runs)
+        most = target = find_allowed(plan, max(plain, plan.uncompressed_peak))
     gradients = 0 if plan.graph.accumulates else _count_gradients(gm.graph, options)
     best: tuple[JointPlan, Any] | None = None
     joint, shares = gm.graph, tuple[Share, ...]()
@@ -166,8 +168,9 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
     assert best is not None
     if not in_parts:
         # Other plans than the last are found from the budget: with a larger one, the same may not be found again.
-        require_budget(plan, best[0] if best[0].peak <= most else found, "its graph", most)
-        plan.others[JOINT] = best[0]
+        last, least = (replace(one, peak=count_together(one.peak, one.held, runs)) for one in (found, best[0]))
+        require_budget(plan, least if least.peak <= most else last, "its graph", most)
+        plan.others[JOINT] = least
     joint_plans[best[1][0].graph] = best[0]
     return best[1]
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from integrations._utils.torch_internals import OpOverload, inductor_config
-from integrations.policies.aten_nodes import get_shape
+from integrations.capture.dispatch.operators import get_traits
+from integrations.policies.aten_nodes import get_operator, get_shape
 from integrations.policies.operators import OPERATORS, Kernel
 
 _EXTERN = (Kernel.PRODUCT, Kernel.CONVOLUTION, Kernel.CONVOLUTION_BACKWARD, Kernel.ATTENTION, Kernel.CHUNKED)
@@ -71,7 +72,7 @@ def can_fuse(node: Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims"):
         return False
-    name = _get_name(target)
+    name = get_operator(node)
     if name in _NOT_FUSED or torch.Tag.nondeterministic_seeded in target.tags:
         return False
     return isinstance(node.meta.get("val"), Tensor) and (torch.Tag.pointwise in target.tags or name in _FUSED)
@@ -81,7 +82,7 @@ def computes_copy(node: Node, given: Node) -> bool:
     """Whether the compiler can compute a value where a node copies it before it writes into the copy, as the gradient
     of an embedding is added to zeros."""
     target = node.target
-    if not isinstance(target, OpOverload) or target.namespace != "aten" or _get_name(target) not in _SCATTERS:
+    if not isinstance(target, OpOverload) or target.namespace != "aten" or get_operator(node) not in _SCATTERS:
         return False
     return node.args[0] is given and given not in _nodes_in(node.args[1:])
 
@@ -118,10 +119,10 @@ def find_realized(
             else:
                 others = {one.maker for one in given} - {one.maker for one in here}
                 value.reads = frozenset(others).union(*(one.reads for one in here))
-                name = _get_name(node.target)
+                name = get_operator(node)
                 value.is_heavy = name in _HEAVY or any(one.is_heavy for one in here)
                 value.operations = 1 + len(given) - len(here) + sum(one.operations for one in here)
-            if node in totals or (can_fuse(node) and _get_name(node.target) in _REDUCTIONS):
+            if node in totals or (can_fuse(node) and get_operator(node) in _REDUCTIONS):
                 realize(value)
         values[node] = value
         reused = sum(part(user) == part(node) for user in node.users) > 1
@@ -179,13 +180,6 @@ def _nodes_in(args: Any) -> list[Node]:
     return [one for one in found if isinstance(one, Node)]
 
 
-def _get_name(target: Any) -> str:
-    return str(target._schema.name.partition("::")[2])
-
-
 def _is_view(node: Node) -> bool:
     """Whether a node returns a view of its argument."""
-    target = node.target
-    if not isinstance(target, OpOverload):
-        return False
-    return any(one.alias_info is not None and not one.alias_info.is_write for one in target._schema.arguments)
+    return isinstance(node.target, OpOverload) and get_traits(node.target).view

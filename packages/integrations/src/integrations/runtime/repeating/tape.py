@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from actcore.replay import bind_tape, followed
 from integrations._utils.compiling import compiles_callees, left_to_python, skips_frames, without_dynamo
 from integrations._utils.torch_internals import DispatchKey, OpOverload, SetExcludeDispatchKeyGuard, TorchDispatchMode
-from integrations.capture.dispatch.dtensors import is_opened, is_unseen
+from integrations.capture.dispatch.dtensors import Unseen, is_opened
 from integrations.capture.dispatch.memory import Geometry, Memory, get_key, get_shapes, is_plain
 from integrations.capture.dispatch.operators import Traits, find_device, get_generator, get_traits, lazy_views
 from integrations.capture.graphs.schedule import Planned, Schedule
@@ -68,7 +68,7 @@ class Tape(TorchDispatchMode):
         self._memory = Memory()
         self.storages = self._memory.storages
         self._outer, self._inner = _Level(), _Level()
-        self._opened = False  # whether an operator on DTensors was seen
+        self._unseen = Unseen(schedule.communicates)
 
     @property
     def values(self) -> dict[int, int]:
@@ -91,9 +91,9 @@ class Tape(TorchDispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if types and is_opened(get_traits(func), types):
-            self._opened = True
+            self._unseen.opened = True
             return NotImplemented
-        if self._opened and is_unseen():
+        if self._unseen.skips(func):
             return func(*args, **(kwargs or {}))
         if compiles_callees():
             return without_dynamo(_step)(self, func, args, kwargs or {})

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from bench.errors import BenchError
+from bench.errors import BenchError, DoesNotApply
 from bench.results.record import Record
 from bench.runner.command import Bench, Options, positive
 from bench.runner.run import Deadline, Run, begun
@@ -107,11 +107,14 @@ def _matched_bytes(going: Run, cell: Compiled) -> int | None:
 
     Raises:
         BenchError: the peak is not known.
+        DoesNotApply: the other way does not apply, or has failed.
     """
     other = COMPILED_WAYS[cell.way].bytes_of
     if not other:
         return None
     found = going.found(Compiled(cell.subject, other))
+    if found is not None and found.outcome:
+        raise DoesNotApply(f"{other}: {found.reason}")
     if found is None or not found.peak_bytes:
         raise BenchError(f"{other} has no measured peak; measure it first")
     return found.peak_bytes

@@ -257,7 +257,7 @@ def _compiled_step(
     seconds = []
     with way.while_compiling(), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        step = make_step(subject, way.ready(subject.model, memory), nullcontext, seed)
+        step = make_step(subject, way.ready(subject.model, memory, subject.blocks), nullcontext, seed)
         try:
             for _ in range(1 + WARM_UP):
                 start = time.perf_counter()

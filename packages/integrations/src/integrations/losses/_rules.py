@@ -54,7 +54,7 @@ LISTENING = frozenset({Tensor.register_hook, Tensor.retain_grad, Tensor.register
 """Functions that register for a gradient of the tensor."""
 
 
-def derived(function: Any, logits: Derived, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def apply_rule(function: Any, logits: Derived, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What a function returns for logits, its first argument, without computing them; ``NotImplemented`` if it needs
     them.
 

@@ -1,4 +1,4 @@
-"""``Seat``: one rank of each stage of a pipeline, where the ways of a training are tried."""
+"""``StageRank``: one rank of each stage of a pipeline, where the ways of a training are tried."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from integrations.estimate.fit.static_memory import count_static_memory
 from integrations.estimate.fit.tensor_parallel import count_other_gradients, split_tensors
 from integrations.estimate.fit.trainings import Training
 from integrations.estimate.fit.ways import PLANNED, Room, Tried, Tries
-from integrations.losses.head import find_head
+from integrations.losses.head import path_of_head, why_unchunked
 from integrations.planner.optimizers import Optimizer
 
 
 @dataclass(frozen=True)
-class Seat:
+class StageRank:
     """A rank of a stage.
 
     Attributes:
@@ -52,7 +52,9 @@ class InStages(NamedTuple):
         return self.tried[0].profile is not None
 
 
-def find_seats(training: Training, ranks: Ranks, optimizer: Optimizer, room: Room, device: str | None) -> list[Seat]:
+def make_stage_ranks(
+    training: Training, ranks: Ranks, optimizer: Optimizer, room: Room, device: str | None
+) -> list[StageRank]:
     """Return a rank of each stage, the first stage first.
 
     Args:
@@ -69,7 +71,7 @@ def find_seats(training: Training, ranks: Ranks, optimizer: Optimizer, room: Roo
     training = training.of(split_tensors(training.model, ranks.tp))
     stages = make_stages(training, ranks)
     known: dict[int, Profiles] = {}
-    seats = []
+    stage_ranks = []
     for stage in stages:
         model = stage.training.model
         if id(stage.training) not in known:
@@ -79,26 +81,20 @@ def find_seats(training: Training, ranks: Ranks, optimizer: Optimizer, room: Roo
         share = RankShare(ranks.fsdp, units, ranks.pp > 1, ranks.micro_batches, stage.waiting, others)
         left = others if ranks.fsdp == 1 else 0  # a reduce-scatter takes a rank's own
         standing = count_static_memory(model, optimizer, training.together, ranks.fsdp, left)
-        seats.append(
-            Seat(known[id(stage.training)], replace(room, standing=standing, inputs=stage.inputs, share=share))
+        stage_ranks.append(
+            StageRank(known[id(stage.training)], replace(room, standing=standing, inputs=stage.inputs, share=share))
         )
-    return seats
+    return stage_ranks
 
 
 def _why_unchunked(training: Training, ranks: Ranks) -> str:
-    """Return why the ranks forbid a loss in chunks; empty if they do not."""
+    """Return why the loss cannot be computed in chunks; empty if it can."""
     if ranks.pp > 1:
         return "the schedule of a pipeline computes the loss outside of the model"
-    if ranks.tp == 1:
-        return ""
-    try:
-        before = find_head(training.model)
-    except ValueError:
-        return ""
-    path = next((path for path, module in training.model.named_modules() if module is before), "")
-    if path not in (getattr(training.model, "tp_plan", None) or {}):
-        return ""
-    return "tensor parallelism shards the weight of its last layer, and a loss in chunks needs it whole"
+    why, plan = why_unchunked(training.model), getattr(training.model, "tp_plan", None) or {}
+    if ranks.tp > 1 and not why and path_of_head(training.model) in plan:
+        return "tensor parallelism shards the weight of its last layer, and a loss in chunks needs it whole"
+    return why if training.loss is None else "the loss is computed outside of the model"
 
 
 def why_unplanned(ranks: Ranks) -> str:
@@ -108,17 +104,19 @@ def why_unplanned(ranks: Ranks) -> str:
     return "plans are not forecast with tensor parallelism or a pipeline"
 
 
-def try_ways(seats: Sequence[Seat], ranks: Ranks, error: float, names: Sequence[str] | None) -> list[InStages]:
+def try_ways(
+    stage_ranks: Sequence[StageRank], ranks: Ranks, error: float, names: Sequence[str] | None
+) -> list[InStages]:
     """Return the ways by name, each as the stage takes it that takes the most.
 
     Args:
-        seats: by stage.
+        stage_ranks: by stage.
         ranks: that share the training.
         error: as for ``Tries``.
         names: as for ``Tries.all``.
     """
     unplanned = why_unplanned(ranks)
-    every = [list(Tries(seat.profiles, seat.room, error, unplanned).all(names)) for seat in seats]
+    every = [list(Tries(one.profiles, one.room, error, unplanned).all(names)) for one in stage_ranks]
     return [_join(tried) for tried in zip(*every, strict=True)]
 
 
@@ -130,27 +128,27 @@ def _join(tried: tuple[Tried, ...]) -> InStages:
     return InStages(replace(tried[stage].way, stage=stage, stages=peaks if max(peaks) else ()), tried)
 
 
-def find_largest(seats: Sequence[Seat], way: InStages, axis: str) -> int | None:
+def find_largest(stage_ranks: Sequence[StageRank], way: InStages, axis: str) -> int | None:
     """Return the largest size that fits in all stages; ``None`` if it cannot be told.
 
     Args:
-        seats: by stage.
+        stage_ranks: by stage.
         way: in which the training is done.
         axis: ``"batch"`` or ``"tokens"``.
     """
-    found = [_largest(seat, tried, axis) for seat, tried in zip(seats, way.tried, strict=True)]
+    found = [_largest(one, tried, axis) for one, tried in zip(stage_ranks, way.tried, strict=True)]
     known = [size for size in found if size is not None]
     return min(known) if len(known) == len(found) else None
 
 
-def _largest(seat: Seat, tried: Tried, axis: str) -> int | None:
-    training = seat.profiles.training
+def _largest(rank: StageRank, tried: Tried, axis: str) -> int | None:
+    training = rank.profiles.training
     size: int | None = getattr(training, axis)
     if size is None or tried.profile is None:
         return None
 
     def at(count: int) -> Profile:
-        return seat.profiles.of(tried.kind, tried.chunked, training.sized(**{axis: count}))
+        return rank.profiles.of(tried.kind, tried.chunked, training.sized(**{axis: count}))
 
     scaled = tried.kind == PLANNED
-    return largest(size, seat.room.inputs, seat.room, tried.profile, None if scaled else at, axis == "batch")
+    return largest(size, rank.room, tried.profile, None if scaled else at, axis == "batch")

@@ -1,0 +1,166 @@
+"""``ForwardsInFlight``: the forwards of a model that have not had their backward, and whether the memory budget allows
+one more."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+from weakref import WeakSet
+
+from torch.autograd.graph import Node
+
+from integrations._utils.locking import OwnLock
+from integrations._utils.torch_internals import (
+    current_autograd_node,
+    get_current_graph_task_keep_graph,
+    get_sequence_nr,
+)
+from integrations.planner.budget import allowed_bytes
+from integrations.planner.errors import BudgetError
+from integrations.planner.plan import Plan
+from integrations.planner.plans import Plans
+from integrations.report.words import format_bytes
+from integrations.runtime.compiled.joint_plans import JOINT, JointPlan
+from integrations.tracing.tensors import MOST_NODES, find_node, tensors_in
+
+
+class _InFlight:
+    """A forward whose saved tensors are alive. The nodes of its graph hold it.
+
+    Attributes:
+        plan: the plan that it follows.
+        thread: in which it runs.
+        begin: the number of its first node.
+        over: whether a backward has begun that frees its graph: no forward starts in this thread until it has ended.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.thread = plan, threading.get_ident()
+        self.begin, self.over = get_sequence_nr(), False
+
+    @property
+    def taken(self) -> tuple[int, int]:
+        """Bytes that it holds until its backward, and its peak if no other forward is in flight."""
+        plan = self.plan
+        joint: JointPlan | None = plan.others.get(JOINT)
+        if joint is None:
+            return plan.held, plan.peak_alone
+        others = plan.graph.in_flight - 1
+        beside_gradients = plan.peak_alone - (plan.peak - others * plan.held)
+        return joint.held, joint.peak - others * joint.held + beside_gradients
+
+
+class ForwardsInFlight:
+    """Count the forwards in flight: those whose backward is not over, and whose graph somebody holds. Each thread that
+    runs the model has a budget of its own.
+
+    A backward that retains the graph frees nothing. Schedules that split backward retain it for the gradients of the
+    weights, and drop the outputs.
+    """
+
+    def __init__(self) -> None:
+        self._lock = OwnLock()
+        self._known: WeakSet[_InFlight] = WeakSet()
+        self._started: dict[int, _InFlight] = {}  # by thread: a forward that has not returned
+
+    def start(self, plans: Plans, plan: Plan) -> None:
+        """Note that a forward starts in this thread.
+
+        Args:
+            plans: the model's plans.
+            plan: the plan that it follows, for the state of its gradients.
+
+        Raises:
+            BudgetError: with those in flight it would exceed the memory budget.
+        """
+        self._started.pop(threading.get_ident(), None)
+        asked = plans.asked
+        if not asked.promises_bytes:
+            return
+        new = _InFlight(plan)
+        others = self._others()
+        if others and _excess(plans, [*others, new]):
+            del others
+            gc.collect()  # what holds a graph may be a cycle
+            if why := _excess(plans, [*self._others(), new]):
+                raise BudgetError(why)
+        with self._lock.held:
+            self._known.add(new)
+        self._started[threading.get_ident()] = new
+
+    def after_forward(self, result: Any) -> None:
+        """Note that this thread's forward has returned ``result``."""
+        started = self._started.pop(threading.get_ident(), None)
+        if started is not None:
+            for node in {find_node(tensor) for tensor in tensors_in(result)}:
+                if node is not None:
+                    node.register_prehook(_Backward(started))
+
+    def _others(self) -> list[_InFlight]:
+        """Return the forwards in flight of this thread."""
+        thread = threading.get_ident()
+        with self._lock.held:
+            return [one for one in self._known if one.thread == thread and not one.over]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ForwardsInFlight, ()
+
+
+class _Backward:
+    """A hook that runs when a backward reaches an output of a forward."""
+
+    def __init__(self, forward: _InFlight) -> None:
+        self._forward = forward
+
+    def __call__(self, gradients: Any) -> None:
+        if not get_current_graph_task_keep_graph():
+            self._forward.over = True
+        elif (node := current_autograd_node()) is not None:
+            _first_node(node, self._forward.begin).register_prehook(_Holds(self._forward))
+
+
+class _Holds:
+    """A hook that keeps a forward in flight as long as the first node of its graph, which all others lead to."""
+
+    def __init__(self, forward: _InFlight) -> None:
+        self._forward = forward
+
+    def __call__(self, gradients: Any) -> None:
+        """Change nothing."""
+
+
+def _first_node(node: Node, begin: int) -> Node:
+    """Return the node that was made first, on the way from a node to those that were made before a forward."""
+    for _ in range(MOST_NODES):
+        others = [one for one, _ in node.next_functions if one is not None and one._sequence_nr() >= begin]
+        earlier = [one for one in others if one._sequence_nr() < node._sequence_nr()]
+        if not earlier:
+            break
+        node = min(earlier, key=lambda one: one._sequence_nr())
+    return node
+
+
+def _excess(plans: Plans, forwards: list[_InFlight]) -> str:
+    """Return why the last of some forwards must not start, in words; empty if it may.
+
+    Args:
+        plans: the model's plans.
+        forwards: those that would be in flight.
+    """
+    plan = forwards[-1].plan
+    count, known = len(forwards), plan.graph.in_flight
+    if count <= known and all(one.plan is plan for one in forwards):
+        return ""
+    taken = [one.taken for one in forwards]
+    total = sum(held for held, _ in taken) + max(peak - held for held, peak in taken)
+    allowed = allowed_bytes(plans.asked.memory, plan.plain_peak_with(max(count, known)))
+    if allowed is None or total <= allowed:
+        return ""
+    others = "1 forward" if count == 2 else f"{count - 1} forwards"
+    return (
+        f"{plan.model} has {others} in flight, whose backward is not over, and its plan counts {known} at once. With "
+        f"this one they would take {total} bytes ({format_bytes(total)}), and memory={plans.asked.memory!r} allows "
+        f"{allowed}. Pass in_flight={count} with memory=, or the most that are ever in flight; or run backward "
+        "earlier, or delete outputs that have no backward"
+    )
