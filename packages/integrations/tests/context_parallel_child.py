@@ -237,6 +237,16 @@ def bound(way, mesh):
     return [str(one.message) for one in caught if "could not be measured" in str(one.message)]
 
 
+def refuse(way, mesh):
+    """The error of a bound on the error. All ranks are to raise it before any of them communicates."""
+    model = integrations.compress_model(make(way, mesh), memory="least", error=0.2)
+    try:
+        step(model, way, mesh)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def follow(way, mesh):
     """What the first steps with a plan warn of, in DistributedDataParallel or in FSDP2."""
     model = integrations.compress_model(make(way, mesh, BLOCKS), memory=0.4)
@@ -257,6 +267,7 @@ if __name__ == "__main__":
     found["plan"] = {way: plan(way, mesh) for way in ("one rank", "context", "all keys")}
     found["L2"] = {way: adapt(way, mesh) for way in WAYS}
     found["error"] = {way: bound(way, mesh) for way in ("context", "all keys")}
+    found["refused"] = {way: refuse(way, mesh) for way in ("context", "all keys")}
     found["chunked"] = {way: compare(way, mesh, "L1", loss={"head": "head"}) for way in WAYS}
     found["followed"] = {way: follow(way, mesh) for way in ("context", "context, FSDP2")}
     leave(found)

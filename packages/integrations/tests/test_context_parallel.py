@@ -115,6 +115,7 @@ def test_a_bound_on_the_error_is_not_measured(found, way):
     told = [message for ranks in found for message in ranks["error"][way]]
     assert told  # a rank whose plan rounds nothing has nothing to measure
     assert all("error=0.2 of" in one and "its forward communicates with other ranks" in one for one in told)
+    assert all("error must be 0 for a model in context parallel, got 0.2" in ranks["refused"][way] for ranks in found)
 
 
 @pytest.mark.parametrize("way", WAYS)

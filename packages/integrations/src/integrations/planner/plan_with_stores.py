@@ -18,7 +18,7 @@ from integrations.capture.costs.rates import Rating, constant
 from integrations.capture.costs.workspaces import with_workspaces_of_cudnn
 from integrations.capture.errors import NoPartCaptured
 from integrations.capture.graphs.graph import Graph
-from integrations.capture.graphs.sharding import get_class, is_tensor_parallel, within_units
+from integrations.capture.graphs.sharding import get_class, is_context_parallel, is_tensor_parallel, within_units
 from integrations.capture.loss import Loss
 from integrations.planner.accumulation import WITH_ROUNDING
 from integrations.planner.bounds import ONLY_RECOMPUTE, USUAL_ERROR, Bounds
@@ -76,7 +76,7 @@ def planned(
         units: the paths of modules that ``fully_shard`` will be given. Those that it was given are known.
 
     Raises:
-        NoPartCaptured: the model is in tensor parallel, and plans may round by the bound on the error.
+        NoPartCaptured: the model is in tensor or context parallel, and plans may round by the bound on the error.
     """
     if is_tensor_parallel(model):
         # Ranks round the activations alike that all of them have, and wait for each other's collectives. So each must
@@ -87,6 +87,13 @@ def planned(
                 "its own part of the activations, and choose other bits for the activations that all ranks have"
             )
         rating, estimates = constant, None
+    if bounds.error and not bounds.falls_back and is_context_parallel(model):
+        # Each rank has a plan of its own, so one rank would raise that has to measure its plan, and the others wait.
+        raise NoPartCaptured(
+            f"error must be 0 for a model in context parallel, got {bounds.error:g}, since attention communicates with "
+            "the other ranks, which run no measurement step at the same time. Pass error=0, or fallback='least' to "
+            "rely on the plan's estimates"
+        )
     started = perf_counter()
     costs = with_workspaces_of_cudnn(by(rating))
     known = find_reachable_state(model, args, kwargs)
