@@ -2,16 +2,19 @@
 
 import copy
 import gc
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import integrations
+from integrations.api.handle.forwards_in_flight import FIRST
 from integrations.api.handle.pipeline_schedule import find_in_flight
 from integrations.planner.plan import Plan
 from integrations.runtime.compiled.joint_plans import JOINT
 
+from .decoder import IDS, Decoder, shifted
 from .live_bytes import LiveBytes
 from .nets import profiled_bytes
 
@@ -202,7 +205,6 @@ def test_a_backward_in_between_is_no_forward_in_flight():
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.filterwarnings("ignore:.*Dynamo does not know how to trace the builtin:UserWarning")
 def test_a_backward_that_torch_compiles_ends_a_forward():
     model = tight(spare=1.1)
     run_1f1b(model, 1)  # so that the plan is that of a backward as it is
@@ -211,6 +213,50 @@ def test_a_backward_that_torch_compiles_ends_a_forward():
             loss = model(X).sum()
             loss.backward()
     assert loss.requires_grad
+
+
+def test_logits_whose_loss_is_in_chunks_are_no_forward_in_flight():
+    """The backward of such a loss does not reach the logits, which a variable still holds in the next forward."""
+    made = Decoder(lambda logits, ids: logits).train()
+    peak = integrations.plan(copy.deepcopy(made), (IDS,), memory="least", loss={"head": "head"}).peak
+    model = integrations.compress_model(made, memory=peak, loss={"head": "head"})
+    for _ in range(3):
+        model.zero_grad()
+        logits = model(IDS)
+        loss = shifted(logits, IDS)
+        loss.backward()
+    assert logits.requires_grad
+    model.zero_grad()
+    losses = [shifted(model(IDS), IDS)]
+    with pytest.raises(ValueError, match="has 1 forward in flight"):
+        losses.append(shifted(model(IDS), IDS))
+
+
+def test_a_gradient_that_is_differentiated_ends_a_forward():
+    """Its backward does not reach the last layer's output, and a variable holds the graph."""
+    model = tight(spare=3.0)
+    for _ in range(3):
+        x = X.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        penalty = (gradient.norm() - 1).square()
+        penalty.backward()
+        del gradient
+    assert penalty.requires_grad
+    assert not integrations.compression(model)._plan_manager._in_flight._others()
+
+
+def test_a_forward_of_a_long_training_whose_backward_is_left_out_warns_once():
+    memory = plan_for(1).uncompressed_peak
+    model = integrations.compress_model(make_model(), memory=memory)
+    for _ in range(FIRST):
+        model(X).sum().backward()
+    left_out = model(X)
+    with pytest.warns(UserWarning, match="has 1 forward in flight.* This training goes on"):
+        model(X).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(X).sum().backward()
+    assert left_out.requires_grad
 
 
 def test_outputs_that_are_dropped_are_not_in_flight():

@@ -285,3 +285,13 @@ def test_a_criterion_counts_what_a_cross_entropy_does_not_take():
     integrations.apply(model, plan)
     most, left = profiled_bytes(lambda: chosen(model(IDS)).backward())
     assert most - left <= plan.peak + NUMBERS
+
+
+def test_gradients_that_are_gone_at_backward_are_found_where_the_loss_is_computed_in_chunks():
+    """Its backward does not reach the logits: steps followed the plan for steps that accumulate gradients."""
+    model = integrations.compress_model(outside(), memory="least", loss=HEAD)
+    for _ in range(5):
+        loss = shifted(model(IDS), IDS)
+        model.zero_grad()
+        loss.backward()
+    assert not plan_of(model).graph.accumulates

@@ -49,6 +49,11 @@ class Logits(Tensor):
         return logits
 
     @property
+    def differentiated_input(self) -> Tensor:
+        """The layer's input: every backward goes through it, also that of a loss which leaves the logits out."""
+        return self.derived.source.hidden
+
+    @property
     def waits(self) -> bool:
         """Whether nobody needed the elements yet, so that there is no memory of them."""
         return not self.derived.source.made

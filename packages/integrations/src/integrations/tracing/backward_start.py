@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from integrations.tracing.tensors import tensors_in
+from integrations.tracing.tensors import find_backward_node, tensors_in
 
 
 def at_backward(result: Any, call: Callable[[], None]) -> None:
@@ -17,7 +17,7 @@ def at_backward(result: Any, call: Callable[[], None]) -> None:
             which backward runs.
     """
     hook = _Once(call)
-    for node in {tensor.grad_fn for tensor in tensors_in(result)}:
+    for node in {find_backward_node(tensor) for tensor in tensors_in(result)}:
         if node is not None:
             node.register_prehook(hook)
 

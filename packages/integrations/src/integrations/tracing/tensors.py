@@ -177,6 +177,12 @@ def has_history(tensor: Tensor) -> bool:
         return True
 
 
+def find_backward_node(tensor: Tensor) -> Node | None:
+    """Return a node that every backward of a forward's result runs; ``None`` if there is none. Logits whose loss may be
+    computed in chunks have an input of their layer as ``differentiated_input``, since such a loss leaves them out."""
+    return find_node(getattr(tensor, "differentiated_input", tensor))
+
+
 def find_node(tensor: Tensor) -> Node | None:
     """``grad_fn``, to be asked for few tensors of a forward; ``None`` also for a view that autograd cannot follow."""
     try:

@@ -8,6 +8,7 @@ import threading
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch.autograd.graph import Node
 
 from integrations._utils.locking import OwnLock
@@ -16,13 +17,18 @@ from integrations._utils.torch_internals import (
     get_current_graph_task_keep_graph,
     get_sequence_nr,
 )
-from integrations.planner.budget import allowed_bytes
+from integrations._utils.warn import warn
+from integrations.planner.budget import allowed_bytes, read_fraction
 from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan
 from integrations.planner.plans import Plans
 from integrations.report.words import format_bytes
 from integrations.runtime.compiled.joint_plans import JOINT, JointPlan
-from integrations.tracing.tensors import MOST_NODES, find_node, tensors_in
+from integrations.tracing.tensors import MOST_NODES, find_backward_node, tensors_in
+
+FIRST = 20
+"""How many forwards of a model must keep to the budget together, also where the user has not said how many are in
+flight."""
 
 
 class _InFlight:
@@ -32,15 +38,15 @@ class _InFlight:
         plan: the plan that it follows.
         thread: in which it runs.
         begin: the number of its first node.
-        over: whether a backward has begun that frees its graph: no forward starts in this thread until it has ended.
+        is_over: whether a backward has begun that frees its graph: no forward starts in this thread until it has ended.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.thread = plan, threading.get_ident()
-        self.begin, self.over = get_sequence_nr(), False
+        self.begin, self.is_over = get_sequence_nr(), False
 
     @property
-    def taken(self) -> tuple[int, int]:
+    def held_and_peak(self) -> tuple[int, int]:
         """Bytes that it holds until its backward, and its peak if no other forward is in flight."""
         plan = self.plan
         joint: JointPlan | None = plan.others.get(JOINT)
@@ -63,6 +69,7 @@ class ForwardsInFlight:
         self._lock = OwnLock()
         self._known: WeakSet[_InFlight] = WeakSet()
         self._started: dict[int, _InFlight] = {}  # by thread: a forward that has not returned
+        self._count, self._has_warned = 0, False
 
     def start(self, plans: Plans, plan: Plan) -> None:
         """Note that a forward starts in this thread.
@@ -73,8 +80,13 @@ class ForwardsInFlight:
 
         Raises:
             BudgetError: with those in flight it would exceed the memory budget.
+
+        A training loop that holds several forwards does so in its first steps. If one does so later, without
+        ``in_flight=``, it has left out a backward, for example of a loss that is not finite: that is no reason to end a
+        long training, and warns once.
         """
         self._started.pop(threading.get_ident(), None)
+        self._count += 1
         asked = plans.asked
         if not asked.promises_bytes:
             return
@@ -84,7 +96,11 @@ class ForwardsInFlight:
             del others
             gc.collect()  # what holds a graph may be a cycle
             if why := _excess(plans, [*self._others(), new]):
-                raise BudgetError(why)
+                if self._count <= FIRST or asked.in_flight is not None or plan.graph.in_flight > 1:
+                    raise BudgetError(why)
+                if not self._has_warned:
+                    self._has_warned = True
+                    warn(f"{why}. This training goes on: its first {FIRST} forwards kept to the budget")
         with self._lock.held:
             self._known.add(new)
         self._started[threading.get_ident()] = new
@@ -93,41 +109,35 @@ class ForwardsInFlight:
         """Note that this thread's forward has returned ``result``."""
         started = self._started.pop(threading.get_ident(), None)
         if started is not None:
-            for node in {find_node(tensor) for tensor in tensors_in(result)}:
+            hook = _Backward(started)
+            for node in {find_backward_node(tensor) for tensor in tensors_in(result)}:
                 if node is not None:
-                    node.register_prehook(_Backward(started))
+                    node.register_prehook(hook)
 
     def _others(self) -> list[_InFlight]:
         """Return the forwards in flight of this thread."""
         thread = threading.get_ident()
         with self._lock.held:
-            return [one for one in self._known if one.thread == thread and not one.over]
+            return [one for one in self._known if one.thread == thread and not one.is_over]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ForwardsInFlight, ()
 
 
 class _Backward:
-    """A hook that runs when a backward reaches an output of a forward."""
+    """A hook that runs when a backward reaches an output of a forward. If the backward retains the graph, it also runs
+    at the graph's first node, to which all others lead, and keeps the forward in flight as long as that node."""
 
     def __init__(self, forward: _InFlight) -> None:
-        self._forward = forward
+        self._forward, self._is_at_first = forward, False
 
     def __call__(self, gradients: Any) -> None:
-        if not get_current_graph_task_keep_graph():
-            self._forward.over = True
-        elif (node := current_autograd_node()) is not None:
-            _first_node(node, self._forward.begin).register_prehook(_Holds(self._forward))
-
-
-class _Holds:
-    """A hook that keeps a forward in flight as long as the first node of its graph, which all others lead to."""
-
-    def __init__(self, forward: _InFlight) -> None:
-        self._forward = forward
-
-    def __call__(self, gradients: Any) -> None:
-        """Change nothing."""
+        # Dynamo, which does not know the function, traces hooks for compiled autograd, which frees graphs by itself.
+        if torch.compiler.is_dynamo_compiling() or not get_current_graph_task_keep_graph():
+            self._forward.is_over = True
+        elif not self._is_at_first and (node := current_autograd_node()) is not None:
+            self._is_at_first = True
+            _first_node(node, self._forward.begin).register_prehook(self)
 
 
 def _first_node(node: Node, begin: int) -> Node:
@@ -150,17 +160,19 @@ def _excess(plans: Plans, forwards: list[_InFlight]) -> str:
     """
     plan = forwards[-1].plan
     count, known = len(forwards), plan.graph.in_flight
-    if count <= known and all(one.plan is plan for one in forwards):
-        return ""
-    taken = [one.taken for one in forwards]
+    if count <= known:
+        return ""  # also where they follow different plans, each of which fits with so many forwards
+    taken = [one.held_and_peak for one in forwards]
     total = sum(held for held, _ in taken) + max(peak - held for held, peak in taken)
-    allowed = allowed_bytes(plans.asked.memory, plan.plain_peak_with(max(count, known)))
+    memory = plans.asked.memory
+    allowed = allowed_bytes(memory, 0 if read_fraction(memory) is None else plan.plain_peak_with(count))
     if allowed is None or total <= allowed:
         return ""
     others = "1 forward" if count == 2 else f"{count - 1} forwards"
     return (
         f"{plan.model} has {others} in flight, whose backward is not over, and its plan counts {known} at once. With "
-        f"this one they would take {total} bytes ({format_bytes(total)}), and memory={plans.asked.memory!r} allows "
+        f"this one they would take {total} bytes ({format_bytes(total)}), and memory={memory!r} allows "
         f"{allowed}. Pass in_flight={count} with memory=, or the most that are ever in flight; or run backward "
-        "earlier, or delete outputs that have no backward"
+        "earlier and without retain_graph=True; or delete outputs that have no backward, and their losses; or pass "
+        "fallback='least' to continue with more memory"
     )

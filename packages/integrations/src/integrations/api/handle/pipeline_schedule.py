@@ -25,7 +25,10 @@ def find_in_flight(model: nn.Module) -> int:
     module = sys.modules.get(_SCHEDULES)
     if module is None:
         return 1
-    callers = [frame.f_locals.get("self") for frame in _frames()]
+    # Only these frames' variables are read: Python 3.11 and 3.12 keep alive what is read as long as the frame.
+    callers = [
+        frame.f_locals.get("self") for frame in _frames() if frame.f_globals.get("__name__") in (_SCHEDULES, _STAGES)
+    ]
     kinds = module.PipelineScheduleSingle, module.PipelineScheduleMulti
     schedule: Any = next((one for one in callers if isinstance(one, kinds)), None)
     stage: Any = next((one for one in callers if _runs(one, model)), None)
@@ -36,9 +39,11 @@ def find_in_flight(model: nn.Module) -> int:
 
 
 def _frames() -> Iterator[FrameType]:
+    """The frames of torch's pipelines that call. Of others, Python 3.11 and 3.12 would keep alive what is read."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        yield frame
+        if frame.f_globals.get("__name__") in (_SCHEDULES, _STAGES):
+            yield frame
         frame = frame.f_back
 
 

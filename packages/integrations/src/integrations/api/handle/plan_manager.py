@@ -300,7 +300,7 @@ class PlanManager:
             with self._lock.held:
                 if plans is self.plans:
                     plan = unrounded(plans.first, self.bounds.falls_back)
-                    self.plans = Fronts(plan, level, shapes=self.shapes, asked=self.bounds)
+                    self.plans = Fronts(plan, level, shapes=self.shapes, asked=plans.asked)
                 return self.plans or plans, None
         kinds = Signature.of(args, kwargs).kinds
         if double is None or double.is_tried(kinds) or not any(kind.endswith(" True") for kind in kinds):

@@ -109,7 +109,8 @@ class Remeasuring:
     def waits(self, step: int) -> bool:
         """Return whether a step before this one is over and was not measured yet. With several forwards in flight, it
         is over when as many have started."""
-        in_flight = 1 if self._recorded is None else self._recorded.plan.graph.in_flight
+        recorded = self._recorded  # another thread may forget it
+        in_flight = 1 if recorded is None else recorded.plan.graph.in_flight
         return self._due is not None and step >= self._due + in_flight and not in_cuda_graph()
 
     def record(
