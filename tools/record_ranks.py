@@ -58,6 +58,18 @@ def in_parallel() -> Iterator[Row]:
                 yield from ((way, other, *("",) * 5, "raises", test) for other in ("L2", "memory=0.6, error=0.1"))
 
 
+def in_units() -> Iterator[Row]:
+    """Exact plans in tensor parallelism and FSDP2 together."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = run_ranks(4, "tensor_parallel_units_child.py", Path(folder) / "meet", 900)[0]
+    for case, one in found.items():
+        if isinstance(one, dict):
+            plain, ours = one["bytes"]
+            error = "0" if one["equal"] else "differs"
+            share = f"{ours / plain:.2f} of plain"
+            yield f"{case}, 2 FSDP2", "memory=0.5, exact", *("",) * 4, share, error, "test_tensor_parallel_units"
+
+
 def of_plans(parallelism: str, found: dict[str, Any], test: str) -> Iterator[Row]:
     """The rows of exact plans for several budgets."""
     for memory, plan in found.items():
@@ -166,6 +178,7 @@ def main() -> None:
         f"{datetime.now(UTC):%Y-%m-%d}."
     )
     print_table("Tensor and sequence parallelism", in_parallel())
+    print_table("Tensor and sequence parallelism with FSDP2, four ranks", in_units())
     print_table("Context parallelism", in_context())
     print_table("Trainers that shard with FSDP2", in_trainers())
     if importlib.util.find_spec("deepspeed"):

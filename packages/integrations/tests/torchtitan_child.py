@@ -257,6 +257,9 @@ if __name__ == "__main__":
         for name, way in COMPILED.items()
         if "fsdp" in chosen
     }
+    if "pp" in chosen:
+        rounded = {"memory": 0.7, "error": 0.1, "fallback": "least"}
+        runs["pp rounded plan"] = partial(configuration, "pp", folder / "dump", rounded)
     if chosen == list(MESHES):
         ways = {"whole": saving, "another level": saved_otherwise, "resumed": resumed}
         runs |= {name: partial(way, folder / "resumed") for name, way in ways.items()}
