@@ -65,7 +65,7 @@ _wait = AsyncCollectiveTensor.wait
 
 
 def wait_longer(self):
-    """Waits until a thread of gloo has let go of a collective that has ended, too: it holds what that has read."""
+    """Also waits until gloo's thread has freed what a collective has read."""
     found = _wait(self)
     time.sleep(SETTLES)
     return found

@@ -78,7 +78,7 @@ def make(case, mesh):
 
 
 def step(model, case, mesh):
-    """The losses of a step's batches, of which each rank along ``data`` has others."""
+    """The losses of a step's batches. Ranks along ``data`` have different batches."""
     _, _, rows, batches = CASES[case]
     losses = []
     for number in range(batches):

@@ -22,7 +22,7 @@ MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 
 @pytest.fixture(scope="module")
 def mesh():
-    """Makes this process the last of four ranks, of which no other is there."""
+    """Makes this process the last of four ranks. The other three do not exist."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)

@@ -2,14 +2,12 @@
 
 import copy
 import gc
-import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import integrations
-from integrations.api.handle.forwards_in_flight import FIRST
 from integrations.api.handle.pipeline_schedule import find_in_flight
 from integrations.planner.plan import Plan
 from integrations.runtime.compiled.joint_plans import JOINT
@@ -245,18 +243,15 @@ def test_a_gradient_that_is_differentiated_ends_a_forward():
     assert not integrations.compression(model)._plan_manager._in_flight._others()
 
 
-def test_a_forward_of_a_long_training_whose_backward_is_left_out_warns_once():
-    memory = plan_for(1).uncompressed_peak
-    model = integrations.compress_model(make_model(), memory=memory)
-    for _ in range(FIRST):
+def test_a_backward_that_is_left_out_later_raises_with_the_way_out():
+    model = tight()
+    for _ in range(25):
         model(X).sum().backward()
     left_out = model(X)
-    with pytest.warns(UserWarning, match="has 1 forward in flight.* This training goes on"):
-        model(X).sum().backward()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model(X).sum().backward()
-    assert left_out.requires_grad
+    with pytest.raises(ValueError, match=r"has 1 forward in flight.* fallback='least' to continue"):
+        model(X)
+    del left_out
+    model(X).sum().backward()
 
 
 def test_outputs_that_are_dropped_are_not_in_flight():

@@ -137,9 +137,8 @@ class Behind(nn.Module):
 
 
 def test_gradients_that_outweigh_activations_leave_room_for_what_is_held():
-    """What is held between forward and backward, when there are no gradients yet, was compared with a budget for what
-    a step takes beside its gradients: a BERT was refused that kept to its budget. And zeros counted as stored to which
-    inductor adds the gradient of the embedding."""
+    """A BERT was refused that kept to its budget. The budget leaves gradients out, but was compared with all that is
+    held between forward and backward. The zeros were counted, too, to which inductor adds an embedding's gradient."""
     torch.manual_seed(0)
     model, words = Behind().train(), torch.randint(20_000, (8, 16))
     function = torch.compile(integrations.compress_model(model, memory=300_000, error=0))

@@ -142,9 +142,8 @@ def compress_model(
             the budget of all of them. ``None``: in a stage of ``torch.distributed.pipelining``, as many micro-batches
             as the schedule has in flight; otherwise 1. Needs ``memory``, ``time``, ``error`` or ``stores``. Unless
             ``fallback`` is ``"least"``, a forward raises ``ValueError`` before it runs if, with those in flight, it
-            would exceed a budget in bytes or a fraction. Without ``in_flight`` and a schedule, it raises among the
-            model's first 20 forwards, and warns once later, when a backward was left out. Each thread that runs the
-            model has a budget of its own.
+            would exceed a budget in bytes or a fraction, in later steps, too. Each thread that runs the model has a
+            budget of its own.
         strict: whether a forward that is stored in no fewer bytes raises ``RuntimeError`` with the reasons; likewise an
             optimizer's step before any forward was compressed. By default, both warn once.
         **options: replace fields of the level: ``bits``, ``product_bits``, ``norm_bits``, ``pointwise_bits``,

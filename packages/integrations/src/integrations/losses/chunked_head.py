@@ -104,7 +104,7 @@ class ChunkedHead(ForwardWrapper):
         if _COMPUTE in kwargs:
             return kwargs[_COMPUTE](*args)
         copy = self.shallow_copy(frame)
-        if copy is not None:  # with parameters of its own, of which this object knows nothing
+        if copy is not None:  # the copy has other parameters than this object
             return type(copy).forward(copy, *args, **kwargs)
         if not self.chunks or not self._defers(module, args, kwargs):
             self._require_weight(module, args)

@@ -71,7 +71,7 @@ class Entries(NamedTuple):
 
 
 def all_kept(graph: Graph) -> Entries:
-    """Return the choice that keeps every value as it is."""
+    """Return the choice that recomputes and compresses nothing."""
     return Entries([True] * len(graph.values))
 
 

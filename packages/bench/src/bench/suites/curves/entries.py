@@ -25,7 +25,7 @@ WAYS: Mapping[str, Way] = MappingProxyType(
 
 @part("training", "a task, learned in one way")
 class Trained(Entry):
-    """One way with one seed, of which all ways have the same weights, batches and dropout."""
+    """One way with one seed. A seed gives all ways the same weights, batches and dropout."""
 
     task: str = at("its name in TASKS")
     way: str = at("in words")

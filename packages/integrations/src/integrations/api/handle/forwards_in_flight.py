@@ -17,7 +17,6 @@ from integrations._utils.torch_internals import (
     get_current_graph_task_keep_graph,
     get_sequence_nr,
 )
-from integrations._utils.warn import warn
 from integrations.planner.budget import allowed_bytes, read_fraction
 from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan
@@ -25,10 +24,6 @@ from integrations.planner.plans import Plans
 from integrations.report.words import format_bytes
 from integrations.runtime.compiled.joint_plans import JOINT, JointPlan
 from integrations.tracing.tensors import MOST_NODES, find_backward_node, tensors_in
-
-FIRST = 20
-"""How many forwards of a model must keep to the budget together, also where the user has not said how many are in
-flight."""
 
 
 class _InFlight:
@@ -69,7 +64,6 @@ class ForwardsInFlight:
         self._lock = OwnLock()
         self._known: WeakSet[_InFlight] = WeakSet()
         self._started: dict[int, _InFlight] = {}  # by thread: a forward that has not returned
-        self._count, self._has_warned = 0, False
 
     def start(self, plans: Plans, plan: Plan) -> None:
         """Note that a forward starts in this thread.
@@ -80,13 +74,8 @@ class ForwardsInFlight:
 
         Raises:
             BudgetError: with those in flight it would exceed the memory budget.
-
-        A training loop that holds several forwards does so in its first steps. If one does so later, without
-        ``in_flight=``, it has left out a backward, for example of a loss that is not finite: that is no reason to end a
-        long training, and warns once.
         """
         self._started.pop(threading.get_ident(), None)
-        self._count += 1
         asked = plans.asked
         if not asked.promises_bytes:
             return
@@ -96,11 +85,7 @@ class ForwardsInFlight:
             del others
             gc.collect()  # what holds a graph may be a cycle
             if why := _excess(plans, [*self._others(), new]):
-                if self._count <= FIRST or asked.in_flight is not None or plan.graph.in_flight > 1:
-                    raise BudgetError(why)
-                if not self._has_warned:
-                    self._has_warned = True
-                    warn(f"{why}. This training goes on: its first {FIRST} forwards kept to the budget")
+                raise BudgetError(why)
         with self._lock.held:
             self._known.add(new)
         self._started[threading.get_ident()] = new
