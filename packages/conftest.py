@@ -6,6 +6,14 @@ import pytest
 import torch
 
 
+def pytest_configure(config):
+    """The first backward decides whether autograd has threads for devices. If it has, no forked process can run one.
+
+    Where torch is built for CUDA and there is no GPU, it has them if a ``FakeTensorMode`` came before that backward.
+    """
+    torch.ones(1, requires_grad=True).sum().backward()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def seeds_are_of_devices_that_are_there():
     """Of others, ``torch.manual_seed`` keeps each seed with a trace of the stack, for when they are initialized.

@@ -39,13 +39,8 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
-    """The tensors are small: threads would only wait for each other.
-
-    The first backward decides whether autograd has threads for devices. If it has, no forked process can run one. Where
-    torch is built for CUDA and there is no GPU, it has them if a ``FakeTensorMode`` came before that backward.
-    """
+    """The tensors are small: threads would only wait for each other."""
     torch.set_num_threads(1)
-    torch.ones(1, requires_grad=True).sum().backward()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -146,10 +146,13 @@ def test_a_forked_process_goes_on_with_a_forward():
     read, write = os.pipe()
     child = os.fork()
     if child == 0:  # the engine of torch runs on this thread, and needs none of those that a fork leaves behind
-        found = torch.autograd.grad(output, list(model.parameters()))
-        also = torch.autograd.grad(twin(X).sum(), list(twin.parameters()))
-        os.write(write, repr([one.double().sum().item() for one in (*found, *also)]).encode())
-        os._exit(0)
+        try:
+            found = torch.autograd.grad(output, list(model.parameters()))
+            also = torch.autograd.grad(twin(X).sum(), list(twin.parameters()))
+            os.write(write, repr([one.double().sum().item() for one in (*found, *also)]).encode())
+            os._exit(0)
+        finally:  # an error ends this process, too: it must not run the tests that are left a second time
+            os._exit(1)
     os.close(write)
     _, status = os.waitpid(child, 0)
     with os.fdopen(read) as pipe:
