@@ -67,7 +67,8 @@ def describe(way, blocks):
         "norm": SequenceParallel(),
         "head": ColwiseParallel(input_layouts=Shard(1), use_local_output=False),
     }
-    return {"tensor": tensor, "sequence": sequence}[way]
+    whole = {**tensor, **{f"blocks.{number}.up": ColwiseParallel(use_local_output=False) for number in range(blocks)}}
+    return {"tensor": tensor, "tensor, whole": whole, "sequence": sequence}[way]
 
 
 WAYS = "one rank", "tensor", "sequence"
@@ -81,7 +82,7 @@ def make(way, mesh, blocks=2):
 
 def place(model, mesh, way):
     """A model in tensor or sequence parallel, and sharded over the mesh's other dimension if it has one."""
-    if way not in PARALLEL:
+    if way == "one rank":
         return model
     parallelize_module(model, mesh["tp"], describe(way, len(model.blocks)))
     if mesh.ndim > 1:
@@ -192,6 +193,7 @@ if __name__ == "__main__":
     dimensions = {"tp": 2} if ranks == 2 else {"data": ranks // 2, "tp": 2}
     mesh = init_device_mesh("cpu", tuple(dimensions.values()), mesh_dim_names=tuple(dimensions))
     found = {level: {way: compare(way, mesh, level) for way in WAYS} for level in ("L1", "lean")}
+    found["lean"]["tensor, whole"] = compare("tensor, whole", mesh, "lean")
     found["L1, compressed before"] = {way: compare(way, mesh, "L1", before=True) for way in PARALLEL}
     if ranks > 2:
         leave(found)

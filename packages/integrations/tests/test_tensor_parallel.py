@@ -62,6 +62,17 @@ def test_each_tensor_is_stored_as_on_one_rank(found, way):
     assert read(way) == read("one rank")
 
 
+def test_dtensors_are_recomputed_as_parts_are(found):
+    """The input of a row-wise layer is recomputed from that of the activation, and no rank communicates for it."""
+    for ranks in found:
+        parts, whole = ranks["lean"]["tensor"], ranks["lean"]["tensor, whole"]
+        assert whole["losses"] == parts["losses"]
+        assert whole["spread"] == 0.0
+        assert whole["error"] == pytest.approx(parts["error"], rel=1e-5)  # they round alike, and sum in another order
+        assert [row[:5] for row in whole["rows"]] == [row[:5] for row in parts["rows"]]
+        assert whole["bytes"] == parts["bytes"]
+
+
 @pytest.mark.parametrize("way", ["tensor", "sequence"])
 def test_compressed_before_it_is_parallel(found, way):
     for ranks in found:

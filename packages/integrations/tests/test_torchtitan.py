@@ -36,6 +36,15 @@ def test_levels_store_less_and_train_alike(ranks, mesh, level):
 
 
 @titan
+@pytest.mark.parametrize("level", ["L1", "lean"])
+def test_dtensors_are_stored_as_parts_are(ranks, level):
+    for found in ranks:
+        parts, dtensors = found[f"tp {level}"][0], found[f"dtensor {level}"][0]
+        for name in ("compression/original(GiB)", "compression/stored(GiB)"):
+            assert dtensors[name] == parts[name]
+
+
+@titan
 @pytest.mark.parametrize("mesh", MESHES)
 def test_plans_are_exact(ranks, mesh):
     for found in ranks:

@@ -36,7 +36,7 @@ from integrations.capture.saved_tensors import Saved, SavedTensors
 from integrations.capture.unseen_writes import Contents
 from integrations.capture.wrapper_memory import Apart
 from integrations.tracing.masks import may_be_masked
-from integrations.tracing.storage.forms import Part
+from integrations.tracing.storage.forms import Part, Wrapper
 from integrations.tracing.tensors import find_local
 
 
@@ -380,7 +380,7 @@ class Recorder(TorchDispatchMode):
         with self.pausing():
             self._look((own,))
         saved = self.saved.pack(value, own)
-        return saved if part is None else Part.of(saved, tensor)
+        return saved if part is None else Part(saved, Wrapper.of(tensor))
 
 
 def _is_parameter(tensor: Tensor) -> bool:

@@ -29,7 +29,7 @@ from integrations.tracing.checkpoints import Boundary, Checkpoints
 from integrations.tracing.data_dependence import DECIDES
 from integrations.tracing.engine_calls import find_engine_call
 from integrations.tracing.owners import CAST, Owners
-from integrations.tracing.storage.forms import Packed, Part
+from integrations.tracing.storage.forms import Packed, Part, Wrapper
 from integrations.tracing.storage.records import RECOMPUTED, Record
 from integrations.tracing.storage.regions import Exact, inner
 from integrations.tracing.storage.storage import Storages
@@ -216,12 +216,12 @@ class PackedForward:
             packed: Packed = Kept.of(tensor)
         elif part is not None:
             with nullcontext() if self.aside is None else self.aside(part):
-                stored = self.store(part, storage, spec, call, site, due, obstacle)
+                stored = self.store(part, storage, spec, call, None, due, obstacle, tensor)
             # What is kept is told by its version if it is changed afterwards, and the part has none of its own.
             if isinstance(stored, (Exact, Kept)):
                 packed = Exact(Kept.of(tensor), stored.region if isinstance(stored, Exact) else None)
             else:
-                packed = Part.of(stored, tensor)
+                packed = Part(stored, Wrapper.of(tensor))
         else:
             packed = self.store(tensor, storage, spec, call, site, due, obstacle)
         if site is not None:
@@ -244,6 +244,7 @@ class PackedForward:
         site: Site | None = None,
         due: PendingSave | None = None,
         obstacle: str = "",
+        whole: Tensor | None = None,
     ) -> Packed:
         """Stores a tensor that autograd alone keeps alive.
 
@@ -254,6 +255,7 @@ class PackedForward:
             site: its site, if it has one.
             due: its announcement, if it has one.
             obstacle: why it has to be kept as it is; empty where nothing speaks against storing it.
+            whole: the DTensor whose part on this rank the tensor is; ``None`` for one that is no part.
         """
         planned = None if self.plan_decisions is None else self.plan_decisions.of(tensor, site)
         way = self.way if planned is None else planned.way
@@ -283,7 +285,7 @@ class PackedForward:
             record.why = CAST
             return Kept.of(tensor)
         if self._formulas is not None and planned is None and due is None and call is not None:
-            found = self._formulas.recomputed(tensor, storage, call, spec.saved.role, decision)
+            found = self._formulas.recomputed(tensor, storage, call, spec.saved.role, decision, whole)
             if found is not None:
                 record.codec, (held, record.why) = RECOMPUTED, found
                 if spec.site is not None:

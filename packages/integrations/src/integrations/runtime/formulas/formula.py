@@ -15,7 +15,9 @@ from actcore import BitMask, GroupAffine, Kept, Layout, Narrow, Raw
 from integrations._utils.torch_internals import DisableAutocast, DisableTorchFunction
 from integrations.runtime.formulas.operators import Again
 from integrations.tracing.double_backward import DoubleBackward
+from integrations.tracing.storage.forms import Part, Wrapper
 from integrations.tracing.storage.regions import Beside, Region, View, inner, used_on
+from integrations.tracing.tensors import find_local
 
 EXACT = 64
 """The bits of an operand that is exact."""
@@ -64,7 +66,15 @@ class Made:
     place: Place
 
 
-Operand = Stored | There | Made
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """An operand that is a DTensor, of which this rank's part is an operand."""
+
+    part: Stored | There | Made
+    wrapper: Wrapper
+
+
+Operand = Stored | There | Made | Whole
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +100,7 @@ class Formula:
 
     Attributes:
         call: the function and its arguments.
-        place, dtype, version: of the result, as it was when it had just been made.
+        place, dtype, version: of the result, as it was when it had just been made; of a DTensor, of this rank's part.
         exactly: whether operands have to be exact.
         autocast: device and dtype of the autocast that the call ran under; ``None`` for none.
         cost: elements that the formula and those of its operands make.
@@ -118,7 +128,7 @@ class Formula:
 
 
 class Bound:
-    """A formula whose operands are held, so that backward can compute it.
+    """A formula whose operands are held, so that backward can compute it. Of a DTensor it computes this rank's part.
 
     Attributes:
         bits: the least bits of an operand's elements.
@@ -139,6 +149,8 @@ class Bound:
         with torch.no_grad(), DisableTorchFunction(), _under(formula.autocast):
             given = _resolved(args, formula.name)
             result: Tensor = function(*given, **{key: _resolved(one, formula.name) for key, one in kwargs.items()})
+            part = find_local(result)
+            result = result if part is None else part
             shape, strides = formula.place.layout
             if result.stride() != strides or result.dtype != formula.dtype:
                 laid = torch.empty_strided(shape, strides, dtype=formula.dtype, device=result.device)
@@ -277,6 +289,11 @@ def _held(value: Any, bits: list[int]) -> Any:
             raise _GoneError
         bits.append(bound.bits)
         return _Inner(bound, value.place)
+    if isinstance(value, Whole):
+        region = value.part.region() if isinstance(value.part, Stored) else None
+        if region is not None and region.kept is not None:
+            raise _GoneError  # the version of a part does not tell whether the DTensor was changed
+        return Part(_held(value.part, bits), value.wrapper)
     if type(value) in (list, tuple):
         return type(value)(_held(item, bits) for item in value)
     return value
@@ -302,7 +319,7 @@ def get_bits(region: Region) -> int:
 
 def _resolved(value: Any, reader: str) -> Any:
     """Return a value with its operands restored. ``reader`` is the name of the operator that reads it."""
-    if isinstance(value, (Kept, Beside, _Inner)):
+    if isinstance(value, (Kept, Beside, _Inner, Part)):
         try:
             return value.unpack()
         except RuntimeError as error:
@@ -320,7 +337,9 @@ def _resolved(value: Any, reader: str) -> Any:
 
 def _operands(values: Any) -> Iterator[Operand]:
     for value in values:
-        if isinstance(value, (Stored, There, Made)):
+        if isinstance(value, Whole):
+            yield value.part
+        elif isinstance(value, (Stored, There, Made)):
             yield value
         elif type(value) in (list, tuple):
             yield from _operands(value)

@@ -18,10 +18,13 @@ from integrations.policies.arguments import Arguments
 from integrations.policies.operators import OPERATORS, Gain
 from integrations.policies.rules import operator_name
 from integrations.tracing.call import Call
+from integrations.tracing.tensors import find_local, is_dtensor
 
 Function = Callable[..., Any]
 
 _GAINS = {name: entry.gain for entry in OPERATORS if entry.gain is not None for name in entry.names}
+_ROWS = frozenset(name for entry in OPERATORS if entry.by_row for name in entry.names)
+_SAMPLES = frozenset({"batch_norm", "group_norm"})
 _NEED_EXACT = (Gain.QUOTIENT, Gain.UNBOUNDED)
 # What is behind a larger factor is cut down by an operator of a small range, of which its error may be a large part.
 _STEEPEST = 4.0
@@ -80,13 +83,40 @@ def _is_reflected(call: Call) -> bool:
     return str(getattr(call.function, "__name__", "")).startswith("__r")
 
 
+def stays_on_rank(call: Call, result: Any) -> bool:
+    """Whether a call can be repeated without communication. Of a DTensor, each rank computes its part from parts that
+    are placed alike, or that it has whole. Not so if it was overwritten: its part does not count its versions.
+
+    Args:
+        call: the call, of a function that is repeated.
+        result: its result, or what it saves of that.
+    """
+    whole = is_dtensor(result)
+    for given in filter(is_dtensor, call.arguments):
+        if not whole or given is result or given.device_mesh != result.device_mesh:
+            return False
+        placements = zip(given.placements, result.placements, strict=True)
+        if not all(one == other or one.is_replicate() for one, other in placements):
+            return False
+    dims = _count_apart(call, result)
+    return not whole or all(one.is_replicate() or (one.is_shard() and one.dim < dims) for one in result.placements)
+
+
+def _count_apart(call: Call, result: Tensor) -> int:
+    """How many of the first dimensions a call computes each index of by itself. A norm reads the others as a whole, and
+    may add up over ranks inside, whatever the placement of its result."""
+    if call.name in _ROWS:
+        return result.dim() - len(tuple(call.given.get(1, "normalized_shape")))
+    return 1 if call.name in _SAMPLES else result.dim()
+
+
 def again_saved(call: Call, saved: Tensor) -> Again | None:
     """How backward repeats the call that is about to return a result which it saves; ``None`` if what it saves may be
     another tensor than what it returns.
 
     Args:
         call: the call that is running.
-        saved: the tensor.
+        saved: the tensor; of a DTensor, this rank's part.
     """
     given = call.given
     if call.name in _SAVING_RESULTS:
@@ -95,7 +125,8 @@ def again_saved(call: Call, saved: Tensor) -> Again | None:
         return None
     # This is what torch multiplies with the weight. For a narrow dtype it may also be a cast of the input.
     x, shape, eps = (given.get(*one) for one in ((0, "input"), (1, "normalized_shape"), (3, "eps")))
-    if saved.shape != x.shape or x.dtype not in (torch.float32, torch.float64):
+    part = find_local(x)
+    if saved.shape != (x if part is None else part).shape or x.dtype not in (torch.float32, torch.float64):
         return None
     return Again(F.rms_norm, (x, tuple(shape), None, eps), {})
 

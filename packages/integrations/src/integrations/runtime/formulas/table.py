@@ -31,6 +31,7 @@ from integrations.runtime.formulas.formula import (
     Recomputed,
     Stored,
     There,
+    Whole,
     bind,
     mapped,
 )
@@ -46,12 +47,14 @@ from integrations.runtime.formulas.operators import (
     hides,
     needs_exact,
     overwrites,
+    stays_on_rank,
 )
 from integrations.tracing.call import Call
 from integrations.tracing.checkpoints import Boundary
 from integrations.tracing.owners import BUFFER, PARAMETER
+from integrations.tracing.storage.forms import Wrapper
 from integrations.tracing.storage.regions import find_lazy_changes
-from integrations.tracing.tensors import get_storage
+from integrations.tracing.tensors import find_local, get_storage
 
 if TYPE_CHECKING:
     from integrations.policies.policy import SaveDecision
@@ -98,15 +101,17 @@ class Formulas:
 
     def note(self, call: Call, outputs: Sequence[Tensor]) -> None:
         """Notes by which formula, if any, the result of a call that is over can be recomputed."""
-        # Tensors of other kinds are not looked at, since that may cost much.
-        if len(outputs) != 1 or type(outputs[0]) not in PLAIN or needs_exact(call.function) is None:
+        if len(outputs) != 1 or needs_exact(call.function) is None:
+            return
+        result = _find_plain(outputs[0])
+        if result is None or not stays_on_rank(call, outputs[0]):
             return
         place, noted = len(self.noted), Noted(call.function)
         self.noted.append(noted)
         if place < len(self._before) and self._before[place].was_useless(call.function):
             return
-        storage = get_storage(outputs[0])
-        formula = None if storage is None else self._of_result(call, outputs[0])
+        storage = get_storage(result)
+        formula = None if storage is None else self._of_result(call, result)
         if storage is not None and formula is not None:
             formula.noted = noted
             self._formulas.put(storage, formula)
@@ -116,7 +121,13 @@ class Formulas:
         return self._formulas.get(storage)
 
     def recomputed(
-        self, tensor: Tensor, storage: torch.UntypedStorage, call: Call, role: str, decision: SaveDecision
+        self,
+        tensor: Tensor,
+        storage: torch.UntypedStorage,
+        call: Call,
+        role: str,
+        decision: SaveDecision,
+        whole: Tensor | None = None,
     ) -> tuple[Recomputed, str] | None:
         """What autograd holds in the place of a tensor that is recomputed, and the reason; ``None`` for a tensor that
         is to be stored.
@@ -126,6 +137,7 @@ class Formulas:
             call: the call that saves it.
             role: the tensor's role in the call.
             decision: how it would be stored.
+            whole: the DTensor whose part on this rank the tensor is; ``None`` for one that is no part.
         """
         if not isinstance(decision.codec, GroupAffine) or isinstance(call, Boundary) or call.recomputes:
             return None  # nothing would be rounded, or backward uses the tensor in another way
@@ -136,7 +148,7 @@ class Formulas:
         entry = self.storages.entries.get(storage)
         if entry is not None and any(region.value or region.kept for region in entry.alive()):
             return None  # storing it costs nothing or little, beside what is stored of its memory already
-        formula, place = self._of_saved(tensor, storage, call, role), Place.of(tensor)
+        formula, place = self._of_saved(tensor, storage, call, role, whole), Place.of(tensor)
         if formula is None or formula.dtype != tensor.dtype or any(find_lazy_changes(tensor)):
             return None
         if role == "result" and overwrites(call):  # a copy, which has a storage of its own
@@ -147,7 +159,9 @@ class Formulas:
         held = Recomputed(bound, place, self._last)
         return held, f"recomputed by {_words(bound)} from stored tensors"
 
-    def _of_saved(self, tensor: Tensor, storage: torch.UntypedStorage, call: Call, role: str) -> Formula | None:
+    def _of_saved(
+        self, tensor: Tensor, storage: torch.UntypedStorage, call: Call, role: str, whole: Tensor | None
+    ) -> Formula | None:
         """The formula of a tensor that a call saves."""
         formula = self.of(storage)
         if formula is not None:
@@ -156,8 +170,10 @@ class Formulas:
             return self._of_copy(call)
         made = again_saved(call, tensor) if role == "result" else None
         if made is not None:
+            if not stays_on_rank(call, tensor if whole is None else whole):
+                return None
             return self._formula(call, made, _Operands(self, None), tensor, Place.of(tensor))
-        return self._of_cast(tensor, storage, call)
+        return self._of_cast(tensor, storage, call, whole)
 
     def _of_copy(self, call: Call) -> Formula | None:
         """The formula of the tensor that an operator is about to overwrite, and of which it saves a copy."""
@@ -168,7 +184,9 @@ class Formulas:
             return None
         return formula if formula.version == overwritten._version else None
 
-    def _of_cast(self, tensor: Tensor, storage: torch.UntypedStorage, call: Call) -> Formula | None:
+    def _of_cast(
+        self, tensor: Tensor, storage: torch.UntypedStorage, call: Call, whole: Tensor | None
+    ) -> Formula | None:
         """The formula of an argument in autocast's dtype, of which an operator makes a copy for itself. Torch says
         inside of the operator that autocast is off."""
         if (
@@ -178,14 +196,15 @@ class Formulas:
             or storage.nbytes() != tensor.nbytes
         ):
             return None
-        if not all(type(one) in PLAIN for one in call.arguments):
-            return None
-        found = [one for one in call.arguments if one.numel() == tensor.numel()]
-        if len(found) != 1 or found[0].dtype != torch.float32 or not found[0].is_contiguous():
+        found = [one for one in call.arguments if one.numel() == (tensor if whole is None else whole).numel()]
+        part = _find_plain(found[0]) if len(found) == 1 else None
+        if part is None or part.dtype != torch.float32 or not part.is_contiguous():
             return None
         cast = Call(Tensor.to, (found[0], tensor.dtype), {})
+        if not stays_on_rank(cast, tensor if whole is None else whole):
+            return None
         made = Again(cast.function, cast.given.args, {})
-        place = Place(Layout.of(found[0]), 0)  # the tensor may be another view of it
+        place = Place(Layout.of(part), 0)  # the tensor may be another view of it
         return self._formula(cast, made, _Operands(self, None), tensor, place)
 
     def _of_result(self, call: Call, result: Tensor) -> Formula | None:
@@ -201,7 +220,7 @@ class Formulas:
     def _formula(self, call: Call, made: Again, operands: _Operands, result: Tensor, place: Place) -> Formula | None:
         """The formula of a call's result at a place, as backward repeats the call; ``None`` if what it reads is not
         stored, or it is not cheap."""
-        if type(result) not in PLAIN or result.is_inference() or not place.layout.dense:
+        if result.is_inference() or not place.layout.dense:
             return None
         try:
             args = tuple(mapped(value, operands.of) for value in made.args)
@@ -253,22 +272,23 @@ class _Operands:
         Raises:
             _NotStoredError: there is none.
         """
-        storage = get_storage(tensor) if type(tensor) in PLAIN else None
-        if storage is None or tensor.is_inference():
+        part = _find_plain(tensor)
+        storage = None if part is None else get_storage(part)
+        if part is None or storage is None or part.is_inference():
             raise _NotStoredError
         if storage in self._formulas.tracker.exposed:
-            if not self._is_gathered(tensor, storage) or tensor.nbytes > _SMALL_BUFFER:
+            if not self._is_gathered(tensor, storage) or part.nbytes > _SMALL_BUFFER:
                 raise _NotStoredError
             self.gains.append(0.0)
             return There(_copied(tensor))
         # The operator that has overwritten it has raised its version by one.
-        version = tensor._version - (tensor is self._overwritten)
-        found = self._stored(tensor, storage, version) or self._made(tensor, storage, version)
+        version = part._version - (tensor is self._overwritten)
+        found = self._stored(part, storage, version) or self._made(part, storage, version)
         if found is not None:
             self.any_stored = True
             self.gains.append(found.formula.gain if isinstance(found, Made) else 1.0)
-            return found
-        kept = None if tensor is self._overwritten else self._kept(tensor, storage)
+            return found if part is tensor else Whole(found, Wrapper.of(tensor))
+        kept = None if tensor is self._overwritten else self._kept(tensor, part, storage)
         if kept is None:
             raise _NotStoredError
         self.gains.append(0.0)
@@ -300,19 +320,27 @@ class _Operands:
         self.cost += formula.cost
         return Made(formula, place)
 
-    def _kept(self, tensor: Tensor, storage: torch.UntypedStorage) -> Kept | None:
+    def _kept(self, tensor: Tensor, part: Tensor, storage: torch.UntypedStorage) -> Kept | None:
         """A parameter, which an optimizer leaves as it is until backward has read it, or a copy of a small tensor, of a
-        buffer above all, which a forward may change. ``None`` for all else."""
+        buffer above all, which a forward may change. ``None`` for all else. ``part`` is this rank's part of a DTensor,
+        or the tensor itself. A DTensor is copied: foreach operators, such as those of optimizers, change it without a
+        change of its version."""
         holder = self._formulas.owners.holders.get(storage._cdata)
-        if holder == PARAMETER:
+        if holder == PARAMETER and part is tensor:
             return Kept.of(tensor)
-        copied = holder == BUFFER or self._is_gathered(tensor, storage)
-        return None if tensor.nbytes > (_SMALL_BUFFER if copied else _SMALL) else _copied(tensor)
+        copied = holder in (PARAMETER, BUFFER) or self._is_gathered(tensor, storage)
+        return None if part.nbytes > (_SMALL_BUFFER if copied else _SMALL) else _copied(tensor)
 
     def _is_gathered(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
         """Whether a tensor is a parameter that is not in the model between forwards: ``fully_shard`` and ZeRO-3 gather
         it before its module's forward and free it afterwards."""
         return isinstance(tensor, nn.Parameter) and storage._cdata not in self._formulas.owners.holders
+
+
+def _find_plain(tensor: Tensor) -> Tensor | None:
+    """A tensor that is a storage and nothing else, or this rank's part of a DTensor; ``None`` for others, which are not
+    looked at, since that may cost much."""
+    return tensor if type(tensor) in PLAIN else find_local(tensor)
 
 
 def _copied(tensor: Tensor) -> Kept:

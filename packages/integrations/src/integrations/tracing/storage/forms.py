@@ -173,17 +173,15 @@ class WindowIndices:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """A DTensor of which this rank's part is held.
+class Wrapper:
+    """A DTensor without its elements.
 
     Attributes:
-        held: what is held in place of the part.
         kind: the DTensor's class.
-        others: the DTensor's other attributes, such as its mesh, by name.
+        others: the DTensor's other attributes than this rank's part, such as its mesh, by name.
         context, shape, strides: of the whole.
     """
 
-    held: Packed
     kind: Any
     others: Mapping[str, Any]
     context: Any
@@ -191,16 +189,33 @@ class Part:
     strides: Sequence[int]
 
     @classmethod
-    def of(cls, held: Packed, whole: Any) -> Part:
-        """What is held in place of a DTensor."""
+    def of(cls, whole: Any) -> Wrapper:
+        """The wrapper of a DTensor."""
         names, context = whole.__tensor_flatten__()
         others = {name: getattr(whole, name) for name in names if name != _PART}
-        return cls(held, type(whole), others, context, whole.shape, whole.stride())
+        return cls(type(whole), others, context, whole.shape, whole.stride())
 
-    def unpack(self) -> Tensor:
-        parts = {_PART: self.held.unpack(), **self.others}
+    def wrap(self, part: Tensor) -> Tensor:
+        """The DTensor whose elements on this rank are those of ``part``."""
+        parts = {_PART: part, **self.others}
         whole: Tensor = self.kind.__tensor_unflatten__(parts, self.context, self.shape, self.strides)
         return whole
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A DTensor of which this rank's part is held.
+
+    Attributes:
+        held: what is held in place of the part.
+        wrapper: makes the DTensor of the part.
+    """
+
+    held: Packed
+    wrapper: Wrapper
+
+    def unpack(self) -> Tensor:
+        return self.wrapper.wrap(self.held.unpack())
 
 
 def _saturating(slope_jumps: bool) -> Mapping[str, tuple[float, float]]:

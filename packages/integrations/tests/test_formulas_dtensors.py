@@ -1,0 +1,144 @@
+"""``recompute=True`` for models that compute with DTensors, on one rank: what is recomputed of this rank's parts."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import integrations
+from integrations.runtime.formulas.operators import stays_on_rank
+from integrations.tracing.call import Call
+
+from .formula_nets import FEATURES, ROWS, Between, close, expected, reads
+
+if not torch.distributed.is_available():
+    pytest.skip("torch was built without torch.distributed", allow_module_level=True)
+
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    """Makes this process the only rank."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+class Sharded(Between):
+    """The net of ``formula_nets``, whose parameters and activations are DTensors."""
+
+    def __init__(self, mesh, function):
+        super().__init__(function)
+        self.norm = nn.Parameter(torch.linspace(0.5, 1.5, FEATURES))
+        distribute_module(self, mesh)
+        self.mesh = mesh
+
+    def forward(self, x):
+        h = self.before(DTensor.from_local(x, self.mesh, [Shard(0)]))
+        told = h * self.scale
+        return told.to_local(), self.after(self.function(self, h)).to_local()
+
+
+def step(net, between=lambda net: None, **options):
+    """What ``formula_nets.step`` finds, of one step. ``between`` is called after the forward."""
+    model = integrations.compress_model(net, "L1", recompute=True, **options)
+    told, output = model(2 * torch.randn(ROWS, FEATURES, generator=torch.Generator().manual_seed(1)))
+    [row] = [one for one in integrations.compression(model).report().rows if reads(one)]
+    between(net)
+    torch.manual_seed(2)
+    gradient = torch.randn_like(output)
+    torch.autograd.backward([told, output], [torch.ones_like(told), gradient])
+    return net.scale.grad.full_tensor(), net.after.weight.grad.full_tensor(), gradient, row
+
+
+FUNCTIONS = {
+    "relu": lambda net, h: h.relu(),
+    "gelu": lambda net, h: F.gelu(h),
+    "product": lambda net, h: F.silu(h) * h,
+    "layer norm": lambda net, h: F.layer_norm(h, (FEATURES,), net.norm, net.norm),
+    "rms norm": lambda net, h: F.rms_norm(h, (FEATURES,), net.norm),
+    "concatenated": lambda net, h: torch.cat([h[:, :40].relu(), h[:, 40:]], dim=1),
+    "view": lambda net, h: h.relu().view(-1, 2, FEATURES // 2).flatten(1),
+    "a part": lambda net, h: DTensor.from_local(h.relu().to_local().tanh(), h.device_mesh, h.placements),
+    "to float64 and back": lambda net, h: h.double().relu().float(),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
+def test_backward_gets_the_function_of_what_is_stored(mesh, function):
+    net = Sharded(mesh, function)
+    h, found, gradient, row = step(net)
+    assert row.codec == "recomputed"
+    with torch.no_grad():
+        y = function(net, DTensor.from_local(h, mesh, [Shard(0)])).to_local()
+    assert close(found, expected(gradient, y))
+
+
+def kept(net, h):
+    net.other = h.atan2(h)  # without a rule
+    return h.relu()
+
+
+REFUSED = {
+    "in place": lambda net, h: h.relu().mul_(2),
+    "a sharded row": lambda net, h: F.layer_norm(h.redistribute(placements=[Shard(1)]), (FEATURES,)),
+    "placed in other ways": lambda net, h: h.relu() + h.redistribute(placements=[Shard(1)]).relu(),
+    "of what is kept": kept,
+}
+
+
+@pytest.mark.parametrize("function", REFUSED.values(), ids=REFUSED.keys())
+def test_what_may_communicate_or_change_without_a_version_is_stored(mesh, function):
+    net = Sharded(mesh, function)
+    *_, row = step(net)
+    assert row.codec != "recomputed"
+
+
+@pytest.mark.parametrize(("placement", "codec"), [(Shard(0), "recomputed"), (Partial(), "GroupAffine")])
+def test_a_saved_result_of_parts_that_are_added_up_is_stored(mesh, placement, codec):
+    def forward(net, h):
+        return DTensor.from_local(h.to_local(), mesh, [placement]).sigmoid()
+
+    model = integrations.compress_model(Sharded(mesh, forward), "L1", recompute=True)
+    model(torch.randn(ROWS, FEATURES))
+    rows = [one for one in integrations.compression(model).report().rows if one.operator == "sigmoid"]
+    assert [one.codec.partition("(")[0] for one in rows] == [codec]
+
+
+def test_a_weight_that_changes_before_backward(mesh):
+    """Foreach operators of an optimizer change a DTensor without a change of its version."""
+
+    def change(net):
+        with torch.no_grad():
+            torch._foreach_mul_([net.norm], 2.0)
+
+    net = Sharded(mesh, FUNCTIONS["rms norm"])
+    before = net.norm.full_tensor().detach().clone()
+    h, found, gradient, row = step(net, change)
+    assert row.codec == "recomputed"
+    assert close(found, expected(gradient, F.rms_norm(h, (FEATURES,), before)))
+
+
+def test_a_cast_of_autocast(mesh):
+    """The layer's input is a copy of a DTensor in bfloat16."""
+    model = integrations.compress_model(Sharded(mesh, lambda net, h: h.float().relu()), "L1", recompute=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.randn(ROWS, FEATURES))
+    rows = [one for one in integrations.compression(model).report().rows if reads(one) and not one.owner]
+    assert [one.codec for one in rows] == ["recomputed"]
+
+
+def test_which_calls_need_no_communication(mesh):
+    def place(*placements):
+        return [DTensor.from_local(torch.ones(4, 4), mesh, [one]) for one in placements]
+
+    x, y, same, whole, other, partial = place(Shard(0), Shard(0), Shard(0), Replicate(), Shard(1), Partial())
+    assert stays_on_rank(Call(torch.add, (x, y), {}), same)
+    assert stays_on_rank(Call(torch.add, (x, whole), {}), same)
+    assert stays_on_rank(Call(torch.add, (torch.ones(4), torch.ones(4)), {}), torch.ones(4))
+    for given, result in (((x, other), same), ((partial,), whole), ((x,), whole), ((x,), torch.ones(4)), ((x,), x)):
+        assert not stays_on_rank(Call(torch.add, given, {}), result)
+    rows = Call(F.rms_norm, (x, (4,)), {}), Call(F.rms_norm, (other, (4,)), {})
+    assert [stays_on_rank(call, call.arguments[0].clone()) for call in rows] == [True, False]
