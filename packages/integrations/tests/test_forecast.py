@@ -96,6 +96,39 @@ def test_a_forecast_is_the_report_of_the_real_forward(name, level):
     assert foreseen.original_bytes > 0
 
 
+class Alias(torch.autograd.Function):
+    """A custom function, inside of which the forward's tracker sees what is asked of a tensor."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.clone()
+
+
+class Aliased(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.before, self.layers = nn.Linear(64, 64), nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x):
+        x = F.gelu(self.before(x))
+        return sum(layer(Alias.apply(x)) for layer in self.layers)
+
+
+def test_a_forecast_recomputes_behind_a_custom_function():
+    """It counted a copy for each layer: reading a tensor's storage inside of the function was taken for the model's."""
+    x = normal(48, 64)
+    found = integrations.forecast(Aliased(), x, level="lean")
+    model = integrations.compress_model(Aliased(), level="lean")
+    model(x)
+    report = integrations.compression(model).report()
+    assert as_told(found) == as_told(report)
+    assert [row.codec for row in report.rows if row.operator == "linear" and not row.owner] == ["recomputed"] * 3
+
+
 @pytest.mark.parametrize("level", ["L2", "L2.2"])
 def test_a_forecast_of_an_adaptive_level_is_what_its_plan_may_take(level):
     """And takes, but for less than one bit more an element of the largest tensor: with that, one of them would be

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from integrations._utils.older_names import accepts_older_names
 from integrations._utils.torch_internals import (
     DataDependentOutputException,
+    DisableTorchFunction,
     DynamicOutputShapeException,
     FakeTensorMode,
     TorchDispatchMode,
@@ -181,10 +182,11 @@ class _Indices(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call: Any = func if self._device.type == "cpu" else OnDevice(func, self._mode, self._device)
-        try:
-            return indices.call(call, get_traits(func), args, kwargs or {})
-        except indices.MixedIndices:  # nothing compares this forward with another, and the bytes are right anyway
-            return call(*args, **(kwargs or {}))
+        with DisableTorchFunction():  # inside of a custom autograd function, the forward's tracker sees torch's calls
+            try:
+                return indices.call(call, get_traits(func), args, kwargs or {})
+            except indices.MixedIndices:  # nothing compares this forward with another, and the bytes are right anyway
+                return call(*args, **(kwargs or {}))
 
 
 def _without_elements(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> nn.Module:
