@@ -1,5 +1,7 @@
 """``recompute=True`` for models that compute with DTensors, on one rank: what is recomputed of this rank's parts."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,12 +10,15 @@ from torch import nn
 import integrations
 from integrations.runtime.formulas.operators import stays_on_rank
 from integrations.tracing.call import Call
+from integrations.tracing.tensors import is_collective_result
 
-from .formula_nets import FEATURES, ROWS, Between, close, expected, reads
+from .formula_nets import FEATURES, ROWS, Between, close, expected, inputs, reads
+from .formula_nets import step as formula_step
 
 if not torch.distributed.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
 
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
 
@@ -142,3 +147,88 @@ def test_which_calls_need_no_communication(mesh):
         assert not stays_on_rank(Call(torch.add, given, {}), result)
     rows = Call(F.rms_norm, (x, (4,)), {}), Call(F.rms_norm, (other, (4,)), {})
     assert [stays_on_rank(call, call.arguments[0].clone()) for call in rows] == [True, False]
+
+
+class Reduced(torch.autograd.Function):
+    """An all-reduce, for whose result torch waits when an operator reads it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return all_reduce(x, "sum", torch.distributed.group.WORLD)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Summed(Between):
+    """The net of ``formula_nets`` with a collective's result in the place of ``h``."""
+
+    def __init__(self, function, change=lambda h: None):
+        super().__init__(function)
+        self.change = change
+
+    def forward(self, x):
+        h = Reduced.apply(self.before(x))
+        assert is_collective_result(type(h))
+        self.change(h)
+        return self.scale * h, self.after(self.function(h))
+
+
+@pytest.mark.usefixtures("mesh")
+@pytest.mark.parametrize("bits", [8, 5])
+def test_a_result_of_a_collective_is_stored(bits):
+    """It was kept exactly, as a tensor without a storage."""
+    net = Summed(F.relu)
+    x = inputs(net)
+    h, found, gradient, row = formula_step(net, x, steps=1, product_bits=bits)
+    assert row.codec == "recomputed"
+    assert close(found, expected(gradient, F.relu(h)))
+    exact = net.before(x)
+    assert 0 < (h - exact).abs().max() <= (exact.amax() - exact.amin()) / (2**bits - 1)  # the step of any group
+
+
+@pytest.mark.usefixtures("mesh")
+def test_a_result_of_a_collective_that_was_changed_in_place_is_kept():
+    net = Summed(F.relu, lambda h: h.add_(1))
+    x = inputs(net)
+    h, found, gradient, row = formula_step(net, x, steps=1)
+    assert torch.equal(h, net.before(x) + 1)
+    assert row.codec != "recomputed"
+
+
+@pytest.mark.usefixtures("mesh")
+def test_a_result_of_a_collective_that_is_changed_after_it_is_stored():
+    net = Summed(lambda h: F.relu(h.add_(1)))
+    h, found, gradient, row = formula_step(net, inputs(net), steps=1)
+    assert row.codec != "recomputed"
+    exact = expected(gradient, F.relu(h + 1))
+    assert (found - exact).norm() < 0.1 * exact.norm()
+
+
+@pytest.mark.usefixtures("mesh")
+def test_the_role_of_a_result_of_a_collective():
+    model = integrations.compress_model(Summed(F.relu), "L1", recompute=True)
+    model(inputs(model))
+    rows = integrations.compression(model).report().rows
+    assert [one.role for one in rows if one.operator in ("mul", "rmul") and not one.owner] == ["other"]
+
+
+@pytest.mark.usefixtures("mesh")
+def test_a_plan_keeps_a_result_of_a_collective():
+    net = Summed(F.relu)
+    x = inputs(net)
+    exact = [one.grad for one in trained(copy.deepcopy(net), x)]
+    beside = integrations.compress_model(copy.deepcopy(net), "L1", memory="least")
+    model = integrations.compress_model(net, memory="least", error=0)
+    assert all(map(torch.equal, exact, [one.grad for one in trained(model, x)]))
+    trained(beside, x)
+    [row] = [one for one in integrations.compression(beside).report().rows if one.why.startswith("a collective's")]
+    assert row.codec == "kept"
+
+
+def trained(model, x):
+    """The parameters of a model after a backward."""
+    told, output = model(x)
+    (told.square().sum() + output.square().sum()).backward()
+    return list(model.parameters())

@@ -36,7 +36,14 @@ from integrations.tracing.storage.storage import Storages
 from integrations.tracing.storage.storage_policy import StoragePolicy
 from integrations.tracing.storage.store import StoredLater, Storing
 from integrations.tracing.storage.watch import Observer
-from integrations.tracing.tensors import Extent, find_local, get_memory, get_storage, is_dtensor
+from integrations.tracing.tensors import (
+    Extent,
+    find_part,
+    get_memory,
+    get_storage,
+    is_collective_result,
+    is_dtensor,
+)
 from integrations.tracing.tracker import CallTracker
 
 
@@ -185,8 +192,8 @@ class PackedForward:
         """Stores a tensor of which nothing is known from the forward before."""
         call = self.tracker.call
         storage, part, whole = get_storage(tensor), None, ""
-        if storage is None and is_dtensor(tensor) and not (whole := self._why_whole(tensor)):
-            part = find_local(tensor)
+        if storage is None and not (whole := self._why_whole(tensor)):
+            part = find_part(tensor)
             storage = None if part is None else get_storage(part)
         by_engine = find_engine_call() if call is None else None
         call = call or by_engine
@@ -221,7 +228,7 @@ class PackedForward:
             if isinstance(stored, (Exact, Kept)):
                 packed = Exact(Kept.of(tensor), stored.region if isinstance(stored, Exact) else None)
             else:
-                packed = Part(stored, Wrapper.of(tensor))
+                packed = Part(stored, Wrapper.of(tensor)) if is_dtensor(tensor) else stored
         else:
             packed = self.store(tensor, storage, spec, call, site, due, obstacle)
         if site is not None:
@@ -229,11 +236,15 @@ class PackedForward:
         return packed
 
     def _why_whole(self, tensor: Tensor) -> str:
-        """Why a DTensor is kept as it is, rather than this rank's part of it stored; empty if it is not."""
-        if self._observer is not None:
-            return "a DTensor, whose rounding is not measured: kept exactly in the step that is measured"
+        """Why a DTensor or a collective's result is kept as it is, rather than this rank's part of it stored; empty if it
+        is not."""
+        kind = "a DTensor" if is_dtensor(tensor) else "a collective's result" if is_collective_result(type(tensor)) else ""
+        if kind and self._observer is not None:
+            return f"{kind}, whose rounding is not measured: kept exactly in the step that is measured"
+        if kind and self.plan_decisions is not None and not is_dtensor(tensor):
+            return f"{kind}, which a plan keeps"
         # Its part does not count its versions.
-        return "a DTensor that was changed in place: kept exactly" if tensor._version > 0 else ""
+        return f"{kind} that was changed in place: kept exactly" if kind and tensor._version > 0 else ""
 
     def store(
         self,

@@ -99,10 +99,10 @@ def make_dtensor_error(tensor: Tensor, layers: str) -> TypeError:
 
 
 def get_memory(tensor: Tensor) -> torch.UntypedStorage | None:
-    """The one storage that holds the elements that this rank has of a tensor: its own, or that of a DTensor's part;
-    ``None`` for other tensors without a storage."""
+    """The one storage that holds the elements that this rank has of a tensor: its own, or that of a DTensor's part or of
+    a collective's result; ``None`` for other tensors without a storage."""
     storage = get_storage(tensor)
-    if storage is not None or not is_dtensor(tensor):
+    if storage is not None or not (is_dtensor(tensor) or is_collective_result(type(tensor))):
         return storage
     found = find_storages(tensor)
     return found[0] if len(found) == 1 else None
@@ -111,16 +111,24 @@ def get_memory(tensor: Tensor) -> torch.UntypedStorage | None:
 def find_local(tensor: Any) -> Tensor | None:
     """This rank's part of a DTensor, which requires a gradient if the DTensor does, as a plain tensor; ``None`` for
     other tensors, and where the part has no storage. Waits for collectives that make it."""
-    if not is_dtensor(tensor):
-        return None
+    return _find_plain(tensor, tensor._local_tensor) if is_dtensor(tensor) else None
+
+
+def find_part(tensor: Any) -> Tensor | None:
+    """The elements that this rank has of a tensor that wraps a plain one: of a DTensor, as ``find_local`` has them, or of
+    a collective's result. ``None`` for other tensors."""
+    return _find_plain(tensor, tensor) if is_collective_result(type(tensor)) else find_local(tensor)
+
+
+def _find_plain(tensor: Tensor, part: Any) -> Tensor | None:
+    """The plain tensor that ``part``, of a tensor, is or wraps."""
     with DisableTorchFunction(), torch.no_grad():
-        part = tensor._local_tensor
         if type(part) not in _PLAIN and callable(wait := getattr(part, "wait", None)):
             part = wait()  # an AsyncCollectiveTensor
         if get_storage(part) is None:
             return None
-        local: Tensor = part.detach()
-    return local.requires_grad_() if tensor.requires_grad else local
+        plain: Tensor = part.detach()
+    return plain.requires_grad_() if tensor.requires_grad else plain
 
 
 def find_storages(tensor: Tensor) -> list[torch.UntypedStorage]:

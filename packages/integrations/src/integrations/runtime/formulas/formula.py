@@ -68,10 +68,15 @@ class Made:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Whole:
-    """An operand that is a DTensor, of which this rank's part is an operand."""
+    """An operand that wraps another one: a DTensor, of which this is this rank's part, or a collective's result.
+
+    Attributes:
+        part: the operand that is wrapped.
+        wrapper: makes the DTensor; ``None`` for a collective's result, which is replaced by its elements.
+    """
 
     part: Stored | There | Made
-    wrapper: Wrapper
+    wrapper: Wrapper | None
 
 
 Operand = Stored | There | Made | Whole
@@ -293,7 +298,8 @@ def _held(value: Any, bits: list[int]) -> Any:
         region = value.part.region() if isinstance(value.part, Stored) else None
         if region is not None and region.kept is not None:
             raise _GoneError  # the version of a part does not tell whether the DTensor was changed
-        return Part(_held(value.part, bits), value.wrapper)
+        held = _held(value.part, bits)
+        return held if value.wrapper is None else Part(held, value.wrapper)
     if type(value) in (list, tuple):
         return type(value)(_held(item, bits) for item in value)
     return value

@@ -54,7 +54,7 @@ from integrations.tracing.checkpoints import Boundary
 from integrations.tracing.owners import BUFFER, PARAMETER
 from integrations.tracing.storage.forms import Wrapper
 from integrations.tracing.storage.regions import find_lazy_changes
-from integrations.tracing.tensors import find_local, get_storage
+from integrations.tracing.tensors import find_local, find_part, get_storage, is_collective_result, is_dtensor
 
 if TYPE_CHECKING:
     from integrations.policies.policy import SaveDecision
@@ -103,7 +103,7 @@ class Formulas:
         """Notes by which formula, if any, the result of a call that is over can be recomputed."""
         if len(outputs) != 1 or needs_exact(call.function) is None:
             return
-        result = _find_plain(outputs[0])
+        result = outputs[0] if type(outputs[0]) in PLAIN else find_local(outputs[0])
         if result is None or not stays_on_rank(call, outputs[0]):
             return
         place, noted = len(self.noted), Noted(call.function)
@@ -287,7 +287,9 @@ class _Operands:
         if found is not None:
             self.any_stored = True
             self.gains.append(found.formula.gain if isinstance(found, Made) else 1.0)
-            return found if part is tensor else Whole(found, Wrapper.of(tensor))
+            if part is tensor:
+                return found
+            return Whole(found, Wrapper.of(tensor) if is_dtensor(tensor) else None)
         kept = None if tensor is self._overwritten else self._kept(tensor, part, storage)
         if kept is None:
             raise _NotStoredError
@@ -338,9 +340,12 @@ class _Operands:
 
 
 def _find_plain(tensor: Tensor) -> Tensor | None:
-    """A tensor that is a storage and nothing else, or this rank's part of a DTensor; ``None`` for others, which are not
-    looked at, since that may cost much."""
-    return tensor if type(tensor) in PLAIN else find_local(tensor)
+    """A tensor that is a storage and nothing else, or the elements that this rank has of a DTensor or a collective's
+    result; ``None`` for others, which are not looked at, since that may cost much, and for a collective's result that was
+    changed in place."""
+    if type(tensor) in PLAIN:
+        return tensor
+    return None if is_collective_result(type(tensor)) and tensor._version else find_part(tensor)
 
 
 def _copied(tensor: Tensor) -> Kept:
