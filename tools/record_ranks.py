@@ -48,11 +48,12 @@ def in_parallel() -> Iterator[Row]:
         with tempfile.TemporaryDirectory() as folder:
             found = run_ranks(ranks, "tensor_parallel_child.py", Path(folder) / "meet", 900)[0]
         for way in ("tensor", "sequence"):
-            for level in ("L1", "lean"):
-                one = found[level]["one rank"]["bytes"]
-                row = found[level][way]
-                less = one[0] / one[1]
-                yield (f"{way}{beside}", level, *bytes_of(*row["bytes"], less), "", f"{row['error']:.3f}", test)
+            for case in ("L1", "lean", "lean, 256 features"):
+                level, _, width = case.partition(", ")
+                one = found[case]["one rank"]["bytes"]
+                row = found[case][way]
+                less, name = one[0] / one[1], f"{way}, {width}{beside}" if width else f"{way}{beside}"
+                yield (name, level, *bytes_of(*row["bytes"], less), "", f"{row['error']:.3f}", test)
             if ranks == 2:
                 yield from of_plans(way, found["plan"][way], test)
                 yield from ((way, other, *("",) * 5, "raises", test) for other in ("L2", "memory=0.6, error=0.1"))

@@ -32,19 +32,19 @@ BUDGETS = 1.0, 0.6, 0.4
 
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self, width):
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
         return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
 class Net(nn.Module):
-    def __init__(self, blocks=2):
+    def __init__(self, blocks=2, width=WIDTH):
         super().__init__()
-        self.embedding, self.blocks = nn.Embedding(WORDS, WIDTH), nn.ModuleList(Block() for _ in range(blocks))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS)
+        self.embedding, self.blocks = nn.Embedding(WORDS, width), nn.ModuleList(Block(width) for _ in range(blocks))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, WORDS)
 
     def forward(self, tokens):
         x = self.embedding(tokens)
@@ -75,9 +75,9 @@ WAYS = "one rank", "tensor", "sequence"
 PARALLEL = WAYS[1:]
 
 
-def make(way, mesh, blocks=2):
+def make(way, mesh, blocks=2, width=WIDTH):
     torch.manual_seed(0)
-    return place(Net(blocks), mesh, way)
+    return place(Net(blocks, width), mesh, way)
 
 
 def place(model, mesh, way):
@@ -120,13 +120,13 @@ def spread(gradient, mesh):
     return (found[0] - found[1]).abs().max().item()
 
 
-def compare(way, mesh, level, before=False, **options):
-    plain = make(way, mesh)
+def compare(way, mesh, level, before=False, width=WIDTH, **options):
+    plain = make(way, mesh, width=width)
     if before:
         torch.manual_seed(0)
         model = place(integrations.compress_model(Net(), level=level, min_bytes=0), mesh, way)
     else:
-        model = integrations.compress_model(make(way, mesh), level=level, min_bytes=0, **options)
+        model = integrations.compress_model(make(way, mesh, width=width), level=level, min_bytes=0, **options)
     losses = step(plain), step(model)
     exact, found = (torch.cat([whole(one.grad).flatten() for one in net.parameters()]) for net in (plain, model))
     report = integrations.compression(model).report()
@@ -193,6 +193,7 @@ if __name__ == "__main__":
     dimensions = {"tp": 2} if ranks == 2 else {"data": ranks // 2, "tp": 2}
     mesh = init_device_mesh("cpu", tuple(dimensions.values()), mesh_dim_names=tuple(dimensions))
     found = {level: {way: compare(way, mesh, level) for way in WAYS} for level in ("L1", "lean")}
+    found["lean, 256 features"] = {way: compare(way, mesh, "lean", width=256) for way in WAYS}
     found["lean"]["tensor, whole"] = compare("tensor, whole", mesh, "lean")
     found["L1, compressed before"] = {way: compare(way, mesh, "L1", before=True) for way in PARALLEL}
     if ranks > 2:

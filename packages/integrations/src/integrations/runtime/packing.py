@@ -236,15 +236,18 @@ class PackedForward:
         return packed
 
     def _why_whole(self, tensor: Tensor) -> str:
-        """Why a DTensor or a collective's result is kept as it is, rather than this rank's part of it stored; empty if it
-        is not."""
-        kind = "a DTensor" if is_dtensor(tensor) else "a collective's result" if is_collective_result(type(tensor)) else ""
-        if kind and self._observer is not None:
+        """Why a tensor that wraps a plain one is kept as it is, rather than this rank's part of it stored; empty if it
+        is not, or wraps none."""
+        dtensor = is_dtensor(tensor)
+        if not dtensor and not is_collective_result(type(tensor)):
+            return ""
+        kind = "a DTensor" if dtensor else "a collective's result"
+        if self._observer is not None:
             return f"{kind}, whose rounding is not measured: kept exactly in the step that is measured"
-        if kind and self.plan_decisions is not None and not is_dtensor(tensor):
+        if self.plan_decisions is not None and not dtensor:
             return f"{kind}, which a plan keeps"
         # Its part does not count its versions.
-        return f"{kind} that was changed in place: kept exactly" if kind and tensor._version > 0 else ""
+        return f"{kind} that was changed in place: kept exactly" if tensor._version > 0 else ""
 
     def store(
         self,

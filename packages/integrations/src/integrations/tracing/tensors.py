@@ -99,8 +99,8 @@ def make_dtensor_error(tensor: Tensor, layers: str) -> TypeError:
 
 
 def get_memory(tensor: Tensor) -> torch.UntypedStorage | None:
-    """The one storage that holds the elements that this rank has of a tensor: its own, or that of a DTensor's part or of
-    a collective's result; ``None`` for other tensors without a storage."""
+    """The one storage that holds the elements that this rank has of a tensor: its own, or that of a DTensor's part or a
+    collective's result; ``None`` for other tensors without a storage."""
     storage = get_storage(tensor)
     if storage is not None or not (is_dtensor(tensor) or is_collective_result(type(tensor))):
         return storage
@@ -115,8 +115,8 @@ def find_local(tensor: Any) -> Tensor | None:
 
 
 def find_part(tensor: Any) -> Tensor | None:
-    """The elements that this rank has of a tensor that wraps a plain one: of a DTensor, as ``find_local`` has them, or of
-    a collective's result. ``None`` for other tensors."""
+    """The elements that this rank has of a DTensor, as ``find_local`` has them, or of a collective's result; ``None``
+    for other tensors."""
     return _find_plain(tensor, tensor) if is_collective_result(type(tensor)) else find_local(tensor)
 
 

@@ -91,15 +91,17 @@ def stays_on_rank(call: Call, result: Any) -> bool:
         call: the call, of a function that is repeated.
         result: its result, or what it saves of that.
     """
-    whole = is_dtensor(result)
-    for given in filter(is_dtensor, call.arguments):
-        if not whole or given is result or given.device_mesh != result.device_mesh:
+    dtensors: list[Any] = list(filter(is_dtensor, call.arguments))
+    if not is_dtensor(result):
+        return not dtensors
+    for given in dtensors:
+        if given is result or given.device_mesh != result.device_mesh:
             return False
         placements = zip(given.placements, result.placements, strict=True)
         if not all(one == other or one.is_replicate() for one, other in placements):
             return False
     dims = _count_apart(call, result)
-    return not whole or all(one.is_replicate() or (one.is_shard() and one.dim < dims) for one in result.placements)
+    return all(one.is_replicate() or (one.is_shard() and one.dim < dims) for one in result.placements)
 
 
 def _count_apart(call: Call, result: Tensor) -> int:

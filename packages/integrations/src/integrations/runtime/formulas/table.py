@@ -341,8 +341,8 @@ class _Operands:
 
 def _find_plain(tensor: Tensor) -> Tensor | None:
     """A tensor that is a storage and nothing else, or the elements that this rank has of a DTensor or a collective's
-    result; ``None`` for others, which are not looked at, since that may cost much, and for a collective's result that was
-    changed in place."""
+    result. ``None`` for others, which are not looked at, since that may cost much, and for a collective's result that
+    was changed in place."""
     if type(tensor) in PLAIN:
         return tensor
     return None if is_collective_result(type(tensor)) and tensor._version else find_part(tensor)
