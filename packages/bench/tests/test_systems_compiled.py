@@ -98,8 +98,9 @@ def test_a_plan_is_measured_with_the_torch_budget_that_it_needs(monkeypatch):
         (("--compile", "--way", "L1.2"), "is not a way of --compile"),
         (("--way", TORCH), "needs --compile"),
         (("--compile", "--chart", "out.png"), "leave out --chart"),
+        (("--part", "host", "--chart", "out.png"), "--no-time and --chart"),
         (("--compile", "--part", "planning"), "leave out --part planning"),
-        (("--part", "host", "--no-time"), "leave out --device, --gpu and --no-time"),
+        (("--part", "host", "--no-time"), "leave out --device, --gpu, --no-time and --chart"),
     ],
 )
 def test_options_that_do_not_go_together(arguments, said, capsys):

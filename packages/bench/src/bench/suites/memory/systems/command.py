@@ -217,8 +217,8 @@ def _settle_host(asked: argparse.Namespace) -> None:
     Raises:
         BenchError: something is asked for that it does not have.
     """
-    if asked.on_gpu or not asked.timed:
-        raise BenchError("part host times steps on a CPU; leave out --device, --gpu and --no-time")
+    if asked.on_gpu or not asked.timed or asked.chart is not None:
+        raise BenchError("part host times steps on a CPU; leave out --device, --gpu, --no-time and --chart")
     _require_ways(asked.ways, WAYS, "is not a way of part host")
     asked.threads = 1
     asked.models = asked.models or list(TWINS)
