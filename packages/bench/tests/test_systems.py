@@ -162,6 +162,39 @@ def test_the_report_says_who_wins_and_what_failed(tmp_path):
     assert "L1 50.0 50 1.20" in " ".join(found_text.split())  # KiB
 
 
+def test_host_times_of_twins_are_one_table_without_memory():
+    """Of a step that is the host's, nothing but its time is measured, and a way that failed says so."""
+
+    def timed(subject, way, seconds, **fields):
+        return Cell(subject, way, f"{subject}, 8 at 32 x 32", seconds=[seconds], plain_seconds=[1.0], **fields)
+
+    cells_of_twins = [timed("vit-twin", PLAIN, 1.01), timed("vit-twin", "L1", 1.5), timed("llama-twin", PLAIN, 1.0)]
+    found = words(recorded([*cells_of_twins, Cell("llama-twin", "L1", failure="it ended")]))
+    assert "plain 1.00 1.00" in found
+    assert "L1 1.50 failed" in found
+    assert "peak" not in found
+
+
+@pytest.mark.parametrize("name", subjects.TWINS)
+def test_twins_train(name):
+    subject = made(name, 0, CPU)
+    subject.step(subject.model).backward()
+    assert all(parameter.grad is not None for parameter in subject.model.parameters())
+    assert subject.blocks
+
+
+def test_a_twin_is_timed_and_nothing_else(monkeypatch):
+    asked = []
+
+    def measure_with(process, function, cell, seconds, threads, **options):
+        asked.append((process._environment, options["timed"], threads))
+        return cell, ""
+
+    monkeypatch.setattr(child.Child, "measure_with", measure_with)
+    cells.Processes(1).measure(Cell("vit-twin", "L1"), cells.Request(5, "cpu", 0, timed=True))
+    assert asked == [({}, True, 1)]
+
+
 def test_a_point_of_what_hardly_trains_is_hollow():
     noise = replace(cell("L2", 60, 1.3), error=0.6)
     results = recorded([cell(PLAIN, 100, 1.0), cell("L1", 50, 1.2), noise])

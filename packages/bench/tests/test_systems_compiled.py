@@ -14,10 +14,11 @@ from bench.results.record import Record, save
 from bench.runner import child
 from bench.runner.child import here
 from bench.runner.process_memory import ENVIRONMENT
-from bench.suites.memory.systems import command, compiled, host
+from bench.suites.memory.systems import command, compiled
+from bench.suites.memory.systems import host as tiny_layers
 from bench.suites.memory.systems.compiled_report import host_ratios, over_compiled
 from bench.suites.memory.systems.entries import Cell, Compiled, Host
-from bench.suites.memory.systems.subjects import GPU_SUBJECTS
+from bench.suites.memory.systems.subjects import GPU_SUBJECTS, TWINS
 from bench.ways.compiled import (
     COMPILED,
     COMPILED_WAYS,
@@ -29,7 +30,7 @@ from bench.ways.compiled import (
     same_bytes_name,
     torch_name,
 )
-from bench.ways.general import PLAIN
+from bench.ways.general import PLAIN, TWIN_WAYS
 
 from .rendering import MACHINE, words
 
@@ -80,9 +81,9 @@ def test_what_is_measured_by_default(monkeypatch):
     assert not quick.host_ways
     large = settled("--compile", "--gpu", monkeypatch=monkeypatch)
     assert (large.models, large.ways) == (list(GPU_SUBJECTS), list(COMPILED_WAYS))
-    alone = settled("--part", "host", monkeypatch=monkeypatch)
-    assert not alone.models
-    assert alone.host_ways == list(HOST_WAYS)
+    host = settled("--part", "host", "--threads", "2", monkeypatch=monkeypatch)
+    assert (host.models, host.ways, host.threads) == (list(TWINS), list(TWIN_WAYS), 1)
+    assert host.host_ways == list(HOST_WAYS)
 
 
 def test_a_plan_is_measured_with_the_torch_budget_that_it_needs(monkeypatch):
@@ -97,7 +98,9 @@ def test_a_plan_is_measured_with_the_torch_budget_that_it_needs(monkeypatch):
         (("--compile", "--way", "L1.2"), "is not a way of --compile"),
         (("--way", TORCH), "needs --compile"),
         (("--compile", "--chart", "out.png"), "leave out --chart"),
+        (("--part", "host", "--chart", "out.png"), "--no-time and --chart"),
         (("--compile", "--part", "planning"), "leave out --part planning"),
+        (("--part", "host", "--no-time"), "leave out --device, --gpu, --no-time and --chart"),
     ],
 )
 def test_options_that_do_not_go_together(arguments, said, capsys):
@@ -183,19 +186,19 @@ def test_a_budget_out_of_reach_does_not_apply(traced, counted):
 
 
 def test_codecs_of_a_step_are_found_and_called_again():
-    calls = host.record_codecs("L1", 0, torch.device("cpu"))
+    calls = tiny_layers.record_codecs("L1", 0, torch.device("cpu"))
     names = [str(target) for target, _, _ in calls]
-    assert len([name for name in names if "group_affine_compress" in name]) == 2 * host.LAYERS
-    assert len([name for name in names if "group_affine_decompress" in name]) == 2 * host.LAYERS
+    assert len([name for name in names if "group_affine_compress" in name]) == 2 * tiny_layers.LAYERS
+    assert len([name for name in names if "group_affine_decompress" in name]) == 2 * tiny_layers.LAYERS
     assert not [name for name in names if "region" in name]
-    host.call_codecs(calls)
+    tiny_layers.call_codecs(calls)
 
 
 def test_the_host_s_time_is_measured_with_and_without_codecs(traced):
     found = here(compiled.measure_host, Host("L1"), rounds=2, device="cpu", seed=0)
     assert not found.failure, found.failure
     assert len(found.seconds) == len(found.codec_seconds) == 2
-    assert found.codecs == 4 * host.LAYERS
+    assert found.codecs == 4 * tiny_layers.LAYERS
     exact = here(compiled.measure_host, Host(COMPILED), rounds=2, device="cpu", seed=0)
     assert not exact.failure, exact.failure
     assert exact.codecs is None

@@ -94,6 +94,8 @@ class Processes:
         Raises:
             TooLong: it was.
         """
+        if request.timed:
+            return self._asked(self._timed, cell, request, seconds)[0]
         if not request.rounds or request.figures or request.device == "cuda":
             return self._asked(self._sized, cell, request, seconds)[0]
         # Plans are made where times are those of training: they follow from the rates that they measure.

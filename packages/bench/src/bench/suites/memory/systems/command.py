@@ -27,12 +27,13 @@ from bench.suites.memory.systems.subjects import (
     QUICK,
     QUICK_COMPILED,
     SUBJECTS,
+    TWINS,
     made,
 )
 from bench.ways.compiled import COMPILED, COMPILED_WAYS, HOST_WAYS, QUICK_COMPILED_WAYS
-from bench.ways.general import PEAK_WAYS, PLAIN, QUICK_WAYS, WAYS
+from bench.ways.general import PEAK_WAYS, PLAIN, QUICK_WAYS, TWIN_WAYS, WAYS
 
-ROUNDS, GPU_ROUNDS, QUICK_ROUNDS = 7, 5, 2
+ROUNDS, GPU_ROUNDS, HOST_ROUNDS, QUICK_ROUNDS = 7, 5, 50, 2
 
 
 def run(asked: argparse.Namespace) -> Record:
@@ -44,14 +45,14 @@ def run(asked: argparse.Namespace) -> Record:
     """
     going = begun(KIND, asked)
     names = going.present(asked.models, require)
-    parts = {"planning": _plan, "compiled": _compile}
+    parts = {"planning": _plan, "compiled": _compile, "host": _measure_host}
     parts.get(asked.part, _cells)(going, names, asked)
     return going.record
 
 
 def _cells(going: Run, names: Sequence[str], asked: argparse.Namespace) -> None:
     rounds = asked.rounds if asked.timed else 0
-    request = cells.Request(rounds, asked.device, asked.seed, figures=asked.on_gpu)
+    request = cells.Request(rounds, asked.device, asked.seed, figures=asked.on_gpu, timed=asked.part == "host")
     deadline: Deadline = asked.within
     wanted = [Cell(name, way) for way in asked.ways for name in names]
     wanted.sort(key=lambda cell: (cell.subject, cell.way) in LAST)
@@ -65,6 +66,11 @@ def _cells(going: Run, names: Sequence[str], asked: argparse.Namespace) -> None:
             return found
 
         going.measure(wanted, measured, lacks=lambda cell: len(cell.seconds) < rounds, deadline=deadline)
+
+
+def _measure_host(going: Run, names: Sequence[str], asked: argparse.Namespace) -> None:
+    _cells(going, names, asked)
+    _compile(going, (), asked)
 
 
 def _plan(going: Run, names: Sequence[str], asked: argparse.Namespace) -> None:
@@ -137,8 +143,8 @@ def options(add: Options) -> None:
         default=PARTS[0],
         help="part to run; ways: every way of training, timed; peaks: planned and measured peaks of "
         f"{len(BESIDE) + len(PEAK_SUBJECTS)} models, not timed; planning: the time of planning, and the quality of "
-        "plans compared with all choices for small steps; compiled: see --compile; host: host time of a compiled step "
-        "of 24 tiny layers; default: %(default)s",
+        "plans compared with all choices for small steps; compiled: see --compile; host: steps that are mostly host "
+        f"time, of {', '.join(TWINS)} on one thread, and of 24 tiny layers under torch.compile; default: %(default)s",
     )
     words = (
         f"model, repeatable: {', '.join(NAMES)}; default: {', '.join(SUBJECTS)}; models whose library is not installed "
@@ -181,7 +187,7 @@ def settle(asked: argparse.Namespace) -> None:
     asked.within = Deadline(asked.deadline)
     if asked.compile and asked.part != PARTS[0]:
         raise BenchError(f"--compile has parts of its own; leave out --part {asked.part}, or --compile")
-    if asked.compile or asked.part in ("compiled", "host"):
+    if asked.compile or asked.part == "compiled":
         _settle_compiled(asked)
         return
     if asked.part == "planning":
@@ -192,6 +198,9 @@ def settle(asked: argparse.Namespace) -> None:
     asked.on_gpu = asked.gpu or asked.device == "cuda"
     peaks = asked.part == "peaks"
     asked.timed = not (asked.no_time or peaks)
+    if asked.part == "host":
+        _settle_host(asked)
+        return
     slow = asked.on_gpu and not asked.quick
     known, usual = _usual(asked.quick, asked.on_gpu, peaks)
     asked.models = asked.models or list(known)
@@ -202,22 +211,37 @@ def settle(asked: argparse.Namespace) -> None:
     asked.rounds = asked.rounds or rounds
 
 
+def _settle_host(asked: argparse.Namespace) -> None:
+    """Finds the models and ways of part ``host``.
+
+    Raises:
+        BenchError: something is asked for that it does not have.
+    """
+    if asked.on_gpu or not asked.timed or asked.chart is not None:
+        raise BenchError("part host times steps on a CPU; leave out --device, --gpu, --no-time and --chart")
+    _require_ways(asked.ways, WAYS, "is not a way of part host")
+    asked.threads = 1
+    asked.models = asked.models or list(TWINS)
+    asked.ways = list(dict.fromkeys([PLAIN, *(asked.ways or TWIN_WAYS)]))
+    asked.host_ways = [] if asked.quick else list(HOST_WAYS)
+    asked.rounds = asked.rounds or (QUICK_ROUNDS if asked.quick else HOST_ROUNDS)
+
+
 def _settle_compiled(asked: argparse.Namespace) -> None:
-    """Finds the models and ways of parts ``compiled`` and ``host``.
+    """Finds the models and ways of part ``compiled``.
 
     Raises:
         BenchError: a way or a chart is asked for that they do not have.
     """
     if asked.chart is not None:
-        raise BenchError("the parts compiled and host have no chart; leave out --chart")
+        raise BenchError("part compiled has no chart; leave out --chart")
     _require_ways(asked.ways, COMPILED_WAYS, "is not a way of --compile")
-    with_models = asked.compile or asked.part == "compiled"
-    with_host = asked.part == "host" or (asked.compile and not asked.quick and not asked.no_time)
+    with_host = asked.compile and not asked.quick and not asked.no_time
     asked.part, asked.timed = "compiled", not asked.no_time
     asked.rounds = asked.rounds or (QUICK_ROUNDS if asked.quick else ROUNDS)
     asked.host_ways = list(HOST_WAYS) if with_host else []
     usual = GPU_SUBJECTS if asked.gpu or asked.device == "cuda" else COMPILED_SUBJECTS
-    asked.models = asked.models or list(QUICK_COMPILED if asked.quick else usual) if with_models else []
+    asked.models = asked.models or list(QUICK_COMPILED if asked.quick else usual)
     wanted = asked.ways or (QUICK_COMPILED_WAYS if asked.quick else COMPILED_WAYS)
     needed = {COMPILED, *wanted, *(COMPILED_WAYS[way].bytes_of for way in wanted)}
     asked.ways = [way for way in COMPILED_WAYS if way in needed]

@@ -13,6 +13,7 @@ from bench.results.report import Report
 from bench.results.tables import Column, dim, mib, milliseconds, number, percent, table
 from bench.suites.memory.systems.compiled_report import compiled_notes, compiled_tables
 from bench.suites.memory.systems.entries import Cell, Compared, Figures, Planning, as_fresh
+from bench.suites.memory.systems.subjects import TWINS
 from bench.units import KIB, MIB
 from bench.ways.decoders import label
 from bench.ways.general import BOUNDS, BUDGETS, PLAIN, WAYS
@@ -113,7 +114,8 @@ _STATES = ("adding", "fresh")
 def tables(record: Record) -> Iterator[Table]:
     """One for each model, and those of budgets, plans and the device."""
     subjects = record.values(Cell, "subject")
-    yield from (_table(record, subject) for subject in subjects)
+    yield from (_table(record, subject) for subject in subjects if subject not in TWINS)
+    yield from twin_table(record)
     yield from budget_tables(record)
     yield from peak_table(record)
     yield from planning_tables(record)
@@ -166,6 +168,27 @@ def _place(wins: Sequence[bool]) -> str:
     if all(wins):
         return "on the front"
     return "front, fresh" if wins[-1] else "front, adding" if wins[0] else ""
+
+
+def twin_table(record: Record) -> Iterator[Table]:
+    """One of all models whose steps are mostly the host's time; none where none was measured."""
+    cells = [cell for cell in record.of(Cell) if cell.subject in TWINS]
+    if not cells:
+        return
+
+    def column(subject: str) -> Column[str]:
+        found = {cell.way: cell for cell in cells if cell.subject == subject}
+        what = next((cell.what for cell in found.values() if cell.what), subject)
+
+        def time(way: str) -> str:
+            cell = found.get(way)
+            return "" if cell is None else cell.outcome or f"{relative_time(cell):.2f}"
+
+        return what.replace(", ", "\n", 1), time
+
+    ways = dict.fromkeys(cell.way for cell in cells)
+    columns = (column(subject) for subject in dict.fromkeys(cell.subject for cell in cells))
+    yield table(ways, ("Host time of a step over plain's", label), *columns)
 
 
 def budget_tables(record: Record) -> Iterator[Table]:

@@ -336,7 +336,32 @@ COMPILED_SUBJECTS = ("resnet50", "vit", "bert", "llama")
 QUICK_COMPILED: Mapping[str, Callable[[], Subject]] = MappingProxyType({"mlp-wide": partial(_mlp, 8, 256, 512)})
 """Those of a short run under ``torch.compile``: few kernels, and a peak of some MiB."""
 
-NAMES = tuple(dict.fromkeys([*SUBJECTS, *QUICK, *QUICK_COMPILED, *PEAK_SUBJECTS, *GPU_SUBJECTS]))
+
+def _resnet50_twin() -> Subject:
+    model = needs("timm").create_model("resnet50", num_classes=10)
+    loss = entropy(torch.randint(10, (8,)))
+    return Subject(model, (torch.randn(8, 3, 32, 32),), loss, "ResNet-50, 8 at 32 x 32", resnet_blocks(model))
+
+
+def _vit_twin() -> Subject:
+    model = needs("timm").create_model("vit_tiny_patch16_224", img_size=32, num_classes=10)
+    loss = entropy(torch.randint(10, (8,)))
+    return Subject(model, (torch.randn(8, 3, 32, 32),), loss, "ViT-tiny, 8 at 32 x 32", list(model.blocks))
+
+
+def _llama_twin() -> Subject:
+    model = transformer("LlamaForCausalLM", 16, 64, 4, 128, inner=176, use_cache=False)
+    tokens = torch.randint(128, (2, 32))
+    what = "Llama, 16 layers of 64, 2 x 32 tokens"
+    return Subject(model, {"input_ids": tokens, "labels": tokens}, own_loss, what, list(model.model.layers))
+
+
+TWINS: Mapping[str, Callable[[], Subject]] = MappingProxyType(
+    {"resnet50-twin": _resnet50_twin, "vit-twin": _vit_twin, "llama-twin": _llama_twin}
+)
+"""With the operators of models in use, at sizes of which a step on one core is mostly the host's time, as on a GPU."""
+
+NAMES = tuple(dict.fromkeys([*SUBJECTS, *QUICK, *QUICK_COMPILED, *PEAK_SUBJECTS, *TWINS, *GPU_SUBJECTS]))
 """Of all models."""
 
 
@@ -351,6 +376,6 @@ def made(name: str, seed: int, device: torch.device) -> Subject:
         if name in GPU_SUBJECTS:
             subject = GPU_SUBJECTS[name](GPU_SIZES["cuda" if device.type == "cuda" else "cpu"])
         else:
-            subject = {**SUBJECTS, **QUICK, **QUICK_COMPILED, **PEAK_SUBJECTS}[name]()
+            subject = {**SUBJECTS, **QUICK, **QUICK_COMPILED, **PEAK_SUBJECTS, **TWINS}[name]()
     subject.model.train()
     return subject
