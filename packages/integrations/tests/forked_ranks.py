@@ -1,5 +1,5 @@
-"""Starts a script as ranks 0 and 1, with the environment that torchrun gives them. The ranks are forks of a process that
-has imported the libraries that both need.
+"""Starts a script as ranks 0 and 1, with the environment that torchrun gives them. The ranks are forks of a process
+that has imported the libraries that both need.
 
 Run as ``python forked_ranks.py SCRIPT FOLDER [LIBRARY ...]``; libraries that are not installed are left out.
 """

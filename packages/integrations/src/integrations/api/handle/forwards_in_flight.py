@@ -94,7 +94,8 @@ class ForwardsInFlight:
         if len(others) >= plan.graph.in_flight:
             if not self.unplanned and not bytes_promised:
                 warn(
-                    f"{_describe(plan, len(others))}, so a step may take more memory than planned. {_remedy(len(others))}"
+                    f"{_describe(plan, len(others))}, so a step may take more memory than planned. "
+                    f"{_remedy(len(others))}"
                 )
             self.unplanned = max(self.unplanned, len(others) + 1)
         with self._lock.held:
@@ -166,7 +167,8 @@ def _excess(plans: Plans, forwards: list[_InFlight]) -> str:
         return ""
     return (
         f"{_describe(plan, count - 1)}. With this one they would take {total} bytes ({format_bytes(total)}), and "
-        f"memory={memory!r} allows {allowed}. {_remedy(count - 1)}; or pass fallback='least' to continue with more memory"
+        f"memory={memory!r} allows {allowed}. {_remedy(count - 1)}; or pass fallback='least' to continue with more "
+        "memory"
     )
 
 

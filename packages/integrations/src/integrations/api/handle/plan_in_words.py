@@ -55,8 +55,8 @@ def describe_exceptions(plans: Plans, unplanned: int, model: nn.Module, rows: Se
     found = []
     if unplanned:
         found.append(
-            f"Up to {unplanned} forwards were in flight at once, and their plan counts {plans.followed.graph.in_flight}: "
-            f"the step peak may be larger. Pass in_flight={unplanned}."
+            f"Up to {unplanned} forwards were in flight at once, and their plan counts "
+            f"{plans.followed.graph.in_flight}: the step peak may be larger. Pass in_flight={unplanned}."
         )
     in_regions = JOINT in plans.followed.others or any(row.role == ROLE for row in rows)
     if rows and not in_regions and has_compiled_parts(all_modules(model)[1:]):
