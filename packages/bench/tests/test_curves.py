@@ -116,7 +116,11 @@ def test_the_command_trains_and_is_taken_up(monkeypatch, tmp_path, capsys):
     file = tmp_path / "curves.json"
     command = ["curves", "--quick", "--task", "resnet", "--threads", "1", "--json", str(file)]
     assert main.main(command) == 0
-    assert "resnet: ResNet-20, digits (1,437 images" in " ".join(capsys.readouterr().out.split())
+    written = capsys.readouterr()
+    assert "resnet: ResNet-20, digits (1,437 images" in " ".join(written.out.split())
+    told = [line for line in written.err.splitlines() if line.endswith(("to do", "done"))]
+    assert told[:3] == ["tasks: 1 to do", "resnet, loaded: done", f"peaks: {len(WAYS)} to do"]
+    assert f"trainings: {len(WAYS)} to do" in told
     results = suites.load(file)
     assert [(one.way, one.seed, one.reason) for one in results.of(Trained)] == [(way, 0, "") for way in WAYS]
     assert all(one.losses and one.held_out for one in results.of(Trained))

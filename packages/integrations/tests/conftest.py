@@ -56,6 +56,9 @@ def recorded_rates(request):
 def nothing_is_left_active():
     """Whatever a test does, hooks and modes are balanced after it."""
     yield
+    enabled = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)  # so that the tests after this one do not fail, too
+    assert enabled
     assert_nothing_active()
 
 

@@ -46,15 +46,16 @@ class AtOperator(TorchDispatchMode):
 
 
 class AtFunction(TorchFunctionMode):
-    """Raises an error in place of the nth call of a torch function; counts them."""
+    """Raises an error in place of the nth call of a torch function; counts them. The call with which ``torch.no_grad``
+    ends is none of them: torch itself leaves gradients off if it fails."""
 
     def __init__(self, place=0, error=None):
         super().__init__()
         self.place, self.error, self.seen = place, error, 0
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.seen += 1
-        if self.seen == self.place:
+        self.seen += func is not torch._C._set_grad_enabled
+        if self.seen == self.place and func is not torch._C._set_grad_enabled:
             raise self.error
         return func(*args, **(kwargs or {}))
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rank_bytes import LiveBytesOfRank
+from rank_bytes import LiveBytesOfRank, count_local
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import LlamaConfig, LlamaForCausalLM
 from two_ranks import leave
@@ -41,12 +41,6 @@ def llama(options):
         config = peft.LoraConfig(r=options["lora"], target_modules="all-linear")
         model = peft.get_peft_model(model, config).get_base_model()
     return model
-
-
-def count_local(tensors):
-    """Return the bytes of this rank's parts of tensors."""
-    local = (one.to_local() if isinstance(one, DTensor) else one for one in tensors if one is not None)
-    return sum(one.nbytes for one in local)
 
 
 def parallelize(model, mesh):

@@ -50,3 +50,9 @@ class LiveBytesOfRank(LiveBytes):
                 self._sizes[key] = storage.nbytes()
         self.peak = max(self.peak, self.now)
         return self.now
+
+
+def count_local(tensors):
+    """Return the bytes of this rank's parts of tensors."""
+    local = (one.to_local() if isinstance(one, DTensor) else one for one in tensors if one is not None)
+    return sum(one.nbytes for one in local)

@@ -11,7 +11,7 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from fit_ranks_child import LiveBytesOfRank, count_local
+from rank_bytes import LiveBytesOfRank, count_local
 from tensor_parallel_child import WORDS, Net, describe, refuse, whole
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import warnings
 
 import pytest
 import torch
@@ -283,8 +284,27 @@ def test_two_forwards_before_a_backward_go_on_if_they_fit():
 
 
 @pytest.mark.parametrize("bounds", [{"memory": "least"}, {"time": 1.5}, {"memory": 1000, "fallback": "least"}])
-def test_without_a_promise_of_bytes_forwards_are_not_counted(bounds):
-    run_1f1b(integrations.compress_model(make_model(), **bounds), 3)
+def test_without_a_promise_of_bytes_more_forwards_are_told_of_once(bounds):
+    told = "has 1 forward in flight, whose backward is not over, and its plan counts 1 at once, so a step may"
+    model = integrations.compress_model(make_model(), **bounds)
+    run_1f1b(model, 1)
+    assert "in flight" not in str(integrations.compression(model).report())
+    with pytest.warns(UserWarning, match=rf"{told} take more memory than planned\. Pass in_flight=2") as found:
+        run_1f1b(model, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_1f1b(model, 3)
+    assert len([one for one in found if "in flight" in str(one.message)]) == 1
+    report = " ".join(str(integrations.compression(model).report()).split())
+    assert "Up to 3 forwards were in flight at once, and their plan counts 1: the step peak may be larger. " in report
+
+
+def test_forwards_that_are_planned_for_are_not_told_of():
+    model = integrations.compress_model(make_model(), memory="least", in_flight=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_1f1b(model, 3)
+    assert "Up to" not in str(integrations.compression(model).report())
 
 
 @pytest.mark.parametrize("fraction", [0.6, 0.95])

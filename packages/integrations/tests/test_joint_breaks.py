@@ -104,6 +104,10 @@ def test_blocks_that_are_compiled_share_a_budget(compile_block, fullgraph, befor
         integrations.compress_model(model, memory=0.5, error=0)
     for _ in range(2):
         assert relative_error(exact, outcome(model, model, (x,), steps=1)) < 1e-5
+    report = integrations.compression(model).report()
+    assert re.match(r"plan\(memory=0\.5, error=0\): saved [\d.]+ [KM]iB in compiled regions; step peak", report.title)
+    assert "no rule for" not in str(report)
+    assert "eager mode" not in str(report)
     assert trace_joint(model).peak <= 0.5 * checkpoint.plan_of(model).uncompressed_peak
     assert trace_joint(model).recomputed > 0
     peak, gradients = profiled_bytes(lambda: outcome(model, model, (x,), steps=1))
@@ -121,6 +125,9 @@ def test_a_plan_of_few_compiled_layers_runs_them_in_eager_mode(backend):
     integrations.compress_model(model, memory=0.5, error=0)
     assert relative_error(exact, outcome(model, model, (x,), steps=1)) == 0.0
     assert JOINT not in checkpoint.plan_of(model).others
+    assert "Parts of the model that torch.compile was to compile ran in eager mode. " in str(
+        integrations.compression(model).report()
+    )
 
 
 class Behind(nn.Module):
@@ -172,6 +179,20 @@ def test_compiled_blocks_that_run_in_eager_mode_say_so():
     with torch.compiler.set_stance("force_eager"), pytest.raises(ValueError, match=told):
         model(x)
     model(x).sum().backward()
+
+
+def test_a_refusal_says_how_compiled_blocks_run_in_eager_mode():
+    """``torch.compiler.disable(model)`` alone was suggested, under which compiled blocks are compiled all the same."""
+    model, x = nn.Sequential(*(Block() for _ in range(3))).train(), normal(8, 16, 32)
+    least = integrations.plan(model, (x,), memory="least").peak  # in eager mode
+    integrations.compress_model(model, memory=least, error=0)
+    for block in model:
+        compile_forward(block)
+    with pytest.raises(ValueError, match=r"torch\.compiler\.disable\(model\), and no torch\.compile of its parts$"):
+        torch.compiler.disable(model)(x)
+    for block in model:
+        del block.forward
+    torch.compiler.disable(model)(x).sum().backward()
 
 
 class Saving(Loop):

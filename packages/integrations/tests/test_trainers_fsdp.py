@@ -11,7 +11,7 @@ import torch
 
 from .guest_nets import LEAN
 from .libraries import library_or_skip
-from .two_ranks import run_torchrun
+from .two_ranks import run_forked_ranks
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="torch was built without torch.distributed"
@@ -26,7 +26,7 @@ def ranks(tmp_path_factory):
     """What each of two ranks found, by case."""
     library_or_skip("transformers")
     folder = tmp_path_factory.mktemp("ranks")
-    run_torchrun("trainers_fsdp_child.py", folder)
+    run_forked_ranks("trainers_fsdp_child.py", folder, "transformers", "accelerate", "lightning.pytorch")
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,4 +1,4 @@
-"""A rank under torchrun, for ``test_trainers_fsdp.py``: trainers that shard a model themselves, with FSDP2.
+"""A rank of two, for ``test_trainers_fsdp.py``: trainers that shard a model themselves, with FSDP2.
 
 Writes, as JSON, for each library and way what the rank found beside the same training without compression.
 """

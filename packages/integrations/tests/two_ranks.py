@@ -52,6 +52,18 @@ def run_torchrun(child: str, folder: Path, *options: str) -> None:
     assert process.returncode == 0, errors
 
 
+def run_forked_ranks(child: str, folder: Path, *libraries: str) -> None:
+    """Starts a script of this folder as ranks 0 and 1, as torchrun does, but imports libraries once for both. The ranks
+    write what they find into ``folder``."""
+    from .forks import Fork
+
+    here = Path(__file__)
+    arguments = [str(here.with_name(child)), str(folder), *libraries]
+    process = Fork(here.with_name("forked_ranks.py"), *arguments, CUDA_VISIBLE_DEVICES="")
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+
+
 def leave(found: object = None) -> NoReturn:
     """Ends one of the ranks, which prints what it found.
 

@@ -61,6 +61,8 @@ def progress(name: str, total: int) -> Iterator[Callable[[str], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(name, total=total)
+        if total and not bar.console.is_terminal:
+            bar.console.print(f"{name}: {total} to do")
 
         def advance(what: str) -> None:
             bar.update(task, advance=1, description=what)

@@ -34,6 +34,7 @@ _SMALLEST_GROUP = 32  # elements; groups of rows have a multiple of it, and othe
 # On which side of the bounds an element is stays exact.
 _JUMPING = frozenset(name for entry in OPERATORS if entry.slope_jumps for name in entry.names)
 UNKNOWN = "the operator that saves it is unknown"
+NEEDS_EXACT = "backward needs its exact elements"
 # Torch's operators without a rule that are linear, or whose slope changes without a jump. A gradient through what they
 # recompute is as unbiased as if a level had rounded what they save (measured with GRUs, sines and Fourier transforms).
 _SMOOTH = frozenset(name for entry in OPERATORS if entry.smooth for name in entry.names) | {"pow with another exponent"}
@@ -185,7 +186,7 @@ class ExactForms:
         """The codec for a tensor that autograd alone keeps alive, and the reason."""
         decision = FixedBits(replace(self.level, bits=8, adaptive=False)).decide(saved)
         if isinstance(decision.codec, GroupAffine):
-            return SaveDecision(Raw(), "backward needs its exact elements", from_forward=decision.from_forward)
+            return SaveDecision(Raw(), NEEDS_EXACT, from_forward=decision.from_forward)
         return decision
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from actcore import GroupAffine
 from integrations.report.rank_summary import RankSummary
 from integrations.report.row import Row
 from integrations.report.words import ESTIMATED, IT_TAKES, NOTHING_LEFT, divide, format_bytes, format_change
@@ -13,6 +14,9 @@ from integrations.tracing.storage.records import RECOMPUTED
 
 _REASONS = 3
 """The number of reasons in a caption for exact tensors of compiled regions."""
+
+_ROUNDED = GroupAffine.__name__
+"""A part of the names of codecs that round in compiled regions."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,10 @@ class Content:
     def title(self) -> str:
         """The level, the bytes of saved tensors, and the step's peak, in one line."""
         saved = f"{self.level}: saved {format_change(self.original_bytes, self.stored_bytes)} ({self.ratio:.1f}x)"
-        if self._only_recomputes_in_regions:
-            saved = f"{self.level}: saved {format_bytes(self.stored_bytes)} in compiled regions"
+        if self._is_exact_in_regions:
+            regions = sum(row.stored_bytes for row in self.rows if row.role == "compiled")
+            part = f", {format_bytes(regions)} of it" if regions < self.stored_bytes else ""
+            saved = f"{self.level}: saved {format_bytes(self.stored_bytes)}{part} in compiled regions"
         if not self.rows:
             return saved
         if not self.peak_source:
@@ -101,7 +107,7 @@ class Content:
             lines.append(f"{self.recomputed}{stored}.")
         if regions := self._exact_in_regions():
             lines.append(regions)
-        if self._only_recomputes_in_regions:
+        if self._is_exact_in_regions:
             lines.append("Tensors that compiled regions recompute have no rows: see the step peak.")
         if self.peak_source:
             lines += self._of_peak()
@@ -112,11 +118,10 @@ class Content:
         return "\n".join(lines)
 
     @property
-    def _only_recomputes_in_regions(self) -> bool:
-        """Whether a plan does nothing but recompute in compiled regions. What these recompute is in no row."""
-        alone = [row for row in self.rows if not row.owner]
-        compiled = bool(alone) and all(row.role == "compiled" and row.codec == "kept" for row in alone)
-        return bool(self.recomputed) and compiled
+    def _is_exact_in_regions(self) -> bool:
+        """Whether a plan rounds nothing in compiled regions. What these recompute is in no row."""
+        compiled = [row for row in self.rows if not row.owner and row.role == "compiled"]
+        return bool(self.recomputed and compiled) and not any(_ROUNDED in row.codec for row in compiled)
 
     def _exact_in_regions(self) -> str:
         """Return a sentence on the tensors that compiled regions keep exactly, with the main reasons; empty if none."""

@@ -9,7 +9,7 @@ from bench.runner.child import Child
 from bench.runner.clock import THREADS
 from bench.runner.command import Bench, Options
 from bench.runner.memory import Memory
-from bench.runner.run import Deadline, begun
+from bench.runner.run import Deadline, begun, progress
 from bench.suites.curves import cell
 from bench.suites.curves.entries import KIND, WAYS, Trained
 from bench.suites.curves.report import REPORT
@@ -27,17 +27,32 @@ def run(asked: argparse.Namespace) -> Record:
     size, deadline = QUICK if asked.quick else asked.device, Deadline(asked.deadline)
     root = asked.data_root and str(asked.data_root)
     going = begun(KIND, asked, size=size)
-    names = going.present(asked.tasks, lambda name: load(name, size, root, asked.device).build())
-    going.set(tasks={name: str(load(name, size, root, asked.device)) for name in names})
+    with progress("tasks", len(asked.tasks)) as advance:  # to import their libraries takes a minute on a busy machine
+
+        def load_and_build(name: str) -> None:
+            task = load(name, size, root, asked.device)
+            task.build()
+            going.set(tasks={name: str(task)})
+            advance(f"{name}, loaded")
+
+        names = going.present(asked.tasks, load_and_build)
     wanted = [Trained(name, way, seed) for seed in range(asked.seeds) for name in names for way in WAYS]
     options = {"size": size, "device": asked.device, "data_root": root, "threads": asked.threads}
     peaks = [Memory(name, way) for name in names for way in WAYS]
     with Child() as sized, Child({}) as child:  # the allocator's setting for peaks takes a third of a step
         going.measure(
-            peaks, lambda one: sized.measure(cell.measure_peak, one, deadline.left, **options), deadline=deadline
+            peaks,
+            lambda one: sized.measure(cell.measure_peak, one, deadline.left, **options),
+            name="peaks",
+            deadline=deadline,
         )
         sized.end()
-        going.measure(wanted, lambda one: child.measure(cell.train, one, deadline.left, **options), deadline=deadline)
+        going.measure(
+            wanted,
+            lambda one: child.measure(cell.train, one, deadline.left, **options),
+            name="trainings",
+            deadline=deadline,
+        )
     return going.record
 
 

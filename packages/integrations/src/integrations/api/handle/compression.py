@@ -211,9 +211,15 @@ class Compression(ForwardRunner):
             recomputed,
             model,
             exchanged=exchanged,
-            note="" if rows or trains(self.model) else NOTHING_TRAINS,
+            note=self._note(rows),
             **_step_peaks(self.model, self._plan_manager, rows),
         )
+
+    def _note(self, rows: Sequence[Row]) -> str:
+        """What a report says before all else."""
+        if not rows and not trains(self.model):
+            return NOTHING_TRAINS
+        return "" if self._plan_manager is None else self._plan_manager.exceptions(self.model, rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs to round as this one would have, as tensors and plain values."""

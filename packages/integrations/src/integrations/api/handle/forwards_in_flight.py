@@ -1,5 +1,5 @@
-"""``ForwardsInFlight``: the forwards of a model that have not had their backward, and whether the memory budget allows
-one more."""
+"""``ForwardsInFlight``: the forwards of a model that have not had their backward, whether the memory budget allows one
+more, and whether the plan counts as many."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from integrations._utils.torch_internals import (
     get_current_graph_task_keep_graph,
     get_sequence_nr,
 )
+from integrations._utils.warn import warn
 from integrations.planner.budget import allowed_bytes, read_fraction
 from integrations.planner.errors import BudgetError
 from integrations.planner.plan import Plan
@@ -58,9 +59,13 @@ class ForwardsInFlight:
 
     A backward that retains the graph frees nothing. Schedules that split backward retain it for the gradients of the
     weights, and drop the outputs.
+
+    Attributes:
+        unplanned: the most forwards that were in flight at once, if their plan counts fewer; otherwise 0.
     """
 
     def __init__(self) -> None:
+        self.unplanned = 0
         self._lock = OwnLock()
         self._known: WeakSet[_InFlight] = WeakSet()
         self._started: dict[int, _InFlight] = {}  # by thread: a forward that has not returned
@@ -76,16 +81,23 @@ class ForwardsInFlight:
             BudgetError: with those in flight it would exceed the memory budget.
         """
         self._started.pop(threading.get_ident(), None)
-        asked = plans.asked
-        if not asked.promises_bytes:
-            return
         new = _InFlight(plan)
         others = self._others()
-        if others and _excess(plans, [*others, new]):
+        # A budget in bytes may allow more forwards than the plan counts. Without one, each of them is too many.
+        bytes_promised = plans.asked.promises_bytes
+        if len(others) >= plan.graph.in_flight and (not bytes_promised or _excess(plans, [*others, new])):
             del others
             gc.collect()  # what holds a graph may be a cycle
-            if why := _excess(plans, [*self._others(), new]):
+            others = self._others()
+            if bytes_promised and (why := _excess(plans, [*others, new])):
                 raise BudgetError(why)
+        if len(others) >= plan.graph.in_flight:
+            if not self.unplanned and not bytes_promised:
+                warn(
+                    f"{_describe(plan, len(others))}, so a step may take more memory than planned. "
+                    f"{_remedy(len(others))}"
+                )
+            self.unplanned = max(self.unplanned, len(others) + 1)
         with self._lock.held:
             self._known.add(new)
         self._started[threading.get_ident()] = new
@@ -153,11 +165,25 @@ def _excess(plans: Plans, forwards: list[_InFlight]) -> str:
     allowed = allowed_bytes(memory, 0 if read_fraction(memory) is None else plan.plain_peak_with(count))
     if allowed is None or total <= allowed:
         return ""
-    others = "1 forward" if count == 2 else f"{count - 1} forwards"
     return (
-        f"{plan.model} has {others} in flight, whose backward is not over, and its plan counts {known} at once. With "
-        f"this one they would take {total} bytes ({format_bytes(total)}), and memory={memory!r} allows "
-        f"{allowed}. Pass in_flight={count} with memory=, or the most that are ever in flight; or run backward "
-        "earlier and without retain_graph=True; or delete outputs that have no backward, and their losses; or pass "
-        "fallback='least' to continue with more memory"
+        f"{_describe(plan, count - 1)}. With this one they would take {total} bytes ({format_bytes(total)}), and "
+        f"memory={memory!r} allows {allowed}. {_remedy(count - 1)}; or pass fallback='least' to continue with more "
+        "memory"
+    )
+
+
+def _describe(plan: Plan, others: int) -> str:
+    """Return how many forwards are in flight before one more starts, as the beginning of a sentence."""
+    forwards = "1 forward" if others == 1 else f"{others} forwards"
+    return (
+        f"{plan.model} has {forwards} in flight, whose backward is not over, and its plan counts "
+        f"{plan.graph.in_flight} at once"
+    )
+
+
+def _remedy(others: int) -> str:
+    """Return what to do if so many forwards are in flight before one more starts."""
+    return (
+        f"Pass in_flight={others + 1} with memory=, or the most that are ever in flight; or run backward earlier and "
+        "without retain_graph=True; or delete outputs that have no backward, and their losses"
     )

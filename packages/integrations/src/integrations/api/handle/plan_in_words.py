@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from torch import nn
+
 from actcore import Codec
+from integrations._utils.compiling import has_compiled_parts
+from integrations._utils.running_module import all_modules
 from integrations.api.handle.remeasuring import Remeasuring
 from integrations.planner.plan import Plan
 from integrations.planner.plans import Plans
+from integrations.report.row import Row
 from integrations.report.words import format_bytes
 from integrations.runtime.compiled.joint_plans import JOINT, JointPlan
+from integrations.runtime.compiled.stored import ROLE
 
 NO_PLAN = "No recomputation plan yet"
 
@@ -32,6 +40,31 @@ def describe_plan(plans: Plans, measuring: Remeasuring | None, codec: Codec | No
     exactly = ", nothing rounded for create_graph=True" if plan.graph.double_backward else ""
     chunks = ", the loss in chunks" if plan.chunked is not None else ""
     return f"By a plan{plans.condition}: {peak}{stored}{exactly}{chunks}; backward recomputes {again}"
+
+
+def describe_exceptions(plans: Plans, unplanned: int, model: nn.Module, rows: Sequence[Row]) -> str:
+    """Return sentences on how the last forward differs from what its plan, or its compiled parts, let a user expect;
+    empty if it does not.
+
+    Args:
+        plans: the model's plans.
+        unplanned: the most forwards that were in flight at once, if their plan counts fewer; otherwise 0.
+        model: the model.
+        rows: the report's.
+    """
+    found = []
+    if unplanned:
+        found.append(
+            f"Up to {unplanned} forwards were in flight at once, and their plan counts "
+            f"{plans.followed.graph.in_flight}: the step peak may be larger. Pass in_flight={unplanned}."
+        )
+    in_regions = JOINT in plans.followed.others or any(row.role == ROLE for row in rows)
+    if rows and not in_regions and has_compiled_parts(all_modules(model)[1:]):
+        found.append(
+            "Parts of the model that torch.compile was to compile ran in eager mode. With a plan they are compiled if "
+            "inductor (torch 2.11 or later) compiles most layers, and neither level= nor codec= is passed."
+        )
+    return " ".join(found)
 
 
 def _describe_joint(joint: JointPlan, plans: Plans) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,13 +28,13 @@ from integrations.api.handle.plan_arguments import (
     require_same_model,
     require_this_torch,
 )
-from integrations.api.handle.plan_in_words import NO_PLAN, describe_plan
+from integrations.api.handle.plan_in_words import NO_PLAN, describe_exceptions, describe_plan
 from integrations.api.handle.plans_with_stores import Fronts
 from integrations.api.handle.remeasuring import EARLY, Remeasuring
+from integrations.api.handle.unrounded_plans import UnroundedPlans
 from integrations.capture.graphs.fingerprint import fingerprint
 from integrations.capture.graphs.sharding import get_class
 from integrations.capture.graphs.signature import Signature
-from integrations.planner.alternatives import unrounded
 from integrations.planner.bounds import FULL, Bounds
 from integrations.planner.budget import Budget
 from integrations.planner.errors import BudgetError
@@ -47,6 +48,7 @@ from integrations.planner.plans import Plans, Shapes
 from integrations.planner.sensitivity.bit_plan import BitPlan
 from integrations.planner.sensitivity.ranks import ranks_can_meet, ranks_in_sync
 from integrations.policies.levels import Level
+from integrations.report.row import Row
 from integrations.runtime.compiled.forward import Compiled
 from integrations.runtime.plan_executor import PlanExecutor
 from integrations.tracing.double_backward import DoubleBackward, Kinds
@@ -112,7 +114,7 @@ class PlanManager:
         self._in_flight = ForwardsInFlight()
         self.took_less = False
         self.differentiated = False
-        self._exact: tuple[Plans, Plans | None] | None = None  # plans, and their replacement without rounding
+        self._unrounded = UnroundedPlans(shapes)
         self.measuring: Remeasuring | None = None
         # Whether the next forward asks other ranks to measure together.
         self._joins = isinstance(asked, Plan) and asked.error > 0
@@ -287,9 +289,6 @@ class PlanManager:
     ) -> tuple[Plans, Kinds | None]:
         """Return the plans for a forward; and the kinds of its inputs if this forward is a trial, which rounds nothing.
 
-        The backward of a trial shows whether gradients are differentiated. Only inputs that require a gradient start a
-        trial, since they are usual if gradients are differentiated.
-
         Without ``double`` nothing is tried, as where torch compiles the forward: no graph can be built of compiled
         code's backward, and another plan is another compilation.
 
@@ -299,20 +298,11 @@ class PlanManager:
         if self.differentiated:
             with self._lock.held:
                 if plans is self.plans:
-                    plan = unrounded(plans.first, self.bounds.falls_back)
-                    self.plans = Fronts(plan, level, shapes=self.shapes, asked=plans.asked)
+                    self.plans = self._unrounded.replacement(plans, level, self.bounds.falls_back)
                 return self.plans or plans, None
-        kinds = Signature.of(args, kwargs).kinds
-        if double is None or double.is_tried(kinds) or not any(kind.endswith(" True") for kind in kinds):
+        if double is None:
             return plans, None
-        with self._lock.held:
-            if self._exact is None or self._exact[0] is not plans:
-                try:
-                    self._exact = plans, Fronts(unrounded(plans.first), level, shapes=self.shapes)
-                except ValueError:
-                    self._exact = plans, None
-            exact = self._exact[1]
-        return (plans, None) if exact is None or not exact.keeps_bounds(model) else (exact, kinds)
+        return self._unrounded.trial(model, plans, level, double, Signature.of(args, kwargs).kinds)
 
     def _is_due(self, bits: BitPlan | None) -> bool:
         """Whether there is no plan for these bits."""
@@ -398,6 +388,10 @@ class PlanManager:
     def in_words(self) -> str:
         """The plan that was followed last, as a report describes it."""
         return NO_PLAN if self.plans is None else describe_plan(self.plans, self.measuring, self.codec)
+
+    def exceptions(self, model: nn.Module, rows: Sequence[Row]) -> str:
+        """Where the last forward was not as its plan says, as a report describes it; ``rows`` are the report's."""
+        return "" if self.plans is None else describe_exceptions(self.plans, self._in_flight.unplanned, model, rows)
 
     @property
     def _errors(self) -> ErrorModel | None:

@@ -14,7 +14,7 @@ from integrations.policies.aten_rules import NORM_BACKWARDS, Use
 from integrations.policies.complex_numbers import ComplexGroupAffine, layout_of_parts
 from integrations.policies.norms import RowByRow, Standardized, Statistics
 from integrations.policies.operators import OPERATORS, Kernel
-from integrations.policies.policy import UNKNOWN, is_narrow, keeps_norm_input
+from integrations.policies.policy import NEEDS_EXACT, UNKNOWN, is_narrow, keeps_norm_input
 from integrations.policies.rules import Need
 from integrations.tracing.storage.forms import SATURATED, Placeholder
 from integrations.tracing.storage.storage_policy import StoragePolicy
@@ -205,10 +205,11 @@ def make_form(
         elif isinstance(decision.codec, Positive):
             sign = True
         else:
-            unruled = decision.why == UNKNOWN
-            return CompiledForm(
-                Raw(), f"no rule for {use.name} in compiled code: kept exactly" if unruled else decision.why
-            )
+            why = decision.why
+            if why == UNKNOWN:  # a rule would round it, if anything is rounded
+                why = NEEDS_EXACT if level.bits is None else f"no rule for {use.name} in compiled code"
+                why += ": kept exactly"
+            return CompiledForm(Raw(), why)
         reasons.add(decision.why)
     if not reasons:
         return CompiledForm(Raw(), "no use of it is known: kept exactly")

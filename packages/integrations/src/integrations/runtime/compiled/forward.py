@@ -33,7 +33,7 @@ from integrations._utils.torch_internals import WRAP, TorchDispatchMode, constan
 from integrations._utils.warn import warn
 from integrations.planner.chunked import chunk_op
 from integrations.planner.plan import Plan
-from integrations.runtime.compiled.joint_plans import JointPlan, has_promise, refuse, require_together
+from integrations.runtime.compiled.joint_plans import RUN_EAGER, JointPlan, has_promise, refuse, require_together
 from integrations.runtime.compiled.partition import divide_parts, hash_plan
 from integrations.runtime.compiled.runs import runs_here
 from integrations.runtime.compiled.sizes import note_given
@@ -199,8 +199,7 @@ def _drop_plan(compiled: Compiled) -> None:
     message = (
         f"the plan of {compiled.plan.model} is not followed under torch.compile, which chooses the saved tensors "
         f"itself: {compiled.why_not_one_graph()}. A plan needs the forward in one graph, or a model of "
-        "compress_model and the inductor backend. Change one of these, or run the model in eager code with "
-        "torch.compiler.disable(model)"
+        f"compress_model and the inductor backend. Change one of these, or {RUN_EAGER}"
     )
     if has_promise(compiled.plan):
         refuse(f"{message}, or pass fallback='least' to compress_model, to continue without the plan")

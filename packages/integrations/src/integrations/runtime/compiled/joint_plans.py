@@ -28,6 +28,9 @@ _OTHER_PLANS = 1.05
 """The margin of a budget with which some of these graphs would get other plans: what the search counts of a plan may be
 less than what is counted once torch has divided the graph."""
 
+RUN_EAGER = "run the model in eager mode: torch.compiler.disable(model), and no torch.compile of its parts"
+"""What messages suggest where compiled code cannot follow a plan."""
+
 JOINT = "joint"
 """The key in ``Plan.others`` of the plan that a compiled graph follows."""
 
@@ -179,8 +182,7 @@ def require_budget(plan: Plan, joint: JointPlan, what: str, most: int | None = N
     refuse(
         f"{plan.model} under torch.compile: {what} would take {joint.peak} bytes ({format_bytes(joint.peak)}) at its "
         f"peak, and memory={plan.memory!r} allows {most}. torch.compile decomposes operators, so other tensors are "
-        f"alive at once than in the eager step. Pass memory={least}, or fallback='least', or run the model in eager "
-        "code with torch.compiler.disable(model)"
+        f"alive at once than in the eager step. Pass memory={least}, or fallback='least', or {RUN_EAGER}"
     )
 
 

@@ -36,6 +36,7 @@ from integrations.policies.stores import NODE_KEY, PLANNED_KEY, Store
 from integrations.runtime.compiled.divided_peak import count_peak
 from integrations.runtime.compiled.joint_plans import (
     JOINT,
+    RUN_EAGER,
     SHARED,
     JointPlan,
     Share,
@@ -111,8 +112,7 @@ def partition(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str
     if has_bytes(plan) and (unknown := find_unknown_size(gm.graph)):
         refuse(
             f"{plan.model} under torch.compile: the size of {unknown} depends on data, so its bytes cannot be "
-            "counted for memory=. Pass fallback='least' to follow the plan without a guaranteed budget, or run the "
-            "model in eager code with torch.compiler.disable(model)"
+            f"counted for memory=. Pass fallback='least' to follow the plan without a guaranteed budget, or {RUN_EAGER}"
         )
     limits = Limits(gm.graph, plan.graph.inputs)
     with limits.counted():

@@ -30,7 +30,7 @@ from integrations._utils.warn import warn
 from integrations.policies.levels import Level
 from integrations.runtime.compiled.direct_calls import call_directly
 from integrations.runtime.compiled.forms import CompiledForm
-from integrations.runtime.compiled.joint_plans import JointPlan, joint_plans
+from integrations.runtime.compiled.joint_plans import RUN_EAGER, JointPlan, joint_plans
 from integrations.runtime.compiled.order import Order, draw_one_stream, find_symbols
 from integrations.runtime.compiled.stored import ROLE, find_stored, forget_stored, get_tracing
 
@@ -155,8 +155,7 @@ def _require_numbers(forward: Graph) -> None:
         name = getattr(getattr(other, "real_obj", other), "__class__", type(other)).__name__
         raise NotImplementedError(
             f"a compiled region saves a {name}, such as the mesh of a DTensor, and torch drops it where saved tensors "
-            "are compressed: its backward would fail. Run the model in eager mode, torch.compiler.disable(model), or "
-            "call integrations.restore_model(model)"
+            f"are compressed: its backward would fail. Call integrations.restore_model(model), or {RUN_EAGER}"
         )
 
 
