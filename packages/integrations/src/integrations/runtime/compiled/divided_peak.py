@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from torch.fx import GraphModule, Node
 
 from actcore import GroupAffine
 from integrations.planner.plan import Plan
+from integrations.runtime.compiled.fusion_groups import FusionGroups
 from integrations.runtime.compiled.graph_memory import GraphMemory, Memory, Waiting
 from integrations.runtime.compiled.joint_step import TANGENTS, count_workspace
 from integrations.runtime.compiled.sizes import largest
@@ -46,8 +47,7 @@ def count_peak(
     }
     waiting = _find_waiting(ahead, {one.node: one for one in forms})
     made = ahead.kernels()
-    peaks = ahead.alive(made, ahead.memories.values(), ahead.lasting - (waiting.keys() - returned), waiting)
-    peaks = [nbytes + count_workspace(node) for node, nbytes in zip(made, peaks, strict=True)]
+    most_ahead = _count_most(ahead, made, ahead.lasting - (waiting.keys() - returned), waiting)
     held = sum(one.nbytes for one in returned)
     saved = {node.name for node in outputs[forward_outputs:] if isinstance(node, Node) and ahead.find_memories(node)}
     shared = {node.name for node in outputs if isinstance(node, Node) and returned & {*ahead.find_memories(node)}}
@@ -61,15 +61,35 @@ def count_peak(
     inputs = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
     restored = _find_waiting(behind, {inputs[one.node.name]: one for one in forms if one.node.name in inputs})
     kernels = behind.kernels()
-    alive = behind.alive(kernels, behind.memories.values(), behind.lasting, restored, is_backward=True)
-    alive = [nbytes + count_workspace(node) for node, nbytes in zip(kernels, alive, strict=True)]
+    most_behind = _count_most(behind, kernels, behind.lasting, restored, is_backward=True)
     gradients = sum(one.nbytes for one in behind.lasting if one.maker.op == "call_function")
     standing = gradients if plan.graph.clears else 0
-    most = [nbytes + standing for nbytes in peaks]
-    most += [held + nbytes for nbytes in alive]
+    most = max(most_ahead + standing, held + most_behind)
     between = sum(one.nbytes for one in ahead.lasting if one not in waiting or one in returned)
     between += sum(one.nbytes for one in waiting.values()) + behind.count_copies()
-    return StepBytes(max(most, default=0) - (0 if plan.graph.accumulates else gradients), between)
+    return StepBytes(most - (0 if plan.graph.accumulates else gradients), between)
+
+
+def _count_most(
+    graph: GraphMemory,
+    kernels: Sequence[Node],
+    lasting: Iterable[Memory],
+    waiting: Mapping[Memory, Waiting],
+    is_backward: bool = False,
+) -> int:
+    """Return the most bytes that are alive while a kernel of a graph runs, workspaces included.
+
+    What inductor fuses is not known yet. The graph is counted with all fused that may be, and with nothing fused, and
+    the larger number holds. Where the plain count is smaller, in which each input lives for one kernel more, that
+    holds: it has been compared with measured peaks.
+    """
+    memories, groups = graph.memories.values(), graph.find_groups(kernels)
+
+    def count(known: FusionGroups | None, is_fused: bool = False) -> int:
+        alive = graph.alive(kernels, memories, lasting, waiting, is_backward, known, is_fused)
+        return max((nbytes + count_workspace(node) for node, nbytes in zip(kernels, alive, strict=True)), default=0)
+
+    return min(count(None), max(count(groups), count(groups, is_fused=True)))
 
 
 def _find_waiting(graph: GraphMemory, forms: dict[Node, Stored]) -> dict[Memory, Waiting]:

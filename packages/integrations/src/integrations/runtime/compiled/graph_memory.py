@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from integrations.capture.dispatch.memory import iter_tensors
+from integrations.runtime.compiled.fusion_groups import FusionGroups
 from integrations.runtime.compiled.realized import can_fuse, computes_copy, find_realized, find_sums
 from integrations.runtime.compiled.sizes import largest
 
@@ -82,6 +84,7 @@ class GraphMemory:
         results = graph.output_node().all_input_nodes
         self.lasting = {memory for node in results for memory in self.find_memories(node)}
         sums = find_sums(self.order) if joins_sums else {}
+        self._totals = {*sums.values()}
         realized = find_realized(self.order, part, sums)
         self.fused = frozenset(
             node for node in self.order if node in sums or (node not in realized and self._is_fused(node, part))
@@ -142,6 +145,11 @@ class GraphMemory:
         """The operators that make memory, in order."""
         return [node for node in self.order if node.op == "call_function" and node in self.made.keys() - self.fused]
 
+    def find_groups(self, kernels: Sequence[Node]) -> FusionGroups:
+        """The kernels that inductor may fuse."""
+        reads = {node: [memory.maker for memory in self.read_by(node)] for node in kernels}
+        return FusionGroups(kernels, reads, lambda node: can_fuse(node) and node not in self._totals)
+
     def alive(
         self,
         kernels: Iterable[Node],
@@ -149,10 +157,10 @@ class GraphMemory:
         lasting: Iterable[Memory],
         waiting: Mapping[Memory, Waiting] = _NONE,
         is_backward: bool = False,
+        groups: FusionGroups | None = None,
+        is_fused: bool = False,
     ) -> list[int]:
         """The bytes of these memories, and of copies for convolutions, that are alive while each kernel runs.
-
-        What a kernel is the last to read counts while the next one runs, too: inductor may exchange neighbours.
 
         Args:
             kernels: in order.
@@ -161,15 +169,25 @@ class GraphMemory:
             waiting: the stored forms of those that are compressed. A kernel's result is stored after the last kernel
                 that reads it; an input of the graph is restored before the first one.
             is_backward: whether the graph is the backward of another, which has made the copies for convolutions.
+            groups: the kernels that inductor may fuse. What a kernel reads is alive until all have run that may be
+                fused with it; with ``None``, until the next one has run, since the order may change.
+            is_fused: whether ``groups`` are fused as far as they may be; otherwise nothing is.
         """
-        place = {node: event for event, node in enumerate(kernels)}
+        kernels = list(kernels)
+        events = groups.find_order() if groups is not None and is_fused else range(len(kernels))
+        place = dict(zip(kernels, events, strict=True))
         first: dict[Memory, int] = {}
         last: dict[Memory, int] = {}
-        for node, event in place.items():
+        for number, node in enumerate(kernels):
+            end = number + 1 if groups is None else place[node] if is_fused else groups.find_last(number)
             for memory in self.read_by(node):
-                first.setdefault(memory, event)
-                last[memory] = event
+                first[memory] = min(place[node], first.get(memory, place[node]))
+                last[memory] = max(end, last.get(memory, end))
         stays, changes = set(lasting), [0] * (len(place) + 2)
+        inside, over = set[Node](), dict[Node | None, int]()
+        if groups is not None:
+            inside.update(filter(groups.is_inside, kernels))
+            over.update((groups.find_overwritten(node), place[node] - 1) for node in kernels)
 
         def add(nbytes: int, start: int, end: int | None) -> None:
             changes[start] += nbytes
@@ -177,30 +195,28 @@ class GraphMemory:
                 changes[min(end, len(place)) + 1] -= nbytes
 
         for memory in memories:
-            if memory.maker in self.fused:
-                continue
             born, form = place.get(memory.maker, 0), waiting.get(memory)
-            until = None if memory in stays else last.get(memory, born) + 1
+            end = last.get(memory, born + (groups is None))
+            is_free = memory not in stays and form is None and groups is not None
+            if memory.maker in self.fused or (is_free and memory.maker in inside):
+                continue
+            until = None if memory in stays else end
             if form is None:
-                add(memory.nbytes, born, until)
+                add(memory.nbytes, born, over.get(memory.maker, until) if is_free else until)
             elif memory.maker.op == "placeholder":
                 start = first.get(memory, 0)
                 add(form.nbytes, 0, start)
                 add(form.beside, start, start)
                 if memory in first:
-                    add(form.restored, start, until)
+                    add(form.restored, start, None if until is None else end + 1)
             else:
-                end = last.get(memory, born)
-                add(memory.nbytes, born, until)
+                add(memory.nbytes, born, None if until is None else end + 1)
                 add(form.nbytes, end, None)
                 add(form.beside, end, end)
         for start, end, nbytes in self._copies(place):
             add(nbytes, 0 if is_backward else start, end)
-        alive, total = [], 0
-        for change in changes[: len(place)]:
-            total += change
-            alive.append(total)
-        return alive
+        alive = list(itertools.accumulate(changes))
+        return [alive[place[node]] for node in kernels]
 
     def count_copies(self) -> int:
         """The bytes of the copies for convolutions that are alive from a graph's start, or to its end."""

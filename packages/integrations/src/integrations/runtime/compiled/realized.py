@@ -23,9 +23,9 @@ from integrations.policies.operators import OPERATORS, Kernel
 
 _EXTERN = (Kernel.PRODUCT, Kernel.CONVOLUTION, Kernel.CONVOLUTION_BACKWARD, Kernel.ATTENTION, Kernel.CHUNKED)
 _NOT_FUSED = frozenset(one.name for entry in OPERATORS for one in entry.kernels if one.kernel in _EXTERN)
-_REDUCTIONS = frozenset(("sum", "mean", "amax", "amin", "var", "var_mean", "prod", "any", "all", "argmax", "argmin"))
+REDUCTIONS = frozenset(("sum", "mean", "amax", "amin", "var", "var_mean", "prod", "any", "all", "argmax", "argmin"))
 # Besides those that torch tags as pointwise.
-_FUSED = _REDUCTIONS | {
+_FUSED = REDUCTIONS | {
     *("expand", "clone", "_to_copy", "convert_element_type", "copy", "slice", "constant_pad_nd"),
     *("full", "full_like", "scalar_tensor", "iota", "where"),
 }
@@ -122,7 +122,7 @@ def find_realized(
                 name = get_operator(node)
                 value.is_heavy = name in _HEAVY or any(one.is_heavy for one in here)
                 value.operations = 1 + len(given) - len(here) + sum(one.operations for one in here)
-            if node in totals or (can_fuse(node) and get_operator(node) in _REDUCTIONS):
+            if node in totals or (can_fuse(node) and get_operator(node) in REDUCTIONS):
                 realize(value)
         values[node] = value
         reused = sum(part(user) == part(node) for user in node.users) > 1

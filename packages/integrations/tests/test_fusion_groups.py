@@ -1,0 +1,166 @@
+"""Which kernels inductor may fuse, and the bytes that are alive then, by arithmetic and under inductor."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch._inductor.config
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint as checkpointed
+
+import integrations
+from integrations.runtime.compiled import partition
+from integrations.runtime.compiled.graph_memory import GraphMemory
+
+from .libraries import library_or_skip
+from .nets import normal, profiled_bytes
+
+aten = torch.ops.aten
+X, W = normal(8, 16), normal(16, 16, seed=1)
+FULL = X.nbytes  # of what has the shape of X
+
+
+def count(function, *inputs, changed=()):
+    """By kernel of a function's graph: its name and the tensors of X's size that are alive, fused and not."""
+    graph = make_fx(function, tracing_mode="fake")(*inputs).graph
+    memory = GraphMemory(graph, lambda node: False, lambda node: True, joins_sums=True)
+    kernels = memory.kernels()
+    with torch._inductor.config.patch(dict(changed)):
+        groups = memory.find_groups(kernels)
+    memories = memory.memories.values()
+    alive = [
+        memory.alive(kernels, memories, memory.lasting, groups=groups, is_fused=is_fused) for is_fused in (True, False)
+    ]
+    names = [node.target.overloadpacket.__name__ for node in kernels]
+    return names, *([nbytes / FULL for nbytes in one] for one in alive)
+
+
+def test_what_a_product_reads_is_free_behind_it():
+    def chain(x, w):
+        for _ in range(4):
+            x = aten.mm(x, w)
+        return x
+
+    for alive in count(chain, X, W)[1:]:
+        assert alive == [1, 2, 2, 2]
+
+
+def gated(x, w):
+    """Backward of ``silu(gate) * up``: the sigmoid is stored, since two operators read it."""
+    gate, up, given = aten.mm(x, w), aten.mm(x, w), aten.mm(x, w)
+    sigmoid = aten.sigmoid(gate)
+    one = aten.mul(aten.mul(given, up), aten.mul(sigmoid, aten.sub(2, sigmoid)))
+    return aten.mm(one, w)
+
+
+def test_a_result_that_only_the_fused_kernel_reads_has_no_memory():
+    """And what it makes is written over a product that only it reads."""
+    names, fused, unfused = count(gated, X, W)
+    assert names == ["mm", "mm", "mm", "sigmoid", "mul", "mm"]
+    assert fused == [1, 2, 3, 3, 3, 2]
+    assert unfused == [1, 2, 3, 3, 3, 2]
+
+
+def test_with_two_readers_a_product_is_not_written_over():
+    def joined(x, w):
+        one = aten.mm(x, w)
+        first = aten.mm(aten.tanh(one), w)
+        return first, aten.mm(aten.mul(one, 2), w)
+
+    names, fused, unfused = count(joined, X, W)
+    assert names == ["mm", "tanh", "mm", "mul", "mm"]
+    assert unfused == [1, 2, 3, 3, 3]
+    assert fused == [1, 2, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: aten.mm(aten.mul(aten.mm(x, w), w[0]), w),  # a row: loops of other sizes
+        lambda x, w: aten.mm(aten.mul(aten.mm(x, w), aten.t(aten.mm(aten.t(w)[:, :16], aten.t(x)))), w),
+        lambda x, w: aten.mm(aten.add(aten.mm(x, w), x[:, :1]), w),
+    ],
+)
+def test_elsewhere_a_product_is_not_written_over(function):
+    names, *both = count(function, X, W)
+    at = max(place for place, name in enumerate(names) if name != "mm")
+    for alive in both:
+        assert alive[at] == at + 1
+
+
+@pytest.mark.parametrize("changed", [{"inplace_buffers": False}, {"max_autotune": True}, {"benchmark_fusion": True}])
+def test_settings_by_which_inductor_does_otherwise(changed):
+    expected, found = count(gated, X, W), count(gated, X, W, changed=changed)
+    assert max(found[2]) > max(expected[2])
+
+
+def test_what_a_kernel_reads_is_alive_until_all_have_run_that_may_be_fused_with_it():
+    """Fused, the products that read the first result run behind the second one's kernel."""
+
+    def divided(x, w):
+        one, other = aten.mm(x, w), aten.mm(x, w)
+        first = aten.add(one, aten.sum(one, [0], True))
+        second = aten.mm(first, w)
+        third = aten.mul(first, other)
+        return aten.sum(aten.mm(second, w)), aten.mm(third, w)
+
+    names, fused, unfused = count(divided, X, W)
+    assert names == ["mm", "mm", "sum", "add", "mm", "mul", "mm", "sum", "mm"]
+    assert unfused[names.index("mul")] > 4  # both products of x, the two results, and that of the product between
+    assert fused[names.index("add")] == fused[names.index("mul")]
+
+
+def test_kernels_that_would_wait_for_each_other_are_not_fused():
+    def divided(x, w):
+        first = aten.tanh(aten.mm(x, w))
+        second = aten.mm(first, w)
+        return aten.mm(aten.mul(first, second), w)
+
+    names, fused, unfused = count(divided, X, W)
+    assert names == ["mm", "tanh", "mm", "mul", "mm"]
+    assert fused == unfused == [1, 1, 2, 2, 2]
+
+
+def llama():
+    transformers = library_or_skip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "intermediate_size": 344, "num_attention_heads": 4, "num_hidden_layers": 3}
+    config = transformers.LlamaConfig(vocab_size=64, num_key_value_heads=4, use_cache=False, **sizes)
+    return transformers.LlamaForCausalLM(config).train()
+
+
+def measure(model, ids):
+    function = torch.compile(model)
+
+    def step():
+        model.zero_grad()
+        function(input_ids=ids, labels=ids).loss.backward()
+
+    for _ in range(2):
+        step()
+    model.zero_grad()
+    peak, gradients = profiled_bytes(step)
+    return peak - gradients
+
+
+@pytest.mark.usefixtures("fresh_compiler", "nothing_expected")
+def test_the_least_plan_of_a_llama_is_counted_below_checkpoints_around_each_block(monkeypatch):
+    """It was counted as 1.3 times these bytes, so that a budget was refused that the step keeps."""
+    counted, count = [], partition.count_peak
+
+    def noted(*arguments):
+        counted.append(count(*arguments))
+        return counted[-1]
+
+    monkeypatch.setattr(partition, "count_peak", noted)
+    ids = torch.arange(128).reshape(2, 64) % 61
+    model = llama()
+    for block in model.model.layers:
+        block.forward = partial(checkpointed, block.forward, use_reentrant=False)
+    blocks = measure(model, ids)
+    torch.compiler.reset()
+    model = llama()
+    integrations.compress_model(model, memory="least", error=0)
+    found = measure(model, ids)
+    assert counted[-1].peak < blocks
+    assert found <= 1.05 * counted[-1].peak
