@@ -81,7 +81,7 @@ def test_what_is_measured_by_default(monkeypatch):
     assert not quick.host_ways
     large = settled("--compile", "--gpu", monkeypatch=monkeypatch)
     assert (large.models, large.ways) == (list(GPU_SUBJECTS), list(COMPILED_WAYS))
-    host = settled("--part", "host", "--threads", "2", monkeypatch=monkeypatch)
+    host = settled("--part", "host", monkeypatch=monkeypatch)
     assert (host.models, host.ways, host.threads) == (list(TWINS), list(TWIN_WAYS), 1)
     assert host.host_ways == list(HOST_WAYS)
 
@@ -99,6 +99,7 @@ def test_a_plan_is_measured_with_the_torch_budget_that_it_needs(monkeypatch):
         (("--way", TORCH), "needs --compile"),
         (("--compile", "--chart", "out.png"), "leave out --chart"),
         (("--part", "host", "--chart", "out.png"), "--no-time and --chart"),
+        (("--part", "host", "--threads", "999"), "leave out --threads 999"),
         (("--compile", "--part", "planning"), "leave out --part planning"),
         (("--part", "host", "--no-time"), "leave out --device, --gpu, --no-time and --chart"),
     ],

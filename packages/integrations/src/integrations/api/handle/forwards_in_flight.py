@@ -85,7 +85,8 @@ class ForwardsInFlight:
         others = self._others()
         # A budget in bytes may allow more forwards than the plan counts. Without one, each of them is too many.
         bytes_promised = plans.asked.promises_bytes
-        if len(others) >= plan.graph.in_flight and (not bytes_promised or _excess(plans, [*others, new])):
+        is_news = len(others) >= max(plan.graph.in_flight, self.unplanned)
+        if is_news if not bytes_promised else len(others) >= plan.graph.in_flight and _excess(plans, [*others, new]):
             del others
             gc.collect()  # what holds a graph may be a cycle
             others = self._others()

@@ -43,8 +43,8 @@ def describe_plan(plans: Plans, measuring: Remeasuring | None, codec: Codec | No
 
 
 def describe_exceptions(plans: Plans, unplanned: int, model: nn.Module, rows: Sequence[Row]) -> str:
-    """Return sentences on how the last forward differs from what its plan, or its compiled parts, let a user expect;
-    empty if it does not.
+    """Return sentences on how forwards have differed from what their plan, or compiled parts, let a user expect; empty
+    if they have not.
 
     Args:
         plans: the model's plans.

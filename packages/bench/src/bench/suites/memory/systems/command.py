@@ -219,6 +219,8 @@ def _settle_host(asked: argparse.Namespace) -> None:
     """
     if asked.on_gpu or not asked.timed or asked.chart is not None:
         raise BenchError("part host times steps on a CPU; leave out --device, --gpu, --no-time and --chart")
+    if asked.threads not in (1, torch.get_num_threads()):  # the default
+        raise BenchError(f"part host times steps on one thread; leave out --threads {asked.threads}")
     _require_ways(asked.ways, WAYS, "is not a way of part host")
     asked.threads = 1
     asked.models = asked.models or list(TWINS)
