@@ -1,10 +1,12 @@
 """Which kernels inductor may fuse, and the bytes that are alive then, by arithmetic and under inductor."""
 
+import itertools
 from functools import partial
 
 import pytest
 import torch
 import torch._inductor.config
+from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint as checkpointed
 
@@ -12,6 +14,7 @@ import integrations
 from integrations.runtime.compiled import partition
 from integrations.runtime.compiled.graph_memory import GraphMemory
 
+from .joint_nets import second_peak, trace_joint
 from .libraries import library_or_skip
 from .nets import normal, profiled_bytes
 
@@ -88,7 +91,17 @@ def test_elsewhere_a_product_is_not_written_over(function):
         assert alive[at] == at + 1
 
 
-@pytest.mark.parametrize("changed", [{"inplace_buffers": False}, {"max_autotune": True}, {"benchmark_fusion": True}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"inplace_buffers": False},
+        {"max_autotune": True},
+        {"benchmark_fusion": True},
+        {"max_fusion_size": 1},
+        {"cpp.max_horizontal_fusion_size": 1},
+        {"max_fusion_unique_io_buffers": 2},
+    ],
+)
 def test_settings_by_which_inductor_does_otherwise(changed):
     expected, found = count(gated, X, W), count(gated, X, W, changed=changed)
     assert max(found[2]) > max(expected[2])
@@ -119,6 +132,47 @@ def test_kernels_that_would_wait_for_each_other_are_not_fused():
     names, fused, unfused = count(divided, X, W)
     assert names == ["mm", "tanh", "mm", "mul", "mm"]
     assert fused == unfused == [1, 1, 2, 2, 2]
+
+
+def crossed(x, w):
+    """Two pairs of pointwise operators, of which each has to run between the operators of the other."""
+    one, other = aten.sigmoid(x), aten.exp(x)
+    first, second = aten.mm(one, w), aten.mm(other, w)
+    return aten.mm(aten.mul(one, second), w), aten.mm(aten.mul(other, first), w)
+
+
+def test_of_groups_that_would_wait_for_each_other_one_is_fused():
+    """Inductor may fuse either, so no product is certainly written over."""
+    names, fused, unfused = count(crossed, X, W)
+    assert names == ["sigmoid", "exp", "mm", "mm", "mul", "mm", "mul", "mm"]
+    assert fused == [4, 1, 4, 2, 4, 4, 4, 3]  # "exp" runs first, then "mm", then "sigmoid" and "mul" at once
+    assert unfused == [1, 2, 3, 4, 5, 4, 4, 3]
+
+
+class Late(nn.Module):
+    """A sum of eight products that inductor computes in the kernel of its last reader, behind wide layers."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.terms = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(8))
+        sizes = (width, width, 4 * width, 4 * width, width)
+        self.chain = nn.Sequential(*(nn.Linear(*pair, bias=False) for pair in itertools.pairwise(sizes)))
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x):
+        total = sum((place + 2) * term(x) for place, term in enumerate(self.terms))
+        return (total * self.chain(x)).sum() + self.out(total).sum()
+
+
+@pytest.mark.usefixtures("fresh_compiler", "nothing_expected")
+def test_a_kernel_that_inductor_puts_behind_others_is_counted_there():
+    """Counted where its first operator was, the step took 1.13 times its promise."""
+    torch.manual_seed(0)
+    model, x = Late().train(), normal(512, 32)
+    integrations.compress_model(model, memory="least", error=0)
+    function = torch.compile(model)
+    found = second_peak(model, lambda: function(x).backward())
+    assert found <= trace_joint(model).peak
 
 
 def llama():

@@ -90,7 +90,7 @@ def applied(divided):
     model, inputs = build("mlp")
     plain = copy.deepcopy(model)
     eager = checkpoint.plan(model, inputs)
-    checkpoint.apply(model, eager.within(int(0.9 * eager.plain_peak)))
+    checkpoint.apply(model, eager.within(int(0.95 * eager.plain_peak)))
     return model, plain, torch.compile(model)
 
 
@@ -127,13 +127,13 @@ def test_a_budget_holds_for_declared_sizes(applied, divided):
 def test_a_fraction_is_of_the_step_of_larger_inputs(divided):
     model, inputs = build("mlp")
     eager = checkpoint.plan(model, inputs)
-    checkpoint.apply(model, eager.within(0.9))
+    checkpoint.apply(model, eager.within(0.95))
     function = torch.compile(model)
     peaks = []
     for count in (64, 128):
         outcome(model, function, rows(count), steps=1)
         peaks.append(trace_joint(model).peak)
-    assert peaks[0] < 0.9 * eager.plain_peak < peaks[1]
+    assert peaks[0] < 0.95 * eager.plain_peak < peaks[1]
 
 
 @pytest.mark.parametrize("autocast", [False, True])

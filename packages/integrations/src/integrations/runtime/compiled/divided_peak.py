@@ -9,7 +9,6 @@ from torch.fx import GraphModule, Node
 
 from actcore import GroupAffine
 from integrations.planner.plan import Plan
-from integrations.runtime.compiled.fusion_groups import FusionGroups
 from integrations.runtime.compiled.graph_memory import GraphMemory, Memory, Waiting
 from integrations.runtime.compiled.joint_step import TANGENTS, count_workspace
 from integrations.runtime.compiled.sizes import largest
@@ -79,17 +78,19 @@ def _count_most(
 ) -> int:
     """Return the most bytes that are alive while a kernel of a graph runs, workspaces included.
 
-    What inductor fuses is not known yet. The graph is counted with all fused that may be, and with nothing fused, and
-    the larger number holds. Where the plain count is smaller, in which each input lives for one kernel more, that
-    holds: it has been compared with measured peaks.
+    Which kernels inductor fuses is not known yet. The graph is counted with everything fused that may be, and with
+    nothing fused but each input alive until all kernels of its group have run. The larger number is returned.
+
+    Neither is a proven bound. On a CPU, exact plans of ``"least"`` were measured for 27 models, each one graph: peaks
+    were 0.58 (a perceptron) to 1.03 (XCiT) of this count, with allocations rounded up to 64 bytes.
     """
     memories, groups = graph.memories.values(), graph.find_groups(kernels)
 
-    def count(known: FusionGroups | None, is_fused: bool = False) -> int:
-        alive = graph.alive(kernels, memories, lasting, waiting, is_backward, known, is_fused)
+    def count(is_fused: bool) -> int:
+        alive = graph.alive(kernels, memories, lasting, waiting, is_backward, groups, is_fused)
         return max((nbytes + count_workspace(node) for node, nbytes in zip(kernels, alive, strict=True)), default=0)
 
-    return min(count(None), max(count(groups), count(groups, is_fused=True)))
+    return max(count(is_fused=False), count(is_fused=True))
 
 
 def _find_waiting(graph: GraphMemory, forms: dict[Node, Stored]) -> dict[Memory, Waiting]:

@@ -1,4 +1,4 @@
-"""``FusionGroups``: which kernels of a graph inductor may fuse, and which results then certainly need no memory.
+"""``FusionGroups``: which kernels of a graph inductor may fuse, and which results then need no memory.
 
 Inductor fuses a pointwise operator or a reduction with others of these that read its result, unless an operator of
 another kind has to run in between, such as a product. The fused kernel runs where the last of them was
@@ -6,6 +6,7 @@ another kind has to run in between, such as a product. The fused kernel runs whe
 
 Where all are pointwise, of the same size, and none has to wait for an operator of another kind, the fused kernel keeps
 a result that only they read in registers. It writes a result over a product of matrices that is not read again.
+Measured peaks were compared with these rules on a CPU alone.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ _POINTWISE = frozenset(("clone", "_to_copy", "convert_element_type"))  # besides
 _CONSTANTS = frozenset(("full", "scalar_tensor"))
 _DEVICES = frozenset(("cpu", "cuda"))
 _AUTOTUNING = ("max_autotune", "max_autotune_gemm")  # settings with which pointwise operators are fused into products
-_MEASURING = "benchmark_fusion"  # a setting with which kernels are fused only where that is measured to be faster
-_MOST_FUSED = 16
-"""How many kernels inductor fuses in every case: on a CPU, so many of those that read the same."""
+# Settings with which inductor measures whether fused kernels are faster, or bounds the buffers that they take.
+_DECIDING = ("benchmark_fusion", "max_fusion_unique_io_buffers")
+_MOST_FUSED = (None, "max_fusion_size", 64), ("cpp", "max_horizontal_fusion_size", 16)
+"""Settings with the most kernels that inductor fuses, each with its section and default. On a CPU, the second bounds
+those that read the same; it is taken elsewhere, too, where inductor may fuse more."""
 
 
 class FusionGroups:
@@ -57,10 +60,8 @@ class FusionGroups:
                 self._readers[one].append(place)
         self._fusible = [can_fuse(node) for node in kernels]
         self._before, self._blocked = self._find_before()
-        self._members = [1 << place for place in range(len(kernels))]
-        near = list(
-            range(len(kernels))
-        )  # by kernel: another that it may be fused with, the root of its tree in the end
+        self._members = [1 << place for place in range(len(kernels))]  # by kernel, as bits of places: its group
+        near = list(range(len(kernels)))  # by kernel: another that it may be fused with, or itself; roots of trees
         for place, node in enumerate(kernels):
             for one in reads[node] if self._fusible[place] else ():
                 maker = self._place.get(one, place)
@@ -69,10 +70,11 @@ class FusionGroups:
                         near[_find_root(near, other)] = _find_root(near, place)
                         if other == maker and _reads_in_order(node):
                             self._join(other, place)
+        self._order = self._divide_cycles()
         config = inductor_config()
         self._is_autotuned = any(getattr(config, name, False) for name in _AUTOTUNING)
         self._overwrites = bool(getattr(config, "inplace_buffers", False))
-        is_decided = self._is_autotuned or getattr(config, _MEASURING, False)
+        is_decided = self._is_autotuned or any(getattr(config, name, None) for name in _DECIDING)
         self._certain = {} if is_decided else self._find_certain(near)
 
     def _find_before(self) -> tuple[list[int], list[int]]:
@@ -105,21 +107,65 @@ class FusionGroups:
             self._before[place] & members and any(self._before[one] >> place & 1 for one in places) for place in between
         )
 
+    def _divide_cycles(self) -> dict[int, int]:
+        """Divides groups into their kernels until no groups wait for each other. Returns the event of each group."""
+        while True:
+            events, waits = self._sort(self._members)
+            if not waits:
+                return events
+            path = [next(iter(waits))]
+            while (one := next(iter(waits[path[-1]]))) not in path:
+                path.append(one)
+            cycle = path[path.index(one) :]
+            for place in _find_bits(max(one for one in cycle if one.bit_count() > 1)):
+                self._members[place] = 1 << place
+
+    def _sort(self, members: Sequence[int]) -> tuple[dict[int, int], dict[int, set[int]]]:
+        """By group: its event, where each runs where the last of its members was. And of those that cannot run, since
+        they wait for themselves or are behind such: the groups that they wait for.
+
+        Args:
+            members: by kernel, as bits of places: its group.
+        """
+        waits: dict[int, set[int]] = {}
+        after: dict[int, set[int]] = defaultdict(set)
+        for group in dict.fromkeys(members):
+            makers = (one for place in _find_bits(group) for one in self._reads[self._kernels[place]])
+            waits[group] = {members[self._place[one]] for one in makers if one in self._place} - {group}
+            for one in waits[group]:
+                after[one].add(group)
+        ready = [group for group in waits if not waits[group]]  # of two, the one with the later member is larger
+        heapq.heapify(ready)
+        events: dict[int, int] = {}
+        while ready:
+            events[done := heapq.heappop(ready)] = len(events)
+            del waits[done]
+            for one in after[done]:
+                waits[one].discard(done)
+                if not waits[one]:
+                    heapq.heappush(ready, one)
+        return events, waits
+
     def _find_certain(self, near: list[int]) -> dict[int, int]:
-        """By kernel: the number of its group, of groups that inductor certainly fuses as a whole."""
+        """By kernel: the number of its group, of groups that inductor's rules fuse as a whole. Of groups that would
+        wait for each other, it may fuse either, so that neither is taken."""
         groups: dict[int, list[int]] = defaultdict(list)
         for place, fusible in enumerate(self._fusible):
             if fusible:
                 groups[_find_root(near, place)].append(place)
-        found: dict[int, int] = {}
+        most, found = _get_most_fused(), [1 << place for place in range(len(self._kernels))]
+        chosen: dict[int, int] = {}
         for root, places in groups.items():
             members = sum(1 << place for place in places)
             nodes = [self._kernels[place] for place in places]
-            if len(places) > _MOST_FUSED or len({_count(node) for node in nodes}) > 1:
+            if len(places) > most or len({_count(node) for node in nodes}) > 1:
                 continue
             if all(map(self._is_pointwise, nodes)) and self._runs_at_once(members):
-                found.update(dict.fromkeys(places, root))
-        return found
+                chosen.update(dict.fromkeys(places, root))
+                for place in places:
+                    found[place] = members
+        _, waits = self._sort(found)
+        return {place: root for place, root in chosen.items() if found[place] not in waits}
 
     def _is_pointwise(self, kernel: Node) -> bool:
         """Whether a kernel computes each element from numbers and from the elements at the same place of others."""
@@ -160,26 +206,14 @@ class FusionGroups:
 
     def find_order(self) -> list[int]:
         """By kernel: its event where all are fused that may be. Each runs where the last of its group was."""
-        groups = dict.fromkeys(self._members)
-        waits: dict[int, set[int]] = {}
-        after: dict[int, set[int]] = defaultdict(set)
-        for members in groups:
-            makers = (one for place in _find_bits(members) for one in self._reads[self._kernels[place]])
-            waits[members] = {self._members[self._place[one]] for one in makers if one in self._place} - {members}
-            for one in waits[members]:
-                after[one].add(members)
-        ready = [members for members in groups if not waits[members]]  # of two, the one with the later member is larger
-        heapq.heapify(ready)
-        events: dict[int, int] = {}
-        while ready:
-            events[done := heapq.heappop(ready)] = len(events)
-            for one in after[done]:
-                waits[one].discard(done)
-                if not waits[one]:
-                    heapq.heappush(ready, one)
-        if len(events) < len(groups):
-            return list(range(len(self._kernels)))
-        return [events[members] for members in self._members]
+        return [self._order[group] for group in self._members]
+
+
+def _get_most_fused() -> int:
+    config, found = inductor_config(), []
+    for section, name, default in _MOST_FUSED:
+        found.append(int(getattr(config if section is None else getattr(config, section, None), name, default)))
+    return min(found)
 
 
 def _find_root(forest: list[int], place: int) -> int:
