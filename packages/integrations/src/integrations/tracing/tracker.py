@@ -7,7 +7,7 @@ is off inside of them. ``F.multi_head_attention_forward`` is opened, since it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from integrations._utils.storages import StorageSet
 from integrations._utils.torch_internals import RESET_HOOKS, top_saved_tensors_default_hooks
 from integrations.tracing import attention
 from integrations.tracing.call import Call
-from integrations.tracing.tensors import LEAVES, find_storages, get_storage, is_dtensor, tensors_in
+from integrations.tracing.tensors import LEAVES, find_storages, get_storage, tensors_in, wraps_part
 
 if TYPE_CHECKING:
     from integrations.tracing.checkpoints import Checkpoints
@@ -123,7 +123,11 @@ class CallTracker(Calls, TorchFunctionMode):
         if special == "describing" and self.watcher is None and (self.over is None or self.checkpoints is not None):
             return self.described(func, args, given)
         run = None if special is None else lambda call: self._run(special, call, func, types, args, given)
-        return self.tracked(func, args, given, run)
+        result = self.tracked(func, args, given, run)
+        # It may have changed an argument, as h[0] = y does. A getter changes none.
+        if result is None and getattr(func, "__name__", "") != "__get__":
+            self._expose(filter(wraps_part, tensors_in((args, given))))
+        return result
 
     def _run(
         self,
@@ -171,13 +175,12 @@ class CallTracker(Calls, TorchFunctionMode):
         for storage in find_storages(output):
             if storage not in self.foreign:
                 self.born.add(storage)
-            # The part of a DTensor does not count the versions of the whole.
-            if is_dtensor(output) and any(argument is output for argument in call.arguments):
-                self.exposed.add(storage)
+        if wraps_part(output) and any(argument is output for argument in call.arguments):
+            self._expose([output])
 
-    def _expose(self, arguments: list[Tensor]) -> None:
+    def _expose(self, arguments: Iterable[Tensor]) -> None:
         for argument in arguments:
-            if (storage := get_storage(argument)) is not None:
+            for storage in () if _waits(argument) else find_storages(argument):
                 self.exposed.add(storage)
 
 

@@ -75,7 +75,7 @@ class Whole:
         wrapper: makes the DTensor; ``None`` for a collective's result, which is replaced by its elements.
     """
 
-    part: Stored | There | Made
+    part: Stored | Made
     wrapper: Wrapper | None
 
 
