@@ -138,6 +138,22 @@ def test_what_was_overwritten_is_not_taken_for_what_it_was(mesh, change, use, re
     assert (found - exact).norm() < 0.02 * exact.norm()
 
 
+def test_a_part_that_is_kept_and_changes_with_the_whole(mesh):
+    """Nothing is recomputed from it."""
+
+    def function(net, h):
+        y = F.gelu(h)
+        part = y.to_local()
+        net.other = part.atan2(part)  # without a rule
+        z = F.silu(part)
+        y.detach().mul_(-3.0)
+        return DTensor.from_local(z, y.device_mesh, y.placements)
+
+    h, found, gradient, _ = step(Sharded(mesh, function), bits=8)
+    exact = expected(gradient, F.silu(F.gelu(h)))
+    assert (found - exact).norm() < 0.02 * exact.norm()
+
+
 @pytest.mark.parametrize("recompute", [True, False])
 def test_a_gradient_of_a_gradient_warns(mesh, recompute):
     model = integrations.compress_model(Sharded(mesh, lambda net, h: F.silu(h)), "L1", recompute=recompute)

@@ -74,6 +74,8 @@ class CallTracker(Calls, TorchFunctionMode):
         foreign: storages from before the forward: something else keeps them alive.
         born: storages that calls of this forward made.
         exposed: storages that may be written to without a change of their version.
+        parts: storages of DTensors' parts and of collectives' results, which a plain tensor may share. Its version does
+            not change with theirs.
         pack: the pack hook with which attention is replaced by one that saves less, while it is the innermost. It is
             not replaced inside a checkpoint, which runs the forward again without this mode and counts what is saved.
         recomputation: says how backward recomputes what an attention kernel makes, if something else needs it, too;
@@ -95,6 +97,7 @@ class CallTracker(Calls, TorchFunctionMode):
         self.foreign = StorageSet()
         self.born = StorageSet()
         self.exposed = StorageSet()
+        self.parts = StorageSet()
         self.watcher: Callable[[list[Tensor]], None] | None = None
         self.checkpoints: Checkpoints | None = None
         self.over: Callable[[Call, Sequence[Tensor]], None] | None = None
@@ -163,6 +166,8 @@ class CallTracker(Calls, TorchFunctionMode):
         for storage in find_storages(argument) if own is None else (own,):
             if storage not in self.born:
                 self.foreign.add(storage)
+            if own is None and wraps_part(argument):
+                self.parts.add(storage)
 
     def _bear(self, output: Tensor, call: Call) -> None:
         """Marks a result as made by this forward, unless it shares memory with something older, as
@@ -172,10 +177,13 @@ class CallTracker(Calls, TorchFunctionMode):
                 self._meet(argument)
         if _waits(output):
             return
+        wraps = wraps_part(output)
         for storage in find_storages(output):
             if storage not in self.foreign:
                 self.born.add(storage)
-        if wraps_part(output) and any(argument is output for argument in call.arguments):
+            if wraps:
+                self.parts.add(storage)
+        if wraps and any(argument is output for argument in call.arguments):
             self._expose([output])
 
     def _expose(self, arguments: Iterable[Tensor]) -> None:

@@ -290,7 +290,7 @@ class _Operands:
         if found is not None:
             self.any_stored = True
             self.gains.append(found.formula.gain if isinstance(found, Made) else 1.0)
-            if part is tensor:
+            if part is tensor and storage not in self._formulas.tracker.parts:
                 return found
             return Whole(found, Wrapper.of(tensor) if is_dtensor(tensor) else None)
         kept = None if tensor is self._overwritten else self._kept(tensor, part, storage)
