@@ -184,7 +184,9 @@ class CallTracker(Calls, TorchFunctionMode):
             if wraps:
                 self.parts.add(storage)
         if wraps and any(argument is output for argument in call.arguments):
-            self._expose([output])
+            # A call such as h.float() returns it unchanged. Foreach operators change it, but not its version.
+            if call.in_place or output.is_inference() or output._version:
+                self._expose([output])
 
     def _expose(self, arguments: Iterable[Tensor]) -> None:
         for argument in arguments:
