@@ -183,10 +183,13 @@ class CallTracker(Calls, TorchFunctionMode):
                 self.born.add(storage)
             if wraps:
                 self.parts.add(storage)
-        if wraps and any(argument is output for argument in call.arguments):
-            # A call such as h.float() returns it unchanged. Foreach operators change it, but not its version.
-            if call.in_place or output.is_inference() or output._version:
-                self._expose([output])
+        # A call such as h.float() returns it unchanged. Foreach operators change it, but not its version.
+        if (
+            wraps
+            and any(argument is output for argument in call.arguments)
+            and (call.in_place or output.is_inference() or output._version)
+        ):
+            self._expose([output])
 
     def _expose(self, arguments: Iterable[Tensor]) -> None:
         for argument in arguments:
