@@ -6,6 +6,7 @@ the rows of the report, and the largest difference between the ranks of a gradie
 
 import os
 import sys
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -92,11 +94,12 @@ def place(model, mesh, way):
     return model
 
 
-def step(model):
+def step(model, watched=nullcontext):
     tokens = torch.randint(WORDS, (16, 32), generator=torch.Generator().manual_seed(1))
     with loss_parallel():
         loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-        loss.backward()
+        with watched():
+            loss.backward()
     return whole(loss.detach()).item()
 
 
@@ -127,11 +130,13 @@ def compare(way, mesh, level, before=False, width=WIDTH, **options):
         model = place(integrations.compress_model(Net(), level=level, min_bytes=0), mesh, way)
     else:
         model = integrations.compress_model(make(way, mesh, width=width), level=level, min_bytes=0, **options)
-    losses = step(plain), step(model)
+    modes = [CommDebugMode(), CommDebugMode()]
+    losses = [step(net, lambda mode=mode: mode) for net, mode in zip((plain, model), modes, strict=True)]
     exact, found = (torch.cat([whole(one.grad).flatten() for one in net.parameters()]) for net in (plain, model))
     report = integrations.compression(model).report()
     return {
         "losses": losses,
+        "collectives": [{str(name): count for name, count in mode.get_comm_counts().items()} for mode in modes],
         "error": ((found - exact).norm() / exact.norm()).item(),
         "spread": max(spread(one.grad, mesh) for one in model.parameters()),
         "bytes": [report.original_bytes, report.stored_bytes],

@@ -34,6 +34,14 @@ def test_losses_and_gradients(found, level, way):
         assert several["error"] < 1.15 * most["error"]  # a few hundred thousand roundings scatter by less
 
 
+@pytest.mark.parametrize("way", ["tensor", "tensor, whole", "sequence"])
+def test_backward_repeats_no_collective(found, way):
+    for ranks in found:
+        plain, compressed = ranks["lean"][way]["collectives"]
+        assert plain == compressed
+        assert plain
+
+
 @pytest.mark.parametrize("way", ["tensor", "sequence"])
 @pytest.mark.parametrize("level", ["L1", "lean"])
 def test_parameters_that_all_ranks_have_get_the_same_gradient(found, level, way):
@@ -87,7 +95,7 @@ def test_what_lean_stores_otherwise_in_sequence_parallel(found):
 
 
 def test_dtensors_are_recomputed_as_parts_are(found):
-    """The input of a row-wise layer is recomputed from that of the activation, and no rank communicates for it."""
+    """The input of a row-wise layer is recomputed from that of the activation."""
     for ranks in found:
         parts, whole = ranks["lean"]["tensor"], ranks["lean"]["tensor, whole"]
         assert whole["losses"] == parts["losses"]

@@ -8,7 +8,7 @@ from integrations.runtime.formulas.formula import EXACT, Recomputed, get_bits
 from integrations.runtime.repeating.segments import Handle
 from integrations.tracing.data_dependence import HeldInput
 from integrations.tracing.double_backward import DoubleBackward, has_numbers, is_read
-from integrations.tracing.storage.forms import Held, SlopeForm
+from integrations.tracing.storage.forms import Held, Part, SlopeForm
 from integrations.tracing.storage.regions import Exact, View, inner
 
 
@@ -22,11 +22,12 @@ def differentiated(packed: object) -> None:
     """
     if isinstance(packed, HeldInput):  # the node that unpacks it is one of the segment, not the checkpoint's own
         packed = packed.packed
-    double = _find_double_backward(packed)
+    held = packed.held if isinstance(packed, Part) else packed
+    double = _find_double_backward(held)
     if double is None or double.met or not builds_graph():
         return
-    rounded = _is_rounded(packed)
-    if (rounded or (double.tries and _may_be_rounded(packed))) and is_read(packed, not rounded):
+    rounded = _is_rounded(held)
+    if (rounded or (double.tries and _may_be_rounded(held))) and is_read(packed, not rounded):
         double.meet(rounded)
 
 

@@ -41,8 +41,8 @@ from integrations.tracing.tensors import (
     find_part,
     get_memory,
     get_storage,
-    is_collective_result,
     is_dtensor,
+    wraps_part,
 )
 from integrations.tracing.tracker import CallTracker
 
@@ -238,12 +238,12 @@ class PackedForward:
     def _why_whole(self, tensor: Tensor) -> str:
         """Why a tensor that wraps a plain one is kept as it is, rather than this rank's part of it stored; empty if it
         is not, or wraps none."""
-        dtensor = is_dtensor(tensor)
-        if not dtensor and not is_collective_result(type(tensor)):
+        if not wraps_part(tensor):
             return ""
+        dtensor = is_dtensor(tensor)
         kind = "a DTensor" if dtensor else "a collective's result"
-        if self._observer is not None:
-            return f"{kind}, whose rounding is not measured: kept exactly in the step that is measured"
+        if self._observer is not None or self.level.adaptive:
+            return f"{kind}, whose rounding is not measured: kept exactly"
         if self.plan_decisions is not None and not dtensor:
             return f"{kind}, which a plan keeps"
         # Its part does not count its versions.

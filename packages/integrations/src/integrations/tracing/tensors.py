@@ -85,6 +85,12 @@ def is_collective_result(kind: type) -> bool:
     return hasattr(kind, "trigger_wait")
 
 
+def wraps_part(tensor: Tensor) -> bool:
+    """Whether a tensor has its elements in another one, which does not count its versions: a DTensor in this rank's
+    part, a collective's result in a plain tensor."""
+    return type(tensor) not in _PLAIN and (is_dtensor_class(type(tensor)) or is_collective_result(type(tensor)))
+
+
 def make_dtensor_error(tensor: Tensor, layers: str) -> TypeError:
     """The error of layers that were asked for and would keep a ``DTensor`` as it is.
 
@@ -102,7 +108,7 @@ def get_memory(tensor: Tensor) -> torch.UntypedStorage | None:
     """The one storage that holds the elements that this rank has of a tensor: its own, or that of a DTensor's part or a
     collective's result; ``None`` for other tensors without a storage."""
     storage = get_storage(tensor)
-    if storage is not None or not (is_dtensor(tensor) or is_collective_result(type(tensor))):
+    if storage is not None or not wraps_part(tensor):
         return storage
     found = find_storages(tensor)
     return found[0] if len(found) == 1 else None

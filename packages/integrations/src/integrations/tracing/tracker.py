@@ -7,7 +7,7 @@ is off inside of them. ``F.multi_head_attention_forward`` is opened, since it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from integrations._utils.storages import StorageSet
 from integrations._utils.torch_internals import RESET_HOOKS, top_saved_tensors_default_hooks
 from integrations.tracing import attention
 from integrations.tracing.call import Call
-from integrations.tracing.tensors import LEAVES, find_storages, get_storage, is_dtensor, tensors_in
+from integrations.tracing.tensors import LEAVES, find_storages, get_storage, tensors_in, wraps_part
 
 if TYPE_CHECKING:
     from integrations.tracing.checkpoints import Checkpoints
@@ -74,6 +74,8 @@ class CallTracker(Calls, TorchFunctionMode):
         foreign: storages from before the forward: something else keeps them alive.
         born: storages that calls of this forward made.
         exposed: storages that may be written to without a change of their version.
+        parts: storages of DTensors' parts and of collectives' results, which a plain tensor may share. Its version does
+            not change with theirs.
         pack: the pack hook with which attention is replaced by one that saves less, while it is the innermost. It is
             not replaced inside a checkpoint, which runs the forward again without this mode and counts what is saved.
         recomputation: says how backward recomputes what an attention kernel makes, if something else needs it, too;
@@ -95,6 +97,7 @@ class CallTracker(Calls, TorchFunctionMode):
         self.foreign = StorageSet()
         self.born = StorageSet()
         self.exposed = StorageSet()
+        self.parts = StorageSet()
         self.watcher: Callable[[list[Tensor]], None] | None = None
         self.checkpoints: Checkpoints | None = None
         self.over: Callable[[Call, Sequence[Tensor]], None] | None = None
@@ -123,7 +126,11 @@ class CallTracker(Calls, TorchFunctionMode):
         if special == "describing" and self.watcher is None and (self.over is None or self.checkpoints is not None):
             return self.described(func, args, given)
         run = None if special is None else lambda call: self._run(special, call, func, types, args, given)
-        return self.tracked(func, args, given, run)
+        result = self.tracked(func, args, given, run)
+        # It may have changed an argument, as h[0] = y does. A getter changes none.
+        if result is None and getattr(func, "__name__", "") != "__get__":
+            self._expose(filter(wraps_part, tensors_in((args, given))))
+        return result
 
     def _run(
         self,
@@ -159,6 +166,8 @@ class CallTracker(Calls, TorchFunctionMode):
         for storage in find_storages(argument) if own is None else (own,):
             if storage not in self.born:
                 self.foreign.add(storage)
+            if own is None and wraps_part(argument):
+                self.parts.add(storage)
 
     def _bear(self, output: Tensor, call: Call) -> None:
         """Marks a result as made by this forward, unless it shares memory with something older, as
@@ -168,16 +177,23 @@ class CallTracker(Calls, TorchFunctionMode):
                 self._meet(argument)
         if _waits(output):
             return
+        wraps = wraps_part(output)
         for storage in find_storages(output):
             if storage not in self.foreign:
                 self.born.add(storage)
-            # The part of a DTensor does not count the versions of the whole.
-            if is_dtensor(output) and any(argument is output for argument in call.arguments):
-                self.exposed.add(storage)
+            if wraps:
+                self.parts.add(storage)
+        # A call such as h.float() returns it unchanged. Foreach operators change it, but not its version.
+        if (
+            wraps
+            and any(argument is output for argument in call.arguments)
+            and (call.in_place or output.is_inference() or output._version)
+        ):
+            self._expose([output])
 
-    def _expose(self, arguments: list[Tensor]) -> None:
+    def _expose(self, arguments: Iterable[Tensor]) -> None:
         for argument in arguments:
-            if (storage := get_storage(argument)) is not None:
+            for storage in () if _waits(argument) else find_storages(argument):
                 self.exposed.add(storage)
 
 

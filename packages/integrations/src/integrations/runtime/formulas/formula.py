@@ -68,14 +68,15 @@ class Made:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Whole:
-    """An operand that wraps another one: a DTensor, of which this is this rank's part, or a collective's result.
+    """An operand that wraps another one, or shares the memory of one that does: a DTensor, of which this is this rank's
+    part, or a collective's result.
 
     Attributes:
         part: the operand that is wrapped.
-        wrapper: makes the DTensor; ``None`` for a collective's result, which is replaced by its elements.
+        wrapper: makes the DTensor; ``None`` for others, which are replaced by their elements.
     """
 
-    part: Stored | There | Made
+    part: Stored | Made
     wrapper: Wrapper | None
 
 

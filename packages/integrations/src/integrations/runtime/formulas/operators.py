@@ -25,6 +25,7 @@ Function = Callable[..., Any]
 _GAINS = {name: entry.gain for entry in OPERATORS if entry.gain is not None for name in entry.names}
 _ROWS = frozenset(name for entry in OPERATORS if entry.by_row for name in entry.names)
 _SAMPLES = frozenset({"batch_norm", "group_norm"})
+_JOINING = frozenset({"cat", "stack"})
 _NEED_EXACT = (Gain.QUOTIENT, Gain.UNBOUNDED)
 # What is behind a larger factor is cut down by an operator of a small range, of which its error may be a large part.
 _STEEPEST = 4.0
@@ -85,23 +86,34 @@ def _is_reflected(call: Call) -> bool:
 
 def stays_on_rank(call: Call, result: Any) -> bool:
     """Whether a call can be repeated without communication. Of a DTensor, each rank computes its part from parts that
-    are placed alike, or that it has whole. Not so if it was overwritten: its part does not count its versions.
+    are placed alike, or that it has whole. ``False`` for a DTensor that the call has overwritten: its part does not
+    count its versions.
 
     Args:
         call: the call, of a function that is repeated.
         result: its result, or what it saves of that.
     """
-    dtensors: list[Any] = list(filter(is_dtensor, call.arguments))
     if not is_dtensor(result):
-        return not dtensors
-    for given in dtensors:
-        if given is result or given.device_mesh != result.device_mesh:
-            return False
-        placements = zip(given.placements, result.placements, strict=True)
-        if not all(one == other or one.is_replicate() for one, other in placements):
-            return False
+        return not any(map(is_dtensor, call.arguments))
     dims = _count_apart(call, result)
-    return all(one.is_replicate() or (one.is_shard() and one.dim < dims) for one in result.placements)
+    if not all(one.is_replicate() or (one.is_shard() and one.dim < dims) for one in result.placements):
+        return False
+    return all(_is_local(given, call, result) for given in call.arguments)
+
+
+def _is_local(given: Any, call: Call, result: Any) -> bool:
+    """Whether each rank has what it needs of an argument to compute its part of the result."""
+    if not is_dtensor(given):  # torch takes larger ones only under implicit_replication(), where backward may not run
+        return bool(given.numel() == 1)
+    if given is result or given.device_mesh != result.device_mesh:
+        return False
+    if call.name not in _JOINING and all(one.is_replicate() for one in given.placements):
+        return True
+    # A dimension that is broadcast is sharded in another way than the result's.
+    return bool(given.placements == result.placements) and all(
+        one.is_replicate() or (given.dim() == result.dim() and given.shape[one.dim] == result.shape[one.dim])
+        for one in result.placements
+    )
 
 
 def _count_apart(call: Call, result: Tensor) -> int:

@@ -103,15 +103,16 @@ class Formulas:
         """Notes by which formula, if any, the result of a call that is over can be recomputed."""
         if len(outputs) != 1 or needs_exact(call.function) is None:
             return
-        result = outputs[0] if type(outputs[0]) in PLAIN else find_local(outputs[0])
-        if result is None or not stays_on_rank(call, outputs[0]):
+        output = outputs[0]
+        if not (type(output) in PLAIN or is_dtensor(output)) or not stays_on_rank(call, output):
             return
         place, noted = len(self.noted), Noted(call.function)
         self.noted.append(noted)
         if place < len(self._before) and self._before[place].was_useless(call.function):
             return
-        storage = get_storage(result)
-        formula = None if storage is None else self._of_result(call, result)
+        result = output if type(output) in PLAIN else find_local(output)
+        storage = None if result is None else get_storage(result)
+        formula = None if result is None or storage is None else self._of_result(call, result)
         if storage is not None and formula is not None:
             formula.noted = noted
             self._formulas.put(storage, formula)
@@ -283,11 +284,13 @@ class _Operands:
             return There(_copied(tensor))
         # The operator that has overwritten it has raised its version by one.
         version = part._version - (tensor is self._overwritten)
-        found = self._stored(part, storage, version) or self._made(part, storage, version)
+        found = None
+        if not (is_dtensor(tensor) and tensor._version):  # its part does not count its versions
+            found = self._stored(part, storage, version) or self._made(part, storage, version)
         if found is not None:
             self.any_stored = True
             self.gains.append(found.formula.gain if isinstance(found, Made) else 1.0)
-            if part is tensor:
+            if part is tensor and storage not in self._formulas.tracker.parts:
                 return found
             return Whole(found, Wrapper.of(tensor) if is_dtensor(tensor) else None)
         kept = None if tensor is self._overwritten else self._kept(tensor, part, storage)
