@@ -229,8 +229,8 @@ PEAK_WAYS = (PLAIN, "checkpoint, least", *(planned_name(budget, bound) for bound
 """Whose planned peaks are compared with measured ones."""
 
 TWIN_WAYS = (PLAIN, "each block (torch)", "L1", "lean", "checkpoint, least")
-"""Whose host time is measured. Torch's checkpointing is what others are to be measured by. Plans with a budget are left out:
-gradients are most of such a step's peak, and no plan lowers that."""
+"""Whose host time is measured. Torch's checkpointing is what others are to be measured by. Plans with a budget are
+left out: gradients are most of such a step's peak, and no plan lowers that."""
 
 QUICK_WAYS = (
     PLAIN,
