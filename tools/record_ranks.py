@@ -139,7 +139,8 @@ def in_torchtitan() -> Iterator[Row]:
         if mesh in ("", "whole", "resumed", "another") or "plain" in name:
             continue
         way = name.removeprefix(f"{mesh} ")
-        plain = found[f"{mesh} plain, compiled" if way.endswith("compiled") else f"{mesh} plain"]
+        alone = mesh.removesuffix(" rounded")
+        plain = found[f"{alone} plain, compiled" if way.endswith("compiled") else f"{alone} plain"]
         if isinstance(steps, str):
             yield mesh, way, *("",) * 5, "raises", "test_torchtitan"
             continue
