@@ -62,6 +62,14 @@ def nothing_is_left_active():
     assert_nothing_active()
 
 
+@pytest.fixture(scope="module")
+def mesh():
+    """A mesh of one rank, which is this process."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
 @pytest.fixture
 def asked(request):
     """The option of a name; ``None`` where this file was not among pytest's arguments, and options are unknown."""

@@ -20,17 +20,8 @@ if not torch.distributed.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
 
 from torch.distributed._functional_collectives import all_reduce, wait_tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
-
-
-@pytest.fixture(scope="module")
-def mesh():
-    """Makes this process the only rank."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    torch.distributed.destroy_process_group()
 
 
 class Sharded(Between):

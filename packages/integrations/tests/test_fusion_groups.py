@@ -57,7 +57,7 @@ def gated(x, w):
 
 
 def test_a_result_that_only_the_fused_kernel_reads_has_no_memory():
-    """And what it makes is written over a product that only it reads."""
+    """The fused kernel also writes its result over a product of matrices that nothing else reads."""
     names, fused, unfused = count(gated, X, W)
     assert names == ["mm", "mm", "mm", "sigmoid", "mul", "mm"]
     assert fused == [1, 2, 3, 3, 3, 2]
@@ -135,7 +135,7 @@ def test_kernels_that_would_wait_for_each_other_are_not_fused():
 
 
 def crossed(x, w):
-    """Two pairs of pointwise operators, of which each has to run between the operators of the other."""
+    """Has two pairs of pointwise operators. If one pair were fused, the other could not be."""
     one, other = aten.sigmoid(x), aten.exp(x)
     first, second = aten.mm(one, w), aten.mm(other, w)
     return aten.mm(aten.mul(one, second), w), aten.mm(aten.mul(other, first), w)

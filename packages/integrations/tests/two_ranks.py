@@ -53,8 +53,8 @@ def run_torchrun(child: str, folder: Path, *options: str) -> None:
 
 
 def run_forked_ranks(child: str, folder: Path, *libraries: str) -> None:
-    """Starts a script of this folder as ranks 0 and 1, as torchrun does, but imports libraries once for both. The ranks
-    write what they find into ``folder``."""
+    """Starts a script of this folder as ranks 0 and 1, as torchrun does, but imports libraries once for both. Each rank
+    writes its results to a file in ``folder``."""
     from .forks import Fork
 
     here = Path(__file__)

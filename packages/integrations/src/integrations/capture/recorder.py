@@ -380,7 +380,7 @@ class Recorder(TorchDispatchMode):
         with self.pausing():
             self._look((own,))
         saved = self.saved.pack(value, own)
-        return saved if part is None else Part(saved, Wrapper.of(tensor))
+        return saved if part is None else Part(saved, Wrapper.take_from(tensor))
 
 
 def _is_parameter(tensor: Tensor) -> bool:

@@ -228,7 +228,7 @@ class PackedForward:
             if isinstance(stored, (Exact, Kept)):
                 packed = Exact(Kept.of(tensor), stored.region if isinstance(stored, Exact) else None)
             else:
-                packed = Part(stored, Wrapper.of(tensor)) if is_dtensor(tensor) else stored
+                packed = Part(stored, Wrapper.take_from(tensor)) if is_dtensor(tensor) else stored
         else:
             packed = self.store(tensor, storage, spec, call, site, due, obstacle)
         if site is not None:
@@ -236,8 +236,8 @@ class PackedForward:
         return packed
 
     def _why_whole(self, tensor: Tensor) -> str:
-        """Why a tensor that wraps a plain one is kept as it is, rather than this rank's part of it stored; empty if it
-        is not, or wraps none."""
+        """Why a DTensor or a collective's result is kept exactly and as a whole. Empty if this rank's part of it may be
+        stored, and for all other tensors."""
         if not wraps_part(tensor):
             return ""
         dtensor = is_dtensor(tensor)

@@ -123,8 +123,9 @@ class PlanManager:
         self._number: tuple[int, int] | None = None  # the last measured step, and its number for measuring
         if isinstance(asked, Plan):
             stores = asked.compressed or asked.candidates is not None
-            self.measuring = Remeasuring(ErrorModel(model, asked.error), EARLY[1]) if asked.error else None
-            self.plans = Fronts(asked, level, self._errors, shapes=shapes) if stores else Plans(asked, shapes)
+            errors = ErrorModel(model, asked.error) if asked.error else None
+            self.measuring = None if errors is None else Remeasuring(errors, EARLY[1])
+            self.plans = Fronts(asked, level, errors, shapes=shapes) if stores else Plans(asked, shapes)
             if level.off and not stores:
                 self.compiled = Compiled(model, asked)
 
@@ -390,13 +391,8 @@ class PlanManager:
         return NO_PLAN if self.plans is None else describe_plan(self.plans, self.measuring, self.codec)
 
     def exceptions(self, model: nn.Module, rows: Sequence[Row]) -> str:
-        """Where the last forward was not as its plan says, as a report describes it; ``rows`` are the report's."""
+        """How forwards differed from the plan, in words; empty if they did not. ``rows`` are the report's."""
         return "" if self.plans is None else describe_exceptions(self.plans, self._in_flight.unplanned, model, rows)
-
-    @property
-    def _errors(self) -> ErrorModel | None:
-        """What predicts the errors of plans; ``None`` if they round nothing, or as a level says."""
-        return None if self.measuring is None else self.measuring.errors
 
     def title(self) -> str:
         """What was asked for, as a report describes it."""

@@ -241,8 +241,8 @@ def _count_iterations(kernel: Node) -> int:
 
 
 def _reads_in_order(kernel: Node) -> bool:
-    """Whether a kernel's loops are those of the operator that makes what it reads. On a CPU, a sum over other than the
-    last dimensions has others, and is not fused."""
+    """Whether a kernel goes through the elements in the same order as the operator that makes its input. On a CPU, a
+    sum does not if it adds up other dimensions than the last ones, and inductor does not fuse it."""
     value = kernel.all_input_nodes[0].meta.get("val") if kernel.all_input_nodes else None
     if get_operator(kernel) not in REDUCTIONS or not isinstance(value, Tensor) or value.device.type != "cpu":
         return True

@@ -68,11 +68,11 @@ class Made:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Whole:
-    """An operand that wraps another one, or shares the memory of one that does: a DTensor, of which this is this rank's
-    part, or a collective's result.
+    """An operand whose elements are in another tensor: a DTensor, whose elements are in this rank's part, or the result
+    of a collective. A plain tensor that shares the memory of such a part is one, too.
 
     Attributes:
-        part: the operand that is wrapped.
+        part: the operand that has the elements.
         wrapper: makes the DTensor; ``None`` for others, which are replaced by their elements.
     """
 

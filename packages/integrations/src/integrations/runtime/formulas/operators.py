@@ -91,7 +91,7 @@ def stays_on_rank(call: Call, result: Any) -> bool:
 
     Args:
         call: the call, of a function that is repeated.
-        result: its result, or what it saves of that.
+        result: the tensor that the call returns, or that it saves for backward.
     """
     if not is_dtensor(result):
         return not any(map(is_dtensor, call.arguments))
@@ -102,7 +102,7 @@ def stays_on_rank(call: Call, result: Any) -> bool:
 
 
 def _is_local(given: Any, call: Call, result: Any) -> bool:
-    """Whether each rank has what it needs of an argument to compute its part of the result."""
+    """Whether each rank can compute its part of the result from its own part of an argument."""
     if not is_dtensor(given):  # torch takes larger ones only under implicit_replication(), where backward may not run
         return bool(given.numel() == 1)
     if given is result or given.device_mesh != result.device_mesh:

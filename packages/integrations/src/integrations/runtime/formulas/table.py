@@ -292,7 +292,7 @@ class _Operands:
             self.gains.append(found.formula.gain if isinstance(found, Made) else 1.0)
             if part is tensor and storage not in self._formulas.tracker.parts:
                 return found
-            return Whole(found, Wrapper.of(tensor) if is_dtensor(tensor) else None)
+            return Whole(found, Wrapper.take_from(tensor) if is_dtensor(tensor) else None)
         kept = None if tensor is self._overwritten else self._kept(tensor, part, storage)
         if kept is None:
             raise _NotStoredError

@@ -189,8 +189,8 @@ class Wrapper:
     strides: Sequence[int]
 
     @classmethod
-    def of(cls, whole: Any) -> Wrapper:
-        """The wrapper of a DTensor."""
+    def take_from(cls, whole: Any) -> Wrapper:
+        """Return the wrapper of a DTensor."""
         names, context = whole.__tensor_flatten__()
         others = {name: getattr(whole, name) for name in names if name != _PART}
         return cls(type(whole), others, context, whole.shape, whole.stride())
