@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "bindings/follow.h"
 #include "bindings/objects.h"
 
 namespace py = pybind11;
@@ -251,6 +252,18 @@ Ref run(Calls* self, PyObject* call, PyObject* runner, PyObject* outputs) {
   return result;
 }
 
+// Runs the call, and has it followed, where somebody follows the forward.
+Ref run_followed(Calls* self, PyObject* call, PyObject* runner, PyObject* outputs) {
+  Ref follower = Ref::to(member(self, Calls::kFollower));
+  if (!follower) return run(self, call, runner, outputs);
+  Ref result = begin_followed(follower.get(), call) ? run(self, call, runner, outputs) : Ref();
+  if (!result) {
+    fail_followed(follower.get());
+    return result;
+  }
+  return end_followed(follower.get(), call, outputs) ? std::move(result) : Ref();
+}
+
 // Whether there are the sets that all goes by; otherwise there is an error.
 bool has_sets(Calls* self) {
   for (const Calls::Member set : {Calls::kForeign, Calls::kBorn})
@@ -272,7 +285,7 @@ PyObject* tracked(PyObject* object, PyObject* const* given, Py_ssize_t count) {
   Ref outputs(PyList_New(0)), call = call_of(given[0], given[1], given[2]);
   if (!call || !outputs) return nullptr;
   Ref outer(std::exchange(self->members[Calls::kCall], Py_NewRef(call.get())));
-  Ref result = run(self, call.get(), given[3], outputs.get());
+  Ref result = run_followed(self, call.get(), given[3], outputs.get());
   Ref over(std::exchange(self->members[Calls::kCall], outer.release()));
   if (!result) return nullptr;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(outputs.get()); ++i) {
@@ -365,6 +378,7 @@ PyMemberDef attributes[] = {
     {kCallsMembers[Calls::kOver], T_OBJECT, offset_of(Calls::kOver), 0, nullptr},
     {kCallsMembers[Calls::kNoted], T_OBJECT, offset_of(Calls::kNoted), 0, nullptr},
     {kCallsMembers[Calls::kNote], T_OBJECT, offset_of(Calls::kNote), 0, nullptr},
+    {kCallsMembers[Calls::kFollower], T_OBJECT, offset_of(Calls::kFollower), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 

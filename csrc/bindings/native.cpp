@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/calls.h"
+#include "bindings/follow.h"
 #include "bindings/kernels.h"
 #include "bindings/replay.h"
 #include "bindings/replay_hooks.h"
@@ -45,5 +46,6 @@ PYBIND11_MODULE(_native, m) {
   actcore::bind_kernels(m);
   actcore::bind_replay(m);
   actcore::bind_solvers(m);
+  actcore::bind_follow(m);
   actcore::bind_tape(m);
 }

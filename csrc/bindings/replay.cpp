@@ -95,6 +95,20 @@ bool is_given(PyObject* site, PyObject* call) {
   return is_same(Ref::to(found == nullptr ? Py_None : found), PyTuple_GET_ITEM(given, 2));
 }
 
+// Whether a tensor in memory to which the plan has given no number so far is the one of the site. It may be what the call
+// that is running has made: whoever follows the calls tells. -1: an error.
+int is_met(Replay* self, PyObject* site, PyObject* storage, PyObject* tensor) {
+  PyObject* value = known->site_value.of(site);
+  if (value == Py_None) return 1;
+  PyObject *role = known->site_role.of(site), *meet = at(self, Replay::kMeet);
+  const bool made =
+      PyUnicode_CompareWithASCIIString(role, "internal") == 0 || PyUnicode_CompareWithASCIIString(role, "result") == 0;
+  if (!made || meet == Py_None) return 0;
+  PyObject* given[] = {storage, value, tensor};
+  Ref met(PyObject_Vectorcall(meet, given, 3, nullptr));
+  return met ? met.get() == Py_True : -1;
+}
+
 // What a tensor gets that is another one: the full way, or an error.
 PyObject* left_to_python() { return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None); }
 
@@ -138,18 +152,18 @@ PyObject* replayed(PyObject* object, PyObject* tensor) {
   PyObject* before = PyDict_GetItemWithError(at(self, Replay::kOccurrences), place);
   PyObject* occurrence = known->site_occurrence.of(site.get());
   if (before == nullptr ? PyLong_AsLong(occurrence) != 0 : !is_same(Ref::to(before), occurrence)) Py_RETURN_NONE;
+  const bool owned = PyUnicode_GetLength(known->site_owner.of(site.get())) != 0;
+  if (!owned && at(self, Replay::kValues) != Py_None) {  // before its owner, which follows from that
+    PyObject* value = PyDict_GetItemWithError(at(self, Replay::kValues), address.get());
+    const int same = value == nullptr ? is_met(self, site.get(), storage.get(), tensor)
+                                      : is_same(Ref::to(value), known->site_value.of(site.get()));
+    if (same <= 0) return left_to_python();
+  }
   Ref owner = owner_of(self, call.get(), tensor, storage.get(), address.get());
   if (!owner) return nullptr;
   if (!is_same(Ref::to(owner.get()), known->site_owner.of(site.get()))) Py_RETURN_NONE;
-  const bool owned = PyUnicode_GetLength(owner.get()) != 0;
   if (PyDict_GET_SIZE(at(self, Replay::kDue)) != 0) Py_RETURN_NONE;
-  if (!owned) {
-    if (PyDict_Contains(at(self, Replay::kExposed), address.get()) != 0) Py_RETURN_NONE;
-    if (at(self, Replay::kValues) != Py_None) {
-      PyObject* value = PyDict_GetItemWithError(at(self, Replay::kValues), address.get());
-      if (!is_same(Ref::to(value == nullptr ? Py_None : value), known->site_value.of(site.get()))) Py_RETURN_NONE;
-    }
-  }
+  if (!owned && PyDict_Contains(at(self, Replay::kExposed), address.get()) != 0) Py_RETURN_NONE;
   Ref capturing(PyObject_CallNoArgs(at(self, Replay::kCapturing)));
   if (!capturing) return nullptr;
   if (capturing.get() != Py_False) Py_RETURN_NONE;  // a captured graph draws its noise on the device
@@ -230,7 +244,47 @@ void deallocate(PyObject* object) {
   Py_DECREF(type);
 }
 
+// Stores a tensor that something else than autograd holds, as the site says; None where it is not as it was then. Who
+// calls has compared the tensor.
+PyObject* hold(PyObject* object, PyObject* const* given, Py_ssize_t count) {
+  auto* self = reinterpret_cast<Replay*>(object);
+  if (count != 2 || !Py_IS_TYPE(given[0], known->site)) {
+    PyErr_SetString(PyExc_TypeError, "hold takes a Site and a tensor");
+    return nullptr;
+  }
+  PyObject *site = given[0], *tensor = given[1];
+  if (!is_real(tensor) || !fits(site, tensor)) return left_to_python();
+  Ref storage;
+  Ref address = address_of(tensor, &storage);
+  if (!address) Py_RETURN_NONE;
+  PyObject* place = known->site_place.of(site);
+  PyObject* before = PyDict_GetItemWithError(at(self, Replay::kOccurrences), place);
+  PyObject* occurrence = known->site_occurrence.of(site);
+  if (before == nullptr ? PyLong_AsLong(occurrence) != 0 : !is_same(Ref::to(before), occurrence)) Py_RETURN_NONE;
+  Ref owner = owner_of(self, Py_None, tensor, storage.get(), address.get());
+  if (!owner) return nullptr;
+  if (!is_same(Ref::to(owner.get()), known->site_owner.of(site))) Py_RETURN_NONE;
+  if (PyDict_GET_SIZE(at(self, Replay::kDue)) != 0) Py_RETURN_NONE;
+  Ref capturing(PyObject_CallNoArgs(at(self, Replay::kCapturing)));
+  if (!capturing) return nullptr;
+  if (capturing.get() != Py_False) Py_RETURN_NONE;
+  Ref held;
+  if (PyUnicode_GetLength(owner.get()) != 0) {
+    held = kept_of(tensor);
+    if (held && PyList_Append(at(self, Replay::kRecords), known->site_record.of(site)) < 0) return nullptr;
+  } else {
+    if (PyDict_Contains(at(self, Replay::kExposed), address.get()) != 0) Py_RETURN_NONE;
+    held = stored_here(self, site, tensor, storage.get(), address.get());
+  }
+  if (held && held.get() != Py_None &&
+      PyDict_SetItem(at(self, Replay::kOccurrences), place, known->site_following.of(site)) < 0)
+    return nullptr;
+  return held.release();
+}
+
 PyMethodDef methods[] = {
+    {"hold", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(hold)), METH_FASTCALL,
+     "Stores a tensor that is held for a repetition as its site says: (site, tensor); None if it is another one."},
     {"pack", replayed, METH_O, "Stores a tensor as the forward before has; None if it is another one."},
     {"note", note, METH_O,
      "Notes the site of a tensor that went the full way; whether it is the first of the forward."},

@@ -102,6 +102,7 @@ struct Replay {
     kCapturing,
     kPut,
     kAgain,
+    kMeet,
     kGiven,
     kExpected = kGiven,
     kLast,
@@ -114,7 +115,7 @@ struct Replay {
 
 constexpr const char* kNames[Replay::kGiven] = {
     "tracker", "occurrences", "holders", "foreign", "exposed", "due",       "records", "entries", "lent",
-    "dtype",   "values",      "store",   "module",  "owner",   "capturing", "put",     "again",
+    "dtype",   "values",      "store",   "module",  "owner",   "capturing", "put",     "again",   "meet",
 };
 
 inline PyObject* at(Replay* self, Replay::Object which) { return self->objects[which]; }

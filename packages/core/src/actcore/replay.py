@@ -1,5 +1,5 @@
-"""The part of ``integrations``' runtime that is C. ``integrations.tracing.tracker``, ``integrations.runtime.replay``
-and ``integrations.runtime.repeating.tape`` say what it does, and what with.
+"""The part of ``integrations``' runtime that is C. Its modules ``tracing.tracker``, ``runtime.replay``,
+``runtime.repeating.call_follower`` and ``runtime.repeating.tape`` say what it does, and what with.
 
 ``bind_calls`` and ``bind_checkpoints`` name that; ``Calls`` runs each torch function of a forward, and notes what is
 known of its tensors; ``hold`` notes whose a storage is.
@@ -10,6 +10,8 @@ torch.compile inlines. ``enter`` says which session is a thread's innermost, ``w
 ``KERNELS`` are the CPU's operators without torch's dispatcher, by which ``Replay`` and
 ``unpack`` call them where no mode looks on.
 
+``bind_follow`` names that; ``FollowedCalls`` compares the calls of a forward with those of an earlier one.
+
 ``bind_tape`` names that; ``followed`` runs an operator of a forward that follows a plan, and numbers what it makes.
 """
 
@@ -17,10 +19,12 @@ from __future__ import annotations
 
 from actcore._library import cpu_kernels
 from actcore._native import Calls as Calls
+from actcore._native import FollowedCalls as FollowedCalls
 from actcore._native import Pack as Pack
 from actcore._native import Replay as Replay
 from actcore._native import bind_calls as bind_calls
 from actcore._native import bind_checkpoints as bind_checkpoints
+from actcore._native import bind_follow as bind_follow
 from actcore._native import bind_replay as bind_replay
 from actcore._native import bind_tape as bind_tape
 from actcore._native import enter as enter
