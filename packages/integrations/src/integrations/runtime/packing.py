@@ -21,6 +21,7 @@ from integrations.runtime.compiled.runs import RegionRuns
 from integrations.runtime.custom_saves import Announced, PendingSave, add_record, settle
 from integrations.runtime.formulas.table import Formulas, notes_all
 from integrations.runtime.plan_decisions import PlanDecisions
+from integrations.runtime.repeating.calls import KnownSite
 from integrations.runtime.replay import Sites
 from integrations.runtime.replay_cache import Site
 from integrations.runtime.specs import Place, SavedTensorSpec, Specs, record_of_compound
@@ -179,16 +180,24 @@ class PackedForward:
         self.occurrences[place] = occurrence + 1
         return occurrence
 
-    def pack_held(self, tensor: Tensor, obstacle: str = "") -> Packed:
-        """Stores a tensor that a checkpoint holds without autograd's knowledge; keeps it where there is an obstacle."""
+    def pack_held(self, tensor: Tensor, obstacle: str = "", known: KnownSite | None = None) -> Packed:
+        """Stores a tensor that a checkpoint or a repetition holds without autograd's knowledge; keeps it where there is
+        an obstacle.
+
+        Args:
+            tensor, obstacle: the tensor and the obstacle, in words.
+            known: how the same was stored in the forward before. What is found out now is noted there.
+        """
+        if known is not None and known.site is not None and (held := self._sites.hold(known.site, tensor)) is not None:
+            return held
         outer, self.tracker.call = self.tracker.call, Boundary()
         try:
             with nullcontext() if self.aside is None else self.aside(tensor):
-                return self._pack_anew(tensor, self.paths.running() or "", obstacle)
+                return self._pack_anew(tensor, self.paths.running() or "", obstacle, known)
         finally:
             self.tracker.call = outer
 
-    def _pack_anew(self, tensor: Tensor, module: str, obstacle: str = "") -> Packed:
+    def _pack_anew(self, tensor: Tensor, module: str, obstacle: str = "", known: KnownSite | None = None) -> Packed:
         """Stores a tensor of which nothing is known from the forward before."""
         call = self.tracker.call
         storage, part, whole = get_storage(tensor), None, ""
@@ -217,7 +226,7 @@ class PackedForward:
         due = None if beside else self.announced.due(storage)
         site: Site | None = None
         if not beside and due is None and part is None and by_engine is None:
-            site = self._sites.site_of(spec, place, occurrence, call, owner, storage)
+            site = self._sites.site_of(spec, place, occurrence, call, owner, storage, tensor)
         if owner:
             add_record(self.records, spec.kept_by(owner), due)
             packed: Packed = Kept.of(tensor)
@@ -233,6 +242,9 @@ class PackedForward:
             packed = self.store(tensor, storage, spec, call, site, due, obstacle)
         if site is not None:
             self._sites.note(site, tensor, storage, call, packed)
+        elif known is not None and part is None:
+            known.is_first = self.records[-1].original_bytes > 0
+            known.site = self._sites.site_of_held(Site(spec, place, occurrence, call, owner), tensor, call, packed)
         return packed
 
     def _why_whole(self, tensor: Tensor) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from integrations.runtime.replay_cache import Site
@@ -39,6 +40,8 @@ class PlanDecisions(Protocol):
         values: the plan's number of the memory at each address of a storage; ``None`` where only sites know the
             numbers.
         placeholder: the ``placeholder`` of each ``PlanDecision`` that has one; ``None`` where nothing is recomputed.
+        meet: says whether the memory of a tensor, which has no number, is what the running call has made under this
+            number, and gives it that; ``None`` where all memory has its number before it is saved.
     """
 
     @property
@@ -46,6 +49,9 @@ class PlanDecisions(Protocol):
 
     @property
     def placeholder(self) -> Callable[[Tensor], Packed | None] | None: ...
+
+    @property
+    def meet(self) -> Callable[[torch.UntypedStorage, int, Tensor], bool] | None: ...
 
     def recomputes(self, tensor: Tensor) -> bool:
         """Return whether backward recomputes the tensor."""

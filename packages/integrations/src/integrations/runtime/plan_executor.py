@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -11,7 +12,12 @@ from torch import nn
 from integrations._utils.autocast import fresh_casts
 from integrations._utils.compiling import has_compiled_parts, without_compiled_parts
 from integrations._utils.running_module import all_modules
-from integrations._utils.torch_internals import get_sequence_nr, in_forward_mode, peek_interpreter_stack
+from integrations._utils.torch_internals import (
+    get_sequence_nr,
+    in_forward_mode,
+    len_torch_dispatch_stack,
+    peek_interpreter_stack,
+)
 from integrations._utils.warn import warn
 from integrations.capture.dispatch.versions import unseen
 from integrations.capture.graphs.schedule import Schedule
@@ -21,7 +27,9 @@ from integrations.planner.plans import Followed, Plans
 from integrations.policies.levels import Level
 from integrations.runtime.compiled.joint_plans import JOINT
 from integrations.runtime.forward_state import ForwardState
-from integrations.runtime.planned_decisions import Placed, Read, Taped, WithoutStore
+from integrations.runtime.planned_decisions import Numbered, Placed, Read, WithoutStore
+from integrations.runtime.repeating.call_follower import CallFollower
+from integrations.runtime.repeating.recording import Recording
 from integrations.runtime.repeating.tape import Tape
 from integrations.runtime.repeating.thread_state import aside, here, require_no_plan
 from integrations.tracing.double_backward import Kinds
@@ -92,7 +100,7 @@ class PlanExecutor:
         self.repeats = False
         self._model, self._plans, self._followed, self._level = model, plans, followed, level
         self._compiled, self._keeps = compiled, keeps
-        self._tape: Tape | None = None
+        self._following: Tape | CallFollower | None = None
         self._others = self._nodes = 0
         self._contexts: ExitStack | None = None
 
@@ -164,28 +172,79 @@ class PlanExecutor:
             contexts.enter_context(fresh_casts())
             if session.specs.need_no_tape and session.replays and not schedule.needs_tape:
                 session.plan_decisions = Placed(session, schedule, self._without_store(session))
-            else:
+            elif not self._begin_by_calls(session, schedule, rounds, contexts):
                 contexts.enter_context(self._taped(session, schedule, rounds, bool(units)))
             self._contexts = contexts.pop_all()
         self._nodes = get_sequence_nr()
+
+    def _begin_by_calls(self, session: Session, schedule: Schedule, rounds: bool, contexts: ExitStack) -> bool:
+        """Begins to follow the forward by the functions that it calls, if they are known. Returns whether they are."""
+        trace = session.specs.trace
+        if trace is None or trace.schedule is not schedule or not session.replays:
+            return False
+        others = self._without_store(session)
+        read, take_over = Read(session, schedule, others.rounded), partial(self._take_over, session)
+        following = CallFollower(trace, take_over, read, self._model)
+        contexts.callback(following.close)
+        self._begin_following(session, schedule, others, following, rounds)
+        session.tracker.follower = following
+        here.following = True
+        return True
+
+    def _take_over(self, session: Session) -> Tape | None:
+        """Has a tape follow the rest of a forward that has called another function than expected, or with other
+        arguments; ``None`` if that cannot be, since modes have been entered that will be left before."""
+        follower, found = self._following, session.plan_decisions
+        assert isinstance(follower, CallFollower)
+        assert isinstance(found, Numbered)
+        if self._contexts is None or len_torch_dispatch_stack() != follower.modes:
+            return None
+        tape = Tape(follower.schedule, follower.keeping, self._model)
+        tape.go_on_from(follower)
+        session.packing.replay = None  # it would not hide from the tape
+        found.following = self._following = tape
+        self._contexts.enter_context(self._under(tape, session, cut=False))
+        return tape
 
     @contextmanager
     def _taped(self, session: Session, schedule: Schedule, rounds: bool, cut: bool) -> Iterator[None]:
         """A block in which the tape follows every operator. Where the model's parameters are sharded, the operators of
         the hooks that gather them are left out."""
         others = self._without_store(session)
-        tape = self._tape = Tape(schedule, Read(session, schedule, others.rounded), self._model)
-        tape.double, tape.rounded = session.storages.last.double, rounds or self._level is not None
-        found = Taped(session, schedule, others, tape, rounds)
-        session.plan_decisions, session.aside = found, unseen
+        tape = Tape(schedule, Read(session, schedule, others.rounded), self._model)
+        self._begin_following(session, schedule, others, tape, rounds)
+        recorded = schedule.needs_tape and not (schedule.any_sizes or schedule.communicates or cut)
+        compiled = has_compiled_parts(all_modules(self._model)[1:])
+        if recorded and session.replays and session.specs.may_trace and not compiled:
+            session.tracker.follower = tape.recording = Recording(tape)
+        try:
+            with self._under(tape, session, cut):
+                here.following = True
+                yield
+        finally:
+            if tape.recording is not None:
+                tape.recording.close()
+            tape.recording = None
+
+    @contextmanager
+    def _under(self, tape: Tape, session: Session, cut: bool) -> Iterator[None]:
+        """A block in which the tape sees the forward's operators, and no others."""
+        session.aside = unseen
         if session.checkpoints is not None:
             session.checkpoints.around = aside
-        if self._level is None:
-            session.tracker.recomputation = found.recomputation
         eager = without_compiled_parts(all_modules(self._model)[1:])  # dynamo traces no operator that a tape follows
         with eager, hooks_unseen(self._model, tape) if cut else nullcontext(), tape:
-            here.following = True
             yield
+
+    def _begin_following(
+        self, session: Session, schedule: Schedule, others: WithoutStore, following: Tape | CallFollower, rounds: bool
+    ) -> None:
+        """Has the session ask a tape, or what stands in its place, of each tensor."""
+        self._following = following
+        following.double, following.rounded = session.storages.last.double, rounds or self._level is not None
+        session.plan_decisions = found = Numbered(session, schedule, others, following, rounds)
+        if self._level is None:
+            session.tracker.recomputation = found.recomputation
 
     def _without_store(self, session: Session) -> WithoutStore:
         """How values wait that the plan has no store for."""
@@ -206,18 +265,31 @@ class PlanExecutor:
         if self._compiled:
             return
         nodes = get_sequence_nr() - self._nodes
+        following = self._following
+        if following is not None and complete:
+            following.finish()
+        recording = following.recording if isinstance(following, Tape) else None
+        trace = None if recording is None or not complete else recording.finish()
         self.leave()
         plan_decisions, session.plan_decisions, session.tracker.recomputation = session.plan_decisions, None, None
+        session.tracker.follower = None
         if not complete:
             return
         specs, saved = session.specs, tuple(record.saved for record in session.records)
-        if self._tape is not None:
-            self._tape.finish()
-            if self._tape.mismatch:
+        if following is not None:
+            if following.mismatch:
                 specs.note_other()  # the tensors of this forward have other values than the plan's
-                self._note_mismatch(self._tape.mismatch, self._tape.next, shared)
-            elif specs.others == self._others:  # no other thread left its sites meanwhile
-                specs.placed = saved if isinstance(plan_decisions, Taped) and plan_decisions.placed else None
+                self._note_mismatch(following.mismatch, following.next, shared)
+            elif specs.others == self._others and isinstance(
+                following, Tape
+            ):  # no other thread left its sites meanwhile
+                assert isinstance(plan_decisions, Numbered)
+                specs.placed = saved if plan_decisions.placed else None
+                alone = session.checkpoints is None or not session.checkpoints.entered
+                specs.trace = (
+                    trace if trace and plan_decisions.traceable and alone and specs.saves(trace.hidden) else None
+                )
+                specs.untraced += recording is not None and specs.trace is None
                 specs.nodes = nodes
         elif (others := specs.saves_others(saved)) or (self.is_coarse and nodes != specs.nodes):
             specs.note_other()

@@ -1,4 +1,5 @@
-"""``Placed`` and ``Taped``: what a plan says of the tensors of one forward, by their sites and by a tape."""
+"""``Placed`` and ``Numbered``: what a plan says of the tensors of one forward, by their sites alone, and by a tape or
+what follows the forward in its place."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from integrations.capture.dispatch.memory import Geometry, is_plain
 from integrations.capture.graphs.schedule import Schedule
 from integrations.policies.stores import WAITING, HostCopies, Store
 from integrations.runtime.plan_decisions import PlanDecision
-from integrations.runtime.repeating.calls import Exactly, Packed
+from integrations.runtime.repeating.call_follower import CallFollower
+from integrations.runtime.repeating.calls import Exactly, KnownSite, Packed
+from integrations.runtime.repeating.following import UNPLANNED, Following
 from integrations.runtime.repeating.segments import Results
-from integrations.runtime.repeating.tape import UNPLANNED, Tape
+from integrations.tracing.checkpoints import Boundary
 from integrations.tracing.storage.regions import View
 from integrations.tracing.storage.storage_policy import StoragePolicy, storage_policy
 from integrations.tracing.tensors import find_local
@@ -84,7 +87,7 @@ class Placed(_PlanDecisions):
         is_other: whether the forward has saved a tensor that no forward with a tape has saved.
     """
 
-    values = placeholder = None
+    values = placeholder = meet = None
 
     def __init__(self, session: Session, schedule: Schedule, others: WithoutStore) -> None:
         super().__init__(session, schedule, others)
@@ -102,51 +105,59 @@ class Placed(_PlanDecisions):
         return self._of(UNPLANNED if site.value is None or not is_plain(tensor) else site.value)
 
 
-class Taped(_PlanDecisions):
-    """The decisions by a tape that follows the forward.
+class Numbered(_PlanDecisions):
+    """The decisions by what follows the forward.
 
     Args:
         session, schedule, others: as for ``_PlanDecisions``.
-        tape: the tape.
+        following: the tape, or what follows the calls in its place.
         rounds: whether what a repetition reads may be rounded.
 
     Attributes:
+        following: as given; the tape that has taken over.
         values: the plan's values, by the addresses of their storages.
-        placeholder: see ``PlanDecision``.
+        placeholder, meet: see ``PlanDecisions``.
         placed: whether each tensor that was asked for had a site.
+        traceable: whether each that autograd saves had one.
     """
 
-    def __init__(self, session: Session, schedule: Schedule, others: WithoutStore, tape: Tape, rounds: bool) -> None:
+    def __init__(
+        self, session: Session, schedule: Schedule, others: WithoutStore, following: Following, rounds: bool
+    ) -> None:
         super().__init__(session, schedule, others)
-        self._tape, self._rounds = tape, rounds
-        self.values, self.placeholder = tape.values, tape.handle
-        self.placed = True
+        self.following, self._rounds = following, rounds
+        self.values, self.placeholder = following.values, following.handle
+        self.meet = following.meet if isinstance(following, CallFollower) else None
+        self.placed = self.traceable = True
 
     def recomputes(self, tensor: Tensor) -> bool:
         """Return whether backward recomputes the tensor."""
         part = find_local(tensor)
-        value = self._tape.value_of(tensor if part is None else part)
+        value = self.following.value_of(tensor if part is None else part)
         return value != UNPLANNED and self._schedule.is_recomputed(value)
 
     def of(self, tensor: Tensor, site: Site | None) -> PlanDecision:
         """What becomes of a tensor."""
-        self.placed = self.placed and site is not None
-        return self._of(self._tape.value_of(tensor))
+        if site is None:
+            self.placed = False
+            self.traceable = self.traceable and isinstance(self._session.tracker.call, Boundary)
+        return self._of(self.following.value_of(tensor))
 
     def recomputation(self, read: Sequence[Tensor], made: Sequence[Tensor]) -> Results | None:
         """How backward recomputes what an operator has just made. ``None`` if it does not; if what the operator read
         waits for others in another form than it has when recomputed; or if that would stay alive for this alone."""
         schedule, values = self._schedule, self._schedule.graph.values
-        first = self._tape.value_of(made[0])
+        self.following.meet_made(made)
+        first = self.following.value_of(made[0])
         if first == UNPLANNED or schedule.store_of(first) is not None or values[first].saved < 0:
             return None
         for tensor in read:
-            value = self._tape.value_of(tensor)
+            value = self.following.value_of(tensor)
             if value == UNPLANNED or value in schedule.becomes:
                 return None
             if schedule.is_recomputed(value) and schedule.store_of(value) is not None:
                 return None
-        return self._tape.recomputation(made)
+        return self.following.recomputation(made)
 
     def _decide(self, store: Store | None, recomputed: bool, copies: HostCopies) -> PlanDecision:
         planned = super()._decide(store, recomputed, copies)
@@ -168,7 +179,7 @@ class Read(Exactly):
         self._session, self._schedule, self._rounded = session, schedule, rounded
         self._known: dict[tuple[int, Geometry, bool], Packed] = {}
 
-    def read(self, tensor: Tensor, value: int) -> Packed:
+    def read(self, tensor: Tensor, value: int, known: KnownSite | None = None) -> Packed:
         """The tensor's stored form."""
         key = value, Geometry.of(tensor), tensor.requires_grad
         found = self._known.get(key)
@@ -176,11 +187,18 @@ class Read(Exactly):
             final, values = self._schedule.final(value), self._schedule.graph.values
             decided = values[value].exact and self._may_be_rounded(final)
             with DisableTorchFunction(), torch.no_grad():
-                stored = self._session.pack_held(tensor, _DECIDED if decided else "")
+                stored = self._session.pack_held(tensor, _DECIDED if decided else "", known)
             found = self._known[key] = stored.beside() if isinstance(stored, View) else stored
             if values[final].saved < 0:  # autograd alone would not keep it
                 self._session.records[-1].original_bytes = 0
         return found
+
+    def note(self, known: KnownSite) -> None:
+        """Tells of a tensor that something else keeps alive, as if it were held."""
+        site = known.site
+        if site is not None and site.record is not None:
+            self._session.occurrences[site.place] = site.following
+            self._session.records.append(site.record)
 
     def _may_be_rounded(self, value: int) -> bool:
         store = self._schedule.stores.get(value)

@@ -42,7 +42,7 @@ from integrations.policies.norms import Standardized
 from integrations.policies.standardizing import DECOMPRESS, get_order
 from integrations.runtime.double_backward import differentiated
 from integrations.runtime.replay_cache import Site, with_kernel
-from integrations.runtime.specs import Place, SavedTensorSpec
+from integrations.runtime.specs import MADE, Place, SavedTensorSpec
 from integrations.tracing.call import Call
 from integrations.tracing.owners import BEFORE
 from integrations.tracing.storage.forms import Clamped, Packed, Placeholder
@@ -87,6 +87,7 @@ class Sites:
         call: Call | None,
         owner: str,
         storage: torch.UntypedStorage,
+        tensor: Tensor,
     ) -> Site | None:
         """The site of a tensor that goes the full way: the one that it had, or a new one; ``None`` if the tensor needs
         none."""
@@ -96,6 +97,9 @@ class Sites:
         plan_decisions, value = session.plan_decisions, None
         if plan_decisions is not None and plan_decisions.values is not None:
             value = plan_decisions.values.get(storage._cdata)
+            known = None if value is not None or site is None or place[2] not in MADE else site.value
+            if known is not None and plan_decisions.meet is not None and plan_decisions.meet(storage, known, tensor):
+                value = known
         elif plan_decisions is not None:  # only sites know the values
             if site is None or not site.is_of(call, owner, site.value):
                 return None
@@ -126,6 +130,21 @@ class Sites:
         site.spec.site = site
         if self._replay.note(site):
             session.specs.first = site
+
+    def hold(self, site: Site, tensor: Tensor) -> Packed | None:
+        """Stores a tensor that is held for a repetition as its site says; ``None`` where it has to go the full way."""
+        if self._replay is None:
+            return None
+        held: Packed | None = self._replay.hold(site, tensor)
+        return held
+
+    def site_of_held(self, site: Site, tensor: Tensor, call: Call | None, packed: Packed) -> Site | None:
+        """A new site of a tensor that is held for a repetition; ``None`` if it has to go the full way each time."""
+        session = self._session
+        entry = None if site.owner else session.storages.entries.get(tensor.untyped_storage())
+        if entry is not None and call is not None and self._is_repeatable(tensor, site, call, packed):
+            site.learn(tensor, call, session.records[-1], packed, entry, session.level.seed)
+        return site if site.owner or site.form is not None else None
 
     def _is_repeatable(self, tensor: Tensor, site: Site, call: Call, packed: Packed) -> bool:
         """Whether what was done with a tensor follows only from what its site compares, and not from other arguments of
@@ -174,6 +193,7 @@ class Sites:
             capturing=in_cuda_graph,
             put=entries.put,
             again=None if plan_decisions is None else plan_decisions.placeholder,
+            meet=None if plan_decisions is None else plan_decisions.meet,
             first=session.specs.first,
             step=step_key(session.step, session.rank),
         )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from integrations.policies.levels import Level
     from integrations.runtime.formulas.formula import Noted
+    from integrations.runtime.repeating.call_trace import CallTrace
     from integrations.runtime.replay_cache import Site
 
 _PLANS = 16  # plans whose tensors are remembered
@@ -34,6 +35,9 @@ _MOST_OTHERS = 2  # after so many forwards other than the plan's, each forward h
 
 Place = tuple[str, str, str]
 """Module, operator and role."""
+
+MADE = ("internal", "result")
+"""The roles of tensors that the call has made which saves them."""
 
 
 class SavedTensorSpec:
@@ -93,6 +97,8 @@ class Specs:
         first: the site of what the last forward saved first; ``None`` before there was one.
         placed: the tensors that the last forward with a tape saved, in order, if the site of each knows its value in
             the plan; else ``None``.
+        trace: the calls of the last forward with a tape, if the next can be followed by them; else ``None``.
+        untraced: how many forwards were recorded in vain.
         nodes: how many autograd nodes the last forward with a tape has made; ``None`` before there was one.
         others: how many forwards were other than the plan's.
         noted: the results that the last forward has noted for its formulas.
@@ -107,6 +113,8 @@ class Specs:
         self.policy = policy
         self.first: Site | None = None
         self.placed: tuple[SavedTensor, ...] | None = None
+        self.trace: CallTrace | None = None
+        self.untraced = 0
         self.nodes: int | None = None
         self.others = 0
         self.noted: Sequence[Noted] = ()
@@ -123,6 +131,22 @@ class Specs:
         another, since only a tape tells the two apart."""
         return self.placed is not None and self.others < _MOST_OTHERS
 
+    @property
+    def may_trace(self) -> bool:
+        """Whether the calls of a forward may tell whether it is the plan's: not where forwards alternate, as above, nor
+        where several could not be recorded."""
+        return self.others < _MOST_OTHERS and self.untraced < _MOST_OTHERS
+
+    def saves(self, values: frozenset[int]) -> bool:
+        """Whether the last forward has saved tensors of all these values while the calls ran that made them."""
+        site, left, seen = self.first, set(values), set[int]()
+        while left and site is not None and id(site) not in seen:  # sites of older forwards may lead back
+            seen.add(id(site))
+            if site.role in MADE and not site.owner:
+                left -= {site.value}
+            site = site.next
+        return not left
+
     def saves_others(self, saved: Sequence[SavedTensor]) -> bool:
         """Whether a forward without a tape has saved other tensors than the last one with a tape. Strides do not count:
         inputs of another memory format, or cut out of a larger tensor, take the same path."""
@@ -134,7 +158,7 @@ class Specs:
 
     def note_other(self) -> None:
         """Notes a forward other than the plan's. The next forward has a tape, which tells where it differs."""
-        self.placed = None
+        self.placed = self.trace = None
         self.others += 1
 
     def of(self, tensor: Tensor, place: Place, occurrence: int) -> SavedTensorSpec:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from integrations.runtime.repeating.calls import KnownSite
 from integrations.runtime.replay import Sites
 from integrations.runtime.session import Session
 from integrations.tracing.storage.forms import Packed
@@ -31,9 +32,9 @@ class TimedSession(Session):
         place, packed = self._timed(tensor, lambda: super(TimedSession, self)._pack_fully(tensor))
         return packed if place is None else _Timed(packed, tensor.device, self.seconds, place)
 
-    def pack_held(self, tensor: Tensor, obstacle: str = "") -> Packed:
+    def pack_held(self, tensor: Tensor, obstacle: str = "", known: KnownSite | None = None) -> Packed:
         """Measures only how long storing takes, since a checkpoint has to hold what it is given."""
-        return self._timed(tensor, lambda: super(TimedSession, self).pack_held(tensor, obstacle))[1]
+        return self._timed(tensor, lambda: super(TimedSession, self).pack_held(tensor, obstacle, known))[1]
 
     def _timed(self, tensor: Tensor, pack: Callable[[], Packed]) -> tuple[int | None, Packed]:
         """What ``pack`` returns, and the place of the tensor's record if its seconds are noted now."""

@@ -76,16 +76,18 @@ class Checkpoints:
         born: storages that the forward has made.
 
     Attributes:
+        entered: whether the forward has entered one.
         around: makes a block for storing when a checkpoint is over. Its operators are not the forward's.
     """
 
     __slots__ = (
         "_born", "_decided", "_deciding", "_entered", "_held", "_inputs", "_inside", "_met", "_own", "_packer",
-        "_reentrant", "_scripts", "_unseen_decided", "_unseen_is_over", "_waiting", "around",
+        "_reentrant", "_scripts", "_unseen_decided", "_unseen_is_over", "_waiting", "around", "entered",
     )  # fmt: skip
 
     def __init__(self, packer: Packer, own: Callable[[Tensor], Any], born: StorageSet) -> None:
         self._packer, self._own, self._born = packer, own, born
+        self.entered = False
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self._met: weakref.WeakSet[Any] = weakref.WeakSet()
         self._waiting: list[weakref.ref[Any]] = []  # checkpoints whose segment may still run
@@ -110,6 +112,7 @@ class Checkpoints:
         hook = None if hooks is None else hooks[0]
         self._inside = inside = hook is not None and hook is not self._own
         if inside:
+            self.entered = True
             self._meet(find_checkpoint(hook))
         # A selective checkpoint counts each operator that runs inside of it: ours must wait.
         if self._waiting and not (inside and len_torch_dispatch_stack()):
@@ -152,6 +155,7 @@ class Checkpoints:
             frame = frame.f_back
         if frame is None or frame.f_globals.get("__name__") != _CHECKPOINT:
             return ""
+        self.entered = True
         self.settle()
         self._entered = None
         self._meet_below(frame, tensor)

@@ -87,6 +87,8 @@ class CallTracker(Calls, TorchFunctionMode):
             may concern them. ``None`` without an observer.
         note: called with each call that is over and the tensors that it returned, but for functions that ``noted`` maps
             to ``None``. ``None`` where nobody notes them.
+        follower: what is told of each call, before it runs and after it; ``None`` where nobody is.
+            ``csrc/bindings/follow.h`` names the methods that it needs.
     """
 
     def __init__(self) -> None:
@@ -103,6 +105,7 @@ class CallTracker(Calls, TorchFunctionMode):
         self.over: Callable[[Call, Sequence[Tensor]], None] | None = None
         self.note: Callable[[Call, Sequence[Tensor]], None] | None = None
         self.noted: Mapping[Any, object] = {}
+        self.follower: object = None
 
     @property
     def idle(self) -> bool:

@@ -3,7 +3,7 @@ form in which they wait."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,24 +30,50 @@ class Later(Protocol):
         """Stores the tensor. ``stored`` belongs to the segment: through it, stored forms of one memory are shared."""
 
 
+class KnownSite:
+    """The site of a tensor that is held for a repetition, once it is known.
+
+    Attributes:
+        site: its ``Site``; ``None`` before, and where the tensor has to go the full way each time.
+        is_first: whether nothing else had stored it before.
+    """
+
+    __slots__ = ("is_first", "site")
+
+    def __init__(self) -> None:
+        self.site: Any = None
+        self.is_first = False
+
+
 class Keeping(Protocol):
     """How one forward keeps what its repetitions read."""
 
-    def read(self, tensor: Tensor, value: int) -> Packed:
-        """What a repetition holds in the place of a tensor that it reads."""
+    def read(self, tensor: Tensor, value: int, known: KnownSite | None = None) -> Packed:
+        """What a repetition holds in the place of a tensor that it reads.
+
+        Args:
+            tensor, value: the tensor and its value.
+            known: how the same was stored in the forward before; ``None`` where that is not noted.
+        """
+
+    def note(self, known: KnownSite) -> None:
+        """Notes a tensor that would be held, and that the repetition makes once more."""
 
 
 class Exactly:
     """Keeps tensors as they are."""
 
-    def read(self, tensor: Tensor, value: int) -> Packed:
+    def note(self, known: KnownSite) -> None:
+        """Notes nothing."""
+
+    def read(self, tensor: Tensor, value: int, known: KnownSite | None = None) -> Packed:
         """The tensor itself, with its version."""
         return Kept.of(tensor)
 
 
 @dataclass(slots=True, eq=False)
 class HeldTensor:
-    """Replaces a tensor that is kept for the repetition, in whatever form."""
+    """A tensor that is kept for the repetition, in whatever form."""
 
     packed: Packed
 
@@ -64,9 +90,28 @@ class MadeElsewhere(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Elsewhere:
-    """Replaces a tensor that another segment makes."""
+    """A tensor that another segment makes."""
 
     made: MadeElsewhere
+
+
+@dataclass(slots=True, eq=False)
+class Scratch:
+    """A tensor that the operator writes and that its results do not depend on. It gets a copy that is thrown away."""
+
+    like: Tensor
+
+
+@dataclass(slots=True, eq=False)
+class Draw:
+    """The generator that an operator draws from, and the generator's state before."""
+
+    source: torch.Generator
+    state: Tensor
+
+
+Given = HeldTensor | Elsewhere | Scratch | Draw
+"""What one forward gives to a segment from outside of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,23 +123,31 @@ class Reference:
 
 
 @dataclass(slots=True, eq=False)
-class Scratch:
-    """Replaces a tensor that the operator writes and that its results do not depend on: a copy that is thrown away."""
+class Outer:
+    """Replaces a tensor from outside of the segment.
 
-    like: Tensor
+    Attributes:
+        place: its place among what the segment is given.
+        lies: makes the tensor that the operator reads of the one that was given; ``None`` where they are the same.
+    """
+
+    place: int
+    lies: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(slots=True, eq=False)
 class RepeatedCall:
-    """An operator's call, to be repeated.
+    """An operator's call, to be repeated. Forwards that call the same operators share it: what differs between them is
+    what they give to the segment.
 
     Attributes:
         function: the operator.
-        args: its arguments: references, kept tensors, what other segments make, and what is no tensor.
+        args: its arguments: references, what is given to the segment, and what is no tensor.
         kwargs: its arguments by name.
         makes: the values that it makes, each with the place of the result in whose memory it is.
         changes: the values that it overwrites, each with the value that it becomes.
-        generator: the generator that it draws from, and the generator's state before.
+        takes: the places of what it takes of that which is given to the segment. Nobody else takes it.
+        draws: the place among these of the generator that it draws from; ``None`` if it draws nothing.
         grad: whether gradients were enabled: kernels may ask for that, as oneDNN's RNNs do.
         shapes: the shapes of its results, where they follow from what it reads; else ``None``.
     """
@@ -104,19 +157,15 @@ class RepeatedCall:
     kwargs: dict[str, Any]
     makes: tuple[tuple[int, int], ...]
     changes: tuple[tuple[int, int], ...]
-    generator: tuple[torch.Generator, Tensor] | None
+    takes: tuple[int, ...]
+    draws: int | None
     grad: bool
     shapes: tuple[tuple[int, ...], ...] | None = None
 
     def reads(self) -> Iterator[int]:
         """The values that it reads."""
-        for given in (self.args, self.kwargs.values()):
-            yield from _references(given)
-
-    def needs(self) -> Iterator[MadeElsewhere]:
-        """What it reads of other segments."""
-        for given in (self.args, self.kwargs.values()):
-            yield from _elsewhere(given)
+        for arguments in (self.args, self.kwargs.values()):
+            yield from _references(arguments)
 
     def needed_for(self, values: set[int]) -> bool:
         """Whether it makes one of these values."""
@@ -127,16 +176,22 @@ class RepeatedCall:
         yield from (value for value, _ in self.makes)
         yield from (value for _, value in self.changes)
 
-    def repeat(self, made: dict[int, Tensor]) -> None:
-        """Runs the operator and adds the values that it makes to ``made``, from which it also takes those that it
-        reads."""
-        args = tuple(_resolved(given, made) for given in self.args)
-        kwargs = {name: _resolved(given, made) for name, given in self.kwargs.items()}
+    def repeat(self, made: dict[int, Tensor], given: list[Given | None]) -> None:
+        """Runs the operator.
+
+        Args:
+            made: the values that the segment has made. Those that this makes are added.
+            given: what the segment was given.
+        """
+        args = tuple(_resolved(argument, made, given) for argument in self.args)
+        kwargs = {name: _resolved(argument, made, given) for name, argument in self.kwargs.items()}
         set_grad_enabled(self.grad)  # the end of the repetition puts it back
-        if self.generator is None:
+        if self.draws is None:
             out = self.function(*args, **kwargs)
         else:
-            with drawing, generator_at(*self.generator):
+            draw = given[self.draws]
+            assert isinstance(draw, Draw)
+            with drawing, generator_at(draw.source, draw.state):
                 out = self.function(*args, **kwargs)
         results = list(iter_tensors(out if isinstance(out, (list, tuple)) else (out,)))
         if self.shapes is not None and get_shapes(results) != self.shapes:
@@ -151,34 +206,33 @@ class RepeatedCall:
             made[value] = results[place]
 
 
-def _references(given: Any) -> Iterator[int]:
-    for item in given:
+def _references(arguments: Any) -> Iterator[int]:
+    for item in arguments:
         if isinstance(item, Reference):
             yield item.value
         elif isinstance(item, (list, tuple)):
             yield from _references(item)
 
 
-def _elsewhere(given: Any) -> Iterator[MadeElsewhere]:
-    for item in given:
-        if isinstance(item, Elsewhere):
-            yield item.made
-        elif isinstance(item, (list, tuple)):
-            yield from _elsewhere(item)
+def _resolved(argument: Any, made: dict[int, Tensor], given: list[Given | None]) -> Any:
+    if isinstance(argument, Reference):
+        return argument.geometry.view(made[argument.value])
+    if isinstance(argument, Outer):
+        tensor = _outer(given[argument.place])
+        return tensor if argument.lies is None else argument.lies(tensor)
+    if isinstance(argument, (list, tuple)):
+        return type(argument)(_resolved(item, made, given) for item in argument)
+    return argument
 
 
-def _resolved(given: Any, made: dict[int, Tensor]) -> Any:
-    if isinstance(given, Reference):
-        return given.geometry.view(made[given.value])
+def _outer(given: Given | None) -> Tensor:
+    """The tensor that was given."""
     if isinstance(given, HeldTensor):
         return _there(given.packed.unpack())
     if isinstance(given, Elsewhere):
         return given.made.unpack()
-    if isinstance(given, Scratch):
-        return given.like.clone()
-    if isinstance(given, (list, tuple)):
-        return type(given)(_resolved(item, made) for item in given)
-    return given
+    assert isinstance(given, Scratch)
+    return given.like.clone()
 
 
 def _there(tensor: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -15,7 +15,7 @@ from integrations._utils.out_of_memory import explain
 from integrations._utils.torch_internals import current_graph_task_id, get_current_graph_task_keep_graph
 from integrations.capture.dispatch.memory import Geometry
 from integrations.capture.dispatch.versions import Version
-from integrations.runtime.repeating.calls import Later, Packed, RepeatedCall
+from integrations.runtime.repeating.calls import Elsewhere, Given, Later, Packed, RepeatedCall
 from integrations.runtime.repeating.thread_state import repeated
 from integrations.tracing.double_backward import DoubleBackward
 from integrations.tracing.storage.regions import View
@@ -25,11 +25,13 @@ _USED_UP = (
     "pass retain_graph=True to the first backward"
 )
 
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def _alone(method: Callable[Concatenate[Segment, Given], Result]) -> Callable[Concatenate[Segment, Given], Result]:
+def _alone(
+    method: Callable[Concatenate[Segment, Arguments], Result],
+) -> Callable[Concatenate[Segment, Arguments], Result]:
     """A method of a segment that only this thread changes meanwhile.
 
     An interrupt may come after any call and at the start of any function. There is neither between the lock and its
@@ -37,7 +39,7 @@ def _alone(method: Callable[Concatenate[Segment, Given], Result]) -> Callable[Co
     """
 
     @wraps(method)
-    def alone(self: Segment, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def alone(self: Segment, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         with self._lock:
             self._uses += 1
             try:
@@ -62,6 +64,13 @@ class Segment:
         model: whose forward it is a part of; an error that memory has run out is told of as one in that forward is.
         double: is notified of a backward with ``create_graph=True``; ``None`` for none.
         rounded: whether its inputs may be rounded.
+        calls: the calls that the forward is expected to make, if they are known before; ``advance`` tells which it has
+            made.
+        given: how many places there are for what these take from outside.
+
+    Attributes:
+        calls: the calls; ``None`` once they have been repeated for the last time.
+        given: what they take from outside of the segment.
     """
 
     def __init__(
@@ -69,9 +78,13 @@ class Segment:
         model: weakref.ref[nn.Module] | None = None,
         double: DoubleBackward | None = None,
         rounded: bool = False,
+        calls: Sequence[RepeatedCall] = (),
+        given: int = 0,
     ) -> None:
         self._model, self.double, self.rounded = model, double, rounded
-        self.calls: list[RepeatedCall | None] | None = []  # None once they have been repeated for the last time
+        self.calls: Sequence[RepeatedCall] | None = calls or []
+        self.given: list[Given | None] = [None] * given
+        self._done = 0  # calls that the forward has made
         self._becomes: dict[int, int] = {}  # values whose memory was taken over, with what they became
         self._handles: dict[int, int] = {}  # how many saved tensors are in a value's memory
         # The handles among them whose tensors may be stored once recomputed.
@@ -83,12 +96,19 @@ class Segment:
         self._uses = 0  # uses that are going on
         self._released: deque[int] = deque()  # the values of saved tensors that are gone, not yet counted
 
-    @_alone
-    def append(self, call: RepeatedCall) -> None:
-        """Adds an operator."""
-        assert self.calls is not None
+    def append(self, call: RepeatedCall, given: Sequence[Given]) -> None:
+        """Adds an operator that has run, and what it takes from outside of the segment."""
+        assert isinstance(self.calls, list)
+        self.given += given
         self.calls.append(call)
-        for old, new in call.changes:
+        self.advance(len(self.calls), call.changes)
+
+    @_alone
+    def advance(self, done: int, changes: Iterable[tuple[int, int]] = ()) -> None:
+        """Notes how many of the calls have run, and the values that the last of them have overwritten, with what these
+        became."""
+        self._done = done
+        for old, new in changes:
             self._becomes[old] = new
             if old in self._handles:
                 self._handles[new] = self._handles[old]
@@ -96,6 +116,12 @@ class Segment:
             if old in self._waiting:
                 self._waiting[new] = self._waiting[old]
                 del self._waiting[old]
+
+    @_alone
+    def cut(self) -> None:
+        """Forgets the calls that the forward has not made, for others to be added."""
+        if self.calls is not None:
+            self.calls = list(self.calls[: self._done])
 
     @_alone
     def hold(self, handle: Handle) -> None:
@@ -214,9 +240,9 @@ class Segment:
         ends: dict[int, list[int]] = {}  # by call: the values that nothing needs after it
         rests: dict[int, list[int]] = {}  # by call: the saved values that can be stored after it
         chosen: list[int] = []
-        for place in range(len(self.calls) - 1, -1, -1):
+        for place in range(self._done - 1, -1, -1):
             call = self.calls[place]
-            if call is not None and call.needed_for(needed):
+            if call.needed_for(needed):
                 chosen.append(place)
                 resting = waiting.intersection((*call.reads(), *call.results()))
                 rests[place] = list(resting)
@@ -225,22 +251,24 @@ class Segment:
                     if value not in needed:
                         needed.add(value)
                         ends.setdefault(place, []).append(value)
-        calls = self.calls
+        calls, given = self.calls, self.given
         for place in chosen:
             # First, before anything is made here that would be alive meanwhile.
-            for other in calls[place].needs():  # type: ignore[union-attr]
-                other.prepare()
+            for taken in calls[place].takes:
+                other = given[taken]
+                if isinstance(other, Elsewhere):
+                    other.made.prepare()
         if not retained:
-            self.calls = None
+            self.calls, self.given = None, []
         made: dict[int, Tensor] = {}
 
         def run() -> None:
             for place in reversed(chosen):
                 call = calls[place]
-                assert call is not None
-                call.repeat(made)
+                call.repeat(made, given)
                 if not retained:
-                    calls[place] = None  # frees the tensors that were kept for it
+                    for taken in call.takes:
+                        given[taken] = None  # frees the tensors that were kept for it
                 for value in ends.get(place, ()):
                     made.pop(value, None)
                 for value in call.results():

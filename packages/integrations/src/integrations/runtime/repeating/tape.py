@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -14,29 +13,27 @@ from actcore.replay import bind_tape, followed
 from integrations._utils.compiling import compiles_callees, left_to_python, skips_frames, without_dynamo
 from integrations._utils.torch_internals import DispatchKey, OpOverload, SetExcludeDispatchKeyGuard, TorchDispatchMode
 from integrations.capture.dispatch.dtensors import Unseen, is_opened
-from integrations.capture.dispatch.memory import Geometry, Memory, get_key, get_shapes, is_plain
+from integrations.capture.dispatch.memory import Geometry, get_key, get_shapes, is_plain
 from integrations.capture.dispatch.operators import Traits, find_device, get_generator, get_traits, lazy_views
 from integrations.capture.graphs.schedule import Planned, Schedule
+from integrations.runtime.repeating.call_follower import CallFollower
 from integrations.runtime.repeating.calls import (
+    Draw,
     Elsewhere,
-    Exactly,
     HeldTensor,
     Keeping,
-    Later,
+    KnownSite,
     Reference,
     RepeatedCall,
     Scratch,
 )
-from integrations.runtime.repeating.segments import Handle, Results, Segment
+from integrations.runtime.repeating.following import UNPLANNED, Following
+from integrations.runtime.repeating.recording import CAST, Recording, Takes
+from integrations.runtime.repeating.segments import Handle, Segment
 from integrations.runtime.repeating.thread_state import drawing, here
-from integrations.tracing.double_backward import DoubleBackward
-
-UNPLANNED = -1
-"""In the place of a value: memory that the plan does not know."""
-_EXACTLY = Exactly()
 
 
-class Tape(TorchDispatchMode):
+class Tape(Following, TorchDispatchMode):
     """Follows a forward, operator by operator, and notes how to repeat the operators that a schedule repeats.
 
     Args:
@@ -45,35 +42,26 @@ class Tape(TorchDispatchMode):
         model: whose forward it is, which an error of a repetition names.
 
     Attributes:
-        mismatch: where and how the forward differs from the one that the schedule is for; empty as long as it does not.
-            From there on, nothing is repeated, and no memory has a value: a store was chosen for the planned readers
-            of a value, but now other operators may read it.
-        double: is notified of a backward with ``create_graph=True``; ``None`` for none.
-        rounded: whether the inputs of repetitions may be rounded.
         paused: whether the operators that run now are not the forward's.
-        ops: the expected operators; ``next`` is the place of the next one.
-        storages: the values that are there, by storage.
+        recording: notes what the forward's functions do with the plan's values; ``None`` where nobody does.
     """
 
     def __init__(self, schedule: Schedule, keeping: Keeping | None = None, model: nn.Module | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._model = None if model is None else weakref.ref(model)
-        self.double: DoubleBackward | None = None
-        self.rounded = False
+        TorchDispatchMode.__init__(self)
+        super().__init__(schedule, keeping, model)
         self.paused = False
-        self.mismatch = ""
-        self.ops, self.next = schedule.ops, 0
-        self._keeping: Keeping = _EXACTLY if keeping is None else keeping
-        self._schedule = schedule
-        self._memory = Memory()
-        self.storages = self._memory.storages
-        self._outer, self._inner = _Level(), _Level()
+        self.recording: Recording | None = None
+        self._outer, self._inner = Level(), Level()
         self._unseen = Unseen(schedule.communicates)
 
-    @property
-    def values(self) -> dict[int, int]:
-        """The values that are there, by the addresses of their storages."""
-        return self.storages.by_address
+    def go_on_from(self, follower: CallFollower) -> None:
+        """Follows the rest of a forward of which another object has followed the beginning."""
+        self.memory, self.storages, self.next = follower.memory, follower.storages, follower.next
+        self.double, self.rounded = follower.double, follower.rounded
+        for (inner, number), segment in follower.segments():
+            (self._inner if inner else self._outer).segments[number] = segment
+        for inner, value, segment in follower.made():
+            (self._inner if inner else self._outer).segment_of[value] = segment
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -84,7 +72,7 @@ class Tape(TorchDispatchMode):
     def finish(self) -> None:
         """Ends the forward."""
         if not self.mismatch and self.next < len(self.ops):
-            self._leave("nothing")
+            self.leave("nothing")
 
     @left_to_python
     def __torch_dispatch__(
@@ -97,8 +85,18 @@ class Tape(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if compiles_callees():
             return without_dynamo(_step)(self, func, args, kwargs or {})
+        if self.recording is not None and not (self.paused or here.repeating):
+            return self._record(func, args, kwargs or {})
         with lazy_views(func, args):
             return followed(self, func, args, kwargs or {})
+
+    def _record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator of a forward that is recorded."""
+        traits = get_traits(func)
+        assert self.recording is not None
+        self.recording.note_operator(traits, args, kwargs)
+        with lazy_views(func, args):
+            return func(*args, **kwargs) if traits.view else self.follow(func, traits, args, kwargs)
 
     def follow(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator that takes more than a step to the next one."""
@@ -107,110 +105,83 @@ class Tape(TorchDispatchMode):
 
     def _follow(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator of the forward, and notes it if it is to be repeated."""
-        planned = self._planned()
+        planned = self.planned()
         # Another operator than the expected one is no part of a segment: one that makes no memory, such as
         # _unsafe_view, which is no operator of the plan, or one that the plan has not foreseen.
         if planned is None or planned.name != traits.name or (planned.segment < 0 and planned.inner < 0):
             out = func(*args, **kwargs)
             self.made(traits, args, kwargs, out)
+            if self.recording is not None and func is CAST and is_plain(args[0]) and is_plain(out):
+                self.recording.note_cast(func, args, kwargs, out)
             return out
         segments = self._segments_of(planned)
-        generator = None
+        draw = None
         if traits.random and (device := find_device(args, kwargs)).type != "meta":
             source = get_generator(args, kwargs, device)
             if source is None:
-                self._leave(f"{traits.name} on {device}, whose generator is not known")
+                self.leave(f"{traits.name} on {device}, whose generator is not known")
             else:
-                generator = source, source.get_state()
+                draw = Draw(source, source.get_state())
         # Noted before the operator runs, since it may overwrite its arguments.
-        arguments = [self._arguments(traits, level, segment, args, kwargs) for level, segment in segments]
+        arguments = [self._arguments(traits, level, segment, args, kwargs, draw) for level, segment, _ in segments]
         out = func(*args, **kwargs)
         made = self.made(traits, args, kwargs, out)
         if made is None:
             return out
         makes, changes = made
         shapes = get_shapes(out if isinstance(out, (list, tuple)) else (out,)) if traits.dynamic else None
-        for (level, segment), noted in zip(segments, arguments, strict=True):
+        for (level, segment, number), (given, named, takes) in zip(segments, arguments, strict=True):
             if segment.calls is None:
                 continue
-            segment.append(RepeatedCall(func, *noted, makes, changes, generator, torch.is_grad_enabled(), shapes))
-            own = self._schedule.inner if level is self._inner else self._schedule.recomputed
+            grad = torch.is_grad_enabled()
+            call = RepeatedCall(func, given, named, makes, changes, takes.places, takes.draws, grad, shapes)
+            segment.append(call, takes.given)
+            if self.recording is not None:
+                self.recording.note_repeated((level is self._inner, number), segment, call, takes)
+            own = self.schedule.inner if level is self._inner else self.schedule.recomputed
             for value in (*(value for value, _ in makes), *(value for _, value in changes)):
                 if value in own:
                     level.segment_of[value] = segment
         return out
 
-    def handle(self, tensor: Tensor, later: Later | None = None) -> Handle | None:
-        """What replaces a tensor that will be recomputed; ``None`` for one that is kept.
+    def meet_made(self, tensors: Sequence[Tensor]) -> None:
+        """Notes what the call that is running asks the segments for."""
+        if self.recording is not None:
+            self.recording.note_asked(tensors)
 
-        Args:
-            tensor: the tensor that autograd saves.
-            later: how it is stored once recomputed; ``None``: it waits as it is until it is read.
-        """
-        value = self.value_of(tensor)
-        if value == UNPLANNED or not self._schedule.is_recomputed(value):
-            return None
-        level = self._inner if self._schedule.is_recomputed_inside(value) else self._outer
-        segment = level.segment_of.get(value)
-        # A backward in the middle of this forward may have used the segment up.
-        if segment is None or segment.calls is None:
-            return None
-        return Handle(segment, value, tensor, later)
+    def _segment_of(self, value: int, inner: bool) -> Segment | None:
+        return (self._inner if inner else self._outer).segment_of.get(value)
 
-    def recomputation(self, tensors: Sequence[Tensor]) -> Results | None:
-        """How to recompute what one operator has just made; ``None`` if the first of it is not recomputed."""
-        values = [self.value_of(tensor) for tensor in tensors]
-        if any(value in self._schedule.becomes for value in values):
-            return None  # a later operator writes to its memory, and the segment would go on from that
-        first = self.handle(tensors[0])
-        if first is None:
-            return None
-        others = zip(values[1:], tensors[1:], strict=True)
-        return Results(first, *(Handle(first.segment, value, tensor) for value, tensor in others))
-
-    def value_of(self, tensor: Tensor) -> int:
-        """The value in whose memory a tensor lies; ``UNPLANNED`` for none."""
-        value = self._memory.value_in(tensor) if is_plain(tensor) else None
-        return UNPLANNED if value is None else value
-
-    def _keeping_of(self, value: int) -> Keeping:
-        """How a value is kept. Memory that is written to part by part is kept as it is: a stored form for each part
-        would take more."""
-        return _EXACTLY if value == UNPLANNED or value in self._schedule.becomes else self._keeping
-
-    def _bears_store(self, value: int) -> bool:
-        """Return whether a repetition may read a recomputed value from the form that its store makes, as ``Read`` does
-        with kept values: not where it decides something exactly, nor where its memory is written to part by part."""
-        store = self._schedule.store_of(value)
-        if store is None or value in self._schedule.becomes:
-            return False
-        return store.exact or not self._schedule.graph.values[value].exact
-
-    def _planned(self) -> Planned | None:
-        """The operator that is expected next; ``None`` where nothing is."""
-        ops = self.ops
-        return None if self.mismatch or self.next >= len(ops) else ops[self.next]
-
-    def _segments_of(self, planned: Planned) -> list[tuple[_Level, Segment]]:
-        """The segments in which an operator is to be repeated: at most one outer and one inner."""
+    def _segments_of(self, planned: Planned) -> list[tuple[Level, Segment, int]]:
+        """The segments in which an operator is to be repeated, with their numbers: at most one outer and one inner."""
         return [
-            (level, level.segments.setdefault(number, Segment(self._model, self.double, self.rounded)))
+            (level, level.segments.setdefault(number, Segment(self._model, self.double, self.rounded)), number)
             for level, number in ((self._outer, planned.segment), (self._inner, planned.inner))
             if number >= 0
         ]
 
     def _arguments(
-        self, traits: Traits, level: _Level, segment: Segment, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A call's arguments, with what replaces the tensors in them."""
-        noted = [self._noted(given, level, segment) for given in args]
+        self,
+        traits: Traits,
+        level: Level,
+        segment: Segment,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        draw: Draw | None,
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Takes]:
+        """A call's arguments, with what replaces the tensors in them, and what it takes from outside of its segment."""
+        takes = Takes(len(segment.given))
+        noted = [self._noted(given, level, segment, takes) for given in args]
         if traits.updates_statistics(args):
             for place in traits.statistics[:2]:
                 if isinstance(args[place], Tensor):
-                    noted[place] = Scratch(args[place].detach())
-        return tuple(noted), {name: self._noted(given, level, segment) for name, given in kwargs.items()}
+                    noted[place] = takes.add(Scratch(args[place].detach()), args[place])
+        if draw is not None:
+            takes.draws = takes.add(draw).place
+        named = {name: self._noted(given, level, segment, takes) for name, given in kwargs.items()}
+        return tuple(noted), named, takes
 
-    def _noted(self, given: Any, level: _Level, segment: Segment) -> Any:
+    def _noted(self, given: Any, level: Level, segment: Segment, takes: Takes) -> Any:
         if isinstance(given, Tensor):
             value = self.value_of(given)
             if value != UNPLANNED and level.segment_of.get(value) is segment:
@@ -220,10 +191,13 @@ class Tape(TorchDispatchMode):
                 if level is self._inner:
                     outer = self._outer.segment_of.get(value)
                     if outer is not None and outer.calls is not None:
-                        return Elsewhere(Handle(outer, value, given, shares=self._bears_store(value)))
-                return HeldTensor(self._keeping_of(value).read(given, value))
+                        handle = Handle(outer, value, given, shares=self._bears_store(value))
+                        return takes.add(Elsewhere(handle), given, value)
+                known = None if self.recording is None else KnownSite()
+                held = HeldTensor(self._keeping_of(value).read(given, value, known))
+                return takes.add(held, given, value, known)
         if isinstance(given, (list, tuple)):
-            return [self._noted(item, level, segment) for item in given]
+            return [self._noted(item, level, segment, takes) for item in given]
         return given
 
     def made(
@@ -235,7 +209,7 @@ class Tape(TorchDispatchMode):
             its new values with their places among the results, and the values that it overwrote with what they became;
                 ``None`` for an operator that made nothing or was not expected.
         """
-        memory = self._memory
+        memory = self.memory
         results = out if isinstance(out, (list, tuple)) else (out,)
         new = memory.new(results, args, kwargs)
         written: dict[int, tuple[int, Tensor]] = {}  # by storage
@@ -261,28 +235,15 @@ class Tape(TorchDispatchMode):
         """The numbers of the values that the next operator makes."""
         if not self.mismatch:
             if self.next == len(self.ops):
-                self._leave(traits.name)
+                self.leave(traits.name)
             else:
                 planned = self.ops[self.next]
                 shapes = get_shapes(results)
                 if planned.name == traits.name and len(planned.makes) == count and planned.shapes in (None, shapes):
                     self.next += 1
                     return planned.makes
-                self._leave(traits.name if planned.name != traits.name else f"{traits.name} with results {shapes}")
+                self.leave(traits.name if planned.name != traits.name else f"{traits.name} with results {shapes}")
         return (UNPLANNED,) * count
-
-    def _leave(self, found: str) -> None:
-        """Record that the forward is not the planned one, and stop following the plan. Recorded segments stay: each
-        recomputes the results of its operators."""
-        ops = self.ops
-        if self.next < len(ops):
-            planned = ops[self.next]
-            of = "" if planned.shapes is None else f", with results {planned.shapes}"
-            expected = f"{planned.name} in {planned.module or 'the model itself'}{of}"
-        else:
-            expected = "its end"
-        self.mismatch = f"at operator {self.next} the plan has {expected}, but the forward ran {found}"
-        self.storages.clear()
 
 
 def _step(tape: Tape, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -291,7 +252,7 @@ def _step(tape: Tape, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str,
         return followed(tape, func, args, kwargs)
 
 
-class _Level:
+class Level:
     """The segments of one kind, outer or inner.
 
     Attributes:

@@ -1,0 +1,404 @@
+"""``Recording``: notes the calls of a forward that a tape follows, for ``CallFollower``. See ``call_trace``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from integrations._utils.torch_internals import OpOverload, get_sequence_nr, len_torch_dispatch_stack
+from integrations.capture.dispatch.memory import Geometry, get_key, iter_tensors
+from integrations.capture.dispatch.operators import Traits, get_generator
+from integrations.capture.graphs.schedule import Planned
+from integrations.runtime.repeating.call_trace import (
+    HIDDEN,
+    Advance,
+    ArgumentForm,
+    CallTrace,
+    FollowedCall,
+    Kind,
+    RepeatedFunction,
+    Result,
+    SegmentKey,
+    Take,
+    autocast_of,
+    has_memory,
+    is_of_torch,
+    is_unseen,
+    node_of,
+    pattern_of,
+    sharing_of,
+)
+from integrations.runtime.repeating.calls import Draw, Elsewhere, Given, KnownSite, Outer, RepeatedCall, Scratch
+from integrations.runtime.repeating.following import UNPLANNED, Following
+from integrations.runtime.repeating.segments import Segment
+from integrations.tracing.call import Call
+from integrations.tracing.owners import CAST as CAST_OF_WEIGHT
+
+CAST = torch.ops.aten._to_copy.default
+
+
+_NUMBER = "aten._local_scalar_dense.default"
+
+
+class Takes:
+    """What a call takes from outside of its segment, in order.
+
+    Args:
+        start: how much the segment has been given before.
+
+    Attributes:
+        given: that.
+        of: by the same places: the tensor that it is of, the tensor's value, and how it is stored.
+        draws: the place of a generator; ``None`` for none.
+    """
+
+    def __init__(self, start: int) -> None:
+        self._start = start
+        self.given: list[Given] = []
+        self.of: list[tuple[Tensor | None, int, KnownSite | None]] = []
+        self.draws: int | None = None
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Their places in the segment."""
+        return tuple(range(self._start, self._start + len(self.given)))
+
+    def add(
+        self, given: Given, tensor: Tensor | None = None, value: int = UNPLANNED, known: KnownSite | None = None
+    ) -> Outer:
+        """Adds one; returns what stands for it in the call."""
+        self.given.append(given)
+        self.of.append((tensor, value, known))
+        return Outer(self._start + len(self.given) - 1)
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A call that is running."""
+
+    place: int
+    before: int
+    nodes: int
+    ops: int
+    grad: bool
+    autocast: tuple[Any, ...]
+    unseen: bool
+    keys: list[int | None]
+    arguments: list[ArgumentForm | None]
+    draws: int = 0
+    casts: dict[int, tuple[int, Callable[[Tensor], Tensor]]] = field(default_factory=dict)
+    owned: set[int] = field(default_factory=set)  # casts that autocast owns
+    nested: bool = False
+    decides: bool = False  # by an element of a tensor
+    operators: list[str] = field(default_factory=list)
+    read: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
+    takes: list[Take] = field(default_factory=list)
+    advances: list[Advance] = field(default_factory=list)
+    asked: tuple[int, ...] = ()
+
+
+class Recording:
+    """Notes the calls of a forward that a tape follows.
+
+    Args:
+        tape: the tape.
+
+    Attributes:
+        obstacle: why forwards cannot be followed by their calls, in words; empty while they can.
+    """
+
+    def __init__(self, tape: Following) -> None:
+        self._tape = tape
+        self.obstacle = ""
+        self._calls: list[FollowedCall | None] = []
+        self._frames: list[_Frame] = []
+        self._segments: dict[SegmentKey, tuple[Segment, list[RepeatedCall], int]] = {}
+        self._makers: dict[bool, dict[int, int]] = {False: {}, True: {}}
+        self._ops = 0  # of the plan that had run at the last event
+        self._nodes = get_sequence_nr()
+        self._modes = len_torch_dispatch_stack() + 1  # with the tape
+
+    def before(self, call: Call) -> None:
+        """A function is called."""
+        if self.obstacle:
+            return
+        tape, nodes = self._tape, get_sequence_nr()
+        if self._frames:
+            self._frames[-1].nested = True
+        elif tape.next != self._ops:
+            self._stop("an operator ran outside of torch's functions")
+            return None
+        plain = [has_memory(tensor) for tensor in call.arguments]
+        self._frames.append(
+            _Frame(
+                place=len(self._calls),
+                before=nodes - self._nodes,
+                nodes=nodes,
+                ops=tape.next,
+                grad=torch.is_grad_enabled(),
+                autocast=autocast_of(call.arguments),
+                unseen=is_unseen(self._modes),
+                keys=[get_key(one) if has else None for one, has in zip(call.arguments, plain, strict=True)],
+                arguments=[
+                    ArgumentForm.of(one, tape.value_of(one)) if has else None
+                    for one, has in zip(call.arguments, plain, strict=True)
+                ],
+            )
+        )
+        self._calls.append(None)
+        self._nodes, self._ops = nodes, tape.next
+
+    def after(self, call: Call, outputs: list[Tensor]) -> None:
+        """The function has returned these tensors."""
+        if self.obstacle:
+            return
+        frame, nodes = self._frames.pop(), get_sequence_nr()
+        self._nodes, self._ops = nodes, self._tape.next
+        if frame.nested and frame.advances:
+            self._stop("a function runs operators beside those of the functions that it calls")
+            return None
+        ops = self._tape.ops[frame.ops : self._tape.next]
+        changed = []
+        for place, (tensor, form) in enumerate(zip(call.arguments, frame.arguments, strict=True)):
+            if form is not None and (value := self._tape.value_of(tensor)) != form.value:
+                changed.append((place, value))
+        made = frozenset(value for op in ops for value in op.makes)
+        results = self._results(outputs, made - {value for _, value in changed})
+        if results is None:
+            return None
+        # What the functions return that it calls is seen.
+        if not frame.nested and self._hides_several(ops, made - {result.value for result in results}):
+            self._stop("a function makes several tensors that it does not return, and that are recomputed")
+            return None
+        repeated = self._repeated(call, frame, outputs) if frame.advances or frame.asked else None
+        self._calls[frame.place] = FollowedCall(
+            call.function,
+            frame.grad,
+            frame.before,
+            nodes - frame.nodes,
+            self._tape.next,
+            made,
+            frame.draws > 0,
+            tuple(changed),
+            results,
+            repeated,
+        )
+
+    def failed(self) -> None:
+        """The function has raised an error."""
+        self._stop("a function raised an error")
+
+    def note_operator(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An operator of the forward runs."""
+        if not self._frames:
+            return
+        frame, planned = self._frames[-1], self._tape.planned()
+        written = traits.written(args, kwargs)
+        draws = traits.random and (bool(written) or (planned is not None and planned.name == traits.name))
+        frame.draws += draws  # others, which choose a kernel, are only marked as random
+        frame.decides |= traits.name == _NUMBER
+        frame.operators.append(traits.name)
+        frame.written |= {get_key(one) for one in written if has_memory(one)}
+        if traits.name != _NUMBER:
+            given = (*iter_tensors(args), *iter_tensors(kwargs.values()))
+            frame.read |= {get_key(one) for one in given if has_memory(one)}
+
+    def note_cast(self, function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
+        """A cast has run that is not repeated. One of a parameter, which autocast owns, is made once more where a
+        repetition reads it: autograd need not save it, and then nobody sees it."""
+        if not self._frames or len(args) != 1:
+            return
+        frame, expected = self._frames[-1], ArgumentForm.of(args[0], UNPLANNED)
+        for place, form in enumerate(frame.arguments):
+            if form == expected and frame.keys[place] == get_key(args[0]):
+                frame.casts[self._tape.value_of(out)] = place, partial(function, **kwargs)
+                return
+
+    def note_asked(self, tensors: Sequence[Tensor]) -> None:
+        """The call that is running asks how these tensors are recomputed, which it has made."""
+        if self._frames:
+            self._frames[-1].asked = tuple(map(self._tape.value_of, tensors))
+
+    def note_repeated(self, key: SegmentKey, segment: Segment, call: RepeatedCall, takes: Takes) -> None:
+        """An operator has run that a segment repeats."""
+        if self.obstacle:
+            return
+        if not self._frames:
+            self._stop("an operator ran outside of torch's functions")
+            return None
+        frame = self._frames[-1]
+        if call.shapes is not None:
+            self._stop("shapes depend on values")
+            return None
+        _, calls, _ = self._segments.setdefault(key, (segment, [], 0))
+        stands: dict[int, Outer] = {}
+        for place, given, of in zip(call.takes, takes.given, takes.of, strict=True):
+            found = self._take(frame, key, place, given, *of)
+            if found is None:
+                return None
+            take, lies = found
+            stands[place] = Outer(place, lies)
+            frame.takes.append(take)
+        args, kwargs = _with(call.args, stands), {name: _with(one, stands) for name, one in call.kwargs.items()}
+        calls.append(replace(call, args=args, kwargs=kwargs))
+        self._segments[key] = segment, calls, max((*call.takes, self._segments[key][2] - 1)) + 1
+        frame.advances.append(Advance(key, len(calls), call.changes))
+        for value in call.results():
+            self._makers[key[0]][value] = key[1]
+
+    def finish(self) -> CallTrace | None:
+        """The trace of the forward, which is over; ``None`` if there is an obstacle."""
+        if not self.obstacle and self._ops != self._tape.next:
+            self._stop("an operator ran outside of torch's functions")
+        if any(segment.calls is None for segment, _, _ in self._segments.values()):
+            self._stop("a backward ran inside of the forward")
+        calls = tuple(call for call in self._calls if call is not None)
+        if self.obstacle or self._frames or len(calls) < len(self._calls):
+            return None
+        segments = {key: (tuple(calls), given) for key, (_, calls, given) in self._segments.items()}
+        takes = [take for call in calls if call.repeated is not None for take in call.repeated.takes]
+        hidden = frozenset(take.value for take in takes if take.argument is HIDDEN and take.kind is not Kind.DRAW)
+        return CallTrace(self._tape.schedule, calls, segments, self._makers, hidden)
+
+    def close(self) -> None:
+        """Lets go of the forward."""
+        self._segments.clear()
+        self._frames.clear()
+
+    def _stop(self, obstacle: str) -> None:
+        self.obstacle = self.obstacle or obstacle
+        self.close()
+
+    def _hides_several(self, ops: Sequence[Planned], unseen: frozenset[int]) -> bool:
+        """Whether several operators of a function make tensors that it does not return, and that backward recomputes.
+        A follower holds these until the function returns, which may be longer than they would live. Casts of what the
+        function is given live as long."""
+        becomes = self._tape.schedule.becomes
+        waiting = {value for value in unseen if self._waits(value) and becomes.get(value) not in unseen}
+        return sum(not waiting.isdisjoint(op.makes) and op.name != str(CAST) for op in ops) > 1
+
+    def _waits(self, value: int) -> bool:
+        """Whether backward recomputes a value that autograd saves."""
+        schedule = self._tape.schedule
+        return schedule.graph.values[value].saved >= 0 and schedule.is_recomputed(value)
+
+    def _results(self, outputs: list[Tensor], made: frozenset[int]) -> tuple[Result, ...] | None:
+        """The tensors that a function has returned."""
+        results, taken = [], set(self._tape.schedule.becomes.values())
+        for output in outputs:
+            if not has_memory(output):
+                self._stop(f"a {type(output).__name__} is returned")
+                return None
+            value = self._tape.value_of(output)
+            new = value in made
+            if new and value in taken:
+                self._stop("a function writes to what it has made and returns")
+                return None
+            results.append(Result(None if value == UNPLANNED else value, new, output.shape, output.dtype))
+            made -= {value}  # further results may be views of it
+        return tuple(results)
+
+    def _repeated(self, call: Call, frame: _Frame, outputs: list[Tensor]) -> RepeatedFunction | None:
+        """What is known of a function of whose operators some are recomputed."""
+        forms = tuple(form for form in frame.arguments if form is not None)
+        if len(forms) < len(frame.arguments):
+            self._stop("a function whose operators are recomputed is given a tensor of another kind")
+            return None
+        if not is_of_torch(call.function, frame.operators):
+            self._stop(f"{call.name} is not torch's own: what it computes may follow from more than its arguments")
+            return None
+        if frame.decides or not frame.read.issuperset(frame.keys):
+            self._stop(f"{call.name} follows from elements of a tensor that none of its operators reads")
+            return None
+        if not frame.unseen:
+            self._stop("a mode is active in the forward, or a mode of torch functions around it")
+            return None
+        try:
+            pattern = pattern_of((call.given.args, dict(call.given.kwargs)))
+        except TypeError as error:
+            self._stop(str(error))
+            return None
+
+        def is_early(take: Take) -> bool:
+            """The generator, and tensors that the function overwrites, are taken as they are before; and where a tensor
+            is stored first, that takes memory, which the function's results then have to themselves."""
+            if take.kind is Kind.DRAW or take.argument is HIDDEN:
+                return take.kind is Kind.DRAW
+            stores = take.kind is Kind.HELD and take.known is not None and take.known.is_first
+            return stores or frame.keys[take.argument] in frame.written
+
+        early = tuple(filter(is_early, frame.takes))
+        late = tuple(take for take in frame.takes if not is_early(take))
+        sharing, node = sharing_of(frame.keys), node_of(outputs)
+        return RepeatedFunction(
+            pattern, forms, sharing, frame.autocast, node, early, late, tuple(frame.advances), frame.asked
+        )
+
+    def _take(
+        self,
+        frame: _Frame,
+        key: SegmentKey,
+        place: int,
+        given: Given,
+        tensor: Tensor | None,
+        value: int,
+        known: KnownSite | None,
+    ) -> tuple[Take, Callable[[Tensor], Tensor] | None] | None:
+        """How the same is taken in another forward, and how what the operator reads is made of that when it is repeated
+        (``Outer.lies``); ``None`` if it cannot be taken."""
+        if isinstance(given, Draw):
+            device = given.source.device
+            if frame.draws > 1 or get_generator((), {}, device) is not given.source:
+                self._stop("a function draws several times, or from a generator that it is given")
+                return None
+            return Take(Kind.DRAW, key, place, device=device), None
+        assert tensor is not None
+        address, geometry = get_key(tensor), Geometry.of(tensor)
+        places = [at for at, known in enumerate(frame.keys) if known == address]
+        if not places:
+            schedule = self._tape.schedule
+            made = any(value in op.makes for op in self._tape.ops[frame.ops : self._tape.next])
+            if made and value not in schedule.becomes and not isinstance(given, Scratch):
+                if known is not None and known.site is not None and known.site.owner == CAST_OF_WEIGHT:
+                    frame.owned.add(value)
+                if value in frame.owned and value in frame.casts:
+                    argument, cast = frame.casts[value]
+                    return Take(Kind.CAST, key, place, argument, known=known), partial(_cast, cast, geometry)
+                if schedule.graph.values[value].saved >= 0:
+                    kind = Kind.ELSEWHERE if isinstance(given, Elsewhere) else Kind.HELD
+                    return Take(kind, key, place, HIDDEN, value, geometry, known=known), None
+            self._stop("an operator that is recomputed reads a tensor that its function is not given")
+            return None
+
+        def fits(at: int) -> bool:
+            form = frame.arguments[at]
+            return form is not None and form.geometry == geometry
+
+        argument = next(filter(fits, places), places[0])
+        lies = None if fits(argument) else geometry
+        if isinstance(given, Scratch):
+            return Take(Kind.SCRATCH, key, place, argument, geometry=lies), None
+        if isinstance(given, Elsewhere):
+            return Take(Kind.ELSEWHERE, key, place, argument, value, lies), None
+        if value == UNPLANNED and lies is not None:  # the very tensor is kept
+            return Take(Kind.HELD, key, place, argument), lies.view
+        return Take(Kind.HELD, key, place, argument, value, lies, known=known), None
+
+
+def _with(argument: Any, stands: dict[int, Outer]) -> Any:
+    """An argument with others in the place of those that stand for what a segment is given."""
+    if isinstance(argument, Outer):
+        return stands[argument.place]
+    if isinstance(argument, (list, tuple)):
+        return type(argument)(_with(item, stands) for item in argument)
+    return argument
+
+
+def _cast(function: Callable[[Tensor], Tensor], geometry: Geometry, tensor: Tensor) -> Tensor:
+    return geometry.view(function(tensor))
