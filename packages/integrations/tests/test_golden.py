@@ -158,5 +158,6 @@ def test_a_replayed_forward_equals_the_full_path(name, way, monkeypatch, decided
     replayed, anew = list(trained(full=False)), list(trained(full=True))
     for (gradients, rows, _), (expected, expected_rows, _) in zip(replayed, anew, strict=True):
         assert_same(expected, gradients)
-        assert rows == expected_rows
+        # What a repetition holds is told of after what its function saves, or before.
+        assert sorted(rows, key=str) == sorted(expected_rows, key=str)
     assert replayed[-1][2] < replayed[0][2] == anew[0][2]  # or nothing was replayed

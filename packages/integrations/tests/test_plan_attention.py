@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import integrations
 from integrations.checkpoint import Plan
 from integrations.policies.stores import Store
-from integrations.runtime.planned_decisions import Taped
+from integrations.runtime.planned_decisions import Numbered
 
 from .nets import Net, gradients, normal
 from .planned_values import follow, graph_of
@@ -78,7 +78,7 @@ def test_it_is_computed_once_for_both(forward, store, monkeypatch):
     for shares in (True, False):
         with monkeypatch.context() as patch:
             if not shares:
-                patch.setattr(Taped, "recomputation", lambda *_: None)
+                patch.setattr(Numbered, "recomputation", lambda *_: None)
             model, x = planned(forward, store)
             with Calls() as calls:
                 found.append(gradients(model, x))

@@ -37,7 +37,7 @@ def _tape_of(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         forward(*args, **kwargs)
-    tape: Tape = made[0]._tape
+    tape: Tape = made[0]._following
     return tape
 
 
