@@ -15,8 +15,8 @@ from integrations.capture.graphs.schedule import Schedule
 from integrations.policies.stores import WAITING, HostCopies, Store
 from integrations.runtime.plan_decisions import PlanDecision
 from integrations.runtime.repeating.call_follower import CallFollower
-from integrations.runtime.repeating.calls import Exactly, KnownSite, Packed
-from integrations.runtime.repeating.following import UNPLANNED, Following
+from integrations.runtime.repeating.calls import UNPLANNED, Exactly, KnownSite, Packed
+from integrations.runtime.repeating.following import Following
 from integrations.runtime.repeating.segments import Results
 from integrations.tracing.checkpoints import Boundary
 from integrations.tracing.storage.regions import View

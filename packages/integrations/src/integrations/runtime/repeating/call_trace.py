@@ -20,8 +20,7 @@ from torch import Tensor
 from integrations._utils.torch_internals import OpOverload, len_torch_dispatch_stack, len_torch_function_stack
 from integrations.capture.dispatch.memory import Geometry, is_plain
 from integrations.capture.graphs.schedule import Schedule
-from integrations.runtime.repeating.calls import KnownSite, RepeatedCall
-from integrations.runtime.repeating.following import UNPLANNED
+from integrations.runtime.repeating.calls import UNPLANNED, KnownSite, RepeatedCall
 
 SegmentKey = tuple[bool, int]
 """Whether a segment is an inner one, and the schedule's number of it."""

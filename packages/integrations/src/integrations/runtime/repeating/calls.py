@@ -15,6 +15,9 @@ from integrations._utils.torch_internals import OpOverload, set_grad_enabled
 from integrations.capture.dispatch.memory import Geometry, get_shapes, is_plain, iter_tensors
 from integrations.runtime.repeating.thread_state import drawing, generator_at
 
+UNPLANNED = -1
+"""In the place of a value: memory that the plan does not know."""
+
 
 class Packed(Protocol):
     """What replaces a tensor while it waits."""
@@ -133,6 +136,38 @@ class Outer:
 
     place: int
     lies: Callable[[Tensor], Tensor] | None = None
+
+
+class Takes:
+    """What a call takes from outside of its segment, in order.
+
+    Args:
+        start: how much the segment has been given before.
+
+    Attributes:
+        given: that.
+        of: by the same places: the tensor that it is of, the tensor's value, and how it is stored.
+        draws: the place of a generator; ``None`` for none.
+    """
+
+    def __init__(self, start: int) -> None:
+        self._start = start
+        self.given: list[Given] = []
+        self.of: list[tuple[Tensor | None, int, KnownSite | None]] = []
+        self.draws: int | None = None
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Their places in the segment."""
+        return tuple(range(self._start, self._start + len(self.given)))
+
+    def add(
+        self, given: Given, tensor: Tensor | None = None, value: int = UNPLANNED, known: KnownSite | None = None
+    ) -> Outer:
+        """Adds one; returns what stands for it in the call."""
+        self.given.append(given)
+        self.of.append((tensor, value, known))
+        return Outer(self._start + len(self.given) - 1)
 
 
 @dataclass(slots=True, eq=False)

@@ -9,12 +9,10 @@ from torch import Tensor, nn
 
 from integrations.capture.dispatch.memory import Memory, is_plain
 from integrations.capture.graphs.schedule import Planned, Schedule
-from integrations.runtime.repeating.calls import Exactly, Keeping, Later
+from integrations.runtime.repeating.calls import UNPLANNED, Exactly, Keeping, Later
 from integrations.runtime.repeating.segments import Handle, Results, Segment
 from integrations.tracing.double_backward import DoubleBackward
 
-UNPLANNED = -1
-"""In the place of a value: memory that the plan does not know."""
 _EXACTLY = Exactly()
 
 

@@ -33,8 +33,18 @@ from integrations.runtime.repeating.call_trace import (
     pattern_of,
     sharing_of,
 )
-from integrations.runtime.repeating.calls import Draw, Elsewhere, Given, KnownSite, Outer, RepeatedCall, Scratch
-from integrations.runtime.repeating.following import UNPLANNED, Following
+from integrations.runtime.repeating.calls import (
+    UNPLANNED,
+    Draw,
+    Elsewhere,
+    Given,
+    KnownSite,
+    Outer,
+    RepeatedCall,
+    Scratch,
+    Takes,
+)
+from integrations.runtime.repeating.following import Following
 from integrations.runtime.repeating.segments import Segment
 from integrations.tracing.call import Call
 from integrations.tracing.owners import CAST as CAST_OF_WEIGHT
@@ -43,38 +53,6 @@ CAST = torch.ops.aten._to_copy.default
 
 
 _NUMBER = "aten._local_scalar_dense.default"
-
-
-class Takes:
-    """What a call takes from outside of its segment, in order.
-
-    Args:
-        start: how much the segment has been given before.
-
-    Attributes:
-        given: that.
-        of: by the same places: the tensor that it is of, the tensor's value, and how it is stored.
-        draws: the place of a generator; ``None`` for none.
-    """
-
-    def __init__(self, start: int) -> None:
-        self._start = start
-        self.given: list[Given] = []
-        self.of: list[tuple[Tensor | None, int, KnownSite | None]] = []
-        self.draws: int | None = None
-
-    @property
-    def places(self) -> tuple[int, ...]:
-        """Their places in the segment."""
-        return tuple(range(self._start, self._start + len(self.given)))
-
-    def add(
-        self, given: Given, tensor: Tensor | None = None, value: int = UNPLANNED, known: KnownSite | None = None
-    ) -> Outer:
-        """Adds one; returns what stands for it in the call."""
-        self.given.append(given)
-        self.of.append((tensor, value, known))
-        return Outer(self._start + len(self.given) - 1)
 
 
 @dataclass(slots=True)

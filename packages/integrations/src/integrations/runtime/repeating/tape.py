@@ -18,6 +18,7 @@ from integrations.capture.dispatch.operators import Traits, find_device, get_gen
 from integrations.capture.graphs.schedule import Planned, Schedule
 from integrations.runtime.repeating.call_follower import CallFollower
 from integrations.runtime.repeating.calls import (
+    UNPLANNED,
     Draw,
     Elsewhere,
     HeldTensor,
@@ -26,9 +27,10 @@ from integrations.runtime.repeating.calls import (
     Reference,
     RepeatedCall,
     Scratch,
+    Takes,
 )
-from integrations.runtime.repeating.following import UNPLANNED, Following
-from integrations.runtime.repeating.recording import CAST, Recording, Takes
+from integrations.runtime.repeating.following import Following
+from integrations.runtime.repeating.recording import CAST, Recording
 from integrations.runtime.repeating.segments import Handle, Segment
 from integrations.runtime.repeating.thread_state import drawing, here
 
