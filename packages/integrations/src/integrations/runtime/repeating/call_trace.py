@@ -17,7 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from integrations._utils.torch_internals import OpOverload, len_torch_dispatch_stack, len_torch_function_stack
+from integrations._utils.torch_internals import (
+    OpOverload,
+    is_any_autocast_enabled,
+    len_torch_dispatch_stack,
+    len_torch_function_stack,
+)
 from integrations.capture.dispatch.memory import Geometry, is_plain
 from integrations.capture.graphs.schedule import Schedule
 from integrations.runtime.repeating.calls import UNPLANNED, KnownSite, RepeatedCall
@@ -200,7 +205,9 @@ def sharing_of(keys: Sequence[int | None]) -> tuple[int, ...]:
 
 
 def autocast_of(arguments: Sequence[Tensor]) -> tuple[Any, ...]:
-    """The autocast that a function runs under, on the devices of its arguments."""
+    """The autocast that a function runs under, on the devices of its arguments; empty for none."""
+    if not is_any_autocast_enabled():
+        return ()
     kinds = dict.fromkeys(("cpu", *(tensor.device.type for tensor in arguments)))
     return (
         torch.is_autocast_cache_enabled(),

@@ -49,7 +49,8 @@ from integrations.runtime.repeating.segments import Segment
 from integrations.tracing.call import Call
 from integrations.tracing.owners import CAST as CAST_OF_WEIGHT
 
-CAST = torch.ops.aten._to_copy.default
+CAST = "aten._to_copy.default"
+"""The operator of a cast, by its name."""
 
 
 _NUMBER = "aten._local_scalar_dense.default"
@@ -259,7 +260,7 @@ class Recording:
         function is given live as long."""
         becomes = self._tape.schedule.becomes
         waiting = {value for value in unseen if self._waits(value) and becomes.get(value) not in unseen}
-        return sum(not waiting.isdisjoint(op.makes) and op.name != str(CAST) for op in ops) > 1
+        return sum(not waiting.isdisjoint(op.makes) and op.name != CAST for op in ops) > 1
 
     def _waits(self, value: int) -> bool:
         """Whether backward recomputes a value that autograd saves."""

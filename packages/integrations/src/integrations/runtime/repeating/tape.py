@@ -113,7 +113,7 @@ class Tape(Following, TorchDispatchMode):
         if planned is None or planned.name != traits.name or (planned.segment < 0 and planned.inner < 0):
             out = func(*args, **kwargs)
             self.made(traits, args, kwargs, out)
-            if self.recording is not None and func is CAST and is_plain(args[0]) and is_plain(out):
+            if self.recording is not None and traits.name == CAST and is_plain(args[0]) and is_plain(out):
                 self.recording.note_cast(func, args, kwargs, out)
             return out
         segments = self._segments_of(planned)
