@@ -203,6 +203,7 @@ CHANGED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     ),
     "the order": lambda model, y: torch.sub(*((y.sin(), y.cos())[:: -1 if model.changed else 1])),
     "another function": lambda model, y: y.sin() if model.changed else y.cos(),
+    "another function without a node": lambda model, y: y * (torch.sin if model.changed else torch.cos)(y.detach()),
     "a view": lambda model, y: torch.mul(y.sin().t() if model.changed else y.sin().t().t(), y),
     "another parameter": lambda model, y: y.sin() * (model.other if model.changed else model.weight),
     "how much is dropped": lambda model, y: F.dropout(y.sin(), 0.5 if model.changed else 0.1),
