@@ -1,5 +1,5 @@
 """The part of ``integrations``' runtime that is C. Its modules ``tracing.tracker``, ``runtime.replay``,
-``runtime.repeating.call_follower`` and ``runtime.repeating.tape`` say what it does, and what with.
+``runtime.repeating.call_follower`` and ``runtime.repeating.tape`` describe what it does with which objects.
 
 ``bind_calls`` and ``bind_checkpoints`` name that; ``Calls`` runs each torch function of a forward, and notes what is
 known of its tensors; ``hold`` notes whose a storage is.

@@ -23,12 +23,12 @@ from integrations.runtime.repeating.call_trace import (
     RepeatedFunction,
     SegmentKey,
     Take,
-    autocast_of,
+    find_sharing,
+    get_autocast,
+    get_node_type,
     has_memory,
     is_unseen,
-    node_of,
-    pattern_of,
-    sharing_of,
+    make_pattern,
 )
 from integrations.runtime.repeating.calls import Draw, Elsewhere, Given, HeldTensor, Keeping, Later, Scratch
 from integrations.runtime.repeating.following import Following
@@ -71,11 +71,10 @@ class CallFollower(Following, FollowedCalls):
         self._tape: Following | None = None  # that follows the rest
         self._segments: dict[SegmentKey, Segment] = {}
         self._drawing = 0  # how often this holds the lock of those that draw
-        # What was given to autograd in the place of tensors that the call that is running has made.
+        # The handles that autograd holds for tensors of the running call, with these tensors.
         self._pending: list[tuple[weakref.ref[Handle], Tensor]] = []
-        self._hidden: dict[
-            int, Tensor
-        ] = {}  # what it has made and does not return, by value, as far as segments take it
+        # Tensors that segments need and that the running call has made without returning them, by value.
+        self._hidden: dict[int, Tensor] = {}
 
     def begin(self, expected: FollowedCall, call: Call) -> None:
         """A function is called that draws, writes or has recomputed operators."""
@@ -96,7 +95,9 @@ class CallFollower(Following, FollowedCalls):
             self._release()
         for place, value in expected.changed:
             self.memory.add(call.arguments[place], value)
-        if not self.compare(expected, outputs) or (repeated is not None and node_of(outputs) is not repeated.node):
+        if not self.compare(expected, outputs) or (
+            repeated is not None and get_node_type(outputs) is not repeated.node
+        ):
             self.leave(f"{call.name} with other results")
             return
         if repeated is not None:
@@ -116,7 +117,13 @@ class CallFollower(Following, FollowedCalls):
             self._stop("an operator that failed")
 
     def differs(self, call: Call, how: str) -> None:
-        """Another function is called than expected; or, in this way, what it has returned is not."""
+        """The call is not the expected one.
+
+        Args:
+            call: the call.
+            how: how it differs, in words, if it has run and its results cannot be those of the plan; empty for a call
+                that has not run yet, or has only other autograd nodes.
+        """
         if how:
             self.leave(f"{call.name}{how}")
         else:
@@ -129,7 +136,7 @@ class CallFollower(Following, FollowedCalls):
             self.leave("nothing")
 
     def close(self) -> None:
-        """Ends what would outlast the forward. Others may draw, where an interrupt has come while a call drew."""
+        """Ends the forward. Releases the lock for drawing, which an interrupt may have left taken."""
         self._take_over = None
         while self._drawing:
             with suppress(RuntimeError):  # it came before the lock was taken, or after it was given back
@@ -145,7 +152,7 @@ class CallFollower(Following, FollowedCalls):
         self._count()
         super().leave(found)
         if running is not None:
-            self.next = running.ops  # what it has made may be stored as planned
+            self.next = running.ops  # its tensors may have been stored as planned
         self._settle()
 
     def _stop(self, found: str) -> None:
@@ -165,7 +172,7 @@ class CallFollower(Following, FollowedCalls):
         """Follows no further calls."""
         self.stopped = True
         self.close()
-        # The call that is running is not the expected one: no segment can make what it has made.
+        # No segment knows how to recompute these tensors, since the running call is not the expected one.
         for reference, tensor in self._pending:
             if (handle := reference()) is not None:
                 handle.stored = Kept.of(tensor)
@@ -231,16 +238,16 @@ class CallFollower(Following, FollowedCalls):
         arguments = call.arguments
         if len(arguments) != len(repeated.arguments) or not is_unseen(self.modes):
             return False
-        if autocast_of(arguments) != repeated.autocast or not all(map(has_memory, arguments)):
+        if get_autocast(arguments) != repeated.autocast or not all(map(has_memory, arguments)):
             return False
-        if sharing_of([get_key(tensor) for tensor in arguments]) != repeated.sharing:
+        if find_sharing([get_key(tensor) for tensor in arguments]) != repeated.sharing:
             return False
         for tensor, form in zip(arguments, repeated.arguments, strict=True):
             if ArgumentForm.of(tensor, self.value_of(tensor)) != form:
                 return False
         try:
             given = call.given
-            return bool(pattern_of((given.args, dict(given.kwargs))) == repeated.pattern)
+            return bool(make_pattern((given.args, dict(given.kwargs))) == repeated.pattern)
         except TypeError:
             return False
 

@@ -1,4 +1,4 @@
-"""``CallTrace``: the torch functions that a planned forward calls, and what they do with the plan's values.
+"""``CallTrace``: a list of the torch functions that a forward calls, with the plan's values that they read and make.
 
 A tape looks at each operator, in a dispatch mode, which takes longer than many operators do. Most forwards of a model
 call the same functions with the same arguments. So while a tape follows a forward, ``Recording`` notes, for each
@@ -78,7 +78,8 @@ class Take(NamedTuple):
 
     Attributes:
         kind: of what is given.
-        segment, place: the segment, and the place among what it is given.
+        segment: the segment.
+        place: the index in ``Segment.given``.
         argument: the place of the tensor among those that the function is given; or ``HIDDEN``.
         value: the tensor's value.
         geometry: how the tensor lies that is taken, where it is a part or a view of the function's.
@@ -106,17 +107,18 @@ class Advance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RepeatedFunction:
-    """What is known of a function of whose operators some are recomputed. All that these depend on is compared.
+    """A function that runs operators which are recomputed. A later call has to agree in all of this.
 
     Attributes:
-        pattern: the function's arguments. See ``pattern_of``.
+        pattern: the function's arguments. See ``make_pattern``.
         arguments: the tensors among them.
         sharing: by tensor, the first of them in the same memory.
-        autocast: the autocast around it. See ``autocast_of``.
+        autocast: the autocast around it. See ``get_autocast``.
         node: the class of the node of its first result.
-        early, takes: what segments take of it, before it runs and after that.
-        advances: how far they are after it.
-        asked: the values of what it asks the segments for; empty for most.
+        early: what segments take before it runs.
+        takes: what segments take after it has run.
+        advances: how many of their calls the segments have after it.
+        asked: for attention, the values of its results that it asks the segments to recompute; else empty.
     """
 
     pattern: Any
@@ -199,12 +201,12 @@ def has_memory(tensor: Tensor) -> bool:
         return False
 
 
-def sharing_of(keys: Sequence[int | None]) -> tuple[int, ...]:
+def find_sharing(keys: Sequence[int | None]) -> tuple[int, ...]:
     """By tensor, the place of the first one with the same storage, whose keys are given."""
     return tuple(map(list(keys).index, keys))
 
 
-def autocast_of(arguments: Sequence[Tensor]) -> tuple[Any, ...]:
+def get_autocast(arguments: Sequence[Tensor]) -> tuple[Any, ...]:
     """The autocast that a function runs under, on the devices of its arguments; empty for none."""
     if not is_any_autocast_enabled():
         return ()
@@ -221,7 +223,7 @@ def is_unseen(modes: int) -> bool:
     return len_torch_function_stack() == 0 and len_torch_dispatch_stack() == modes
 
 
-def node_of(outputs: Sequence[Tensor]) -> type | None:
+def get_node_type(outputs: Sequence[Tensor]) -> type | None:
     """The class of the first result's autograd node."""
     return type(outputs[0].grad_fn) if outputs and outputs[0].grad_fn is not None else None
 
@@ -229,7 +231,7 @@ def node_of(outputs: Sequence[Tensor]) -> type | None:
 _CONSTANTS = (type(None), bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-def pattern_of(given: Any) -> Any:
+def make_pattern(given: Any) -> Any:
     """Something to compare a function's arguments by, without the tensors in them.
 
     Raises:
@@ -245,9 +247,9 @@ def pattern_of(given: Any) -> Any:
     if kind is complex:
         return kind, given.real.hex(), given.imag.hex()
     if kind is slice:
-        return kind, pattern_of((given.start, given.stop, given.step))
+        return kind, make_pattern((given.start, given.stop, given.step))
     if isinstance(given, (list, tuple)):
-        return kind, tuple(map(pattern_of, given))
+        return kind, tuple(map(make_pattern, given))
     if kind is dict:
-        return kind, tuple((name, pattern_of(one)) for name, one in given.items())
+        return kind, tuple((name, make_pattern(one)) for name, one in given.items())
     raise TypeError(f"a function is given a {kind.__name__}, whose value cannot be compared")

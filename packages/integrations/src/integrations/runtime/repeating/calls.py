@@ -172,8 +172,8 @@ class Takes:
 
 @dataclass(slots=True, eq=False)
 class RepeatedCall:
-    """An operator's call, to be repeated. Forwards that call the same operators share it: what differs between them is
-    what they give to the segment.
+    """An operator's call, to be repeated. Forwards share these objects. Tensors and random states of one forward are in
+    ``Segment.given``.
 
     Attributes:
         function: the operator.
@@ -181,7 +181,7 @@ class RepeatedCall:
         kwargs: its arguments by name.
         makes: the values that it makes, each with the place of the result in whose memory it is.
         changes: the values that it overwrites, each with the value that it becomes.
-        takes: the places of what it takes of that which is given to the segment. Nobody else takes it.
+        takes: the indices of its entries in ``Segment.given``. No other call uses them.
         draws: the place among these of the generator that it draws from; ``None`` if it draws nothing.
         grad: whether gradients were enabled: kernels may ask for that, as oneDNN's RNNs do.
         shapes: the shapes of its results, where they follow from what it reads; else ``None``.

@@ -21,7 +21,7 @@ class Following:
 
     Args:
         schedule: the model's.
-        keeping: how it is kept what repetitions read; ``None``: as it is.
+        keeping: stores the tensors that repetitions read; ``None`` keeps them as they are.
         model: whose forward it is, which an error of a repetition names.
 
     Attributes:
@@ -31,7 +31,7 @@ class Following:
         double: is notified of a backward with ``create_graph=True``; ``None`` for none.
         rounded: whether the inputs of repetitions may be rounded.
         schedule: as given.
-        keeping: as given, or as it is.
+        keeping: as given, or an ``Exactly``.
         ops: the expected operators; ``next`` is the place of the next one.
         memory: the values that are there; ``storages`` has them by storage.
     """

@@ -25,13 +25,13 @@ from integrations.runtime.repeating.call_trace import (
     Result,
     SegmentKey,
     Take,
-    autocast_of,
+    find_sharing,
+    get_autocast,
+    get_node_type,
     has_memory,
     is_of_torch,
     is_unseen,
-    node_of,
-    pattern_of,
-    sharing_of,
+    make_pattern,
 )
 from integrations.runtime.repeating.calls import (
     UNPLANNED,
@@ -121,7 +121,7 @@ class Recording:
                 nodes=nodes,
                 ops=tape.next,
                 grad=torch.is_grad_enabled(),
-                autocast=autocast_of(call.arguments),
+                autocast=get_autocast(call.arguments),
                 unseen=is_unseen(self._modes),
                 keys=[get_key(one) if has else None for one, has in zip(call.arguments, plain, strict=True)],
                 arguments=[
@@ -299,7 +299,7 @@ class Recording:
             self._stop("a mode is active in the forward, or a mode of torch functions around it")
             return None
         try:
-            pattern = pattern_of((call.given.args, dict(call.given.kwargs)))
+            pattern = make_pattern((call.given.args, dict(call.given.kwargs)))
         except TypeError as error:
             self._stop(str(error))
             return None
@@ -314,7 +314,7 @@ class Recording:
 
         early = tuple(filter(is_early, frame.takes))
         late = tuple(take for take in frame.takes if not is_early(take))
-        sharing, node = sharing_of(frame.keys), node_of(outputs)
+        sharing, node = find_sharing(frame.keys), get_node_type(outputs)
         return RepeatedFunction(
             pattern, forms, sharing, frame.autocast, node, early, late, tuple(frame.advances), frame.asked
         )
