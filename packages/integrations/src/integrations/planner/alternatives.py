@@ -28,7 +28,7 @@ from integrations.planner.choice import Choice
 from integrations.planner.chunked import chunk_op
 from integrations.planner.errors import BudgetError
 from integrations.planner.infeasible import out_of_memory, out_of_time
-from integrations.planner.problem import SimulatedStep, all_kept, chosen_entries
+from integrations.planner.problem import SimulatedStep, chosen_entries
 from integrations.planner.search import Captures, most_exact, solved
 from integrations.planner.solution import Found, Solution
 from integrations.report.words import format_bytes
@@ -98,8 +98,7 @@ def _fits_where_cleared(plan: Solution, choice: Choice) -> bool:
     if plan.compressed or plan.memory in (None, LEAST):
         return False
     graph, candidates = plan.graph_of(choice).clearing, plan.candidates_for(choice)
-    plain = SimulatedStep(plan.graph.clearing).peak(all_kept(plan.graph))
-    allowed = allowed_bytes(plan.memory, plain) or 0
+    allowed = allowed_bytes(plan.memory, plan.wholes[2]) or 0
     return SimulatedStep(graph, candidates).peak(chosen_entries(choice, candidates)) <= allowed
 
 
@@ -114,7 +113,7 @@ def fits_beside_gradients(plan: Solution, other: Solution) -> bool:
     if other.graph.accumulates or not plan.graph.standing:
         return True
     beside = plan.accumulating
-    allowed = allowed_bytes(beside.memory, beside.uncompressed_peak)
+    allowed = beside.allowed(beside.memory)
     graph, candidates = plan.graph_of(other.choice).accumulating, other.candidates_for(other.choice)
     peak = SimulatedStep(graph, candidates).peak(chosen_entries(other.choice, candidates))
     return peak <= max(beside.peak, allowed or 0)
@@ -181,7 +180,7 @@ def _searched(plan: Found, graph: Graph, rounded: Graph | None, bounds: Bounds) 
     with progress(f"Planning {plan.model}") as stage:
         stage("searching")
         found = solved(type(plan), plan.model, captures, bounds, plan.objective)
-    return replace(found, loss=plan.loss, chunking=plan.chunking, chunked=plan.chunked)
+    return found.with_context(plan)
 
 
 def _unbounded(plan: Solution, error: float) -> Bounds:
@@ -193,7 +192,7 @@ def _count_bytes(plan: Solution, memory: Budget | None) -> int | None:
     """Return the bytes that a bound on memory allows; ``None`` if there is no bound."""
     if memory == AUTO:
         raise ValueError(f"memory must be in bytes or a fraction for a finished plan, got {memory!r}")
-    return allowed_bytes(memory, plan.uncompressed_peak)
+    return plan.allowed(memory)
 
 
 def _with_larger_chunks(plan: Found, allowed: int | None) -> Found:
@@ -249,7 +248,7 @@ def _less_memory(followed: Solution) -> Budget | None:
     if followed.memory in (None, LEAST):
         return None
     share = _SHARE * followed.peak
-    return int(share) if read_fraction(followed.memory) is None else share / followed.uncompressed_peak
+    return int(share) if read_fraction(followed.memory) is None else share / followed.whole
 
 
 def less_in_words(followed: Solution) -> str:

@@ -50,7 +50,8 @@ class Bounds:
 
     Attributes:
         memory: the most that forward and backward may have allocated at once beyond what is still allocated after them:
-            bytes, a string such as ``"8GiB"``, a fraction of the plain step's, ``"least"`` or ``"auto"``.
+            bytes, a string such as ``"8GiB"``, a fraction of the largest plain step's so far, ``"least"`` or
+            ``"auto"``.
         time: the step's time over the plain step's, 1 or more.
         error: the error of the whole gradient, relative to its norm; 0 rounds nothing. ``None``: a level says how
             everything is rounded.

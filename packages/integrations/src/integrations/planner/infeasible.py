@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from actcore import StepUsage
 from integrations.capture.graphs.graph import Graph
 from integrations.planner.bounds import FULL, ONLY_RECOMPUTE, ROUNDING, WAYS, Bounds
-from integrations.planner.budget import LEAST, allowed_bytes, read_fraction
+from integrations.planner.budget import LEAST, read_fraction
 from integrations.planner.choice import Choice
 from integrations.planner.chunked import SHARE, logits_bytes
 from integrations.planner.host_copies import first_read
@@ -23,7 +23,7 @@ _SMALLER = "take a smaller batch"  # no way for a fraction: the plain step's pea
 
 def why_infeasible(plan: Solution, asked: Bounds) -> str:
     """Return why no plan of a front keeps to bounds, in words."""
-    allowed = allowed_bytes(asked.memory, plan.uncompressed_peak)
+    allowed = plan.allowed(asked.memory)
     few = allowed is not None and allowed < plan.front[0].peak
     return out_of_memory(plan, asked) if few else out_of_time(plan, asked)
 
@@ -75,7 +75,7 @@ def _gradients_outweigh(plan: Solution, asked: Bounds) -> str:
     if fraction is None or plan.graph.accumulates:
         return ""
     other = plan.accumulating
-    if other.peak > fraction * other.uncompressed_peak:
+    if other.peak > fraction * other.whole:
         return ""
     return (
         "a first step makes its gradients, and these take most of its peak. Steps that accumulate gradients go from "

@@ -48,6 +48,8 @@ class Plan(Solution):
             such argument is known. It is not saved.
         chunked: the loss in chunks, if the plan has it computed without whole logits; else ``None``. Peaks and times of
             the plain step are then those with whole logits.
+        earlier: bytes of the largest plain steps of the model's earlier plans, in the order of ``wholes``: a fraction
+            as a budget is of these if they are larger. Empty for a model's first plan.
         others: the plans that were made of the same graphs, for another bound on the error or state of the gradients.
     """
 
@@ -80,7 +82,7 @@ class Plan(Solution):
 
         Args:
             memory: as ``budget`` of ``integrations.checkpoint.plan``, except ``"auto"``; a fraction is one of the peak
-                of a step that neither recomputes nor compresses.
+                of a step that neither recomputes nor compresses, or of a larger one that the model had before.
             time: of a step over that of the plain one: 1.1 allows a tenth more, by the models of times.
             error: bound on the relative error of the gradient. ``None``: that of this plan.
 

@@ -64,6 +64,7 @@ def _content(plan: Solution) -> dict[str, Any]:
         "rounded_candidates": None if plan.rounded_candidates is None else plan.rounded_candidates.content(),
         "also": [_content(other) for other in plan.also],
         "accumulating": None if other is None else _found_content(other),
+        **({"earlier": list(plan.earlier)} if plan.earlier else {}),
     }
 
 
@@ -93,7 +94,7 @@ def _of_content(kind: type[Found], given: Any, beside: bool = False) -> Found:
     rounded = content.pop("rounded", None)
     rounded = None if rounded is None else Graph.from_content(rounded)
     asked, chunked = content.pop("loss", None), content.pop("chunked", None)  # earlier files lack them
-    fallback = content.pop("fallback", "error")
+    fallback, earlier = content.pop("fallback", "error"), content.pop("earlier", ())
     with complete(_WRITER):
         if beside and also:
             raise ValueError("a plan of also must have none of its own")
@@ -105,6 +106,7 @@ def _of_content(kind: type[Found], given: Any, beside: bool = False) -> Found:
             rounded_candidates=_candidates(content.pop("rounded_candidates"), rounded),
             level=None if level is None else read_entry(Level, level),
             chunked=None if chunked is None else read_entry(ChunkedLoss, chunked),
+            earlier=of_type(tuple[int, ...], earlier, "earlier"),
             also=tuple(_of_content(kind, one, beside=True) for one in of_type(list, also, "also")),
             **_found(kind, content, level is not None, _most_values(graph, rounded)),
         )
@@ -153,6 +155,8 @@ def _require_whole(plan: Solution) -> None:
         KeyError, TypeError, ValueError: they do not; the message says which.
     """
     choice, front = plan.choice, plan.front
+    if len(plan.earlier) not in (0, 3):
+        raise ValueError("earlier must have a number for each state of the gradients")
     if not front:
         raise ValueError("front must have a choice")
     if choice.held is not None and not any(one.held is None and one.peak >= choice.peak for one in front):

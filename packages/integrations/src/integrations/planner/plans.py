@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from torch import nn
@@ -21,7 +20,7 @@ from integrations.capture.loss import OF_LOSS
 from integrations.capture.units import is_sharded
 from integrations.planner.alternatives import within_less
 from integrations.planner.bounds import Bounds
-from integrations.planner.budget import LEAST, allowed_bytes
+from integrations.planner.budget import LEAST
 from integrations.planner.errors import BudgetError
 from integrations.planner.gradient_states import GradientState, has_gradients
 from integrations.planner.loss_choice import with_better_loss
@@ -237,7 +236,7 @@ class Plans:
             BudgetError: it was not allowed.
         """
         # A model that has run out of memory is planned for less than was asked for, which nobody has to keep to.
-        allowed = allowed_bytes(self._asked.memory, least.uncompressed_peak)
+        allowed = least.allowed(self._asked.memory)
         lowered = self._first.memory != self._asked.memory and (allowed is None or least.peak <= allowed)
         if raises and self._asked.fallback != LEAST and not lowered:
             if len(self._refused) >= _MOST_REFUSED:
@@ -321,7 +320,9 @@ class Plans:
         return min(fitting, key=lambda plan: plan.plain_peak, default=None)
 
     def _made(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], real: bool) -> Plan:
-        planned = partial(self._planned, model, args, kwargs, real)
+        def planned() -> Plan:
+            return self._planned(model, args, kwargs, real).after(self._plans.values())
+
         chunked = self._first.chunked
         head = chunked.head if chunked is not None and chunked.outside else None
         made = replace(with_better_loss(model, planned, self._first.bounds, head=head), loss=self._first.loss)

@@ -95,7 +95,7 @@ def solved_again(
     bounds = replace(plan.bounds, memory=None, time=None)
     made = solved(type(plan), plan.model, captures, bounds, plan.objective, plan.capture_seconds)
     seconds = plan.search_seconds + made.search_seconds
-    return replace(made, loss=plan.loss, chunking=plan.chunking, chunked=plan.chunked, search_seconds=seconds)
+    return made.with_context(plan, search_seconds=seconds)
 
 
 def solved_for_any_path(plan: Found) -> Found:
@@ -107,7 +107,7 @@ def solved_for_any_path(plan: Found) -> Found:
     captures = Captures(plan.graph, candidates, plan.rounded, rounded_candidates, plan.level)
     made = solved(type(plan), plan.model, captures, bounds, plan.objective, plan.capture_seconds)
     unmeasured = "its forward takes another path in some steps"
-    return replace(made, loss=plan.loss, chunking=plan.chunking, chunked=plan.chunked, unmeasured=unmeasured)
+    return made.with_context(plan, unmeasured=unmeasured)
 
 
 def most_exact(plan: Solution, peak: int, seconds: float) -> Choice | None:

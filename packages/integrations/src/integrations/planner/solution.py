@@ -12,7 +12,7 @@ from integrations.capture.graphs.graph import Graph
 from integrations.capture.graphs.schedule import Schedule
 from integrations.capture.loss import Loss
 from integrations.planner.bounds import ONLY_RECOMPUTE, Bounds
-from integrations.planner.budget import Budget
+from integrations.planner.budget import Budget, allowed_bytes
 from integrations.planner.choice import Choice
 from integrations.planner.chunked import ChunkedLoss
 from integrations.planner.host_copies import host_copies
@@ -52,6 +52,7 @@ class Solution(ABC):
     unmeasured: str = ""
     chunking: str = field(default="", repr=False, compare=False)
     chunked: ChunkedLoss | None = None
+    earlier: tuple[int, ...] = field(default=(), repr=False)
     others: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property
@@ -191,6 +192,15 @@ class Solution(ABC):
     def within(self, memory: Budget | None = None, time: float | None = None, error: float | None = None) -> Self:
         """The plan that is best within these bounds."""
 
+    def allowed(self, memory: Budget | None) -> int | None:
+        """Return the bytes of activation peak that a budget allows; ``None`` if there is no budget, or it asks for the
+        least memory.
+
+        Raises:
+            TypeError, ValueError: as ``resolve_bytes``.
+        """
+        return allowed_bytes(memory, self.whole)
+
     @property
     def is_bounded(self) -> bool:
         """Whether memory or time was asked for."""
@@ -215,6 +225,15 @@ class Solution(ABC):
         """The plan with its loss in such chunks."""
         return self._sharing(chunked=chunked)
 
+    def with_context(self, plan: Self, **changes: Any) -> Self:
+        """The plan with what another plan of the same step has beside its graphs: its loss, and the earlier plans."""
+        kept = {name: getattr(plan, name) for name in ("loss", "chunking", "chunked", "earlier")}
+        return replace(self, **kept, **changes)
+
+    def after(self, plans: Iterable[Self]) -> Self:
+        """The plan with the plain steps of the model's earlier plans, which fractions are of if they are larger."""
+        return self._sharing(earlier=tuple(map(max, zip(*(plan.wholes for plan in plans), strict=True))))
+
     def _sharing(self, **changes: Any) -> Self:
         """The fields to pass on to a plan of the same graphs, so that it shares what else was planned of them."""
         found = replace(self, **changes)
@@ -224,9 +243,28 @@ class Solution(ABC):
     @cached_property
     def uncompressed_peak(self) -> int:
         """Bytes of the activation peak of the model without compression."""
+        return self._uncompressed(self.graph)
+
+    def _uncompressed(self, graph: Graph) -> int:
         if self.chunked is not None:
-            return self.chunked.accumulating_peak if self.graph.accumulates else self.chunked.peak
-        return SimulatedStep(self.graph).peak(all_kept(self.graph))
+            return self.chunked.accumulating_peak if graph.accumulates else self.chunked.peak
+        return SimulatedStep(graph).peak(all_kept(graph))
+
+    @cached_property
+    def whole(self) -> int:
+        """Bytes of which a fraction is one, as a budget: ``uncompressed_peak``, or that of an earlier plan if it is
+        larger. So another path of the forward, or a smaller batch, has no smaller budget."""
+        state = 1 if self.graph.accumulates else 2 if self.graph.clears else 0
+        return max([self.uncompressed_peak, *self.earlier[state : state + 1]])
+
+    @cached_property
+    def wholes(self) -> tuple[int, ...]:
+        """``whole`` for each state of the gradients: for steps that find none, that add to them, and that clear them
+        between forward and backward."""
+        graph = self.graph
+        graphs = (graph, graph.accumulating, graph.clearing) if graph.standing else (graph,) * 3
+        found = map(self._uncompressed, graphs)
+        return tuple(map(max, zip(found, self.earlier or (0, 0, 0), strict=True)))
 
     @cached_property
     def held(self) -> int:

@@ -19,7 +19,6 @@ from integrations._utils.running_module import ModulePaths
 from integrations.capture.graphs.sharding import find_noise_rank
 from integrations.capture.graphs.signature import Signature
 from integrations.capture.loss import Loss
-from integrations.planner.budget import allowed_bytes
 from integrations.planner.plan import Plan
 from integrations.planner.plans import Followed, Plans
 from integrations.planner.sensitivity.one_step import OneStep, Unmeasured, UnmeasuredStep
@@ -172,7 +171,7 @@ def large_parameters(model: nn.Module) -> frozenset[str]:
 def _exact_within(plan: Plan) -> Plan | None:
     """Return a plan of the same front that rounds nothing and takes no more than the plan's budget, or than the plan
     where that is not in bytes. Return ``None`` if there is none."""
-    allowed = allowed_bytes(plan.memory, plan.uncompressed_peak)
+    allowed = plan.allowed(plan.memory)
     most = plan.peak if allowed is None else allowed
     exact = [choice for choice in plan.front if not choice.rounds and choice.peak <= most]
     return plan.choosing(exact[-1], plan.bounds) if exact else None  # the last one is the fastest

@@ -169,5 +169,5 @@ def _remedy(plan: Plan, measured: int) -> str:
     if read_fraction(plan.memory) is None:
         less = repr(format_bytes(int(share * plan.peak)))
     else:
-        less = f"{share * plan.peak / max(plan.uncompressed_peak, 1):.2g}"
+        less = f"{share * plan.peak / max(plan.whole, 1):.2g}"
     return f"; to leave room for them, pass memory={less}"

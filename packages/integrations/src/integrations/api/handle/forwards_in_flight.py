@@ -163,7 +163,8 @@ def _excess(plans: Plans, forwards: list[_InFlight]) -> str:
     taken = [one.held_and_peak for one in forwards]
     total = sum(held for held, _ in taken) + max(peak - held for held, peak in taken)
     memory = plans.asked.memory
-    allowed = allowed_bytes(memory, 0 if read_fraction(memory) is None else plan.plain_peak_with(count))
+    whole = 0 if read_fraction(memory) is None else max(plan.whole, plan.plain_peak_with(count))
+    allowed = allowed_bytes(memory, whole)
     if allowed is None or total <= allowed:
         return ""
     return (

@@ -10,6 +10,7 @@ from actcore import Codec
 from integrations._utils.compiling import has_compiled_parts
 from integrations._utils.running_module import all_modules
 from integrations.api.handle.remeasuring import Remeasuring
+from integrations.planner.budget import read_fraction
 from integrations.planner.plan import Plan
 from integrations.planner.plans import Plans
 from integrations.report.row import Row
@@ -35,6 +36,8 @@ def describe_plan(plans: Plans, measuring: Remeasuring | None, codec: Codec | No
     count = len(plan.segments)
     peak = f"activation peak {format_bytes(plan.peak)} of {format_bytes(plan.uncompressed_peak)}"
     peak += f" with {plan.graph.in_flight} forwards in flight" if plan.graph.in_flight > 1 else ""
+    if plan.whole > plan.uncompressed_peak and read_fraction(plan.memory) is not None:
+        peak += f" (memory={plan.memory!r} is of {format_bytes(plan.whole)}, the largest plain step so far)"
     again = f"{count} segment{'' if count == 1 else 's'} of the forward" if count else "nothing"
     stored = _describe_error(plan, measuring) if codec is None else f", kept tensors stored by {codec}"
     exactly = ", nothing rounded for create_graph=True" if plan.graph.double_backward else ""

@@ -140,14 +140,14 @@ def _with_share(graph: JointPlan, share: int) -> JointPlan:
     return JointPlan(graph.recomputed, possible[-1].peak, possible[-1].held, graph.gradients)
 
 
-def find_allowed(plan: Plan, plain: int | None = None) -> int:
+def find_allowed(plan: Plan, plain: int = 0) -> int:
     """The bytes of a plan's budget; of its peak if it has none, or asks for the least.
 
     Args:
         plan: the plan.
-        plain: bytes of the step that keeps everything; ``None``: as planned.
+        plain: bytes of the step that keeps everything, if it may take more than planned.
     """
-    asked = allowed_bytes(plan.memory, plan.uncompressed_peak if plain is None else plain)
+    asked = allowed_bytes(plan.memory, max(plan.whole, plain))
     return plan.peak if asked is None else asked
 
 

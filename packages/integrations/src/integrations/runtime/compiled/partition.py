@@ -137,7 +137,7 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
         most = target = int(SHARED * most)
     elif larger:
         plain = count_together(*search.count_plain(gm), runs)
-        most = target = find_allowed(plan, max(plain, plan.uncompressed_peak))
+        most = target = find_allowed(plan, plain)
     gradients = 0 if plan.graph.accumulates else _count_gradients(gm.graph, options)
     best: tuple[JointPlan, Any] | None = None
     joint, shares = gm.graph, tuple[Share, ...]()
