@@ -1,5 +1,6 @@
 """Steps that find gradients there and add to them have a plan of their own, within the same budget."""
 
+import re
 import warnings
 from dataclasses import replace
 
@@ -132,8 +133,13 @@ def test_steps_that_clear_gradients_late_keep_a_budget_that_accumulation_cannot(
 
 
 def test_a_fraction_out_of_reach_names_the_bytes_of_accumulation():
-    with pytest.raises(ValueError, match=r"Steps that accumulate gradients .*: for those, pass memory=\d+"):
+    """It blames no gradients: the peak does not count those that the step leaves."""
+    with pytest.raises(ValueError, match="got 0.5; steps that accumulate gradients can go from .* to ") as caught:
         checkpoint.plan(deep(), X, budget=0.5)
+    told, found = str(caught.value), checkpoint.plan(deep(), X)
+    enough = int(re.search(r": for those, pass memory=(\d+)\. Otherwise ", told)[1])
+    assert "most of its peak" not in told
+    assert enough == found.accumulating.peak == found.within(enough).accumulating.peak
 
 
 def test_under_a_level():

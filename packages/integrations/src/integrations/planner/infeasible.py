@@ -60,7 +60,7 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
     ways = [f"pass memory={LEAST!r}" if number is None else f"pass memory={number!r}{more}, or memory={LEAST!r}"]
     ways += [f"allow {one}" for one in _allowing(plan)]
     ways += [] if relative else [_SMALLER]
-    return f"{title} must be {found}, got {budget!r}; {_gradients_outweigh(plan, asked)}{', or '.join(ways)}"
+    return f"{title} must be {found}, got {budget!r}; {_only_accumulating(plan, asked)}{', or '.join(ways)}"
 
 
 def _in_flight(plan: Solution, before: str) -> str:
@@ -69,8 +69,9 @@ def _in_flight(plan: Solution, before: str) -> str:
     return f"{before}in_flight={count}" if count > 1 else ""
 
 
-def _gradients_outweigh(plan: Solution, asked: Bounds) -> str:
-    """Return a sentence on a fraction that only steps that accumulate gradients can keep to; empty for others."""
+def _only_accumulating(plan: Solution, asked: Bounds) -> str:
+    """Return a sentence on a fraction that only steps that accumulate gradients can keep to; empty for others. Their
+    plain peak is larger, so that the fraction allows more bytes."""
     fraction = read_fraction(asked.memory)
     if fraction is None or plan.graph.accumulates:
         return ""
@@ -78,9 +79,8 @@ def _gradients_outweigh(plan: Solution, asked: Bounds) -> str:
     if other.peak > fraction * other.whole:
         return ""
     return (
-        "a first step makes its gradients, and these take most of its peak. Steps that accumulate gradients go from "
-        f"{format_bytes(other.plain_peak)} to {format_bytes(other.peak)}: for those, pass memory={other.peak}. "
-        "Otherwise "
+        f"steps that accumulate gradients can go from {format_bytes(other.plain_peak)} to {format_bytes(other.peak)}: "
+        f"for those, pass memory={other.peak}. Otherwise "
     )
 
 
