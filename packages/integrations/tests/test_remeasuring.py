@@ -236,7 +236,7 @@ def test_an_error_above_the_bound_makes_the_next_step_round_less_and_says_so_onc
     train(model, 1)
     handle = compression(model)
     before = handle.plan
-    with pytest.warns(UserWarning, match=r"was measured 0\.2 in step 0, .* above error=0\.1") as told:
+    with pytest.warns(UserWarning, match=r"exceeds error=0\.1: 0\.2 \(at most 0\.1\), 0\.2 of ") as told:
         train(model, 1, 1)
     assert len(told) == 1
     after = handle.plan
@@ -248,7 +248,7 @@ def test_an_error_above_the_bound_makes_the_next_step_round_less_and_says_so_onc
     assert [plan.choice for plan in found.plans[:2]] == [before.choice, after.choice]
     assert len(found.plans) == 3
     assert handle.measured.step == 2
-    assert "measured 0.05 in step 2" in handle.report().recomputed
+    assert "0.05 (at most 0.1), 0.05 of 7.weight (at most 0.3), measured in step 2" in handle.report().recomputed
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_an_error_that_no_plan_within_the_memory_keeps_is_raised_in_each_forward
     compress_model(model, memory=f"{least.peak}B", error=0.1)
     train(model, 1)
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"measured 0\.9 in step 0.*needs more memory than the budget") as raised:
+        with pytest.raises(ValueError, match=r"0\.9 .*measured in step 0.*needs more memory than the budget") as raised:
             train(model, 1, 1)
         assert "fallback='least'" in str(raised.value)
 
@@ -390,5 +390,7 @@ def test_a_compiled_model_is_measured():
 
 
 def test_measurements_in_words():
-    assert str(Measured(3, 0.0512)) == "measured 0.051 in step 3"
-    assert str(Measured(3, 0.05, 0.2, "0.weight")) == "measured 0.05 in step 3, 0.2 of 0.weight"
+    """A large parameter tensor may have three times the error of the whole gradient."""
+    assert Measured(3, 0.0512).beside(0.1) == "0.051 (at most 0.1), measured in step 3"
+    told = "0.05 (at most 0.1), 0.14 of 0.weight (at most 0.3), measured in step 3"
+    assert Measured(3, 0.05, 0.14, "0.weight").beside(0.1) == told

@@ -96,6 +96,19 @@ class GradientErrors:
         return max(self.relative, self.worst[1] / OF_TENSOR)
 
 
+def describe_errors(relative: float, worst: float, name: str, bound: float) -> str:
+    """Return errors beside their bounds, in words.
+
+    Args:
+        relative: the relative error of the whole gradient.
+        worst: that of the large parameter tensor that has the largest.
+        name: the name of that parameter; empty if there is none.
+        bound: the bound on the whole gradient's error.
+    """
+    of_tensor = f", {worst:.2g} of {name} (at most {OF_TENSOR * bound:g})" if name else ""
+    return f"{relative:.2g} (at most {bound:g}){of_tensor}"
+
+
 def measured_errors(
     model: nn.Module,
     args: tuple[Any, ...],

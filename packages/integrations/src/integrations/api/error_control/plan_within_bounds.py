@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from integrations._utils.warn import warn
 from integrations.api.error_control.error_model import ErrorModel
-from integrations.api.error_control.gradient_errors import OF_TENSOR, GradientErrors
+from integrations.api.error_control.gradient_errors import GradientErrors, describe_errors
 from integrations.planner.accumulation import WITH_ROUNDING
 from integrations.planner.bounds import USUAL_ERROR, Bounds
 from integrations.planner.budget import LEAST
@@ -103,9 +103,11 @@ def measured(
             try:
                 plan = chosen(weighed_again(plan, errors), bounds, errors)
             except BudgetError as error:
+                name, worst = found.worst
+                told = describe_errors(found.relative, worst, name, plan.error)
                 raise BudgetError(
-                    f"the measured error of the gradient is {found.relative:.2g}, but must be at most "
-                    f"error={plan.error:g} (a large tensor may have {OF_TENSOR:g} times as much): {error}"
+                    f"the measured error of the gradient is {told}, and no plan that rounds less keeps to the bounds: "
+                    f"{error}"
                 ) from None
     return _within_or_least(plan.within(error=0.0), bounds)
 

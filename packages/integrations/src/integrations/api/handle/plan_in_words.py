@@ -96,7 +96,8 @@ def _describe_error(plan: Plan, measuring: Remeasuring | None) -> str:
         return ""
     if not plan.choice.rounds:
         return f", nothing rounded (error={plan.error:g} would allow it)"
-    found = "not measured yet" if measuring is None else str(measuring)
-    if plan.measured is not None and (measuring is None or measuring.last is None):
-        found = f"measured {plan.measured:.2g}"
-    return f", gradient's error {found} (at most {plan.error:g})"
+    if measuring is not None and (measuring.last is not None or plan.measured is None):
+        return f", gradient's error {measuring}"
+    if plan.measured is None:
+        return f", gradient's error at most {plan.error:g}, not measured yet"
+    return f", gradient's error {plan.measured:.2g} (at most {plan.error:g}), as measured"

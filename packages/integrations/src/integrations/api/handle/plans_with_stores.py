@@ -100,9 +100,8 @@ class Fronts(Plans):
             found = chosen(weighed_again(plan, errors), replace(plan.bounds, fallback=self._asked.fallback), errors)
         except BudgetError as error:
             raise BudgetError(
-                f"the gradient's error of {plan.model} was {errors.last}, but must be at most error={plan.error:g}, "
-                f"which needs more memory than the budget: {error}. Pass fallback='least' to continue with more "
-                "memory"
+                f"the gradient's error of {plan.model} was {errors.last}. A plan that rounds less needs more memory "
+                f"than the budget: {error}. Pass fallback='least' to continue with more memory"
             ) from None
         self._versions[inputs] = errors.version
         self._refused.clear()

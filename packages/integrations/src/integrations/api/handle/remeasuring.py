@@ -13,7 +13,7 @@ from integrations._utils.checked_json import of_type, read_entry
 from integrations._utils.torch_internals import collectives_of_groups
 from integrations._utils.warn import warn
 from integrations.api.error_control.error_model import ErrorModel
-from integrations.api.error_control.gradient_errors import OF_TENSOR, GradientErrors, TensorError
+from integrations.api.error_control.gradient_errors import GradientErrors, TensorError, describe_errors
 from integrations.api.handle.recorded_step import RecordedStep, tensor_versions
 from integrations.planner.plan import Plan
 from integrations.planner.sensitivity.one_step import Unmeasured, UnmeasuredStep
@@ -62,9 +62,9 @@ class Measured:
     worst: float = 0.0
     name: str = ""
 
-    def __str__(self) -> str:
-        of_tensor = f", {self.worst:.2g} of {self.name}" if self.name else ""
-        return f"measured {self.relative:.2g} in step {self.step}{of_tensor}"
+    def beside(self, bound: float) -> str:
+        """Return the measurement beside its bounds, in words. ``bound``: that on the whole gradient's error."""
+        return f"{describe_errors(self.relative, self.worst, self.name, bound)}, measured in step {self.step}"
 
 
 class Remeasuring:
@@ -97,8 +97,11 @@ class Remeasuring:
         self._told: set[str] = set()
 
     def __str__(self) -> str:
-        found = "not measured yet" if self.last is None else str(self.last)
-        return f"{found} ({self.why})" if self.why else found
+        bound = self.errors.bound
+        if self.last is None:
+            return f"at most {bound:g}, not measured yet{f' ({self.why})' if self.why else ''}"
+        later = f" (a later step could not be measured: {self.why})" if self.why else ""
+        return f"{self.last.beside(bound)}{later}"
 
     def start(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a step starts with these inputs."""
@@ -203,7 +206,7 @@ class Remeasuring:
             last: the same in short.
         """
         bound = self.errors.bound
-        self.errors.last = str(last)
+        self.errors.last = last.beside(bound)
         if found.over > _TIGHT * bound:
             if plan is not None:
                 self.errors.correct(plan, found)
@@ -217,8 +220,8 @@ class Remeasuring:
         if found.over > bound:
             self._tell(
                 "above",
-                f"the gradient's error of {model} was {last}, above error={bound:g} (a large tensor may have "
-                f"{OF_TENSOR:g} times as much): the plan rounds less from the next step on",
+                f"the gradient's error of {model} exceeds error={bound:g}: {self.errors.last}. The plan rounds less "
+                "from the next step on",
             )
 
     def _tell(self, subject: str, text: str) -> None:
