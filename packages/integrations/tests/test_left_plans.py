@@ -101,9 +101,10 @@ def test_a_report_says_that_the_plan_was_left() -> None:
     assert report(model).peak_bytes == planned
     list(steps(model, [2]))
     left = report(model)
-    assert left.title.endswith(", estimated: the forward left its plan")
+    assert left.title.endswith(", estimated for the path of the last forward, which left its plan")
     assert left.peak_bytes < planned
     assert "By a plan that the last forward left (at operator 4 the plan has" in left.caption
+    assert "), on the captured path: activation peak " in left.caption  # of another plain step than the title's
     list(steps(model, [8]))
     assert report(model).peak_bytes == planned
     assert "left" not in report(model).caption

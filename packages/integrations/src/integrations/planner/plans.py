@@ -126,7 +126,7 @@ class Plans:
     def condition(self) -> str:
         """Return what to know of ``followed`` if the last forward was not the one that was planned, in words."""
         if self.left:
-            return f" that the last forward left ({self.left})"
+            return f" that the last forward left ({self.left}), on the captured path"
         planned = self.followed.graph.inputs
         return "" if self.inputs == planned else f" for inputs {planned}"
 

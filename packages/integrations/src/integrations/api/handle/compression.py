@@ -283,7 +283,7 @@ def _step_peaks(model: nn.Module, manager: PlanManager | None, rows: Sequence[Ro
     plans = None if manager is None else manager.plans
     if manager is None or plans is None or plans.left:
         original, peak = estimated_peaks(rows, gradient_bytes_by_module(model))
-        note = "" if plans is None else ": the forward left its plan"
+        note = "" if plans is None else " for the path of the last forward, which left its plan"
         return _fields(original, peak, ESTIMATED if rows else "", note)
     manager.first_steps.tell_of_excess()
     followed = plans.followed
