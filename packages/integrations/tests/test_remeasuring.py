@@ -230,6 +230,22 @@ def test_a_state_that_is_taken_in_eval_mode_or_outside_of_autocast(monkeypatch):
     assert compression(model).measured.step == 0
 
 
+@pytest.mark.parametrize(("error", "changes"), [(0.079, False), (0.081, True)])
+def test_an_error_above_four_fifths_of_the_bound_makes_the_plan_round_less_without_a_warning(
+    monkeypatch, error, changes
+):
+    Measurements(monkeypatch, error)
+    model = compress_model(net(), memory="least", error=0.1)
+    train(model, 1)
+    before, none = compression(model).plan, compression(model).measured
+    assert none is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        after = train(model, 1, 1)
+    assert (after.plan.choice != before.choice) == changes
+    assert after.measured.step == 0
+
+
 def test_an_error_above_the_bound_makes_the_next_step_round_less_and_says_so_once(monkeypatch):
     found = Measurements(monkeypatch, 0.2, 0.15, 0.05)
     model = compress_model(net(), memory="least", error=0.1)
