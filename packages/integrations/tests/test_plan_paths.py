@@ -77,6 +77,21 @@ def test_the_first_step_on_a_random_path_is_within_the_bound(
     assert max(errors(model, exact, paths)) <= ERROR
 
 
+@pytest.mark.parametrize("taped", [False, True], ids=["replayed", "taped"])
+def test_the_warning_names_the_module_that_ran(taped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not only the one that was planned, which has done nothing wrong."""
+    monkeypatch.setattr(replay, "FORCED_OFF", taped)
+    model, _ = net(Chain)
+    integrations.compress_model(model, memory=0.8)
+    for path in ([0, 1, 2], [0, 1, 2]):
+        model.path = path
+        gradient(model, 0)
+    model.path = [0, ~1, 2]
+    told = r"the plan has aten\.\w+\.default in blocks\.2\.linear, .* but the forward ran aten\.tanh\.default"
+    with pytest.warns(UserWarning, match=rf"{TOLD}.*{told} in the model itself"):
+        gradient(model, 0)
+
+
 class _Rereads(nn.Module):
     """Read an early value once more if asked to. A sine before that shows that the path differs."""
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from integrations._utils.running_module import ModulePaths
 from integrations.capture.dispatch.memory import Memory, is_plain
 from integrations.capture.graphs.schedule import Planned, Schedule
 from integrations.runtime.repeating.calls import UNPLANNED, Exactly, Keeping, Later
@@ -119,8 +120,15 @@ class Following:
         if self.next < len(ops):
             planned = ops[self.next]
             of = "" if planned.shapes is None else f", with results {planned.shapes}"
-            expected = f"{planned.name} in {planned.module or 'the model itself'}{of}"
+            expected = f"{planned.name}{_in_module(planned.module)}{of}"
         else:
             expected = "its end"
-        self.mismatch = f"at operator {self.next} the plan has {expected}, but the forward ran {found}"
+        model = None if self._model is None else self._model()
+        running = None if model is None else ModulePaths(model).running()
+        where = "" if running is None else _in_module(running)
+        self.mismatch = f"at operator {self.next} the plan has {expected}, but the forward ran {found}{where}"
         self.storages.clear()
+
+
+def _in_module(path: str) -> str:
+    return f" in {path or 'the model itself'}"
