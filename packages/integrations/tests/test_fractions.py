@@ -105,6 +105,18 @@ def test_so_does_one_for_steps_that_accumulate() -> None:
     assert second.front[0].peak > second.memory * second.uncompressed_peak
 
 
+def test_the_bytes_that_a_warning_names_for_steps_that_accumulate_hold() -> None:
+    model = _compressed(_named())
+    _step(model)
+    with pytest.warns(UserWarning, match=r"the next such step raises an error: pass memory=\d+ or ") as caught:
+        _step(model, adds=True)
+    named = int(re.findall(r"raises an error: pass memory=(\d+)", str(caught[0].message))[0])
+    model = _compressed(named)
+    _step(model)
+    for _ in range(3):
+        assert _step(model, adds=True).peak <= named
+
+
 @OTHER_PATH
 def test_a_saved_plan_and_a_resumed_run_know_the_largest_plain_step() -> None:
     model = _compressed(0.5)

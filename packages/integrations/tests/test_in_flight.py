@@ -285,7 +285,7 @@ def test_two_forwards_before_a_backward_go_on_if_they_fit():
 
 @pytest.mark.parametrize("bounds", [{"memory": "least"}, {"time": 1.5}, {"memory": 1000, "fallback": "least"}])
 def test_without_a_promise_of_bytes_more_forwards_are_told_of_once(bounds):
-    told = "has 1 forward in flight, whose backward is not over, and its plan counts 1 at once, so a step may"
+    told = "has 1 forward in flight, .* when another one starts, but its plan counts 1 at once, so a step may"
     model = integrations.compress_model(make_model(), **bounds)
     run_1f1b(model, 1)
     assert "in flight" not in str(integrations.compression(model).report())

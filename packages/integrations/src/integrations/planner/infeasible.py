@@ -39,15 +39,15 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
     share = round_up_share(least, plain) if 0 < least <= plain else None
     of_plain = "" if share is None else f", {share} of the plain step's {format_bytes(plain)}"
     found = f"at least {least} bytes ({format_bytes(least)}{of_plain})"
+    number = share if relative else least
     if plan.compressed:
         smaller = "" if relative else f"{_SMALLER}, or "
-        name, least_of_all = (
-            ("checkpoint", ", with checkpoint='optimal',") if plan.stores == ONLY_RECOMPUTE else ("memory", "")
-        )
+        name, word = ("checkpoint", "optimal") if plan.stores == ONLY_RECOMPUTE else ("memory", LEAST)
+        enough = "" if number is None else f"{name}={number!r}, "
         return (
             f"{name}{_in_flight(plan, ' with ')} must be a budget of {found} at this level, got {budget!r}; "
-            f"{smaller}call integrations.restore_model(model) and compress_model with such a budget{least_of_all} or "
-            "at a level of fewer bits"
+            f"{smaller}call integrations.restore_model(model), then compress_model with {enough}{name}={word!r}, or a "
+            "level of fewer bits"
         )
     title = "memory" if plan.candidates is None else f"memory with error={plan.error:g}"
     title += _in_flight(plan, " and " if plan.candidates is not None else " with ")
@@ -55,7 +55,6 @@ def _too_little_memory(plan: Solution, asked: Bounds) -> str:
     beside = least if relative or plan.graph.accumulates or plan.graph.clears else plan.accumulating.front[0].peak
     if beside > least:
         found = f"{found}, or {beside} bytes ({format_bytes(beside)}) if steps accumulate gradients"
-    number = share if relative else least
     more = f", or memory={beside!r} to accumulate gradients" if beside > least else ""
     ways = [f"pass memory={LEAST!r}" if number is None else f"pass memory={number!r}{more}, or memory={LEAST!r}"]
     ways += [f"allow {one}" for one in _allowing(plan)]

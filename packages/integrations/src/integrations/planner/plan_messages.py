@@ -63,10 +63,24 @@ def bounds_exceeded_error(least: Plan, inputs: Signature, state: GradientState, 
     return f"{bounds_exceeded(least, inputs, state, asked)}: {why}{_REMEDY[state]}{anyway}"
 
 
-def bounds_exceeded_warning(least: Plan, inputs: Signature, state: GradientState, asked: Bounds) -> str:
-    """Return the same as a warning, with the memory that is taken instead."""
+def bounds_exceeded_warning(
+    least: Plan, inputs: Signature, state: GradientState, asked: Bounds, once: bool = False
+) -> str:
+    """Return the same as a warning, with the memory that is taken instead.
+
+    Args:
+        least, inputs, state, asked: as for ``bounds_exceeded``.
+        once: whether only this step may take that memory, because it may still clear its gradients.
+    """
     taken = format_bytes(least.peak)
-    return f"{bounds_exceeded(least, inputs, state, asked)}: the plan with the least activation peak, {taken}, is used"
+    told = f"{bounds_exceeded(least, inputs, state, asked)}: the plan with the least activation peak, {taken}, is used"
+    if not once:
+        return told
+    enough = f"memory={least.peak}" if asked.time is None else "larger bounds"
+    return (
+        f"{told} in this step. If backward adds to the gradients, the next such step raises an error: pass {enough} "
+        f"or fallback='least'{_REMEDY[state]}"
+    )
 
 
 def loss_missing(made: Plan) -> str:

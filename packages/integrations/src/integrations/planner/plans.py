@@ -245,7 +245,8 @@ class Plans:
             raise BudgetError(error)
         if (key := (inputs, state)) not in self._excess:
             self._excess.add(key)
-            warn(bounds_exceeded_warning(least, inputs, state, self._asked))
+            once = not raises and state != "fresh" and self._asked.fallback != LEAST and not lowered
+            warn(bounds_exceeded_warning(least, inputs, state, self._asked, once))
 
     def _tell_of_loss(self, made: Plan) -> None:
         """Warns once of a plan that starts from another loss than the first one, whose function was not saved with

@@ -178,8 +178,8 @@ def _describe(plan: Plan, others: int) -> str:
     """Return how many forwards are in flight before one more starts, as the beginning of a sentence."""
     forwards = "1 forward" if others == 1 else f"{others} forwards"
     return (
-        f"{plan.model} has {forwards} in flight, whose backward is not over, and its plan counts "
-        f"{plan.graph.in_flight} at once"
+        f"{plan.model} has {forwards} in flight, whose backward is not over, when another one starts, but its plan "
+        f"counts {plan.graph.in_flight} at once"
     )
 
 
