@@ -125,7 +125,7 @@ def test_steps_that_clear_gradients_late_keep_a_budget_that_accumulation_cannot(
         out.backward()
 
     step()
-    with pytest.warns(UserWarning, match="in steps that add to gradients keeps to .* in this step. If backward adds"):
+    with pytest.warns(UserWarning, match=r"in steps that add to gradients keeps to .* in this step\. If backward adds"):
         step()
     for _ in range(3):
         step()
@@ -134,7 +134,7 @@ def test_steps_that_clear_gradients_late_keep_a_budget_that_accumulation_cannot(
 
 def test_a_fraction_out_of_reach_names_the_bytes_of_accumulation():
     """It blames no gradients: the peak does not count those that the step leaves."""
-    with pytest.raises(ValueError, match="got 0.5; steps that accumulate gradients can go from .* to ") as caught:
+    with pytest.raises(ValueError, match=r"got 0\.5; steps that accumulate gradients can go from .* to ") as caught:
         checkpoint.plan(deep(), X, budget=0.5)
     told, found = str(caught.value), checkpoint.plan(deep(), X)
     enough = int(re.search(r": for those, pass memory=(\d+)\. Otherwise ", told)[1])
