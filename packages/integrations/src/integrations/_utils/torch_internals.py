@@ -198,6 +198,7 @@ get_active_ddp_module: Callable[[], Any] = bound(
 )
 ScriptMethod: Any = bound("torch._C.ScriptMethod", "a checkpoint inside of a model", ())
 _WORLD = later("torch.distributed.distributed_c10d._world", "a plan with few bits on several ranks", None)
+ALL_GATHER: Any = bound("torch.ops._c10d_functional.all_gather_into_tensor", "lean in sequence parallel", None)
 _RESOLVE = later("torch.distributed.distributed_c10d._resolve_process_group", _LOSS)
 noted("torch.nn.utils.parametrize._cache", _CAPTURE, spared=True)
 noted("torch.nn.modules.module._global_forward_hooks", _CAPTURE, spared=True)
