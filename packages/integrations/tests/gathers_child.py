@@ -203,7 +203,9 @@ def compare(mesh, function, run=backward, dim=0, rows=ROWS, forwards=1, steps=1,
         "orders": orders,
         "error": max(((found - exact).norm() / exact.norm()).item() for exact, found in zip(*gradients, strict=True)),
         "stored": [
-            (row.codec.partition("(")[0], row.stored_bytes) for row in rows if row.operator == "linear" and not row.owner
+            (row.codec.partition("(")[0], row.stored_bytes)
+            for row in rows
+            if row.operator == "linear" and not row.owner
         ],
         "sum": [gradient.double().sum().item() for gradient in gradients[1]],
     }

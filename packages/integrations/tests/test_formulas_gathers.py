@@ -70,7 +70,7 @@ def test_a_rank_stores_what_may_have_changed(ranks):
 
 def test_reading_one_outside_of_backward_raises(ranks):
     for found in ranks:
-        assert 'read outside of backward: to restore it, all ranks have to gather it together' in found["outside"]
+        assert "read outside of backward: to restore it, all ranks have to gather it together" in found["outside"]
 
 
 def test_a_gradient_of_a_gradient_warns(ranks):

@@ -72,7 +72,9 @@ def test_as_many_times_less_is_kept_as_on_one_rank(found, case, way):
     """In tensor parallel, norms weigh more on a rank, which has their inputs whole. At lean, statistics and bounds of
     groups take an eighth of their bytes at 64 features, and little at 256."""
     for ranks in found:
-        one, several = (before / after for before, after in (ranks[case][which]["bytes"] for which in ("one rank", way)))
+        one, several = (
+            before / after for before, after in (ranks[case][which]["bytes"] for which in ("one rank", way))
+        )
         assert several > 0.95 * one
 
 

@@ -337,7 +337,7 @@ class PackedForward:
             self.storages.forget(storage)
         shard_bytes = record.stored_bytes
         packed, codec = storing.store(tensor, decision, extent, record, call, stream)
-        if gathered is not None:
+        if isinstance(gathered, Joined):
             gathered.stored, record.stored_bytes = packed, record.stored_bytes + shard_bytes
             return gathered
         if due is not None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from actcore import GroupAffine, Kept
+from actcore import GroupAffine
 from integrations._utils.storages import StorageMap, StorageSet
 from integrations._utils.torch_internals import ALL_GATHER, current_graph_task_id
 from integrations.policies.policy import SaveDecision
@@ -100,7 +100,8 @@ class Gather(NamedTuple):
     def take_shard(self, gathered: Tensor) -> Tensor:
         """Return a copy of this rank's shard of a contiguous gathered tensor."""
         shards = gathered.view(self.shape).chunk(self.mesh.size(self.mesh_dim), self.dim)
-        return shards[self.mesh.get_local_rank(self.mesh_dim)].clone(memory_format=torch.contiguous_format)
+        shard: Tensor = shards[self.mesh.get_local_rank(self.mesh_dim)]
+        return shard.clone(memory_format=torch.contiguous_format)
 
     def gather(self, shard: Tensor, dtype: torch.dtype, shape: torch.Size) -> Tensor:
         """Return the gathered tensor, of this shape and dtype. All ranks of the group have to call it.
