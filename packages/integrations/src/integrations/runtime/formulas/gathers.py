@@ -1,7 +1,7 @@
 """``Gathers``: the all-gathers of DTensors that backward repeats, so that a rank stores only its shard of the result.
 
-Sequence parallelism gathers the input of column-wise layers, and autograd saves the gathered tensor on every rank. Here
-autograd holds this rank's shard of it, which mostly is recomputed in turn, and backward gathers the shards again.
+Sequence parallelism gathers the input of column-wise layers, and autograd saves the gathered tensor on every rank. With
+``recompute=True`` autograd holds this rank's shard instead, mostly as a formula, and backward gathers the shards again.
 
 A collective waits until every rank of its group calls it. So whether a tensor is gathered, and in which order, follows
 only from what is the same on these ranks: shapes, placements and meshes, autograd's graph, and the order in which
@@ -186,7 +186,7 @@ class Gathers:
         self._last = LastComputed(double)  # not that of the formulas, which differ between ranks
 
     def note(self, call: Call, output: Tensor) -> None:
-        """Note the shard of an all-gather, and the copy that joins its pieces along another dimension than the first."""
+        """Note the shard of an all-gather, and the copy that joins its pieces along a later dimension."""
         if call.function is ALL_GATHER:
             shard, storage = call.arguments[0], get_storage(output)
             operand = None if storage is None else self._operand_of(shard)
