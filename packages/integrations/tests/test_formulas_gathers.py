@@ -2,6 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
+
+import integrations
+from integrations.runtime.formulas.table import Formulas
 
 from .two_ranks import run_two_ranks
 
@@ -76,3 +80,17 @@ def test_reading_one_outside_of_backward_raises(ranks):
 def test_a_gradient_of_a_gradient_warns(ranks):
     for found in ranks:
         assert ["create_graph=True" in one for one in found["second derivative"]] == [True]
+
+
+@pytest.mark.parametrize(
+    ("options", "gathers"),
+    [({}, True), ({"recompute": "local"}, False), ({"recompute": False}, False), ({"memory": "least"}, False)],
+)
+def test_when_nothing_is_gathered_again(monkeypatch, options, gathers):
+    """Ranks may have plans of their own, of which one keeps what another one's plan does not."""
+    asked = []
+    monkeypatch.setattr(Formulas, "gather_again", lambda self: asked.append(self))
+    net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+    model = integrations.compress_model(net, "lean", **options)
+    model(torch.randn(64, 64)).sum().backward()
+    assert bool(asked) is gathers

@@ -6,8 +6,9 @@ features that need them. They have torch's names without the underscore, some me
 
 Private attributes of objects of torch are used where the objects are: ``_version`` and ``_base`` of a tensor,
 ``_cdata`` and ``_weak_ref`` of a storage, ``_schema`` of an operator, ``_sequence_nr``, ``_forward_cls`` and
-``_raw_saved_*`` of a node, ``_get_sequence_number_for_group`` of a process group, ``_orig_mod``, ``dynamo_ctx`` and
-``_get_fsdp_state`` of a module, and the context in which a function of ``torch.compile`` finds its backend.
+``_raw_saved_*`` of a node, ``current_spec`` of one that redistributes a DTensor, ``_get_sequence_number_for_group`` of
+a process group, ``_orig_mod``, ``dynamo_ctx`` and ``_get_fsdp_state`` of a module, and the context in which a function
+of ``torch.compile`` finds its backend.
 """
 
 from __future__ import annotations
