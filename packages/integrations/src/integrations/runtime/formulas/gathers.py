@@ -170,26 +170,29 @@ class Gathers:
     """The gathered tensors that one forward saves.
 
     Args:
-        operand_of: returns how a tensor can be restored; ``None`` if it is not stored.
         exposed: the storages that may be written to without a change of their version.
         double: is notified of a backward with ``create_graph=True``; ``None`` for none.
     """
 
-    def __init__(
-        self, operand_of: Callable[[Tensor], Operand | None], exposed: StorageSet, double: DoubleBackward | None
-    ) -> None:
-        self._operand_of, self._exposed = operand_of, exposed
+    def __init__(self, exposed: StorageSet, double: DoubleBackward | None) -> None:
+        self._exposed = exposed
         self._sources: StorageMap[_Source] = StorageMap()
         # Held until the forward is over, so that no garbage collection decides what its readers share.
         self._known: StorageMap[dict[torch.dtype, _Known]] = StorageMap()
         self._others = StorageSet()
         self._last = LastComputed(double)  # not that of the formulas, which differ between ranks
 
-    def note(self, call: Call, output: Tensor) -> None:
-        """Note the shard of an all-gather, and the copy that joins its pieces along a later dimension."""
+    def note(self, call: Call, output: Tensor, operand_of: Callable[[Tensor], Operand | None]) -> None:
+        """Note the shard of an all-gather, and the copy that joins its pieces along a later dimension.
+
+        Args:
+            call: the call that is over.
+            output: its result.
+            operand_of: returns how a tensor can be restored; ``None`` if it is not stored.
+        """
         if call.function is ALL_GATHER:
             shard, storage = call.arguments[0], get_storage(output)
-            operand = None if storage is None else self._operand_of(shard)
+            operand = None if storage is None else operand_of(shard)
             if storage is not None and operand is not None:
                 self._sources.put(storage, _Source(operand, shard.shape))
         elif call.function is torch.cat and self._sources:

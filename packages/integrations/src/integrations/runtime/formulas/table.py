@@ -110,7 +110,7 @@ class Formulas:
             return
         output = outputs[0]
         if self.gathers is not None:
-            self.gathers.note(call, output)
+            self.gathers.note(call, output, self._operand_of)
         if call.function is ALL_GATHER or needs_exact(call.function) is None:
             return
         if not (type(output) in PLAIN or is_dtensor(output)) or not stays_on_rank(call, output):
@@ -128,7 +128,7 @@ class Formulas:
 
     def gather_again(self) -> None:
         """Have backward repeat all-gathers of DTensors. All ranks have to ask for it."""
-        self.gathers = Gathers(self._operand_of, self.tracker.exposed, self.storages.last.double)
+        self.gathers = Gathers(self.tracker.exposed, self.storages.last.double)
 
     def _operand_of(self, tensor: Tensor) -> Operand | None:
         """The operand for a tensor; ``None`` if there is none."""
