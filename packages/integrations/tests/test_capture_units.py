@@ -7,6 +7,7 @@ from torch.nn.functional import gelu
 
 from integrations.capture.units import find_parameters, is_sharded
 from integrations.checkpoint import capture
+from integrations.planner.sensitivity.one_step import OneStep, Unmeasured
 
 if not torch.distributed.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
@@ -156,3 +157,14 @@ def test_parameters_are_found_whether_or_not_they_are_gathered(mesh):
     assert not is_sharded(model)
     assert {id(one.parameter) for one in find_parameters(model)} == set(map(id, model.parameters()))
     assert not is_sharded(Net())
+
+
+def test_a_step_aside_of_units_raises(mesh):
+    """Units whose parameters are gathered, as between the micro-batches of a pipeline, would keep its gradients."""
+    model = cut(Net(), mesh)
+    step = OneStep(model, (tokens(),))
+    for gather in (lambda unit: None, lambda unit: unit.unshard()):
+        for unit in (model, *model.blocks):
+            gather(unit)
+        with pytest.raises(Unmeasured, match="fully_shard has sharded the model's parameters"):
+            step.gradients()

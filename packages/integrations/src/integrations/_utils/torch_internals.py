@@ -6,8 +6,9 @@ features that need them. They have torch's names without the underscore, some me
 
 Private attributes of objects of torch are used where the objects are: ``_version`` and ``_base`` of a tensor,
 ``_cdata`` and ``_weak_ref`` of a storage, ``_schema`` of an operator, ``_sequence_nr``, ``_forward_cls`` and
-``_raw_saved_*`` of a node, ``_get_sequence_number_for_group`` of a process group, ``_orig_mod``, ``dynamo_ctx`` and
-``_get_fsdp_state`` of a module, and the context in which a function of ``torch.compile`` finds its backend.
+``_raw_saved_*`` of a node, ``current_spec`` of one that redistributes a DTensor, ``_get_sequence_number_for_group`` of
+a process group, ``_orig_mod``, ``dynamo_ctx`` and ``_get_fsdp_state`` of a module, and the context in which a function
+of ``torch.compile`` finds its backend.
 """
 
 from __future__ import annotations
@@ -198,6 +199,7 @@ get_active_ddp_module: Callable[[], Any] = bound(
 )
 ScriptMethod: Any = bound("torch._C.ScriptMethod", "a checkpoint inside of a model", ())
 _WORLD = later("torch.distributed.distributed_c10d._world", "a plan with few bits on several ranks", None)
+ALL_GATHER: Any = bound("torch.ops._c10d_functional.all_gather_into_tensor", "lean in sequence parallel", None)
 _RESOLVE = later("torch.distributed.distributed_c10d._resolve_process_group", _LOSS)
 noted("torch.nn.utils.parametrize._cache", _CAPTURE, spared=True)
 noted("torch.nn.modules.module._global_forward_hooks", _CAPTURE, spared=True)

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from numbers import Real
 from os import PathLike
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import actcore
 
@@ -45,7 +45,8 @@ class Level:
             least ``bits``, but for segments that decide something by them; ``None`` keeps them exactly.
         recompute: whether what cheap operators make of tensors that are stored anyway is recomputed from these in
             backward, where it would be rounded otherwise: an activation's result from its input, a norm's from its
-            input, products and casts. Where a plan is followed, that says what is recomputed.
+            input, products and casts. Tensors that DTensors gather from all ranks are gathered again, unless it is
+            ``"local"``. Where a plan is followed, that says what is recomputed.
         group_size: elements that share two bounds, a positive multiple of 32. At 256, the inputs of linear operators
             share them by 128 in 4 bits or fewer, or by up to 224 where that keeps rows apart; any other size holds for
             all tensors.
@@ -64,7 +65,7 @@ class Level:
     pointwise_bits: int = 8
     attention_bits: int = 7
     checkpoint_bits: int | None = 8
-    recompute: bool = False
+    recompute: bool | Literal["local"] = False
     group_size: int = GROUP_SIZE
     min_bytes: int = 1024
     seed: int = 0
@@ -75,9 +76,11 @@ class Level:
         if not isinstance(paths, (tuple, list)) or not all(isinstance(path, str) for path in paths):
             raise TypeError(f"keep must be paths of modules, 'head' or ('head', 'blocks.0*'), got {self.keep!r}")
         object.__setattr__(self, "keep", tuple(paths))
-        for name in ("adaptive", "offload", "recompute"):
+        for name in ("adaptive", "offload"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if not isinstance(self.recompute, bool) and self.recompute != "local":
+            raise TypeError(f'recompute must be True, False or "local", got {self.recompute!r}')
         for name in ("adapt_interval", "group_size", "min_bytes", "seed"):
             _require_int(name, getattr(self, name))
         if self.adapt_interval < 1:
@@ -87,7 +90,7 @@ class Level:
         if self.recompute and (self.adaptive or self.bits is None):
             raise ValueError(
                 "recompute must be False at a level that rounds nothing or chooses the bits of each tensor, got "
-                "True; use level='lean', 'L1', 'L1.1' or 'L1.2'"
+                f"{self.recompute!r}; use level='lean', 'L1', 'L1.1' or 'L1.2'"
             )
         if not -(1 << 63) <= self.seed < 1 << 64:
             raise ValueError(f"seed must fit in 64 bits, got {self.seed}")

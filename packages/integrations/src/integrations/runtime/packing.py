@@ -19,7 +19,8 @@ from integrations.policies.levels import Level
 from integrations.policies.rules import CHECKPOINT
 from integrations.runtime.compiled.runs import RegionRuns
 from integrations.runtime.custom_saves import Announced, PendingSave, add_record, settle
-from integrations.runtime.formulas.table import Formulas, notes_all
+from integrations.runtime.formulas.gathers import Joined
+from integrations.runtime.formulas.table import Formulas, explain, notes_all
 from integrations.runtime.plan_decisions import PlanDecisions
 from integrations.runtime.repeating.calls import KnownSite
 from integrations.runtime.replay import Sites
@@ -73,6 +74,8 @@ class PackedForward:
         occurrences: how many tensors this forward has saved so far, by place.
         checkpoints: the checkpoints that the forward enters; ``None`` unless it runs.
         outer: the forward around this one in its thread, once it runs.
+        gathers_again: whether backward may repeat all-gathers of DTensors. It is the same on all ranks, which wait for
+            one another.
         hook: the pack hook that autograd calls; ``None`` unless it runs.
         packing: the pack hook in C, which calls ``pack`` where it has to. It is there while the forward runs.
     """
@@ -111,6 +114,7 @@ class PackedForward:
         self.aside: Callable[[Tensor], AbstractContextManager[Any]] | None = None
         self.occurrences: dict[Place, int] = {}
         self.outer: Self | None = None
+        self.gathers_again = False
         self._contexts = ExitStack()  # what is taken back once it is over
         self._formulas: Formulas | None = None
         self.checkpoints: Checkpoints | None = None
@@ -310,7 +314,18 @@ class PackedForward:
         if cast:
             record.why = CAST
             return Kept.of(tensor)
+        storing, gathered = Storing(way.level, self.storages, way.copies), None
         if self._formulas is not None and planned is None and due is None and call is not None:
+            if whole is not None and self._formulas.gathers is not None:
+
+                def store(shard: Tensor) -> Packed:
+                    return storing.store(shard, decision, Extent.of(shard), record, call, stream)[0]
+
+                gathered = self._formulas.gathers.hold(tensor, storage, whole, call, decision, store)
+                if gathered is not None and not isinstance(gathered, Joined):
+                    if not record.stored_bytes:  # beside what is stored anyway
+                        record.codec, record.why = RECOMPUTED, explain(gathered.bound)
+                    return gathered
             found = self._formulas.recomputed(tensor, storage, call, spec.saved.role, decision, whole)
             if found is not None:
                 record.codec, (held, record.why) = RECOMPUTED, found
@@ -320,9 +335,11 @@ class PackedForward:
         exposed = self.tracker.exposed
         if exposed.by_address and storage in exposed:
             self.storages.forget(storage)
-        packed, codec = Storing(way.level, self.storages, way.copies).store(
-            tensor, decision, extent, record, call, stream
-        )
+        shard_bytes = record.stored_bytes
+        packed, codec = storing.store(tensor, decision, extent, record, call, stream)
+        if isinstance(gathered, Joined):
+            gathered.stored, record.stored_bytes = packed, record.stored_bytes + shard_bytes
+            return gathered
         if due is not None:
             settle(due)
         if codec is None:

@@ -79,6 +79,8 @@ class Session(PackedForward):
         if self.level.recompute:
             self._formulas = Formulas(self.storages, self.owners, self.tracker, self.step, self.specs.noted)
             self.tracker.note, self.tracker.noted = self._formulas.note, KNOWN
+            if self.gathers_again:
+                self._formulas.gather_again()
         self.checkpoints = self.tracker.checkpoints = Checkpoints(self, hook, self.tracker.born)
         if self.level.rounds_checkpoints:
             self.tracker.over = self.checkpoints.over

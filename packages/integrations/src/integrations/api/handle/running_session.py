@@ -115,6 +115,8 @@ class RunningSession:
             known = handle.model, handle._paths, specs, level, step, rank
             session = kind(*known, observer=probe, redraw=handle._redraw, look=look_at)
             session.storages.last.double = handle._double
+            # The plan of another rank may keep what this rank would gather.
+            session.gathers_again = handle._plan_manager is None and level.recompute is True
             return session
 
         trial = None if following is None else following.trial

@@ -16,11 +16,10 @@ from integrations._utils.plain_tensor_types import has_elements
 from integrations._utils.torch_internals import TorchDispatchMode
 from integrations.capture.capture import capturing, find_reachable_state, is_only_read
 from integrations.capture.dispatch.operators import lazy_views
-from integrations.capture.graphs.sharding import distributed, get_class
+from integrations.capture.graphs.sharding import distributed, get_class, is_unit
 from integrations.capture.loss import Loss, differentiated, is_scalar_loss
 from integrations.capture.reachable_state import ReachableState
 from integrations.capture.stand_ins import StandIns, with_stand_ins
-from integrations.capture.units import is_sharded
 from integrations.tracing.tensors import is_collective_result, is_dtensor_class, tensors_in
 
 _SEED = 0x5EED
@@ -73,7 +72,7 @@ class OneStep:
         Raises:
             Unmeasured: they have not.
         """
-        if is_sharded(self.model):
+        if any(map(is_unit, self.model.modules())):  # one that is gathered now would add to its gradients
             raise Unmeasured("fully_shard has sharded the model's parameters, and a measurement step would gather them")
         for tensor in (*self.model.parameters(), *self.model.buffers(), *tensors_in((self.args, self.kwargs))):
             if tensor.is_meta or not has_elements(tensor):

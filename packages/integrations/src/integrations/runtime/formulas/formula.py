@@ -199,19 +199,23 @@ class LastComputed:
 
 
 class Recomputed:
-    """What autograd holds in the place of a tensor that a formula recomputes: a view of the formula's result."""
+    """What autograd holds in the place of a tensor that a formula recomputes: a view of the formula's result.
 
-    __slots__ = ("_bound", "_last", "_place", "_waits")
+    Attributes:
+        bound: the formula.
+    """
+
+    __slots__ = ("_last", "_place", "_waits", "bound")
 
     def __init__(self, bound: Bound, place: Place, last: LastComputed) -> None:
-        self._bound, self._place, self._last = bound, place, last
+        self.bound, self._place, self._last = bound, place, last
         self._waits = True
         bound.waiting += 1
 
     @property
     def bits(self) -> int:
         """The fewest bits of the tensors from which it is recomputed."""
-        return self._bound.bits
+        return self.bound.bits
 
     @property
     def double(self) -> DoubleBackward | None:
@@ -222,8 +226,8 @@ class Recomputed:
         """The tensor."""
         if self._waits:
             self._waits = False
-            self._bound.waiting -= 1
-        return get_view(self._last.result_of(self._bound), self._bound.formula, self._place)
+            self.bound.waiting -= 1
+        return get_view(self._last.result_of(self.bound), self.bound.formula, self._place)
 
 
 def bind(formula: Formula, bits: int) -> Bound | None:

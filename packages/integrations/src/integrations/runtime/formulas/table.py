@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from actcore import GroupAffine, Kept, Layout
 from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.storages import StorageMap
+from integrations._utils.torch_internals import ALL_GATHER
 from integrations.policies.rules import Need
 from integrations.runtime.formulas.formula import (
     Bound,
@@ -35,6 +36,7 @@ from integrations.runtime.formulas.formula import (
     bind,
     mapped,
 )
+from integrations.runtime.formulas.gathers import Gathers
 from integrations.runtime.formulas.operators import (
     CASTING,
     CASTS,
@@ -88,7 +90,10 @@ class Formulas:
 
     Attributes:
         noted: the results that this forward notes.
+        gathers: the gathered tensors that this forward saves; ``None`` where backward gathers none again.
     """
+
+    gathers: Gathers | None = None
 
     def __init__(
         self, storages: Storages, owners: Owners, tracker: CallTracker, step: int, before: Sequence[Noted]
@@ -101,9 +106,13 @@ class Formulas:
 
     def note(self, call: Call, outputs: Sequence[Tensor]) -> None:
         """Notes by which formula, if any, the result of a call that is over can be recomputed."""
-        if len(outputs) != 1 or needs_exact(call.function) is None:
+        if len(outputs) != 1:
             return
         output = outputs[0]
+        if self.gathers is not None:
+            self.gathers.note(call, output, self._operand_of)
+        if call.function is ALL_GATHER or needs_exact(call.function) is None:
+            return
         if not (type(output) in PLAIN or is_dtensor(output)) or not stays_on_rank(call, output):
             return
         place, noted = len(self.noted), Noted(call.function)
@@ -116,6 +125,17 @@ class Formulas:
         if storage is not None and formula is not None:
             formula.noted = noted
             self._formulas.put(storage, formula)
+
+    def gather_again(self) -> None:
+        """Have backward repeat all-gathers of DTensors. All ranks have to ask for it."""
+        self.gathers = Gathers(self.tracker.exposed, self.storages.last.double)
+
+    def _operand_of(self, tensor: Tensor) -> Operand | None:
+        """The operand for a tensor; ``None`` if there is none."""
+        try:
+            return _Operands(self, None).of(tensor)
+        except _NotStoredError:
+            return None
 
     def of(self, storage: torch.UntypedStorage) -> Formula | None:
         """The formula for the content of a storage."""
@@ -157,8 +177,7 @@ class Formulas:
         bound = bind(formula, decision.codec.bits) if formula.place.holds(place) else None
         if bound is None:
             return None
-        held = Recomputed(bound, place, self._last)
-        return held, f"recomputed by {_words(bound)} from stored tensors"
+        return Recomputed(bound, place, self._last), explain(bound)
 
     def _of_saved(
         self, tensor: Tensor, storage: torch.UntypedStorage, call: Call, role: str, whole: Tensor | None
@@ -357,12 +376,12 @@ def _copied(tensor: Tensor) -> Kept:
         return Kept.of(tensor.detach().clone())
 
 
-def _words(bound: Bound) -> str:
-    """The operators of a formula, the last one first."""
+def explain(bound: Bound) -> str:
+    """Return the reason in a report's row, with the operators of a formula, the last one first."""
     names: list[str] = []
     left = [bound.formula]
     while left:
         formula = left.pop()
         names.append(formula.name)
         left += [operand.formula for operand in formula.operands() if isinstance(operand, Made)]
-    return ", ".join(dict.fromkeys(names))
+    return f"recomputed by {', '.join(dict.fromkeys(names))} from stored tensors"
