@@ -19,9 +19,12 @@ from .nets import normal
 class SchedulerNode:
     """As much of inductor's as the lives of buffers follow from."""
 
-    def __init__(self, name, place, *reads):
+    def __init__(self, name, place, *reads, writes=()):
         self.name, self.max_order = name, place
-        self.read_writes = SimpleNamespace(reads=[SimpleNamespace(name=read) for read in reads])
+        self.read_writes = SimpleNamespace(
+            reads=[SimpleNamespace(name=read) for read in reads],
+            writes=[SimpleNamespace(name=write) for write in writes],
+        )
 
     def get_name(self):
         return self.name
@@ -48,6 +51,13 @@ def test_what_the_later_one_alone_reads_is_alive_there_anyway():
 def test_what_is_read_behind_the_later_one_is_alive_there_anyway():
     early, late = SchedulerNode("early", 0, "both", "own"), SchedulerNode("late", 3, "both")
     behind = SchedulerNode("behind", 4, "own")
+    assert not lengthens(Scheduler(early, late, behind), early, late)
+
+
+def test_a_result_that_is_read_between_would_be_made_behind_its_reader():
+    early, late = SchedulerNode("early", 0, "both", writes=("result",)), SchedulerNode("late", 3, "both")
+    between, behind = SchedulerNode("between", 1, "result"), SchedulerNode("behind", 4, "result")
+    assert lengthens(Scheduler(early, between, late), early, late)
     assert not lengthens(Scheduler(early, late, behind), early, late)
 
 

@@ -64,6 +64,21 @@ def test_a_result_that_only_the_fused_kernel_reads_has_no_memory():
     assert unfused == [1, 2, 3, 3, 3, 2]
 
 
+def test_zeros_into_which_a_slice_is_written_have_no_memory():
+    """As in the backward of a slice: the zeros, and what is written into them, are computed where the sum is."""
+
+    def halves(x, w):
+        one = aten.mm(x, w)
+        zeros = aten.full([8, 16], 0.0)
+        first = aten.slice_scatter(zeros, aten.neg(aten.slice(one, 1, 0, 8)), 1, 8, 16)
+        other = aten.slice_scatter(zeros, aten.slice(one, 1, 8, 16), 1, 0, 8)
+        return aten.mm(aten.add(first, other), w)
+
+    names, fused, unfused = count(halves, X, W)
+    assert names == ["mm", "add", "mm"]
+    assert fused == unfused == [1, 2, 2]
+
+
 def test_with_two_readers_a_product_is_not_written_over():
     def joined(x, w):
         one = aten.mm(x, w)

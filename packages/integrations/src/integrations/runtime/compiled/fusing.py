@@ -65,13 +65,18 @@ def lengthens(scheduler: Any, node1: Any, node2: Any, lasting: frozenset[str] = 
     """
     early, late = sorted((node1, node2), key=lambda node: node.max_order)
     also = {read.name for read in late.read_writes.reads} | lasting
-    return any(
-        _find_last(scheduler, read.name) < late.max_order for read in early.read_writes.reads if read.name not in also
-    )
+    if any(
+        max(_find_places(scheduler, read.name), default=-1) < late.max_order
+        for read in early.read_writes.reads
+        if read.name not in also
+    ):
+        return True
+    made = {write.name for write in early.read_writes.writes}
+    return any(early.max_order < place < late.max_order for name in made for place in _find_places(scheduler, name))
 
 
-def _find_last(scheduler: Any, buffer: str) -> int:
-    """The place at which a buffer is read for the last time; -1 if it is not read."""
+def _find_places(scheduler: Any, buffer: str) -> list[int]:
+    """The places at which a buffer is read."""
     readers = _readers.get(scheduler)
     if readers is None:
         readers = _readers[scheduler] = defaultdict(list)
@@ -79,4 +84,4 @@ def _find_last(scheduler: Any, buffer: str) -> int:
             for read in node.read_writes.reads:
                 readers[read.name].append(node.get_name())
     joined = scheduler.name_to_fused_node
-    return max((joined[node].max_order for node in readers.get(buffer, ())), default=-1)
+    return [joined[node].max_order for node in readers.get(buffer, ())]

@@ -150,12 +150,10 @@ def _divide(gm: GraphModule, joint_inputs: Sequence[object], options: dict[str, 
         forward, backward = divided = min_cut_partition()(gm, joint_inputs, **options)
         stored = () if level is None else find_stored(forward.graph, backward.graph, level, _may_repeat)
         counted = count_peak(forward, backward, count, plan, stored)
-        # A form may take less than was planned, such as the truth values of a mask.
-        peak = max(counted.peak, choice.peak if all(one.form.exact for one in stored) else 0)
         rounded = sum(one.form.rounds for one in stored)
         variance = choice.variance if rounded else 0.0
         recomputed = len(choice.schedule.recomputed)
-        found = JointPlan(recomputed, peak, counted.held, gradients, rounded, variance, shares)
+        found = JointPlan(recomputed, counted.peak, counted.held, gradients, rounded, variance, shares)
         taken = count_together(found.peak, found.held, runs)
         if best is None or taken < count_together(best[0].peak, best[0].held, runs):
             best = found, divided

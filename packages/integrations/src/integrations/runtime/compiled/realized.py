@@ -27,6 +27,7 @@ REDUCTIONS = frozenset(("sum", "mean", "amax", "amin", "var", "var_mean", "prod"
 # Besides those that torch tags as pointwise.
 _FUSED = REDUCTIONS | {
     *("expand", "clone", "_to_copy", "convert_element_type", "copy", "slice", "constant_pad_nd"),
+    *("slice_scatter", "select_scatter"),
     *("full", "full_like", "scalar_tensor", "iota", "where"),
 }
 _SCATTERS = frozenset(
