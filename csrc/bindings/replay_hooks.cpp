@@ -140,6 +140,14 @@ PyObject* unpacked_eagerly(PyObject* fallback, PyObject* packed) {
   return unpack(nullptr, packed);
 }
 
+PyObject* restore(PyObject*, PyObject* packed) {
+  if (known != nullptr) return unpacked(packed);
+  PyErr_SetString(PyExc_TypeError, "restore may be called after bind_replay");
+  return nullptr;
+}
+
+PyMethodDef restoring = {"restore", restore, METH_O,
+                         "The tensor in whose place this is held: Kept, Beside, or another that has a method unpack."};
 PyMethodDef packing = {"pack", packed_eagerly, METH_O, "Packs a tensor for the innermost session of the thread."};
 PyMethodDef unpacking = {"unpack", unpacked_eagerly, METH_O, "The tensor in whose place autograd holds this."};
 PyMethodDef plain_unpacking = {"unpack", unpack, METH_O, "The tensor in whose place autograd holds this."};
@@ -155,6 +163,7 @@ py::object exchanged(PyObject*& place, const py::object& other) {
 void bind_hooks(py::module_& module) {
   pack_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&pack_spec));
   module.add_object("Pack", reinterpret_cast<PyObject*>(pack_type));
+  module.add_object("restore", PyCFunction_New(&restoring, nullptr));
   module.add_object("unpack", PyCFunction_New(&plain_unpacking, nullptr));
   module.def(
       "packing",

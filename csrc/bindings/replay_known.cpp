@@ -17,7 +17,7 @@ Known::Known(const py::dict& given) {
   call = type("Call"), site = type("Site"), view = type("View"), kept = type("Kept");
   group_affine = type("GroupAffine"), standardized = type("Standardized"), bit_mask = type("BitMask"),
   positive = type("Positive");
-  exact_type = type("Exact");
+  exact_type = type("Exact"), beside = type("Beside");
   clamped = type("Clamped"), narrow = type("Narrow");
   PyTypeObject *record = type("Record"), *region = type("Region"), *exact = exact_type, *entry = type("Entry");
   compressed = type("Compressed");
@@ -57,6 +57,7 @@ Known::Known(const py::dict& given) {
   view_region = {view, "region"}, view_layout = {view, "layout"}, view_offset = {view, "offset"};
   view_sign = {view, "sign"}, view_waits = {view, "waits"};
   exact_kept = {exact, "kept"}, exact_region = {exact, "region"};
+  beside_view = {beside, "view"};
   kept_tensor = {kept, "tensor"}, kept_version = {kept, "version"};
   entry_regions = {entry, "regions"}, entry_counted = {entry, "counted"};
   lent_region = {type("LastRestored"), "region"};

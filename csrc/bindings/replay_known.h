@@ -63,7 +63,7 @@ struct Known {
   explicit Known(const pybind11::dict& given);
 
   PyTypeObject *tensor, *parameter, *call, *site, *view, *kept, *group_affine, *standardized, *bit_mask, *positive,
-      *narrow, *clamped, *compressed, *entry_type, *exact_type;
+      *narrow, *clamped, *compressed, *entry_type, *exact_type, *beside;
   PyObject *below, *modes, *profiled, *order, *before, *calling, *compiles, *dispatch_mode, *proxy, *torch_functions,
       *grad_enabled, *differentiated;
   Operator decompress, destandardize, spread, widen;
@@ -76,7 +76,8 @@ struct Known {
       region_sign_record, region_kept, region_lent, region_layout;
   Field region_waiting, region_numel, region_dense, region_dtype, region_last, region_record, view_region, view_layout,
       view_offset, view_sign;
-  Field view_waits, lent_region, exact_kept, exact_region, kept_tensor, kept_version, entry_regions, entry_counted;
+  Field view_waits, beside_view, lent_region, exact_kept, exact_region, kept_tensor, kept_version, entry_regions,
+      entry_counted;
   Names names;
 };
 

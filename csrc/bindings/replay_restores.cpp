@@ -133,8 +133,9 @@ Ref view_of(PyObject* view, PyObject* region, Ref elements, PyObject* layout) {
   return Ref(PyObject_VectorcallMethod(known->names.as_strided, given, 4, nullptr));
 }
 
-// Restores a view of a region; None where it is left to View.unpack, null with an error.
-Ref viewed(PyObject* view) {
+// Restores a view of a region; None where it is left to View.unpack, null with an error. For a repetition (`beside`), of
+// Beside.unpack: it lends nothing, and no other view waits for it.
+Ref viewed(PyObject* view, bool beside) {
   const bool sign = known->view_sign.of(view) == Py_True;
   Ref region = Ref::to(known->view_region.of(view));
   PyObject* last = known->region_last.of(region.get());
@@ -144,11 +145,12 @@ Ref viewed(PyObject* view) {
     return Ref::to(Py_None);
   Ref codec = attribute(stored.get(), known->names.codec), layout = attribute(stored.get(), known->names.layout);
   if (!codec || !layout) return Ref();
-  const bool alone = known->region_lent.of(region.get()) == Py_None && known->lent_region.of(last) == Py_None;
-  if (!is_known(codec.get()) || (sign && !alone)) return Ref::to(Py_None);
-  const bool waits = known->view_waits.of(view) == Py_True;
+  const bool alone =
+      known->region_lent.of(region.get()) == Py_None && (beside || known->lent_region.of(last) == Py_None);
+  if (!is_known(codec.get()) || ((sign || beside) && !alone)) return Ref::to(Py_None);
+  const bool waits = !beside && known->view_waits.of(view) == Py_True;
   const long others = PyLong_AsLong(known->region_waiting.of(region.get())) - waits;
-  const bool lends = !sign && !(alone && others <= 0);
+  const bool lends = !sign && !beside && !(alone && others <= 0);
   // On a GPU a region lends on its own stream alone, and what is standardised may have no operator there: View.unpack
   // knows both.
   if (lends || Py_IS_TYPE(codec.get(), known->standardized)) {
@@ -193,9 +195,9 @@ Ref unclamped(PyObject* held) {
 PyObject* unpacked(PyObject* packed) {
   if (Py_IS_TYPE(packed, known->kept)) return kept_tensor(packed);
   if (Py_IS_TYPE(packed, known->exact_type)) return kept_tensor(known->exact_kept.of(packed));
-  const bool view = Py_IS_TYPE(packed, known->view);
-  if (view || Py_IS_TYPE(packed, known->clamped)) {
-    Ref found = view ? viewed(packed) : unclamped(packed);
+  const bool view = Py_IS_TYPE(packed, known->view), beside = Py_IS_TYPE(packed, known->beside);
+  if (view || beside || Py_IS_TYPE(packed, known->clamped)) {
+    Ref found = view ? viewed(packed, false) : beside ? viewed(known->beside_view.of(packed), true) : unclamped(packed);
     if (found.get() != Py_None) return found.release();
   }
   return PyObject_CallMethodNoArgs(packed, known->names.unpack);

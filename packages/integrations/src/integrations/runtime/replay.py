@@ -47,7 +47,7 @@ from integrations.tracing.call import Call
 from integrations.tracing.owners import BEFORE
 from integrations.tracing.storage.forms import Clamped, Packed, Placeholder
 from integrations.tracing.storage.records import RECOMPUTED, Record
-from integrations.tracing.storage.regions import Exact, LastRestored, Region, View, find_lazy_changes
+from integrations.tracing.storage.regions import Beside, Exact, LastRestored, Region, View, find_lazy_changes
 from integrations.tracing.storage.storage import StorageEntry
 
 if TYPE_CHECKING:
@@ -219,6 +219,7 @@ BOUND = {
     "Call": Call,
     "Site": Site,
     "View": View,
+    "Beside": Beside,
     "Kept": Kept,
     "GroupAffine": GroupAffine,
     "Standardized": Standardized,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from actcore import BitMask, GroupAffine, Kept, Layout, Narrow, Raw
+from actcore.replay import restore
 from integrations._utils.torch_internals import DisableAutocast, DisableTorchFunction
 from integrations.runtime.formulas.operators import Again
 from integrations.tracing.double_backward import DoubleBackward
@@ -35,7 +36,7 @@ class Place(NamedTuple):
 
     def holds(self, other: Place) -> bool:
         """Whether all elements at another place of the storage lie between the first and the last of this one."""
-        return self.offset <= other.offset and other._end <= self._end
+        return other == self or (self.offset <= other.offset and other._end <= self._end)
 
     @property
     def _end(self) -> int:
@@ -111,7 +112,7 @@ class Formula:
         autocast: device and dtype of the autocast that the call ran under; ``None`` for none.
         cost: elements that the formula and those of its operands make.
         gain: the factor by which an error of what is stored may be amplified; infinite where it is not known.
-        name: the operator's name.
+        names: of the operators, that of the formula first, and then of those that make its operands.
         bound: the formula with its operands, for the tensors that are saved of its result, while one of them lives.
         noted: is told that the formula is of use; ``None`` where nobody is.
     """
@@ -124,7 +125,7 @@ class Formula:
     autocast: tuple[str, torch.dtype] | None
     cost: int
     gain: float
-    name: str
+    names: tuple[str, ...]
     bound: weakref.ref[Bound] | None = None
     noted: Noted | None = None
 
@@ -153,8 +154,10 @@ class Bound:
         """The result, laid out as it was in the forward."""
         formula, (function, args, kwargs) = self.formula, self._call
         with torch.no_grad(), DisableTorchFunction(), _under(formula.autocast):
-            given = _resolved(args, formula.name)
-            result: Tensor = function(*given, **{key: _resolved(one, formula.name) for key, one in kwargs.items()})
+            reader = formula.names[0]
+            given = _resolved(args, reader)
+            named = {key: _resolved(one, reader) for key, one in kwargs.items()} if kwargs else {}
+            result: Tensor = function(*given, **named)
             part = find_local(result)
             result = result if part is None else part
             shape, strides = formula.place.layout
@@ -332,7 +335,7 @@ def _resolved(value: Any, reader: str) -> Any:
     """Return a value with its operands restored. ``reader`` is the name of the operator that reads it."""
     if isinstance(value, (Kept, Beside, _Inner, Part)):
         try:
-            return value.unpack()
+            return restore(value)
         except RuntimeError as error:
             changed, hint, _ = str(error).partition(" Hint: ")
             if not hint:

@@ -23,7 +23,7 @@ from integrations._utils.storages import StorageMap, StorageSet
 from integrations._utils.torch_internals import ALL_GATHER, current_graph_task_id
 from integrations.policies.policy import SaveDecision
 from integrations.policies.rules import Need
-from integrations.runtime.formulas.formula import Bound, Formula, LastComputed, Operand, Place, Recomputed, bind
+from integrations.runtime.formulas.formula import Bound, Formula, LastComputed, Made, Operand, Place, Recomputed, bind
 from integrations.runtime.formulas.operators import CASTING, CASTS, Again
 from integrations.tracing.call import Call
 from integrations.tracing.checkpoints import Boundary
@@ -281,12 +281,14 @@ class Gathers:
             autocast=None,
             cost=tensor.numel(),
             gain=1.0,
-            name="all_gather",
+            names=("all_gather",),
         )
         source = None if is_exposed else self._sources.get(memory)
         is_unchanged = source is not None and source.version in (None, part._version)
         if source is not None and is_unchanged and source.shape == gather.shard_shape:
             formula.call = Again(again, (source.operand,), {})
+            made = [one.formula for one in formula.operands() if isinstance(one, Made)]
+            formula.names += tuple(name for one in made for name in one.names)
             bound = bind(formula, decision.codec.bits)
             if bound is not None:
                 return bound

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +56,7 @@ from integrations.tracing.call import Call
 from integrations.tracing.checkpoints import Boundary
 from integrations.tracing.owners import BUFFER, PARAMETER
 from integrations.tracing.storage.forms import Wrapper
-from integrations.tracing.storage.regions import find_lazy_changes
+from integrations.tracing.storage.regions import AS_IN_MEMORY, find_lazy_changes
 from integrations.tracing.tensors import find_local, find_part, get_storage, is_collective_result, is_dtensor
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ class Formulas:
             autocast=get_autocast(result),
             cost=cost,
             gain=gain(call, operands.gains),
-            name=call.name,
+            names=tuple(dict.fromkeys(chain((call.name,), *reversed(operands.names)))),
         )
 
 
@@ -278,6 +279,7 @@ class _Operands:
         cost: elements that the formulas among the operands make.
         any_stored: whether some operand is more than a parameter or the like.
         gains: of each operand.
+        names: of the operators of each formula among them.
     """
 
     def __init__(self, formulas: Formulas, overwritten: Tensor | None) -> None:
@@ -285,6 +287,7 @@ class _Operands:
         self._overwritten = overwritten
         self.cost, self.any_stored = 0, False
         self.gains: list[float] = []
+        self.names: list[tuple[str, ...]] = []
 
     def of(self, tensor: Tensor) -> Operand:
         """The operand for a tensor.
@@ -305,7 +308,8 @@ class _Operands:
         version = part._version - (tensor is self._overwritten)
         found = None
         if not (is_dtensor(tensor) and tensor._version):  # its part does not count its versions
-            found = self._stored(part, storage, version) or self._made(part, storage, version)
+            place, told = Place.of(part), (version, part.dtype, find_lazy_changes(part))
+            found = self._stored(place, storage, told) or self._made(place, storage, told)
         if found is not None:
             self.any_stored = True
             self.gains.append(found.formula.gain if isinstance(found, Made) else 1.0)
@@ -318,30 +322,23 @@ class _Operands:
         self.gains.append(0.0)
         return There(kept)
 
-    def _stored(self, tensor: Tensor, storage: torch.UntypedStorage, version: int) -> Stored | None:
+    def _stored(self, place: Place, storage: torch.UntypedStorage, told: tuple[Any, ...]) -> Stored | None:
         entry = self._formulas.storages.entries.get(storage)
         if entry is None:
             return None
-        place, wanted = Place.of(tensor), (version, tensor.dtype, find_lazy_changes(tensor))
         for region in entry.alive():
-            told = region.value is not None or region.kept is not None
-            alike = (region.version, region.dtype, region.lazy) == wanted
-            if told and alike and region.reaches(*place):
+            if region.value is None and region.kept is None:
+                continue
+            if (region.version, region.dtype, region.lazy) == told and region.reaches(*place):
                 return Stored(weakref.ref(region), place)
         return None
 
-    def _made(self, tensor: Tensor, storage: torch.UntypedStorage, version: int) -> Made | None:
+    def _made(self, place: Place, storage: torch.UntypedStorage, told: tuple[Any, ...]) -> Made | None:
         formula = self._formulas.of(storage)
-        if (
-            formula is None
-            or (formula.version, formula.dtype) != (version, tensor.dtype)
-            or any(find_lazy_changes(tensor))
-        ):
-            return None
-        place = Place.of(tensor)
-        if not formula.place.holds(place):
+        if formula is None or (formula.version, formula.dtype, AS_IN_MEMORY) != told or not formula.place.holds(place):
             return None
         self.cost += formula.cost
+        self.names.append(formula.names)
         return Made(formula, place)
 
     def _kept(self, tensor: Tensor, part: Tensor, storage: torch.UntypedStorage) -> Kept | None:
@@ -378,10 +375,4 @@ def _copied(tensor: Tensor) -> Kept:
 
 def explain(bound: Bound) -> str:
     """Return the reason in a report's row, with the operators of a formula, the last one first."""
-    names: list[str] = []
-    left = [bound.formula]
-    while left:
-        formula = left.pop()
-        names.append(formula.name)
-        left += [operand.formula for operand in formula.operands() if isinstance(operand, Made)]
-    return f"recomputed by {', '.join(dict.fromkeys(names))} from stored tensors"
+    return f"recomputed by {', '.join(bound.formula.names)} from stored tensors"

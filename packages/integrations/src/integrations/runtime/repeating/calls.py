@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from actcore import Kept
+from actcore.replay import restore
 from integrations._utils.torch_internals import OpOverload, set_grad_enabled
 from integrations.capture.dispatch.memory import Geometry, get_shapes, is_plain, iter_tensors
 from integrations.runtime.repeating.thread_state import drawing, generator_at
@@ -263,7 +264,7 @@ def _resolved(argument: Any, made: dict[int, Tensor], given: list[Given | None])
 def _outer(given: Given | None) -> Tensor:
     """The tensor that was given."""
     if isinstance(given, HeldTensor):
-        return _there(given.packed.unpack())
+        return _there(restore(given.packed))
     if isinstance(given, Elsewhere):
         return given.made.unpack()
     assert isinstance(given, Scratch)

@@ -306,6 +306,10 @@ def used_on(tensor: Tensor) -> Any:
     return torch.cuda.current_stream(tensor.device) if real else None
 
 
+AS_IN_MEMORY = (False, False)
+"""What ``find_lazy_changes`` returns of a tensor whose elements are read as they lie in memory."""
+
+
 def find_lazy_changes(tensor: Tensor) -> tuple[bool, bool]:
     """What torch does to the elements in memory when they are read: conjugate, negate."""
     return tensor.is_neg(), tensor.is_conj()
