@@ -23,9 +23,7 @@ def stored(dtype, codec, shape=(6, 64)):
     values = torch.randn(shape) if dtype.is_floating_point else torch.randint(0, 2, shape)
     tensor, storages = values.to(dtype), Storages()
     record = Record(None, "kept", "", "", tensor.nbytes)
-    first, second = (
-        storages.store(tensor, Extent.of(tensor), codec, record, seed=0, stream=1) for _ in range(2)
-    )
+    first, second = (storages.store(tensor, Extent.of(tensor), codec, record, seed=0, stream=1) for _ in range(2))
     return tensor, first, second.beside()
 
 
@@ -34,9 +32,11 @@ def test_c_restores_what_python_does(name):
     tensor, _, beside = stored(*CODECS[name])
     waiting = beside.view.region.waiting
     expected, found = beside.unpack(), restore(beside)
-    assert found.dtype == expected.dtype and found.stride() == expected.stride()
+    assert found.dtype == expected.dtype
+    assert found.stride() == expected.stride()
     assert torch.equal(found, expected)
-    assert found is not expected and found.data_ptr() != tensor.data_ptr()
+    assert found is not expected
+    assert found.data_ptr() != tensor.data_ptr()
     assert beside.view.region.waiting == waiting
     assert beside.view.region.lent is None  # it lives while its operator runs
 
@@ -44,9 +44,7 @@ def test_c_restores_what_python_does(name):
 def test_a_lent_tensor_is_read_again():
     tensor = torch.randn(6, 64)
     storages, record = Storages(), Record(None, "kept", "", "", tensor.nbytes)
-    views = [
-        storages.store(tensor, Extent.of(tensor), GroupAffine(bits=4), record, seed=0, stream=1) for _ in range(3)
-    ]
+    views = [storages.store(tensor, Extent.of(tensor), GroupAffine(bits=4), record, seed=0, stream=1) for _ in range(3)]
     beside = views.pop().beside()
     lent = views[0].unpack()  # the other view is still to come
     assert restore(beside) is lent
