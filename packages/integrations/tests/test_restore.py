@@ -54,7 +54,7 @@ def test_a_lent_tensor_is_read_again():
 def test_a_part_of_a_region_is_a_view_of_it():
     tensor = torch.randn(6, 64)
     storages, record = Storages(), Record(None, "kept", "", "", tensor.nbytes)
-    storing = dict(codec=GroupAffine(bits=8), record=record, seed=0, stream=1)
+    storing = {"codec": GroupAffine(bits=8), "record": record, "seed": 0, "stream": 1}
     whole = storages.store(tensor, Extent.of(tensor), **storing)
     part = storages.store(tensor[2:4], Extent.of(tensor[2:4]), **storing).beside()
     assert torch.equal(restore(part), whole.beside().unpack()[2:4])
