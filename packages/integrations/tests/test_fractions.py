@@ -137,3 +137,34 @@ def test_larger_inputs_have_a_fraction_of_their_own_plain_step_and_smaller_ones_
     assert large.whole == large.uncompressed_peak > small.uncompressed_peak
     assert large.allowed(0.4) == int(0.4 * large.uncompressed_peak)
     assert _step(model, 128) is large
+
+
+@OTHER_PATH
+def test_a_path_that_is_refused_names_the_least_fraction_of_the_largest_plain_step() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.narrow = nn.Sequential(*(one for _ in range(6) for one in (nn.Linear(32, 32), nn.GELU())))
+            self.wide = nn.Linear(32, 275)
+
+        def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+            return self.narrow(x).sum() if y is None else self.wide(y).sigmoid().sum()
+
+    def refused(memory: float) -> str:
+        torch.manual_seed(0)
+        model = integrations.compress_model(Wide(), memory=memory)
+        model(torch.randn(256, 32)).backward()
+        model.zero_grad()
+        try:
+            for _ in range(2):
+                model(torch.randn(2, 32), torch.randn(163, 32)).backward()
+                model.zero_grad()
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    told = refused(0.5)
+    share, fraction = re.findall(r"([\d.]+) of the largest plain step's .* pass memory=([\d.]+)", told)[0]
+    assert share == fraction != "1.0"
+    assert not refused(float(fraction))
+    assert f"memory={fraction}" in refused(float(fraction) - 0.01)

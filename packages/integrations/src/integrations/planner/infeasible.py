@@ -34,10 +34,11 @@ def out_of_memory(plan: Solution, asked: Bounds) -> str:
 
 
 def _too_little_memory(plan: Solution, asked: Bounds) -> str:
-    budget, least, plain = asked.memory, plan.front[0].peak, plan.uncompressed_peak
+    budget, least, plain = asked.memory, plan.front[0].peak, plan.whole
     relative = read_fraction(budget) is not None
     share = round_up_share(least, plain) if 0 < least <= plain else None
-    of_plain = "" if share is None else f", {share} of the plain step's {format_bytes(plain)}"
+    step = "plain step" if plain == plan.uncompressed_peak else "largest plain step"
+    of_plain = "" if share is None else f", {share} of the {step}'s {format_bytes(plain)}"
     found = f"at least {least} bytes ({format_bytes(least)}{of_plain})"
     number = share if relative else least
     if plan.compressed:
@@ -103,7 +104,7 @@ def out_of_time(plan: Solution, asked: Bounds) -> str:
         least = plan.front[-1]
         needs = f"the least time in any memory is {_round_up_time(plan, least)}, which takes {format_bytes(least.peak)}"
     else:
-        peak, plain = fitting.peak, plan.uncompressed_peak
+        peak, plain = fitting.peak, plan.whole
         number = round_up_share(peak, plain) if read_fraction(asked.memory) is not None and peak <= plain else peak
         ways = [f"pass memory={number!r}", *ways]
         needs = f"time={asked.time!r} takes at least {peak} bytes ({format_bytes(peak)})"

@@ -155,8 +155,8 @@ def _require_whole(plan: Solution) -> None:
         KeyError, TypeError, ValueError: they do not; the message says which.
     """
     choice, front = plan.choice, plan.front
-    if len(plan.earlier) not in (0, 3):
-        raise ValueError("earlier must have a number for each state of the gradients")
+    if len(plan.earlier) not in (0, 3) or min(plan.earlier, default=0) < 0:
+        raise ValueError("earlier must have a number of bytes for each of the three states of the gradients")
     if not front:
         raise ValueError("front must have a choice")
     if choice.held is not None and not any(one.held is None and one.peak >= choice.peak for one in front):

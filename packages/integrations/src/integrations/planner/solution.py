@@ -226,12 +226,12 @@ class Solution(ABC):
         return self._sharing(chunked=chunked)
 
     def with_context(self, plan: Self, **changes: Any) -> Self:
-        """The plan with what another plan of the same step has beside its graphs: its loss, and the earlier plans."""
+        """The plan with the loss and the earlier plans of another plan of the same step."""
         kept = {name: getattr(plan, name) for name in ("loss", "chunking", "chunked", "earlier")}
         return replace(self, **kept, **changes)
 
     def after(self, plans: Iterable[Self]) -> Self:
-        """The plan with the plain steps of the model's earlier plans, which fractions are of if they are larger."""
+        """The plan with the plain steps of the model's earlier plans. Fractions are relative to the largest."""
         return self._sharing(earlier=tuple(map(max, zip(*(plan.wholes for plan in plans), strict=True))))
 
     def _sharing(self, **changes: Any) -> Self:
@@ -252,8 +252,8 @@ class Solution(ABC):
 
     @cached_property
     def whole(self) -> int:
-        """Bytes of which a fraction is one, as a budget: ``uncompressed_peak``, or that of an earlier plan if it is
-        larger. So another path of the forward, or a smaller batch, has no smaller budget."""
+        """The bytes that a budget of 1.0 allows: ``uncompressed_peak``, or that of an earlier plan if it is larger. So
+        another path of the forward, or a smaller batch, has no smaller budget."""
         state = 1 if self.graph.accumulates else 2 if self.graph.clears else 0
         return max([self.uncompressed_peak, *self.earlier[state : state + 1]])
 

@@ -45,8 +45,8 @@ class Level:
             least ``bits``, but for segments that decide something by them; ``None`` keeps them exactly.
         recompute: whether what cheap operators make of tensors that are stored anyway is recomputed from these in
             backward, where it would be rounded otherwise: an activation's result from its input, a norm's from its
-            input, products and casts. Tensors that DTensors gather from all ranks are gathered again, unless it is
-            ``"local"``. Where a plan is followed, that says what is recomputed.
+            input, products and casts. DTensors that were gathered from all ranks are gathered again; ``"local"``
+            forbids that. Where a plan is followed, that says what is recomputed.
         group_size: elements that share two bounds, a positive multiple of 32. At 256, the inputs of linear operators
             share them by 128 in 4 bits or fewer, or by up to 224 where that keeps rows apart; any other size holds for
             all tensors.

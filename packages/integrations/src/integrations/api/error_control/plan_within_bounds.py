@@ -136,7 +136,7 @@ def _estimated(with_rounding: Callable[[], Plan], exact: Plan) -> str:
         return ""
     if least >= exact.front[0].peak:
         return f". By estimate, rounding (error={USUAL_ERROR}) would not lower it"
-    plain = exact.uncompressed_peak
+    plain = exact.whole
     share = f", {round_up_share(least, plain)} of the plain step's" if 0 < least <= plain else ""
     return (
         f". With error={USUAL_ERROR}, which allows rounding, the least memory is {format_bytes(least)}{share}, as "

@@ -49,9 +49,9 @@ class Compression(ForwardRunner):
         """The gradient's error that was measured last, with its step: between two training steps, or by the
         monitor.
 
-        ``None`` before the first measurement, which a plan of ``error=`` has when its second training step starts and
-        one of ``plan=`` when its twelfth does; if the plan rounds nothing, since then nothing is measured; and as long
-        as no step could be measured, which the report gives the reason for. Levels are measured by the monitor alone.
+        ``None`` before the first measurement. A plan of ``error=`` is measured when its second training step starts,
+        one of ``plan=`` when its twelfth does. A plan that rounds nothing is not measured. If a step could not be
+        measured, the report says why. Levels are measured by the monitor alone.
         """
         found = None if self._plan_manager is None else self._plan_manager.measured
         error = None if found is None else GradientError(found[0], measured=True, step=found[1])
