@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from integrations.runtime import replay
 from integrations.runtime.plan_executor import PlanExecutor
 
 from .recompute_reference import LiveBytes, Ones, random_kept
@@ -29,6 +30,7 @@ class Log(list[str]):
 def log_forwards(monkeypatch: pytest.MonkeyPatch) -> Log:
     """A log of the forwards of a test."""
     found = Log()
+    monkeypatch.setattr(replay, "FORCED_OFF", False)  # where the environment turns it off, all would have a tape
     begin, take_over, end = PlanExecutor._begin_by_calls, PlanExecutor._take_over, PlanExecutor.end
 
     def noted(self: PlanExecutor, *given: Any) -> bool:

@@ -271,6 +271,7 @@ def test_vmap_in_the_forward(followed: Log) -> None:
             assert same(outcome(forward, model, args, {})[0], outcome(twin, twin, args, {})[0])
 
 
+@pytest.mark.usefixtures("followed")
 def test_why_a_forward_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be followed by its functions has a tape in each forward."""
     obstacles = []
