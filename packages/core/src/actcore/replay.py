@@ -8,7 +8,7 @@ known of its tensors; ``hold`` notes whose a storage is.
 was. ``Pack`` is the pack hook of a session, and ``unpack`` the other; ``packing`` and ``unpacking`` make those that
 torch.compile inlines. ``enter`` says which session is a thread's innermost, ``watch`` who unpacks in its place.
 ``KERNELS`` are the CPU's operators without torch's dispatcher, by which ``Replay`` and
-``unpack`` call them where no mode looks on. ``restore`` unpacks for a repetition, of which nobody is told.
+``unpack`` call them where no mode looks on. ``restore`` unpacks what a recomputed operator reads.
 
 ``bind_follow`` names that; ``FollowedCalls`` compares the calls of a forward with those of an earlier one.
 

@@ -304,7 +304,7 @@ class PackedForward:
         if planned is not None and planned.placeholder is not None and not isinstance(call, Boundary):
             handle = None
             if not (planned.aside and decision.from_forward):
-                stream = self._stream_of(spec, tensor) if planned.waits else 0
+                stream = self._get_stream(spec, tensor) if planned.waits else 0
                 later = StoredLater(way, decision, extent, spec.saved, stream, call) if planned.waits else None
                 handle = planned.placeholder(tensor, later)
             if handle is not None:
@@ -319,7 +319,7 @@ class PackedForward:
             if whole is not None and self._formulas.gathers is not None:
 
                 def store(shard: Tensor) -> Packed:
-                    stream = self._stream_of(spec, tensor)
+                    stream = self._get_stream(spec, tensor)
                     return storing.store(shard, decision, Extent.of(shard), record, call, stream)[0]
 
                 gathered = self._formulas.gathers.hold(tensor, storage, whole, call, decision, store)
@@ -337,7 +337,7 @@ class PackedForward:
         if exposed.by_address and storage in exposed:
             self.storages.forget(storage)
         shard_bytes = record.stored_bytes
-        packed, codec = storing.store(tensor, decision, extent, record, call, self._stream_of(spec, tensor))
+        packed, codec = storing.store(tensor, decision, extent, record, call, self._get_stream(spec, tensor))
         if isinstance(gathered, Joined):
             gathered.stored, record.stored_bytes = packed, record.stored_bytes + shard_bytes
             return gathered
@@ -368,7 +368,7 @@ class PackedForward:
 
         return checkpoint.stored(packed, exactly)
 
-    def _stream_of(self, spec: SavedTensorSpec, tensor: Tensor) -> int | Tensor:
+    def _get_stream(self, spec: SavedTensorSpec, tensor: Tensor) -> int | Tensor:
         """The stream for a tensor's noise in this forward, and in each replay of a captured CUDA graph."""
         return replayable(self.stream(spec.identity, spec.saved), tensor)
 

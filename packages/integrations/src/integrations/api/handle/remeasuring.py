@@ -63,7 +63,7 @@ class Measured:
     name: str = ""
 
     def beside(self, bound: float) -> str:
-        """Return the measurement beside its bounds, in words. ``bound``: that on the whole gradient's error."""
+        """Return the measurement and its bounds in words, for a bound on the whole gradient's error."""
         return f"{describe_errors(self.relative, self.worst, self.name, bound)}, measured in step {self.step}"
 
 

@@ -182,17 +182,17 @@ class Gathers:
         self._others = StorageSet()
         self._last = LastComputed(double)  # not that of the formulas, which differ between ranks
 
-    def note(self, call: Call, output: Tensor, operand_of: Callable[[Tensor], Operand | None]) -> None:
+    def note(self, call: Call, output: Tensor, find_operand: Callable[[Tensor], Operand | None]) -> None:
         """Note the shard of an all-gather, and the copy that joins its pieces along a later dimension.
 
         Args:
             call: the call that is over.
             output: its result.
-            operand_of: returns how a tensor can be restored; ``None`` if it is not stored.
+            find_operand: returns how a tensor can be restored; ``None`` if it is not stored.
         """
         if call.function is ALL_GATHER:
             shard, storage = call.arguments[0], get_storage(output)
-            operand = None if storage is None else operand_of(shard)
+            operand = None if storage is None else find_operand(shard)
             if storage is not None and operand is not None:
                 self._sources.put(storage, _Source(operand, shard.shape))
         elif call.function is torch.cat and self._sources:
@@ -211,7 +211,7 @@ class Gathers:
         store: Callable[[Tensor], Packed],
     ) -> Recomputed | None:
         """Return what autograd holds in the place of a gathered tensor; ``None`` for a tensor that is not gathered in
-        backward. A ``Joined`` has to be given the stored tensor.
+        backward. The caller sets ``stored`` of a ``Joined``.
 
         Args:
             tensor, storage: this rank's part of the saved DTensor, and its memory.
@@ -239,8 +239,10 @@ class Gathers:
     def _find(
         self, tensor: Tensor, storage: torch.UntypedStorage, whole: Tensor, call: Call
     ) -> tuple[Gather, Tensor, torch.UntypedStorage] | None:
-        """Return the all-gather of a saved tensor or, if autocast has cast it, of what it was cast from; with this
-        rank's part of the gathered tensor, and the memory of that."""
+        """Return the all-gather that made a saved tensor, this rank's part of its result, and the memory of that part.
+
+        If autocast has cast the saved tensor, they are those of the tensor before the cast.
+        """
         if not tensor.is_contiguous() or any(find_lazy_changes(tensor)):
             return None
         candidates = [one for one in call.arguments if is_dtensor(one) and one.numel() == whole.numel()]

@@ -111,7 +111,7 @@ class Formulas:
             return
         output = outputs[0]
         if self.gathers is not None:
-            self.gathers.note(call, output, self._operand_of)
+            self.gathers.note(call, output, self._find_operand)
         if call.function is ALL_GATHER or needs_exact(call.function) is None:
             return
         if not (type(output) in PLAIN or is_dtensor(output)) or not stays_on_rank(call, output):
@@ -131,7 +131,7 @@ class Formulas:
         """Have backward repeat all-gathers of DTensors. All ranks have to ask for it."""
         self.gathers = Gathers(self.tracker.exposed, self.storages.last.double)
 
-    def _operand_of(self, tensor: Tensor) -> Operand | None:
+    def _find_operand(self, tensor: Tensor) -> Operand | None:
         """The operand for a tensor; ``None`` if there is none."""
         try:
             return _Operands(self, None).of(tensor)
