@@ -210,7 +210,7 @@ def test_a_formula_holds_no_history(monkeypatch):
     monkeypatch.setattr(Formulas, "_formula", lambda self, *given: made.append(formula(self, *given)) or made[-1])
     net = Between(lambda h: F.relu(h) - h.mean())
     step(net, inputs(net))
-    there = [one for found in made if found is not None for one in found.operands() if isinstance(one, There)]
+    there = [one for found in made if found is not None for one in found.operands if isinstance(one, There)]
     assert there
     assert not any(one.kept.tensor.requires_grad for one in there)
 

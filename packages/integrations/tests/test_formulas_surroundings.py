@@ -6,11 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import integrations
 from integrations.runtime import replay
-from integrations.runtime.formulas.formula import Bound
+from integrations.runtime.formulas import table
+from integrations.runtime.formulas.formula import bind
 from integrations.runtime.formulas.table import Formulas
 
 from .formula_nets import FEATURES, Between, close, expected, inputs, step
@@ -39,13 +41,63 @@ def test_readers_that_follow_each_other_share_a_result(monkeypatch):
             y = F.silu(h * self.scale)
             return sum(head(y).sum() for head in self.heads)
 
-    computed = []
-    compute = Bound.compute
-    monkeypatch.setattr(Bound, "compute", lambda self: computed.append(self) or compute(self))
+    held, computed = [], []
+    monkeypatch.setattr(table, "bind", lambda *given: held.append(bind(*given)) or held[-1])
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            computed.append(operator)
+            return operator(*args, **(kwargs or {}))
+
     model = integrations.compress_model(Heads(), "L1", recompute=True)
-    model(torch.randn(64, FEATURES, requires_grad=True)).backward()
-    assert [one.formula.names[0] for one in computed].count("silu") == 1
-    assert computed[0].lent is None  # the last one has read it
+    loss = model(torch.randn(64, FEATURES, requires_grad=True))
+    with Counting():
+        loss.backward()
+    assert computed.count(torch.ops.aten.silu.default) == 1
+    assert {one.formula.names[0] for one in held} >= {"silu"}
+    assert all(one.lent is None for one in held)  # the last one has read it
+
+
+@pytest.fixture
+def readers(monkeypatch):
+    """What autograd holds of two results of formulas, each of which two layers read."""
+    found, recomputed = [], Formulas.recomputed
+    monkeypatch.setattr(Formulas, "recomputed", lambda *given: found.append(recomputed(*given)) or found[-1])
+
+    class Pairs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(64, FEATURES))
+            self.heads = nn.ModuleList(nn.Linear(FEATURES, 8) for _ in range(4))
+
+        def forward(self, x):
+            h = (x * 1.0) * self.scale
+            made = F.silu(h), F.gelu(h)
+            return sum(head(made[at // 2]).sum() for at, head in enumerate(self.heads))
+
+    model = integrations.compress_model(Pairs(), "L1", recompute=True)
+    loss = model(torch.randn(64, FEATURES, requires_grad=True))
+    yield [one[0] for one in found if one is not None and one[0].bound.formula.names[0] in ("silu", "gelu")]
+    loss.backward()
+
+
+def test_one_result_is_lent_at_a_time(readers):
+    first, other, second, _ = readers
+    tensor = first.unpack()
+    assert first.bound.lent[0] is tensor
+    second.unpack()
+    assert first.bound.lent is None
+    again = other.unpack()
+    assert again is not tensor
+    assert torch.equal(again, tensor)
+
+
+def test_a_result_that_was_written_to_is_lent_no_more(readers):
+    first, other, *_ = readers
+    tensor = first.unpack()
+    expected = tensor.clone()
+    tensor.mul_(2)
+    assert torch.equal(other.unpack(), expected)
 
 
 def test_a_weight_that_was_changed_since_is_refused_as_torch_does():
