@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "bindings/follow.h"
+#include "bindings/formulas.h"
 #include "bindings/objects.h"
 
 namespace py = pybind11;
@@ -246,8 +247,7 @@ Ref run(Calls* self, PyObject* call, PyObject* runner, PyObject* outputs) {
   }
   if (Ref note = Ref::to(member(self, Calls::kNote))) {
     const int noted = is_noted(self, known->function.of(call));
-    PyObject* given[] = {call, outputs};
-    if (noted < 0 || (noted && !Ref(PyObject_Vectorcall(note.get(), given, 2, nullptr)))) return Ref();
+    if (noted < 0 || (noted && !note_call(note.get(), call, outputs))) return Ref();
   }
   return result;
 }

@@ -4,6 +4,7 @@
 
 #include "bindings/calls.h"
 #include "bindings/follow.h"
+#include "bindings/formulas.h"
 #include "bindings/kernels.h"
 #include "bindings/replay.h"
 #include "bindings/replay_hooks.h"
@@ -41,7 +42,9 @@ PYBIND11_MODULE(_native, m) {
       py::arg("seed"), py::arg("stream"), py::arg("block"),
       "The four 32-bit words of one block of the noise sequence (seed, stream).");
 
+  actcore::bind_bound(m);
   actcore::bind_calls(m);
+  actcore::bind_formulas(m);
   actcore::bind_hooks(m);
   actcore::bind_kernels(m);
   actcore::bind_replay(m);

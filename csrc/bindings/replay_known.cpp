@@ -63,7 +63,35 @@ Known::Known(const py::dict& given) {
   lent_region = {type("LastRestored"), "region"};
   region_lazy = {region, "lazy"}, region_layout = {region, "layout"};
   entry_type = entry;
-  for (PyTypeObject* copied : {record, region, view, exact, entry, kept})
+  as_in_memory = object("AS_IN_MEMORY"), get_bits = object("get_bits"), hold_whole = object("hold_whole");
+  get_autocast = object("get_autocast"), enter_autocast = object("enter_autocast");
+  explain_change = object("explain_change"), lay_out = object("lay_out"), find_local = object("find_local");
+  set_grad_enabled = object("set_grad_enabled"), used_on = object("used_on");
+  disable_torch_function = object("DisableTorchFunction");
+  noted = type("Noted"), slot = type("Slot"), formula = type("Formula"), bound = type("Bound");
+  stored = type("Stored"), there = type("There"), made = type("Made"), inner = type("Inner");
+  recomputed = type("Recomputed");
+  PyTypeObject *template_ = type("Template"), *read = type("Read");
+  noted_function = {noted, "function"}, noted_used = {noted, "used"}, noted_template = {noted, "template"};
+  template_args = {template_, "args"}, template_kwargs = {template_, "kwargs"};
+  template_overwrites = {template_, "overwrites"}, template_reads = {template_, "reads"};
+  template_formula = {template_, "formula"}, slot_index = {slot, "index"};
+  read_kind = {read, "kind"}, read_place = {read, "place"}, read_dtype = {read, "dtype"};
+  read_noted = {read, "noted"}, read_holder = {read, "holder"};
+  formula_call = {formula, "call"}, formula_operands = {formula, "operands"}, formula_place = {formula, "place"};
+  formula_dtype = {formula, "dtype"}, formula_version = {formula, "version"}, formula_exactly = {formula, "exactly"};
+  formula_autocast = {formula, "autocast"}, formula_names = {formula, "names"}, formula_bound = {formula, "bound"};
+  formula_noted = {formula, "noted"};
+  stored_region = {stored, "region"}, stored_place = {stored, "place"}, there_kept = {there, "kept"};
+  made_formula = {made, "formula"}, made_place = {made, "place"};
+  inner_bound = {inner, "bound"}, inner_place = {inner, "place"};
+  bound_formula = {bound, "formula"}, bound_held = {bound, "held"}, bound_bits = {bound, "bits"};
+  bound_waiting = {bound, "waiting"}, bound_lent = {bound, "lent"};
+  recomputed_bound = {recomputed, "bound"}, recomputed_place = {recomputed, "_place"};
+  recomputed_last = {recomputed, "_last"}, recomputed_waits = {recomputed, "_waits"},
+  last_bound = {type("LastComputed"), "_bound"}, site_formula = {site, "formula"};
+  for (PyTypeObject* copied :
+       {record, region, view, exact, entry, kept, beside, formula, stored, there, made, inner, bound, recomputed})
     if (!has_slots_alone(copied))
       throw std::invalid_argument(std::string(copied->tp_name) + " must have __slots__ and no base with fields");
 }
@@ -90,6 +118,16 @@ bool is_same(Ref found, PyObject* expected) {
   const int equal = PyObject_RichCompareBool(found.get(), expected, Py_EQ);
   if (equal < 0) PyErr_Clear();
   return equal == 1;
+}
+
+bool is_as_in_memory(PyObject* tensor) {
+  const Names& names = known->names;
+  return is_same(called(tensor, names.is_neg), Py_False) && is_same(called(tensor, names.is_conj), Py_False) &&
+         is_same(called(tensor, names._is_zerotensor), Py_False);
+}
+
+bool is_held(PyObject* region) {
+  return known->region_value.of(region) != Py_None || known->region_kept.of(region) != Py_None;
 }
 
 Ref address_of(PyObject* tensor, Ref* storage) {

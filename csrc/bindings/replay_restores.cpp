@@ -1,4 +1,5 @@
 // How a saved tensor comes back that is kept, or one codec's call away.
+#include "bindings/formulas.h"
 #include "bindings/replay_stores.h"
 
 namespace actcore {
@@ -195,6 +196,8 @@ Ref unclamped(PyObject* held) {
 PyObject* unpacked(PyObject* packed) {
   if (Py_IS_TYPE(packed, known->kept)) return kept_tensor(packed);
   if (Py_IS_TYPE(packed, known->exact_type)) return kept_tensor(known->exact_kept.of(packed));
+  if (Py_IS_TYPE(packed, known->recomputed)) return recomputed_tensor(packed).release();
+  if (Py_IS_TYPE(packed, known->inner)) return inner_tensor(packed).release();
   const bool view = Py_IS_TYPE(packed, known->view), beside = Py_IS_TYPE(packed, known->beside);
   if (view || beside || Py_IS_TYPE(packed, known->clamped)) {
     Ref found = view ? viewed(packed, false) : beside ? viewed(known->beside_view.of(packed), true) : unclamped(packed);

@@ -2,6 +2,7 @@
 #include "bindings/replay_stores.h"
 
 #include "bindings/calls.h"
+#include "bindings/formulas.h"
 
 namespace actcore {
 
@@ -31,7 +32,7 @@ uint64_t mixed(uint64_t value) {
 }
 
 // As what a tensor is stored, as Site.form has it.
-enum Form { kKept, kValue, kSign, kHeld, kShape, kRecomputed };
+enum Form { kKept, kValue, kSign, kHeld, kShape, kRecomputed, kByFormula };
 
 constexpr Py_ssize_t kStream = 4;  // among the arguments of an operator that draws noise
 constexpr Py_ssize_t kMost = 8;    // of an operator's arguments
@@ -236,6 +237,36 @@ Ref recomputed(Replay* self, PyObject* site, PyObject* tensor, PyObject* storage
   return told(self, site, storage, address, known_before, std::move(held));
 }
 
+// Leaves a tensor to a formula. None where the one that the forward before has used is not there, or something is stored
+// of the tensor's memory, which costs less.
+Ref by_formula(Replay* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address, PyObject* entry) {
+  PyObject* noted = at(self, Replay::kFormulas);
+  PyObject* regions = entry == nullptr ? nullptr : known->entry_regions.of(entry);
+  for (Py_ssize_t i = 0; regions != nullptr && i < PyList_GET_SIZE(regions); ++i)
+    if (Ref region = object_of(PyList_GET_ITEM(regions, i)); region && is_held(region.get())) return Ref::to(Py_None);
+  if (!is_noted_calls(noted)) return Ref::to(Py_None);
+  auto* formulas = reinterpret_cast<NotedCalls*>(noted);
+  PyObject *expected = known->site_formula.of(site), *like = known->site_held.of(site);
+  Ref formula = Ref::to(PyDict_GetItemWithError(at(formulas, NotedCalls::kFormulas), address));
+  if (!formula) return PyErr_Occurred() ? Ref() : Ref::to(Py_None);
+  if (known->formula_noted.of(formula.get()) != PyTuple_GET_ITEM(expected, 0)) return outdated(site);
+  if (!is_same(attribute(tensor, known->names._version), known->formula_version.of(formula.get())) ||
+      !is_same(called(tensor, known->names.storage_offset), PyTuple_GET_ITEM(known->recomputed_place.of(like), 1)))
+    return Ref::to(Py_None);
+  Ref bound = bound_of(formula.get());
+  if (!bound || bound.get() == Py_None) return bound;
+  if (PyLong_AsLong(known->bound_bits.of(bound.get())) < PyLong_AsLong(PyTuple_GET_ITEM(expected, 1)))
+    return Ref::to(Py_None);
+  Ref held = copy_of(like);
+  if (!held) return held;
+  const long waiting = PyLong_AsLong(known->bound_waiting.of(bound.get()));
+  known->bound_waiting.set(bound.get(), Ref(PyLong_FromLong(waiting + 1)));
+  known->recomputed_bound.set(held.get(), std::move(bound));
+  known->recomputed_last.set(held.get(), Ref::to(at(formulas, NotedCalls::kLast)));
+  untrack(held.get());
+  return told(self, site, storage, address, entry != nullptr, std::move(held));
+}
+
 // How a tensor is stored whose memory was saved before, as Site.sharing has it.
 enum Sharing { kAlone, kOfKept, kOfValue, kBesideSign, kBesideKept };
 
@@ -323,15 +354,8 @@ bool lie_as_before(Replay* self, PyObject* site, PyObject* address) {
   return true;
 }
 
-// Whether the memory holds the elements as they are read.
-bool is_plain(PyObject* tensor) {
-  const Names& names = known->names;
-  return is_same(called(tensor, names.is_neg), Py_False) && is_same(called(tensor, names.is_conj), Py_False) &&
-         is_same(called(tensor, names._is_zerotensor), Py_False);
-}
-
 Ref stored_as_before(Replay* self, PyObject* site, PyObject* tensor, PyObject* storage, PyObject* address) {
-  if (known->site_form.of(site) == Py_None || !is_plain(tensor)) return Ref::to(Py_None);
+  if (known->site_form.of(site) == Py_None || !is_as_in_memory(tensor)) return Ref::to(Py_None);
   const auto form = static_cast<Form>(PyLong_AsLong(known->site_form.of(site)));
   const auto sharing = static_cast<Sharing>(PyLong_AsLong(known->site_sharing.of(site)));
   Ref entry = Ref::to(PyDict_GetItemWithError(at(self, Replay::kEntries), address));
@@ -340,6 +364,7 @@ Ref stored_as_before(Replay* self, PyObject* site, PyObject* tensor, PyObject* s
   if (form == kHeld || form == kShape)
     return formed(self, site, tensor, storage, address, static_cast<bool>(entry), form);
   if (form == kRecomputed) return recomputed(self, site, tensor, storage, address, static_cast<bool>(entry));
+  if (form == kByFormula) return by_formula(self, site, tensor, storage, address, entry.get());
   Ref regions = entry ? Ref::to(known->entry_regions.of(entry.get())) : Ref();
   if (sharing == kAlone) {
     // Memory that was stored for one operator alone is counted already.

@@ -71,6 +71,12 @@ def sum_of_changed(h):
     return y + 1
 
 
+def stored_by_a_norm(h):
+    y = F.silu(h)
+    h.stays = F.layer_norm(y, (FEATURES,))
+    return y
+
+
 def stored_and_changed(h):
     with torch.no_grad():
         h.detach()[0] = 1.0
@@ -115,6 +121,8 @@ PAIRS = {
     "exposed": (F.silu, exposed),
     "exposed operand": (lambda h: F.silu(h * 2), exposed_operand),
     "exposed unseen": (lambda h: F.silu(h * 2), exposed_unseen),
+    "stored by a norm": (F.silu, stored_by_a_norm),
+    "part of the result": (lambda h: F.silu(h)[:32], lambda h: F.silu(h)[32:]),
     "sum of exposed": (lambda h: h * 2 + 1, sum_of_exposed),  # a sum does not store what it reads
     "sum of changed": (lambda h: h * 2 + 1, sum_of_changed),
     "stored and changed": (F.silu, stored_and_changed),

@@ -10,6 +10,9 @@ torch.compile inlines. ``enter`` says which session is a thread's innermost, ``w
 ``KERNELS`` are the CPU's operators without torch's dispatcher, by which ``Replay`` and
 ``unpack`` call them where no mode looks on. ``restore`` unpacks what a recomputed operator reads.
 
+``NotedCalls`` makes the formulas of results by those of the forward before; ``hold_operands`` and ``hold_operand`` hold
+what a formula reads, and ``recompute`` unpacks a tensor that one recomputes.
+
 ``bind_follow`` names that; ``FollowedCalls`` compares the calls of a forward with those of an earlier one.
 
 ``bind_tape`` names that; ``followed`` runs an operator of a forward that follows a plan, and numbers what it makes.
@@ -20,6 +23,7 @@ from __future__ import annotations
 from actcore._library import cpu_kernels
 from actcore._native import Calls as Calls
 from actcore._native import FollowedCalls as FollowedCalls
+from actcore._native import NotedCalls as NotedCalls
 from actcore._native import Pack as Pack
 from actcore._native import Replay as Replay
 from actcore._native import bind_calls as bind_calls
@@ -30,7 +34,10 @@ from actcore._native import bind_tape as bind_tape
 from actcore._native import enter as enter
 from actcore._native import followed as followed
 from actcore._native import hold as hold
+from actcore._native import hold_operand as hold_operand
+from actcore._native import hold_operands as hold_operands
 from actcore._native import packing as packing
+from actcore._native import recompute as recompute
 from actcore._native import restore as restore
 from actcore._native import unpack as unpack
 from actcore._native import unpacking as unpacking

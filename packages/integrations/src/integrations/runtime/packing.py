@@ -24,7 +24,7 @@ from integrations.runtime.formulas.table import Formulas, explain, notes_all
 from integrations.runtime.plan_decisions import PlanDecisions
 from integrations.runtime.repeating.calls import KnownSite
 from integrations.runtime.replay import Sites
-from integrations.runtime.replay_cache import Site
+from integrations.runtime.replay_cache import BY_FORMULA, Site
 from integrations.runtime.specs import Place, SavedTensorSpec, Specs, record_of_compound
 from integrations.tracing.call import Call
 from integrations.tracing.checkpoints import Boundary, Checkpoints
@@ -76,6 +76,8 @@ class PackedForward:
         outer: the forward around this one in its thread, once it runs.
         gathers_again: whether backward may repeat all-gathers of DTensors. It is the same on all ranks, which wait for
             one another.
+        formulas: those by which backward recomputes tensors of this forward; ``None`` unless it runs, and at levels
+            that store them.
         hook: the pack hook that autograd calls; ``None`` unless it runs.
         packing: the pack hook in C, which calls ``pack`` where it has to. It is there while the forward runs.
     """
@@ -116,7 +118,7 @@ class PackedForward:
         self.outer: Self | None = None
         self.gathers_again = False
         self._contexts = ExitStack()  # what is taken back once it is over
-        self._formulas: Formulas | None = None
+        self.formulas: Formulas | None = None
         self.checkpoints: Checkpoints | None = None
 
     @property
@@ -315,22 +317,22 @@ class PackedForward:
             record.why = CAST
             return Kept.of(tensor)
         storing, gathered = Storing(way.level, self.storages, way.copies), None
-        if self._formulas is not None and planned is None and due is None and call is not None:
-            if whole is not None and self._formulas.gathers is not None:
+        if self.formulas is not None and planned is None and due is None and call is not None:
+            if whole is not None and self.formulas.gathers is not None:
 
                 def store(shard: Tensor) -> Packed:
                     stream = self._get_stream(spec, tensor)
                     return storing.store(shard, decision, Extent.of(shard), record, call, stream)[0]
 
-                gathered = self._formulas.gathers.hold(tensor, storage, whole, call, decision, store)
+                gathered = self.formulas.gathers.hold(tensor, storage, whole, call, decision, store)
                 if gathered is not None and not isinstance(gathered, Joined):
                     if not record.stored_bytes:  # beside what is stored anyway
                         record.codec, record.why = RECOMPUTED, explain(gathered.bound)
                     return gathered
-            found = self._formulas.recomputed(tensor, storage, call, spec.saved.role, decision, whole)
+            found = self.formulas.recomputed(tensor, storage, call, spec.saved.role, decision, whole)
             if found is not None:
                 record.codec, (held, record.why) = RECOMPUTED, found
-                if spec.site is not None:
+                if spec.site is not None and spec.site.form != BY_FORMULA:
                     spec.site.form = None  # by which a forward before has stored it
                 return held
         exposed = self.tracker.exposed

@@ -30,25 +30,57 @@ from integrations._utils.torch_internals import (
     MODULE_CALL,
     PROXY,
     AutoDispatchBelowAutograd,
+    DisableTorchFunction,
     OpOverload,
     get_dispatch_mode,
     get_eval_frame_callback,
     len_torch_dispatch_stack,
     len_torch_function_stack,
     profiler_enabled,
+    set_grad_enabled,
 )
 from integrations.policies.arguments import index_codec
 from integrations.policies.norms import Standardized
 from integrations.policies.standardizing import DECOMPRESS, get_order
 from integrations.runtime.double_backward import differentiated
+from integrations.runtime.formulas.formula import (
+    Bound,
+    Formula,
+    Inner,
+    LastComputed,
+    Made,
+    Noted,
+    Read,
+    Recomputed,
+    Slot,
+    Stored,
+    Template,
+    There,
+    enter_autocast,
+    explain_change,
+    get_bits,
+    hold_whole,
+    lay_out,
+)
+from integrations.runtime.formulas.operators import get_autocast
 from integrations.runtime.replay_cache import Site, with_kernel
 from integrations.runtime.specs import MADE, Place, SavedTensorSpec
 from integrations.tracing.call import Call
 from integrations.tracing.owners import BEFORE
 from integrations.tracing.storage.forms import Clamped, Packed, Placeholder
 from integrations.tracing.storage.records import RECOMPUTED, Record
-from integrations.tracing.storage.regions import Beside, Exact, LastRestored, Region, View, find_lazy_changes
+from integrations.tracing.storage.regions import (
+    AS_IN_MEMORY,
+    Beside,
+    Exact,
+    LastRestored,
+    Region,
+    View,
+    find_lazy_changes,
+    used_on,
+)
 from integrations.tracing.storage.storage import StorageEntry
+from integrations.tracing.tensors import find_local
 
 if TYPE_CHECKING:
     from integrations.runtime.packing import PackedForward
@@ -125,6 +157,10 @@ class Sites:
             if planned is not None and planned.placeholder is not None:
                 if record.codec == RECOMPUTED and not planned.waits:
                     site.learn_recomputed(record)
+            elif type(packed) is Recomputed:
+                taken = site.spec.taken
+                if taken is not None and isinstance(taken.codec, GroupAffine):
+                    site.learn_formula(tensor, record, packed, taken.codec.bits)
             elif self._is_repeatable(tensor, site, call, packed):
                 site.learn(tensor, call, record, packed, entry, session.level.seed)
         site.spec.site = site
@@ -194,6 +230,7 @@ class Sites:
             put=entries.put,
             again=None if plan_decisions is None else plan_decisions.placeholder,
             meet=None if plan_decisions is None else plan_decisions.meet,
+            formulas=session.formulas,
             first=session.specs.first,
             step=step_key(session.step, session.rank),
         )
@@ -233,6 +270,29 @@ BOUND = {
     "Entry": StorageEntry,
     "LastRestored": LastRestored,
     "Compressed": Compressed,
+    "Noted": Noted,
+    "Template": Template,
+    "Read": Read,
+    "Slot": Slot,
+    "Formula": Formula,
+    "Stored": Stored,
+    "There": There,
+    "Made": Made,
+    "Inner": Inner,
+    "Bound": Bound,
+    "Recomputed": Recomputed,
+    "AS_IN_MEMORY": AS_IN_MEMORY,
+    "get_bits": get_bits,
+    "hold_whole": hold_whole,
+    "get_autocast": get_autocast,
+    "enter_autocast": enter_autocast,
+    "explain_change": explain_change,
+    "lay_out": lay_out,
+    "find_local": find_local,
+    "DisableTorchFunction": DisableTorchFunction,
+    "set_grad_enabled": set_grad_enabled,
+    "used_on": used_on,
+    "LastComputed": LastComputed,
     "BEFORE": BEFORE,
     "calling": MODULE_CALL,
     "compiles": get_eval_frame_callback or (lambda: True),

@@ -21,6 +21,7 @@ from integrations.policies.arguments import ASSUMED, departures
 from integrations.policies.norms import Standardized, given_to
 from integrations.policies.standardizing import COMPRESS as STANDARDIZE
 from integrations.policies.standardizing import has_operators, order_for
+from integrations.runtime.formulas.formula import Noted, Recomputed
 from integrations.runtime.specs import Place, SavedTensorSpec
 from integrations.tracing.call import Call
 from integrations.tracing.storage.forms import Clamped, Packed, Placeholder
@@ -44,10 +45,10 @@ def with_kernel(encoder: OpOverload) -> tuple[OpOverload, Callable[..., Any] | N
     return encoder, None if schema is None else KERNELS.get(schema.name.removeprefix("actcore::"))
 
 
-KEPT, VALUE, SIGN, HELD, SHAPE, RECOMPUTED_LATER = range(6)
+KEPT, VALUE, SIGN, HELD, SHAPE, RECOMPUTED_LATER, BY_FORMULA = range(7)
 """The form in which a tensor is stored: as it is; encoded, in a region that others may share; its signs, likewise;
-encoded for one operator alone; its shape alone; not yet, because a plan recomputes it. The order is that of ``Form`` in
-``csrc/bindings/replay_stores.cpp``."""
+encoded for one operator alone; its shape alone; not yet, because a plan recomputes it; not at all, because a formula
+does. The order is that of ``Form`` in ``csrc/bindings/replay_stores.cpp``."""
 
 ALONE, OF_KEPT, OF_VALUE, BESIDE_SIGN, BESIDE_KEPT = range(5)
 """What was saved before of a tensor's memory: nothing; all of it, kept; all of it, encoded with the same codec; its
@@ -88,6 +89,7 @@ class Site:
         noise: the part of the stream that is the same in each forward; ``None`` for none.
         flat: if the tensor is not contiguous, the shape, strides and offset under which it is encoded.
         whole: where query, key and value of attention begin, if all three are stored as one; else ``None``.
+        formula: the noted result by whose formula it is recomputed, and the bits that this takes; ``None`` for none.
     """
 
     __slots__ = (
@@ -101,6 +103,7 @@ class Site:
         "flat",
         "following",
         "form",
+        "formula",
         "function",
         "given",
         "held",
@@ -151,6 +154,7 @@ class Site:
         if call is not None and call.name in ASSUMED:
             self.still = partial(_departs, departures(call.name, call.given))
         self.whole: tuple[int, int, int] | None = None
+        self.formula: tuple[Noted, int] | None = None
         self.noise: int | None = None
 
     def is_of(self, call: Call | None, owner: str, value: int | None) -> bool:
@@ -187,6 +191,13 @@ class Site:
     def learn_recomputed(self, record: Record) -> None:
         """Notes that a plan recomputes the tensor when backward reads it."""
         self.record, self.form = copy.copy(record), RECOMPUTED_LATER
+
+    def learn_formula(self, tensor: Tensor, record: Record, packed: Recomputed, bits: int) -> None:
+        """Notes that a formula recomputes the tensor, which is a part of its result or all of it."""
+        formula = packed.bound.formula
+        if formula.noted is not None and formula.noted.template is not None and formula.version == tensor._version:
+            self.record, self.held, self.form = copy.copy(record), packed.template(), BY_FORMULA
+            self.formula = (formula.noted, bits)
 
     def _learn_view(self, tensor: Tensor, call: Call, record: Record, packed: View, seed: int) -> None:
         region, layout = packed.region, self.spec.extent.layout

@@ -13,7 +13,7 @@ from actcore.replay import Pack
 from actcore.stored import Listening
 from integrations.runtime.compiled.hooks import Innermost, session_here
 from integrations.runtime.formulas.operators import KNOWN
-from integrations.runtime.formulas.table import Formulas
+from integrations.runtime.formulas.table import Formulas, notes_all
 from integrations.runtime.packing import PackedForward
 from integrations.runtime.replay import Sites
 from integrations.runtime.specs import Specs
@@ -77,10 +77,11 @@ class Session(PackedForward):
         if self.level.bits is not None:
             self.tracker.pack = hook
         if self.level.recompute:
-            self._formulas = Formulas(self.storages, self.owners, self.tracker, self.step, self.specs.noted)
-            self.tracker.note, self.tracker.noted = self._formulas.note, KNOWN
+            given = self.specs.noted, notes_all(self.step), self.replays
+            self.formulas = Formulas(self.storages, self.owners, self.tracker, *given)
+            self.tracker.note, self.tracker.noted = self.formulas, KNOWN
             if self.gathers_again:
-                self._formulas.gather_again()
+                self.formulas.gather_again()
         self.checkpoints = self.tracker.checkpoints = Checkpoints(self, hook, self.tracker.born)
         if self.level.rounds_checkpoints:
             self.tracker.over = self.checkpoints.over
@@ -99,9 +100,9 @@ class Session(PackedForward):
                 self.hook = self.checkpoints = None
                 self._sites.end()
                 self.tracker.pack = self.tracker.watcher = self.tracker.checkpoints = self.tracker.over = None
-                if self._formulas is not None and error is None:
-                    self.specs.noted = self._formulas.noted
-                self.tracker.note = self._formulas = None
+                if self.formulas is not None and error is None:
+                    self.specs.noted = self.formulas.noted
+                self.tracker.note = self.formulas = None
                 self.owners.release()
                 self._contexts.__exit__(kind, error, trace)
             self.regions.settle()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from actcore.replay import Calls, bind_calls
+from actcore.replay import Calls, NotedCalls, bind_calls
 from integrations._utils.compiling import left_to_python_with_callees
 from integrations._utils.storages import StorageSet
 from integrations._utils.torch_internals import RESET_HOOKS, top_saved_tensors_default_hooks
@@ -85,8 +85,8 @@ class CallTracker(Calls, TorchFunctionMode):
             checkpoints.
         over: called with each call that is over and the tensors that it returned; with checkpoints only for calls that
             may concern them. ``None`` without an observer.
-        note: called with each call that is over and the tensors that it returned, but for functions that ``noted`` maps
-            to ``None``. ``None`` where nobody notes them.
+        note: notes each call that is over and the tensors that it returned, but for functions that ``noted`` maps to
+            ``None``. ``None`` where nobody notes them.
         follower: what is told of each call, before it runs and after it; ``None`` where nobody is.
             ``csrc/bindings/follow.h`` names the methods that it needs.
     """
@@ -103,7 +103,7 @@ class CallTracker(Calls, TorchFunctionMode):
         self.watcher: Callable[[list[Tensor]], None] | None = None
         self.checkpoints: Checkpoints | None = None
         self.over: Callable[[Call, Sequence[Tensor]], None] | None = None
-        self.note: Callable[[Call, Sequence[Tensor]], None] | None = None
+        self.note: NotedCalls | None = None
         self.noted: Mapping[Any, object] = {}
         self.follower: object = None
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,13 +13,12 @@ import torch
 from torch import Tensor
 
 from actcore import BitMask, GroupAffine, Kept, Layout, Narrow, Raw
-from actcore.replay import restore
-from integrations._utils.torch_internals import DisableAutocast, DisableTorchFunction
+from actcore.replay import hold_operand, hold_operands, recompute, restore
+from integrations._utils.torch_internals import DisableAutocast
 from integrations.runtime.formulas.operators import Again
 from integrations.tracing.double_backward import DoubleBackward
 from integrations.tracing.storage.forms import Part, Wrapper
-from integrations.tracing.storage.regions import Beside, Region, View, inner, used_on
-from integrations.tracing.tensors import find_local
+from integrations.tracing.storage.regions import Region, inner
 
 EXACT = 64
 """The bits of an operand that is exact."""
@@ -84,21 +84,11 @@ class Whole:
 Operand = Stored | There | Made | Whole
 
 
-@dataclass(slots=True, eq=False)
-class Noted:
-    """A result that a forward has noted.
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """Stands among the arguments of a call for the tensor of this index, as they come."""
 
-    Attributes:
-        function: which has made it.
-        used: whether something that was saved is recomputed by its formula.
-    """
-
-    function: Callable[..., Any]
-    used: bool = False
-
-    def was_useless(self, function: Callable[..., Any]) -> bool:
-        """Whether it was of the same function, and of no use."""
-        return self.function is function and not self.used
+    index: int
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -106,7 +96,8 @@ class Formula:
     """A call of a cheap function whose tensor arguments are replaced by operands.
 
     Attributes:
-        call: the function and its arguments.
+        call: the function and its arguments, with a ``Slot`` for each operand.
+        operands: what restores the tensors among the arguments.
         place, dtype, version: of the result, as it was when it had just been made; of a DTensor, of this rank's part.
         exactly: whether operands have to be exact.
         autocast: device and dtype of the autocast that the call ran under; ``None`` for none.
@@ -118,6 +109,7 @@ class Formula:
     """
 
     call: Again
+    operands: tuple[Operand, ...]
     place: Place
     dtype: torch.dtype
     version: int
@@ -129,42 +121,85 @@ class Formula:
     bound: weakref.ref[Bound] | None = None
     noted: Noted | None = None
 
-    def operands(self) -> Iterator[Operand]:
-        """The operands that the formula reads."""
-        yield from _operands((self.call.args, tuple(self.call.kwargs.values())))
+
+STORED, MADE, KEPT, COPIED = range(4)
+"""What restores an operand: what is stored of its memory; another formula; the tensor itself, a parameter; a copy. The
+order is that of ``Kind`` in ``csrc/bindings/formulas.cpp``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """An operand of a template: what the tensor in the next forward has to be like.
+
+    Attributes:
+        kind: what restores it, one of ``STORED`` and so on.
+        place, dtype: of the tensor.
+        noted: the result whose formula restores it; ``None`` for other kinds.
+        holder: who keeps its memory alive; ``None`` for nobody that is known.
+    """
+
+    kind: int
+    place: Place
+    dtype: torch.dtype
+    noted: Noted | None
+    holder: str | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Template:
+    """A formula of one forward, by which the next makes its own where it calls the same.
+
+    Attributes:
+        args, kwargs: the arguments of the call, with a ``Slot`` for each tensor.
+        overwrites: whether the call returns its first argument.
+        reads: the operands.
+        formula: the formula, without operands and version.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    overwrites: bool
+    reads: tuple[Read, ...]
+    formula: Formula
+
+
+@dataclass(slots=True, eq=False)
+class Noted:
+    """A result that a forward has noted.
+
+    Attributes:
+        function: which has made it.
+        used: whether something that was saved is recomputed by its formula.
+        template: how the next forward makes its formula; ``None`` if it has to find out anew.
+    """
+
+    function: Callable[..., Any]
+    used: bool = False
+    template: Template | None = None
+
+    def makes_like(self, template: Template) -> bool:
+        """Whether its formulas have results in the same place, by the same operators, as those of another template: what
+        was learned of the one then holds for the other."""
+        own, other = None if self.template is None else self.template.formula, template.formula
+        return own is not None and (own.place, own.dtype, own.names) == (other.place, other.dtype, other.names)
 
 
 class Bound:
     """A formula whose operands are held, so that backward can compute it. Of a DTensor it computes this rank's part.
 
     Attributes:
+        held: what holds each operand.
         bits: the least bits of an operand's elements.
         waiting: how many saved tensors backward has not read.
         lent: the result and its version, kept for further saved tensors that are read right after another one.
     """
 
-    __slots__ = ("__weakref__", "_call", "bits", "formula", "lent", "waiting")
+    __slots__ = ("__weakref__", "bits", "formula", "held", "lent", "waiting")
 
-    def __init__(self, formula: Formula, call: Again, bits: int) -> None:
-        self.formula, self._call, self.bits = formula, call, bits
+    def __init__(self, formula: Formula, held: tuple[Any, ...], bits: int) -> None:
+        self.formula, self.held, self.bits = formula, held, bits
         self.waiting = 0
         self.lent: tuple[Tensor, int, Any] | None = None
-
-    def compute(self) -> Tensor:
-        """The result, laid out as it was in the forward."""
-        formula, (function, args, kwargs) = self.formula, self._call
-        with torch.no_grad(), DisableTorchFunction(), _under(formula.autocast):
-            reader = formula.names[0]
-            given = _resolved(args, reader)
-            named = {key: _resolved(one, reader) for key, one in kwargs.items()} if kwargs else {}
-            result: Tensor = function(*given, **named)
-            part = find_local(result)
-            result = result if part is None else part
-            shape, strides = formula.place.layout
-            if result.stride() != strides or result.dtype != formula.dtype:
-                laid = torch.empty_strided(shape, strides, dtype=formula.dtype, device=result.device)
-                return laid.copy_(result)
-            return result
 
 
 class LastComputed:
@@ -179,26 +214,6 @@ class LastComputed:
     def __init__(self, double: DoubleBackward | None) -> None:
         self._bound: weakref.ref[Bound] | None = None
         self.double = double
-
-    def result_of(self, bound: Bound) -> Tensor:
-        """The formula's result. It is the lent one if nothing else was computed since, and nothing was written to
-        it."""
-        lent = bound.lent
-        if lent is None or lent[0]._version != lent[1] or lent[2] != used_on(lent[0]):
-            self._let_go()
-            result = bound.compute()
-            lent = (result, result._version, used_on(result))
-        if bound.waiting > 0:
-            bound.lent, self._bound = lent, weakref.ref(bound)
-        else:
-            bound.lent = None
-        return lent[0]
-
-    def _let_go(self) -> None:
-        last = None if self._bound is None else self._bound()
-        if last is not None:
-            last.lent = None
-        self._bound = None
 
 
 class Recomputed:
@@ -215,6 +230,12 @@ class Recomputed:
         self._waits = True
         bound.waiting += 1
 
+    def template(self) -> Recomputed:
+        """One of the same place that lacks formula and lender."""
+        like = copy.copy(self)
+        like.bound = like._last = None  # type: ignore[assignment]
+        return like
+
     @property
     def bits(self) -> int:
         """The fewest bits of the tensors from which it is recomputed."""
@@ -226,99 +247,50 @@ class Recomputed:
         return self._last.double
 
     def unpack(self) -> Tensor:
-        """The tensor."""
-        if self._waits:
-            self._waits = False
-            self.bound.waiting -= 1
-        return get_view(self._last.result_of(self.bound), self.bound.formula, self._place)
+        """The tensor: a view of what the formula lends, if nothing else was computed since and nothing was written to
+        that, or computed now."""
+        return recompute(self)
 
 
 def bind(formula: Formula, bits: int) -> Bound | None:
     """The formula with its operands held; ``None`` if one is not stored any more, or in fewer bits than required."""
-    bound = None if formula.bound is None else formula.bound()
-    if bound is None:
-        found: list[int] = []
-        try:
-            call = Again(
-                formula.call.function,
-                tuple(_held(one, found) for one in formula.call.args),
-                {name: _held(one, found) for name, one in formula.call.kwargs.items()},
-            )
-        except _GoneError:
-            return None
-        bound = Bound(formula, call, min(found, default=EXACT))
-        if formula.exactly and bound.bits < EXACT:
-            return None
-        formula.bound = weakref.ref(bound)
-        if formula.noted is not None:
-            formula.noted.used = True
-    return bound if bound.bits >= bits else None
+    bound: Bound | None = hold_operands(formula)
+    return bound if bound is not None and bound.bits >= bits else None
 
 
-def get_view(result: Tensor, formula: Formula, place: Place) -> Tensor:
-    """The view at a place of the storage of a formula's result."""
-    if place == formula.place:
-        return result
-    shape, strides = place.layout
-    return result.as_strided(shape, strides, result.storage_offset() + place.offset - formula.place.offset)
-
-
-def mapped(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """A value with a function applied to each tensor in it, in lists and tuples, too."""
+def with_slots(value: Any, tensors: list[Tensor]) -> Any:
+    """A value with a ``Slot`` for each tensor in it, in lists and tuples, too. The tensors are appended to a list."""
     if isinstance(value, Tensor):
-        return function(value)
+        tensors.append(value)
+        return Slot(len(tensors) - 1)
     if type(value) in (list, tuple):
-        return type(value)(mapped(item, function) for item in value)
+        return type(value)(with_slots(item, tensors) for item in value)
     return value
 
 
-class _GoneError(Exception):
-    """An operand is not stored any more."""
+class Inner:
+    """Holds an operand that another formula recomputes."""
 
+    __slots__ = ("bound", "place")
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Inner:
-    """Replaces an operand that another formula recomputes."""
-
-    bound: Bound
-    place: Place
+    def __init__(self, bound: Bound, place: Place) -> None:
+        self.bound, self.place = bound, place
 
     def unpack(self) -> Tensor:
-        return get_view(self.bound.compute(), self.bound.formula, self.place)
+        """The operand, computed now."""
+        return restore(self)
 
 
-def _held(value: Any, bits: list[int]) -> Any:
-    """A value in which each operand is replaced by what holds it. Notes the bits of each."""
-    if isinstance(value, Stored):
-        return _stored(value, bits)
-    if isinstance(value, There):
-        if value.kept.tensor._version != value.kept.version:
-            raise _GoneError
-        bits.append(EXACT)
-        return value.kept
-    if isinstance(value, Made):
-        bound = bind(value.formula, 1)
-        if bound is None:
-            raise _GoneError
-        bits.append(bound.bits)
-        return _Inner(bound, value.place)
-    if isinstance(value, Whole):
-        region = value.part.region() if isinstance(value.part, Stored) else None
-        if region is not None and region.kept is not None:
-            raise _GoneError  # the version of a part does not tell whether the DTensor was changed
-        held = _held(value.part, bits)
-        return held if value.wrapper is None else Part(held, value.wrapper)
-    if type(value) in (list, tuple):
-        return type(value)(_held(item, bits) for item in value)
-    return value
-
-
-def _stored(operand: Stored, bits: list[int]) -> Kept | Beside:
-    region = operand.region()
-    if region is None or (region.value is None and region.kept is None):
-        raise _GoneError
-    bits.append(get_bits(region))
-    return View(region, *operand.place, sign=False).beside()
+def hold_whole(operand: Whole) -> tuple[Any, int] | None:
+    """What holds an operand whose elements are in another tensor, and its bits; ``None`` where that is gone."""
+    region = operand.part.region() if isinstance(operand.part, Stored) else None
+    if region is not None and region.kept is not None:
+        return None  # the version of a part does not tell whether the DTensor was changed
+    found = hold_operand(operand.part)
+    if found is None or operand.wrapper is None:
+        return found
+    held, bits = found
+    return Part(held, operand.wrapper), bits
 
 
 def get_bits(region: Region) -> int:
@@ -331,34 +303,26 @@ def get_bits(region: Region) -> int:
     return EXACT if isinstance(codec, (Raw, BitMask, Narrow)) else 0  # it is not known what a user's codec restores
 
 
-def _resolved(value: Any, reader: str) -> Any:
-    """Return a value with its operands restored. ``reader`` is the name of the operator that reads it."""
-    if isinstance(value, (Kept, Beside, _Inner, Part)):
-        try:
-            return restore(value)
-        except RuntimeError as error:
-            changed, hint, _ = str(error).partition(" Hint: ")
-            if not hint:
-                raise
-            raise RuntimeError(
-                f"{changed} Hint: backward recomputes the result of {reader} from it; change it after backward, or "
-                "call compress_model with recompute=False, which stores that result."
-            ) from None
-    if type(value) in (list, tuple):
-        return type(value)(_resolved(item, reader) for item in value)
-    return value
+def explain_change(error: RuntimeError, reader: str) -> None:
+    """Raises an error of a kept tensor that was changed, with what to do about it.
+
+    Args:
+        error: the error that restoring an operand has raised.
+        reader: the name of the operator that reads it.
+    """
+    changed, hint, _ = str(error).partition(" Hint: ")
+    if hint:
+        raise RuntimeError(
+            f"{changed} Hint: backward recomputes the result of {reader} from it; change it after backward, or "
+            "call compress_model with recompute=False, which stores that result."
+        ) from None
 
 
-def _operands(values: Any) -> Iterator[Operand]:
-    for value in values:
-        if isinstance(value, Whole):
-            yield value.part
-        elif isinstance(value, (Stored, There, Made)):
-            yield value
-        elif type(value) in (list, tuple):
-            yield from _operands(value)
+def lay_out(result: Tensor, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A copy of a result in a layout and dtype."""
+    return torch.empty_strided(shape, strides, dtype=dtype, device=result.device).copy_(result)
 
 
-def _under(autocast: tuple[str, torch.dtype] | None) -> AbstractContextManager[Any]:
+def enter_autocast(autocast: tuple[str, torch.dtype] | None) -> AbstractContextManager[Any]:
     """A block with the autocast that a call ran under, or without one, wherever backward runs."""
     return DisableAutocast() if autocast is None else torch.autocast(*autocast)

@@ -23,7 +23,18 @@ from integrations._utils.storages import StorageMap, StorageSet
 from integrations._utils.torch_internals import ALL_GATHER, current_graph_task_id
 from integrations.policies.policy import SaveDecision
 from integrations.policies.rules import Need
-from integrations.runtime.formulas.formula import Bound, Formula, LastComputed, Made, Operand, Place, Recomputed, bind
+from integrations.runtime.formulas.formula import (
+    Bound,
+    Formula,
+    LastComputed,
+    Made,
+    Operand,
+    Place,
+    Recomputed,
+    Slot,
+    Whole,
+    bind,
+)
 from integrations.runtime.formulas.operators import CASTING, CASTS, Again
 from integrations.tracing.call import Call
 from integrations.tracing.checkpoints import Boundary
@@ -275,7 +286,8 @@ class Gathers:
         assert isinstance(decision.codec, GroupAffine)
         again = partial(gather.gather, dtype=tensor.dtype, shape=tensor.shape)
         formula = Formula(
-            call=Again(again, (), {}),
+            call=Again(again, (Slot(0),), {}),
+            operands=(),
             place=Place.of(tensor),
             dtype=tensor.dtype,
             version=tensor._version,
@@ -288,13 +300,13 @@ class Gathers:
         source = None if is_exposed else self._sources.get(memory)
         is_unchanged = source is not None and source.version in (None, part._version)
         if source is not None and is_unchanged and source.shape == gather.shard_shape:
-            formula.call = Again(again, (source.operand,), {})
-            made = [one.formula for one in formula.operands() if isinstance(one, Made)]
-            formula.names += tuple(name for one in made for name in one.names)
+            formula.operands = (source.operand,)
+            own = source.operand.part if isinstance(source.operand, Whole) else source.operand
+            formula.names += own.formula.names if isinstance(own, Made) else ()
             bound = bind(formula, decision.codec.bits)
             if bound is not None:
                 return bound
         stored = store(gather.take_shard(tensor.detach()))
         held = stored.beside() if isinstance(stored, View) else stored.kept if isinstance(stored, Exact) else stored
-        formula.call = Again(again, (held,), {})
-        return Bound(formula, formula.call, decision.codec.bits)
+        formula.operands = ()
+        return Bound(formula, (held,), decision.codec.bits)

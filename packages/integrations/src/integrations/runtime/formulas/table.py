@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from actcore import GroupAffine, Kept, Layout
+from actcore.replay import NotedCalls
 from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.storages import StorageMap
 from integrations._utils.torch_internals import ALL_GATHER
 from integrations.policies.rules import Need
 from integrations.runtime.formulas.formula import (
+    COPIED,
+    KEPT,
+    MADE,
+    STORED,
     Bound,
     Formula,
     LastComputed,
@@ -30,12 +36,14 @@ from integrations.runtime.formulas.formula import (
     Noted,
     Operand,
     Place,
+    Read,
     Recomputed,
     Stored,
+    Template,
     There,
     Whole,
     bind,
-    mapped,
+    with_slots,
 )
 from integrations.runtime.formulas.gathers import Gathers
 from integrations.runtime.formulas.operators import (
@@ -78,32 +86,46 @@ def notes_all(step: int) -> bool:
     return step % 16 == 0
 
 
-class Formulas:
+class Formulas(NotedCalls):
     """The formulas of the results that a forward has made so far.
+
+    Its base class, in C, is told of each call that is over. Where the forward before has called the same with the same
+    kind of tensors, it makes the formula by the ``Template`` of that one, or none for a result that was of no use;
+    ``note`` has the other calls.
 
     Args:
         storages: what is stored of the forward's memory.
         owners: say which memory the model keeps.
         tracker: follows the forward's calls.
-        step: number of the forward.
-        before: the results that the forward before has noted. Those of the same calls that were of no use to it are not
-            noted again, since most are not.
+        before: the results that the forward before has noted.
+        anew: whether this forward is to find out anew which formulas are of use. Otherwise results that were of no use to
+            the forward before have none, as most have not.
+        replays: whether formulas are made by the templates of the forward before.
 
     Attributes:
         noted: the results that this forward notes.
         gathers: the gathered tensors that this forward saves; ``None`` where backward gathers none again.
+        last: the formula whose result is lent.
     """
 
     gathers: Gathers | None = None
 
     def __init__(
-        self, storages: Storages, owners: Owners, tracker: CallTracker, step: int, before: Sequence[Noted]
+        self,
+        storages: Storages,
+        owners: Owners,
+        tracker: CallTracker,
+        before: Sequence[Noted],
+        anew: bool,
+        replays: bool,
     ) -> None:
-        self.storages, self.owners, self.tracker = storages, owners, tracker
-        self._before = () if notes_all(step) else before
-        self.noted: list[Noted] = []
+        self.storages, self.owners, self.tracker, self._anew = storages, owners, tracker, anew
+        self.before, self.noted, self.fully = before, list[Noted](), not replays
         self._formulas: StorageMap[Formula] = StorageMap()
-        self._last = LastComputed(storages.last.double)
+        self.last = LastComputed(storages.last.double)
+        self.formulas, self.entries = self._formulas.by_address, storages.entries.by_address
+        self.exposed, self.parts = tracker.exposed.by_address, tracker.parts.by_address
+        self.holders, self.put = owners.holders, self._formulas.put
 
     def note(self, call: Call, outputs: Sequence[Tensor]) -> None:
         """Notes by which formula, if any, the result of a call that is over can be recomputed."""
@@ -112,20 +134,34 @@ class Formulas:
         output = outputs[0]
         if self.gathers is not None:
             self.gathers.note(call, output, self._find_operand)
+            self.fully |= call.function is ALL_GATHER  # it has to see the calls that join the pieces
         if call.function is ALL_GATHER or needs_exact(call.function) is None:
             return
         if not (type(output) in PLAIN or is_dtensor(output)) or not stays_on_rank(call, output):
             return
-        place, noted = len(self.noted), Noted(call.function)
-        self.noted.append(noted)
-        if place < len(self._before) and self._before[place].was_useless(call.function):
+        place = len(self.noted)
+        before = self.before[place] if place < len(self.before) else None
+        if before is not None and before.function is not call.function:
+            before = None
+        if before is not None and not before.used and not self._anew:
+            self.noted.append(before)
             return
+        noted = Noted(call.function)
+        self.noted.append(noted)
         result = output if type(output) in PLAIN else find_local(output)
         storage = None if result is None else get_storage(result)
-        formula = None if result is None or storage is None else self._of_result(call, result)
-        if storage is not None and formula is not None:
-            formula.noted = noted
-            self._formulas.put(storage, formula)
+        operands = _Operands(self, call.arguments[0] if call.arguments and result is call.arguments[0] else None)
+        formula = None if result is None or storage is None else self._of_result(call, result, operands)
+        if storage is None or formula is None:
+            return
+        template = operands.template(call, formula)
+        if before is not None and template is not None and before.makes_like(template):
+            self.noted[place] = noted = before
+            noted.used &= not self._anew
+        formula.noted, noted.template = noted, template
+        if template is not None:
+            template.formula.noted = noted
+        self._formulas.put(storage, formula)
 
     def gather_again(self) -> None:
         """Have backward repeat all-gathers of DTensors. All ranks have to ask for it."""
@@ -178,7 +214,7 @@ class Formulas:
         bound = bind(formula, decision.codec.bits) if formula.place.holds(place) else None
         if bound is None:
             return None
-        return Recomputed(bound, place, self._last), explain(bound)
+        return Recomputed(bound, place, self.last), explain(bound)
 
     def _of_saved(
         self, tensor: Tensor, storage: torch.UntypedStorage, call: Call, role: str, whole: Tensor | None
@@ -228,31 +264,33 @@ class Formulas:
         place = Place(Layout.of(part), 0)  # the tensor may be another view of it
         return self._formula(cast, made, _Operands(self, None), tensor, place)
 
-    def _of_result(self, call: Call, result: Tensor) -> Formula | None:
+    def _of_result(self, call: Call, result: Tensor, operands: _Operands) -> Formula | None:
         """The formula of a call's result."""
         if needs_exact(call.function) is None:
             return None
-        overwritten = call.arguments[0] if call.arguments and result is call.arguments[0] else None
-        made = again(call, result, overwritten is not None)
+        made = again(call, result, operands.overwritten is not None)
         if made is None:
             return None
-        return self._formula(call, made, _Operands(self, overwritten), result, Place.of(result))
+        return self._formula(call, made, operands, result, Place.of(result))
 
     def _formula(self, call: Call, made: Again, operands: _Operands, result: Tensor, place: Place) -> Formula | None:
         """The formula of a call's result at a place, as backward repeats the call; ``None`` if what it reads is not
         stored, or it is not cheap."""
         if result.is_inference() or not place.layout.dense:
             return None
+        tensors: list[Tensor] = []
+        args = with_slots(made.args, tensors)
+        kwargs = {key: with_slots(value, tensors) for key, value in made.kwargs.items()}
         try:
-            args = tuple(mapped(value, operands.of) for value in made.args)
-            kwargs = {key: mapped(value, operands.of) for key, value in made.kwargs.items()}
+            found = tuple(map(operands.of, tensors))
         except _NotStoredError:
             return None
         cost = result.numel() + operands.cost
         if not operands.any_stored or cost > _DEAREST * result.numel() or hides(call, operands.gains):
             return None
         return Formula(
-            call=made._replace(args=args, kwargs=kwargs),
+            call=Again(made.function, args, kwargs),
+            operands=found,
             place=place,
             dtype=result.dtype,
             version=result._version,
@@ -276,6 +314,7 @@ class _Operands:
         overwritten: the argument that the call has overwritten; ``None`` for none.
 
     Attributes:
+        overwritten: as given.
         cost: elements that the formulas among the operands make.
         any_stored: whether some operand is more than a parameter or the like.
         gains: of each operand.
@@ -284,10 +323,11 @@ class _Operands:
 
     def __init__(self, formulas: Formulas, overwritten: Tensor | None) -> None:
         self._formulas = formulas
-        self._overwritten = overwritten
+        self.overwritten = overwritten
         self.cost, self.any_stored = 0, False
         self.gains: list[float] = []
         self.names: list[tuple[str, ...]] = []
+        self._read: list[tuple[Tensor, Read | None]] = []
 
     def of(self, tensor: Tensor) -> Operand:
         """The operand for a tensor.
@@ -302,25 +342,50 @@ class _Operands:
         if storage in self._formulas.tracker.exposed:
             if not self._is_gathered(tensor, storage) or part.nbytes > _SMALL_BUFFER:
                 raise _NotStoredError
-            self.gains.append(0.0)
+            self._add(tensor, 0.0, None)
             return There(_copied(tensor))
         # The operator that has overwritten it has raised its version by one.
-        version = part._version - (tensor is self._overwritten)
-        found = None
+        version = part._version - (tensor is self.overwritten)
+        found, place = None, Place.of(part)
         if not (is_dtensor(tensor) and tensor._version):  # its part does not count its versions
-            place, told = Place.of(part), (version, part.dtype, find_lazy_changes(part))
+            told = (version, part.dtype, find_lazy_changes(part))
             found = self._stored(place, storage, told) or self._made(place, storage, told)
         if found is not None:
             self.any_stored = True
-            self.gains.append(found.formula.gain if isinstance(found, Made) else 1.0)
-            if part is tensor and storage not in self._formulas.tracker.parts:
+            formula = found.formula if isinstance(found, Made) else None
+            wrapped = part is not tensor or storage in self._formulas.tracker.parts
+            kind = STORED if formula is None else MADE
+            read = None if wrapped else Read(kind, place, part.dtype, None if formula is None else formula.noted, None)
+            self._add(tensor, 1.0 if formula is None else formula.gain, read)
+            if not wrapped:
                 return found
             return Whole(found, Wrapper.take_from(tensor) if is_dtensor(tensor) else None)
-        kept = None if tensor is self._overwritten else self._kept(tensor, part, storage)
+        kept = None if tensor is self.overwritten else self._kept(tensor, part, storage)
         if kept is None:
             raise _NotStoredError
-        self.gains.append(0.0)
+        holder, read = self._formulas.owners.holders.get(storage._cdata), None
+        if part is tensor and not self._is_gathered(tensor, storage):
+            read = Read(KEPT if holder == PARAMETER else COPIED, place, part.dtype, None, holder)
+        self._add(tensor, 0.0, read)
         return There(kept)
+
+    def _add(self, tensor: Tensor, gain: float, read: Read | None) -> None:
+        self.gains.append(gain)
+        self._read.append((tensor, read))
+
+    def template(self, call: Call, formula: Formula) -> Template | None:
+        """How the next forward makes the formula of the same call; ``None`` if it has to find out anew: where an operand
+        is no plain tensor, or no argument."""
+        tensors: list[Tensor] = []
+        args = with_slots(call.given.args, tensors)
+        kwargs = {key: with_slots(value, tensors) for key, value in call.given.kwargs.items()}
+        reads = tuple(read for _, read in self._read if read is not None)
+        same = len(reads) == len(self._read) == len(tensors)
+        if not same or not all(one is read for one, (read, _) in zip(tensors, self._read, strict=True)):
+            return None
+        if any(read.kind == MADE and read.noted is None for read in reads):
+            return None
+        return Template(args, kwargs, self.overwritten is not None, reads, replace(formula, operands=(), version=0))
 
     def _stored(self, place: Place, storage: torch.UntypedStorage, told: tuple[Any, ...]) -> Stored | None:
         entry = self._formulas.storages.entries.get(storage)
