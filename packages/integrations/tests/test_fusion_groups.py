@@ -64,6 +64,20 @@ def test_a_result_that_only_the_fused_kernel_reads_has_no_memory():
     assert unfused == [1, 2, 3, 3, 3, 2]
 
 
+def pass_messages(x, w):
+    """What each edge passes on is computed in the kernel that adds it up."""
+    places = torch.arange(64) % 8
+    return aten.mm(aten.index_put(x, [places], aten.tanh(aten.index(aten.mm(x, w), [places])), True), w)
+
+
+def test_what_is_read_and_written_at_indices_has_no_memory():
+    names, fused, unfused = count(pass_messages, X, W)
+    assert names[-3:] == ["mm", "index_put", "mm"]
+    places = 64 * 8 / FULL
+    for alive in (fused, unfused):
+        assert alive[-3:] == [1 + places, 2 + places, 2]
+
+
 def test_zeros_into_which_a_slice_is_written_have_no_memory():
     """As in the backward of a slice: the zeros, and what is written into them, are computed where the sum is."""
 

@@ -21,7 +21,7 @@ from torch.fx import Node
 
 from integrations._utils.torch_internals import OpOverload, inductor_config
 from integrations.policies.aten_nodes import get_operator
-from integrations.runtime.compiled.realized import REDUCTIONS
+from integrations.runtime.compiled.realized import GATHERS, REDUCTIONS
 from integrations.runtime.compiled.sizes import largest
 
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm"))
@@ -236,6 +236,8 @@ def _count(node: Node) -> int:
 
 def _count_iterations(kernel: Node) -> int:
     """Of how many elements a kernel computes its result: a reduction, of those that it reduces."""
+    if get_operator(kernel) in GATHERS:  # of a table, which may be larger, it reads the elements of its result
+        return _count(kernel)
     tensors = [one for one in (kernel, *kernel.all_input_nodes) if isinstance(one.meta.get("val"), Tensor)]
     return max(map(_count, tensors), default=0)
 
