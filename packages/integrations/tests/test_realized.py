@@ -124,6 +124,13 @@ def test_what_several_threads_of_a_cpu_add_is_stored(monkeypatch):
     assert find_names(list(make_fx(passed_by_scatter, tracing_mode="fake")(X, PLACES).graph.nodes)) == {"mul"}
 
 
+def test_what_is_concatenated_is_computed_there_unless_it_is_a_sum():
+    def function(x):
+        return torch.cat([x + 1, x.sum(0, keepdim=True)])
+
+    assert find_names(trace(function, (4, 4))) == {"sum_1"}
+
+
 def test_a_view_is_stored_with_what_it_is_a_view_of():
     def function(x):
         y = torch.sigmoid(x).view(16)

@@ -62,13 +62,15 @@ class FusionGroups:
         self._before, self._blocked = self._find_before()
         self._members = [1 << place for place in range(len(kernels))]  # by kernel, as bits of places: its group
         near = list(range(len(kernels)))  # by kernel: another that it may be fused with, or itself; roots of trees
+        in_order = [_reads_in_order(node) for node in kernels]
         for place, node in enumerate(kernels):
             for one in reads[node] if self._fusible[place] else ():
                 maker = self._place.get(one, place)
                 for other in {maker, *self._readers[one]}:
                     if other < place and self._may_fuse(other, place):
-                        near[_find_root(near, other)] = _find_root(near, place)
-                        if other == maker and _reads_in_order(node):
+                        if in_order[other] == in_order[place]:
+                            near[_find_root(near, other)] = _find_root(near, place)
+                        if other == maker and in_order[place]:
                             self._join(other, place)
         self._order = self._divide_cycles()
         config = inductor_config()

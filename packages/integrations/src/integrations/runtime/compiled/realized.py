@@ -36,7 +36,7 @@ _SCATTERS = _PUTS | {"scatter", "scatter_add", "scatter_reduce"}
 _MASKED = ("_unsafe_masked_index", "_unsafe_masked_index_put_accumulate")  # whose second argument is a mask
 _MASKS = frozenset((torch.bool, torch.uint8))  # of indices with them, inductor calls torch's kernel
 _HEAVY = frozenset(("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"))
-_ADD, _PRODUCT = torch.ops.aten.add.Tensor, torch.ops.aten.mm.default
+_ADD, _CAT, _PRODUCT = torch.ops.aten.add.Tensor, torch.ops.aten.cat.default, torch.ops.aten.mm.default
 
 # Inductor's settings, each for a CPU and elsewhere, and their defaults. A value that is read more than once is stored
 # if it is computed from more tensors than the first, or by more operations than the second; any value, if it is
@@ -77,10 +77,14 @@ def can_fuse(node: Node) -> bool:
 
 
 def computes_argument(node: Node, given: Node) -> bool:
-    """Whether the compiler can compute a value where a node copies it before it writes into the copy, as the gradient
-    of an embedding is added to zeros. What is written may be computed there, too."""
+    """Whether the compiler can compute a value where a node copies it: into the result of ``cat``, or into a copy that
+    is written into, as the gradient of an embedding is added to zeros. What is written may be computed there, too."""
     target = node.target
-    if not isinstance(target, OpOverload) or target.namespace != "aten" or get_operator(node) not in _SCATTERS:
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return False
+    if target is _CAT:
+        return get_operator(given) not in REDUCTIONS
+    if get_operator(node) not in _SCATTERS:
         return False
     is_copied = node.args[0] is given and given not in _nodes_in(node.args[1:])
     return is_copied or _is_own_kernel(node)
