@@ -5,8 +5,9 @@ All that the kernel reads and makes is then alive at once, and what the earlier 
 one. In graphs with a budget they are joined only where nothing is alive for longer: where the later operator, or one
 behind it, reads that as well.
 
-It also joins a reduction with the copy of its result into the result of ``cat``, which may be far behind: the gradients
-of a DiT's modulation are sums that backward concatenates in the end, and what they read would be alive until then.
+It also joins an operator with the one that reads its result. Where that copies it into the result of ``cat``, or adds
+it at indices, it may be far behind, or of another size: the gradients of a DiT's modulation are sums that backward
+concatenates in the end, and what they read would be alive until then.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
-
 from integrations._utils.torch_internals import inductor_virtualized
+from integrations.policies.aten_nodes import get_operator
+from integrations.runtime.compiled.realized import SCATTERS
 
-_CAT = torch.ops.aten.cat.default
+_PLACING = SCATTERS | {"cat"}
 
 _readers: WeakKeyDictionary[Any, dict[str, list[str]]] = WeakKeyDictionary()
 """By scheduler, by name of a buffer: the names of the nodes that read it. A node would keep its scheduler alive."""
@@ -51,8 +52,7 @@ def _get_type(users: Any) -> Any:
         def can_fuse_vertical(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
             """Whether a node is joined with one that reads its result."""
             allowed = super().can_fuse_vertical(scheduler, node1, node2, shared_data_score)
-            is_cat = node1.is_reduction() and makes_cat(node2)
-            return allowed and not (is_cat and lengthens(scheduler, node1, node2, find_lasting()))
+            return allowed and not (is_placed(node2) and lengthens(scheduler, node1, node2, find_lasting()))
 
     return Choices
 
@@ -68,10 +68,10 @@ def find_lasting() -> frozenset[str]:
     return frozenset(name for name in graph.graph_inputs if name.startswith("primals")) | {*graph.get_output_names()}
 
 
-def makes_cat(node: Any) -> bool:
-    """Whether a scheduler's node copies something into the result of ``cat``."""
+def is_placed(node: Any) -> bool:
+    """Whether a scheduler's node copies something into the result of ``cat``, or writes at indices."""
     made = [getattr(member.node, "origins", ()) for member in node.get_nodes()]
-    return any(operator.target is _CAT for operators in made for operator in operators)
+    return any(get_operator(operator) in _PLACING for operators in made for operator in operators)
 
 
 def lengthens(scheduler: Any, node1: Any, node2: Any, lasting: frozenset[str] = frozenset()) -> bool:

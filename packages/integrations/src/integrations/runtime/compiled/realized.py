@@ -32,7 +32,7 @@ _FUSED = REDUCTIONS | {
 }
 GATHERS = frozenset(("index", "_unsafe_index", "_unsafe_masked_index", "gather", "embedding"))
 _PUTS = frozenset(("index_put", "_unsafe_index_put", "_unsafe_masked_index_put_accumulate"))
-_SCATTERS = _PUTS | {"scatter", "scatter_add", "scatter_reduce"}
+SCATTERS = _PUTS | {"scatter", "scatter_add", "scatter_reduce"}
 _MASKED = ("_unsafe_masked_index", "_unsafe_masked_index_put_accumulate")  # whose second argument is a mask
 _MASKS = frozenset((torch.bool, torch.uint8))  # of indices with them, inductor calls torch's kernel
 _HEAVY = frozenset(("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"))
@@ -84,7 +84,7 @@ def computes_argument(node: Node, given: Node) -> bool:
         return False
     if target is _CAT:
         return get_operator(given) not in REDUCTIONS
-    if get_operator(node) not in _SCATTERS:
+    if get_operator(node) not in SCATTERS:
         return False
     is_copied = node.args[0] is given and given not in _nodes_in(node.args[1:])
     return is_copied or _is_own_kernel(node)
