@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from integrations.runtime.compiled import fusing
-from integrations.runtime.compiled.fusing import is_ours, lengthens
+from integrations.runtime.compiled.fusing import is_ours, lengthens, make_choices
 
 from .joint_nets import WIDTH, Block, planned
 from .nets import normal
@@ -84,6 +84,31 @@ def test_a_scheduler_is_freed():
 def test_parameters_and_results_are_not_freed():
     early, late = SchedulerNode("early", 0, "both", "own"), SchedulerNode("late", 3, "both")
     assert not lengthens(Scheduler(early, late), early, late, frozenset(["own"]))
+
+
+@pytest.mark.parametrize(
+    ("operator", "more", "expected"),
+    [
+        (torch.ops.aten.cat.default, (), False),
+        (torch.ops.aten.index_put.default, (), False),
+        (torch.ops.aten.cat.default, ("own",), True),
+        (torch.ops.aten.mul.Tensor, (), True),
+    ],
+)
+def test_a_result_is_concatenated_or_added_in_its_kernel_where_nothing_is_alive_for_longer(
+    monkeypatch, operator, more, expected
+):
+    """Joined, the sums of an SD3's modulation ran where backward concatenates them: its step took 1.12 times its count.
+    So did what a TransformerConv adds up of its edges."""
+    from torch._inductor.choices import InductorChoices
+
+    monkeypatch.setattr(fusing, "find_lasting", frozenset)
+    made = SchedulerNode("sum", 0, "own", writes=("total",))
+    copied = SchedulerNode("copy", 5, "total", *more)
+    copied.node = SimpleNamespace(origins=[SimpleNamespace(target=operator)])
+    copied.get_nodes = lambda: [copied]
+    choices = make_choices(InductorChoices())
+    assert choices.can_fuse_vertical(Scheduler(made, copied), made, copied, 0) == expected
 
 
 @pytest.mark.usefixtures("fresh_compiler", "nothing_expected")

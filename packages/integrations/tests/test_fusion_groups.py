@@ -64,6 +64,46 @@ def test_a_result_that_only_the_fused_kernel_reads_has_no_memory():
     assert unfused == [1, 2, 3, 3, 3, 2]
 
 
+def test_a_sum_over_rows_is_a_kernel_of_its_own():
+    """As the gradient of a bias: on a CPU it goes through the elements in another order. What is computed within the
+    kernel before it has no memory."""
+
+    def function(x, w):
+        gate, given = aten.mm(x, w), aten.mm(x, w)
+        sigmoid = aten.sigmoid(gate)
+        one = aten.mul(given, aten.mul(sigmoid, aten.sub(2, sigmoid)))
+        return aten.mm(one, w), aten.sum(one, [0])
+
+    names, fused, unfused = count(function, X, W)
+    assert names == ["mm", "mm", "sigmoid", "mul", "mm", "sum"]
+    assert fused[:5] == unfused[:5] == [1, 2, 2, 2, 2]
+
+
+def test_what_is_concatenated_is_computed_there():
+    def function(x, w):
+        one = aten.mm(x, w)
+        first, other = aten.tanh(one), aten.neg(aten.mm(x, w))
+        return aten.mm(aten.cat([first, other]), w)
+
+    names, fused, unfused = count(function, X, W)
+    assert names == ["mm", "mm", "cat", "mm"]
+    assert fused == unfused == [1, 2, 4, 4]
+
+
+def pass_messages(x, w):
+    """What each edge passes on is computed in the kernel that adds it up."""
+    places = torch.arange(64) % 8
+    return aten.mm(aten.index_put(x, [places], aten.tanh(aten.index(aten.mm(x, w), [places])), True), w)
+
+
+def test_what_is_read_and_written_at_indices_has_no_memory():
+    names, fused, unfused = count(pass_messages, X, W)
+    assert names[-3:] == ["mm", "index_put", "mm"]
+    places = 64 * 8 / FULL
+    for alive in (fused, unfused):
+        assert alive[-3:] == [1 + places, 2 + places, 2]
+
+
 def test_zeros_into_which_a_slice_is_written_have_no_memory():
     """As in the backward of a slice: the zeros, and what is written into them, are computed where the sum is."""
 

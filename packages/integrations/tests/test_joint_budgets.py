@@ -22,8 +22,8 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler", "nothing_expected")
 
 
 def test_a_budget_that_does_not_fit_names_one_that_does():
-    """The least that eager code takes is not enough: inductor has tanh and its derivative in other places."""
-    model, inputs = build("mlp")
+    """The least that eager code takes is not enough: under inductor other tensors are alive at once."""
+    model, inputs = build("block")
     eager = integrations.plan(model, *inputs, memory="least", error=0)
     function = planned(model, eager.peak)
     with pytest.raises(ValueError, match=rf"under torch.compile: .* memory={eager.peak} allows {eager.peak}") as caught:
@@ -79,7 +79,7 @@ def test_a_budget_holds_the_bytes_of_the_two_graphs(monkeypatch):
 
 
 def test_a_budget_that_does_not_fit_with_a_fallback():
-    model, inputs = build("mlp")
+    model, inputs = build("block")
     eager = integrations.plan(model, *inputs, memory="least", error=0)
     plan = eager.within(eager.peak)
     integrations.compress_model(model, plan=plan, fallback="least")

@@ -72,6 +72,65 @@ def test_zeros_that_are_written_into_are_not_stored(reads_twice):
     assert ("zeros_like" in find_names(nodes)) == reads_twice
 
 
+X, PLACES = torch.empty(4, 4), torch.tensor([0, 1, 0])
+
+
+def passed(x, places):
+    """A message for each edge: read at one end, and added at the other."""
+    return aten.index_put.default(torch.zeros_like(x), [places], aten.index.Tensor(x + 1, [places]) * 2, True)
+
+
+def passed_by_scatter(x, places):
+    index = places[:, None].expand(3, 4)
+    return torch.zeros_like(x).scatter_add(0, index, torch.gather(x + 1, 0, index) * 2)
+
+
+@pytest.mark.parametrize("function", [passed, passed_by_scatter])
+def test_what_is_read_and_written_at_indices_is_not_stored(function):
+    assert not find_names(list(make_fx(function, tracing_mode="fake")(X, PLACES).graph.nodes))
+
+
+def written_at_a_mask(x, places):
+    return aten.index_put.default(x + 1, [x > 0], aten.neg(x.reshape(-1)), True)
+
+
+def scattered_with_most(x, places):
+    return (x + 1).scatter_reduce(0, places[:, None].expand(3, 4), aten.neg(x[:3]), "amax")
+
+
+def written_in_halves(x, places):
+    return aten.index_put.default((x + 1).half(), [places], aten.neg(x[:3].half()), True)
+
+
+@pytest.mark.parametrize("function", [written_at_a_mask, scattered_with_most, written_in_halves])
+def test_what_torchs_own_kernel_writes_is_stored(function):
+    found = find_names(list(make_fx(function, tracing_mode="fake")(X, PLACES).graph.nodes))
+    assert "neg" in found
+    assert "add" not in found  # which inductor computes in the copy
+
+
+def test_what_is_written_is_stored_for_sums_that_are_to_be_reproducible():
+    nodes = list(make_fx(passed, tracing_mode="fake")(X, PLACES).graph.nodes)
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = find_names(nodes)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert found == {"mul"}
+
+
+def test_what_several_threads_of_a_cpu_add_is_stored(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert find_names(list(make_fx(passed_by_scatter, tracing_mode="fake")(X, PLACES).graph.nodes)) == {"mul"}
+
+
+def test_what_is_concatenated_is_computed_there_unless_it_is_a_sum():
+    def function(x):
+        return torch.cat([x + 1, x.sum(0, keepdim=True)])
+
+    assert find_names(trace(function, (4, 4))) == {"sum_1"}
+
+
 def test_a_view_is_stored_with_what_it_is_a_view_of():
     def function(x):
         y = torch.sigmoid(x).view(16)

@@ -19,6 +19,7 @@ class SchedulerNode:
     def __init__(self, name, first, last, *reads, made_by=()):
         self.name, self.min_order, self.max_order = name, first, last
         self.unmet_dependencies = [SimpleNamespace(name=read) for read in reads]
+        self.read_writes = SimpleNamespace(reads=self.unmet_dependencies)
         self.node = SimpleNamespace(origins=made_by)
 
     def get_buffer_names(self):
@@ -62,13 +63,24 @@ def test_an_operator_has_its_own_place_wherever_its_buffer_is_made():
     """The buffer of "scaled" is made where the product needs it, behind what another layer computes again."""
     places = {"square": 0, "scale": 1, "again": 2, "product": 3}
     nodes = [
-        SchedulerNode("again", 1, 1, made_by=["again"]),
-        SchedulerNode("scaled", 0, 2, made_by=["square", "scale"]),
+        SchedulerNode("again", 1, 1, "given", made_by=["again"]),
+        SchedulerNode("scaled", 0, 2, "given", made_by=["square", "scale"]),
         SchedulerNode("copy", 3, 3, "scaled"),  # of no operator
         SchedulerNode("product", 4, 4, "again", "copy", made_by=["scale", "again", "product"]),
     ]
     assert order(*nodes) == ["again", "scaled", "copy", "product"]
     assert order(*nodes, places=places.items()) == ["scaled", "copy", "again", "product"]
+
+
+def test_zeros_are_made_where_they_are_written_into():
+    """At the operator's own place, they were alive through the backward of a TransformerConv's three layers."""
+    places = {"zeros": 0, "product": 1, "put": 2}
+    nodes = [
+        SchedulerNode("product", 0, 0, "given", made_by=["product"]),
+        SchedulerNode("zeros", 1, 1, made_by=["zeros"]),
+        SchedulerNode("put", 2, 2, "product", "zeros", made_by=["zeros", "put"]),
+    ]
+    assert order(*nodes, places=places.items()) == ["product", "zeros", "put"]
 
 
 def test_a_function_ends_where_something_is_read_for_the_last_time(monkeypatch):

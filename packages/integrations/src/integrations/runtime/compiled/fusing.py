@@ -4,6 +4,10 @@ Inductor joins operators that read the same, if their results do not depend on e
 All that the kernel reads and makes is then alive at once, and what the earlier operator reads is alive until the later
 one. In graphs with a budget they are joined only where nothing is alive for longer: where the later operator, or one
 behind it, reads that as well.
+
+It also joins an operator with the one that reads its result. Where that copies it into the result of ``cat``, or adds
+it at indices, it may be far behind, or of another size: the gradients of a DiT's modulation are sums that backward
+concatenates in the end, and what they read would be alive until then.
 """
 
 from __future__ import annotations
@@ -15,6 +19,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from integrations._utils.torch_internals import inductor_virtualized
+from integrations.policies.aten_nodes import get_operator
+from integrations.runtime.compiled.realized import SCATTERS
+
+_PLACING = SCATTERS | {"cat"}
 
 _readers: WeakKeyDictionary[Any, dict[str, list[str]]] = WeakKeyDictionary()
 """By scheduler, by name of a buffer: the names of the nodes that read it. A node would keep its scheduler alive."""
@@ -41,6 +49,11 @@ def _get_type(users: Any) -> Any:
             allowed = super().can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
             return allowed and not lengthens(scheduler, node1, node2, find_lasting())
 
+        def can_fuse_vertical(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+            """Whether a node is joined with one that reads its result."""
+            allowed = super().can_fuse_vertical(scheduler, node1, node2, shared_data_score)
+            return allowed and not (is_placed(node2) and lengthens(scheduler, node1, node2, find_lasting()))
+
     return Choices
 
 
@@ -53,6 +66,12 @@ def find_lasting() -> frozenset[str]:
     """The names of what is alive as long as the graph that is compiled: parameters, and what it returns."""
     graph = inductor_virtualized().graph
     return frozenset(name for name in graph.graph_inputs if name.startswith("primals")) | {*graph.get_output_names()}
+
+
+def is_placed(node: Any) -> bool:
+    """Whether a scheduler's node copies something into the result of ``cat``, or writes at indices."""
+    made = [getattr(member.node, "origins", ()) for member in node.get_nodes()]
+    return any(get_operator(operator) in _PLACING for operators in made for operator in operators)
 
 
 def lengthens(scheduler: Any, node1: Any, node2: Any, lasting: frozenset[str] = frozenset()) -> bool:

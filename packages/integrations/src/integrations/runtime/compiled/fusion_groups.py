@@ -21,7 +21,7 @@ from torch.fx import Node
 
 from integrations._utils.torch_internals import OpOverload, inductor_config
 from integrations.policies.aten_nodes import get_operator
-from integrations.runtime.compiled.realized import REDUCTIONS
+from integrations.runtime.compiled.realized import GATHERS, REDUCTIONS
 from integrations.runtime.compiled.sizes import largest
 
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm"))
@@ -62,13 +62,15 @@ class FusionGroups:
         self._before, self._blocked = self._find_before()
         self._members = [1 << place for place in range(len(kernels))]  # by kernel, as bits of places: its group
         near = list(range(len(kernels)))  # by kernel: another that it may be fused with, or itself; roots of trees
+        in_order = [_reads_in_order(node) for node in kernels]
         for place, node in enumerate(kernels):
             for one in reads[node] if self._fusible[place] else ():
                 maker = self._place.get(one, place)
                 for other in {maker, *self._readers[one]}:
                     if other < place and self._may_fuse(other, place):
-                        near[_find_root(near, other)] = _find_root(near, place)
-                        if other == maker and _reads_in_order(node):
+                        if in_order[other] == in_order[place]:
+                            near[_find_root(near, other)] = _find_root(near, place)
+                        if other == maker and in_order[place]:
                             self._join(other, place)
         self._order = self._divide_cycles()
         config = inductor_config()
@@ -236,6 +238,8 @@ def _count(node: Node) -> int:
 
 def _count_iterations(kernel: Node) -> int:
     """Of how many elements a kernel computes its result: a reduction, of those that it reduces."""
+    if get_operator(kernel) in GATHERS:  # of a table, which may be larger, it reads the elements of its result
+        return _count(kernel)
     tensors = [one for one in (kernel, *kernel.all_input_nodes) if isinstance(one.meta.get("val"), Tensor)]
     return max(map(_count, tensors), default=0)
 

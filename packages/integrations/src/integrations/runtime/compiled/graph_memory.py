@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from integrations.capture.dispatch.memory import iter_tensors
 from integrations.runtime.compiled.fusion_groups import FusionGroups
-from integrations.runtime.compiled.realized import can_fuse, computes_copy, find_realized, find_sums
+from integrations.runtime.compiled.realized import can_fuse, computes_argument, find_realized, find_sums
 from integrations.runtime.compiled.sizes import largest
 
 _PRIMALS = "primals"  # the start of the names that AOTAutograd gives to a forward's inputs
@@ -116,7 +116,7 @@ class GraphMemory:
         if len(made) != 1 or made[0] in self.lasting or not can_fuse(node):
             return False
         readers = [one for one in made[0].readers if part(one) == part(node)]
-        return bool(readers) and all(can_fuse(one) or computes_copy(one, node) for one in readers)
+        return bool(readers) and all(can_fuse(one) or computes_argument(one, node) for one in readers)
 
     def read_by(
         self, node: Node, through: Callable[[Memory], bool] | None = None, without: Iterable[Node] = ()

@@ -30,18 +30,13 @@ _FUSED = REDUCTIONS | {
     *("slice_scatter", "select_scatter"),
     *("full", "full_like", "scalar_tensor", "iota", "where"),
 }
-_SCATTERS = frozenset(
-    (
-        "index_put",
-        "_unsafe_index_put",
-        "_unsafe_masked_index_put_accumulate",
-        "scatter",
-        "scatter_add",
-        "scatter_reduce",
-    )
-)
+GATHERS = frozenset(("index", "_unsafe_index", "_unsafe_masked_index", "gather", "embedding"))
+_PUTS = frozenset(("index_put", "_unsafe_index_put", "_unsafe_masked_index_put_accumulate"))
+SCATTERS = _PUTS | {"scatter", "scatter_add", "scatter_reduce"}
+_MASKED = ("_unsafe_masked_index", "_unsafe_masked_index_put_accumulate")  # whose second argument is a mask
+_MASKS = frozenset((torch.bool, torch.uint8))  # of indices with them, inductor calls torch's kernel
 _HEAVY = frozenset(("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"))
-_ADD, _PRODUCT = torch.ops.aten.add.Tensor, torch.ops.aten.mm.default
+_ADD, _CAT, _PRODUCT = torch.ops.aten.add.Tensor, torch.ops.aten.cat.default, torch.ops.aten.mm.default
 
 # Inductor's settings, each for a CPU and elsewhere, and their defaults. A value that is read more than once is stored
 # if it is computed from more tensors than the first, or by more operations than the second; any value, if it is
@@ -76,16 +71,46 @@ def can_fuse(node: Node) -> bool:
     name = get_operator(node)
     if name in _NOT_FUSED or torch.Tag.nondeterministic_seeded in target.tags:
         return False
-    return isinstance(node.meta.get("val"), Tensor) and (torch.Tag.pointwise in target.tags or name in _FUSED)
-
-
-def computes_copy(node: Node, given: Node) -> bool:
-    """Whether the compiler can compute a value where a node copies it before it writes into the copy, as the gradient
-    of an embedding is added to zeros."""
-    target = node.target
-    if not isinstance(target, OpOverload) or target.namespace != "aten" or get_operator(node) not in _SCATTERS:
+    if not isinstance(node.meta.get("val"), Tensor):
         return False
-    return node.args[0] is given and given not in _nodes_in(node.args[1:])
+    return torch.Tag.pointwise in target.tags or name in _FUSED or (name in GATHERS and _has_places(node))
+
+
+def computes_argument(node: Node, given: Node) -> bool:
+    """Whether the compiler can compute a value where a node copies it: into the result of ``cat``, or into a copy that
+    is written into, as the gradient of an embedding is added to zeros. What is written may be computed there, too."""
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return False
+    if target is _CAT:
+        return get_operator(given) not in REDUCTIONS
+    if get_operator(node) not in SCATTERS:
+        return False
+    is_copied = node.args[0] is given and given not in _nodes_in(node.args[1:])
+    return is_copied or _is_own_kernel(node)
+
+
+def _is_own_kernel(node: Node) -> bool:
+    """Whether inductor makes a kernel of its own for an operator that writes at indices. Elsewhere it calls torch's,
+    which reads all from memory: for masks, in several threads of a CPU, and where sums are to be reproducible."""
+    value, name = node.meta.get("val"), get_operator(node)
+    if not isinstance(value, Tensor) or value.dtype != torch.float32 or torch.are_deterministic_algorithms_enabled():
+        return False
+    if name in _PUTS:
+        return _has_places(node)
+    if name != "scatter_add":
+        return name == "scatter" and not node.kwargs
+    settings = getattr(inductor_config(), "cpp", None)
+    threads = max(getattr(settings, "threads", -1), 0) or torch.get_num_threads()
+    return value.device.type != "cpu" or (threads == 1 and not getattr(settings, "dynamic_threads", False))
+
+
+def _has_places(node: Node) -> bool:
+    """Whether the indices of an operator are integers on the device of its result."""
+    place = 2 if get_operator(node) in ("gather", *_MASKED) else 1
+    given = [one.meta.get("val") for one in _nodes_in(node.args[place : place + 1])]
+    device = node.meta["val"].device
+    return all(isinstance(one, Tensor) and one.dtype not in _MASKS and one.device == device for one in given)
 
 
 def find_realized(
@@ -115,7 +140,7 @@ def find_realized(
             here = [one for one in given if part(one.maker) == part(node)]
             if not can_fuse(node) or node in totals:
                 for one in here:
-                    if not computes_copy(node, one.maker):
+                    if not computes_argument(node, one.maker):
                         realize(one)
             else:
                 others = {one.maker for one in given} - {one.maker for one in here}

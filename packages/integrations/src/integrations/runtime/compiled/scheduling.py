@@ -61,7 +61,8 @@ def order_by_last_member(nodes: list[Any], places: Mapping[Node, int] = MappingP
     """Sorts inductor's scheduler nodes so that a fused one comes where the last of its members was.
 
     Inductor makes the buffer of an operator only where something needs it in memory, and has its place there. If that
-    is far behind, what the operator reads would be alive until then, so the operator's own place counts.
+    is far behind, what the operator reads would be alive until then, so the operator's own place counts; not that of one
+    that reads nothing, such as zeros, whose result would be alive from there on.
 
     Args:
         nodes: ``BaseSchedulerNode``s with ``min_order`` and ``max_order``, the places of their first and last member
@@ -95,7 +96,8 @@ def _find_places(nodes: list[Any], places: Mapping[Node, int]) -> list[tuple[int
     order."""
     found, before = {}, -1
     for node in sorted(nodes, key=lambda node: node.max_order):
-        made = [operator for member in node.get_nodes() for operator in getattr(member.node, "origins", ())]
+        members = node.get_nodes() if node.read_writes.reads else ()
+        made = [operator for member in members for operator in getattr(member.node, "origins", ())]
         before = max((places[one] for one in made if one in places), default=before)  # copies may be of no operator
         found[id(node)] = before, node.max_order
     return [found[id(node)] for node in nodes]
