@@ -104,12 +104,12 @@ def captured_once():
     """``fit`` captures and plans once for trainings of a module's tests that are alike."""
     from integrations.estimate.fit import stage_ranks
 
-    from .known_profiles import KnownProfiles
+    from .known_profiles import KNOWN, KnownProfiles
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage_ranks, "Profiles", KnownProfiles)
         yield
-    KnownProfiles.known.clear()
+    KNOWN.clear()
 
 
 @pytest.fixture

@@ -5,6 +5,9 @@ from torch.utils._pytree import tree_flatten
 from integrations.estimate.fit.profiles import Profiles
 from integrations.planner import plan_with_stores
 
+KNOWN = {}
+"""Profiles and plans by what they depend on."""
+
 
 class KnownProfiles(Profiles):
     """Profiles that take a capture, or a plan, of an earlier training of equal models and inputs.
@@ -12,21 +15,19 @@ class KnownProfiles(Profiles):
     What ``fit`` makes of them, and how it comes to its answer, is as without.
     """
 
-    known = {}
-
     def _captured(self, training, model, way, chunked):
         key = described(training, model), way, chunked
-        if key not in self.known:
-            self.known[key] = super()._captured(training, model, way, chunked)
-        return self.known[key]
+        if key not in KNOWN:
+            KNOWN[key] = super()._captured(training, model, way, chunked)
+        return KNOWN[key]
 
     def plan(self, error, chunked, sharded):
         rates = plan_with_stores.calibrated, self._device  # other tests exchange the function
         key = described(self.training, self.training.model), rates, error, chunked, sharded
-        if key not in self.known:
+        if key not in KNOWN:
             plan = super().plan(error, chunked, sharded)
-            self.known[key] = plan, dict(plan.others)
-        plan, others = self.known[key]
+            KNOWN[key] = plan, dict(plan.others)
+        plan, others = KNOWN[key]
         plan.others.update(others)  # ``fit`` takes out what it shows
         return plan
 

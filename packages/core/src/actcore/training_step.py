@@ -209,7 +209,7 @@ def require_step(step: object) -> None:
         raise TypeError(f"step must be a TrainingStep, got {step!r}")
 
 
-def _values(name: str, rows: Sequence[object], values: int) -> tuple[tuple[int, ...], ...]:
+def _values(name: str, rows: Sequence[Sequence[int]], values: int) -> tuple[tuple[int, ...], ...]:
     """The values of each row, once each."""
     for i, row in enumerate(rows):
         # A plan's search makes steps of many thousand values, so what is right is found without a call for each.
@@ -221,4 +221,4 @@ def _values(name: str, rows: Sequence[object], values: int) -> tuple[tuple[int, 
             require_int(f"each value of {name}[{i}]", value)
             if not 0 <= value < values:
                 raise ValueError(f"{name}[{i}] must hold values from 0 to {values - 1}, got {value}")
-    return tuple(tuple(dict.fromkeys(row)) for row in rows)  # type: ignore[arg-type]
+    return tuple(tuple(dict.fromkeys(row)) for row in rows)
