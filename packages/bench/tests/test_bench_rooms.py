@@ -28,3 +28,15 @@ def test_imports_run_downwards(floor):
     files = list((SOURCE / floor).rglob("*.py"))
     assert files
     assert {str(file.relative_to(SOURCE)): found for file in files if (found := imported(file) & above)} == {}
+
+
+def test_pyg_is_imported_where_it_is_used():
+    """Torch's compiler and transformers come with it, which would take each process seconds."""
+    slow = ("torch_geometric", "transformers", "timm", "integrations.pyg")
+    found = {
+        (str(file.relative_to(SOURCE)), line)
+        for file in SOURCE.rglob("*.py")
+        for line in file.read_text("utf-8").splitlines()
+        if line.startswith(tuple(f"{word} {name}" for word in ("from", "import") for name in slow))
+    }
+    assert found == set()

@@ -94,7 +94,7 @@ def test_a_corrupted_file_is_named_and_never_unpickled(copied_root, dataset, mon
     content = bytearray(file.read_bytes())
     content[1000] ^= 1
     file.write_bytes(content)
-    monkeypatch.setattr("bench.models.data.graphs.read_planetoid_data", lambda *_: pytest.fail("was read"))
+    monkeypatch.setattr("torch_geometric.io.read_planetoid_data", lambda *_: pytest.fail("was read"))
     with pytest.raises(BenchError, match=r"ind\.cora\.allx is corrupted: its 257305 bytes are not what Planetoid"):
         graphs.load(dataset, copied_root)
 

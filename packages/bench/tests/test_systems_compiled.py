@@ -47,6 +47,12 @@ def traced(monkeypatch):
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def few_layers(monkeypatch):
+    """Of the tiny layers there are three: each is traced alike, and for a second."""
+    monkeypatch.setattr(tiny_layers, "LAYERS", 3)
+
+
 def recorded(*entries):
     return Record("systems", MACHINE, {"device": "cpu", "seed": 0}, list(entries))
 
@@ -186,6 +192,7 @@ def test_a_budget_out_of_reach_does_not_apply(traced, counted):
     assert "memory" in found.does_not_apply
 
 
+@pytest.mark.usefixtures("few_layers")
 def test_codecs_of_a_step_are_found_and_called_again():
     calls = tiny_layers.record_codecs("L1", 0, torch.device("cpu"))
     names = [str(target) for target, _, _ in calls]
@@ -195,7 +202,8 @@ def test_codecs_of_a_step_are_found_and_called_again():
     tiny_layers.call_codecs(calls)
 
 
-def test_the_host_s_time_is_measured_with_and_without_codecs(traced):
+@pytest.mark.usefixtures("few_layers", "traced")
+def test_the_host_s_time_is_measured_with_and_without_codecs():
     found = here(compiled.measure_host, Host("L1"), rounds=2, device="cpu", seed=0)
     assert not found.failure, found.failure
     assert len(found.seconds) == len(found.codec_seconds) == 2

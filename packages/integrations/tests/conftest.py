@@ -99,6 +99,19 @@ def no_fakes():
     del known
 
 
+@pytest.fixture(scope="module")
+def captured_once():
+    """``fit`` captures and plans once for trainings of a module's tests that are alike."""
+    from integrations.estimate.fit import stage_ranks
+
+    from .known_profiles import KNOWN, KnownProfiles
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage_ranks, "Profiles", KnownProfiles)
+        yield
+    KNOWN.clear()
+
+
 @pytest.fixture
 def payloads(monkeypatch):
     """Weak references to every tensor in which something was stored, in order."""

@@ -16,6 +16,8 @@ from .fit_llama import VOCABULARY, config_of, llama, sample
 from .libraries import library_or_skip
 from .nets import mlp, normal
 
+pytestmark = pytest.mark.usefixtures("captured_once")
+
 MIB = 1 << 20
 ENDS = {"bos_token_id": 1, "eos_token_id": 2}
 

@@ -26,6 +26,8 @@ from .libraries import library_or_skip
 from .nets import mlp, normal
 from .two_ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("captured_once")
+
 LAYERS = 4
 OPTIONS = {"memory": "1GiB", "optimizer": "sgd", "batch": BATCH, "tokens": TOKENS, "grow": False, "device": "cpu"}
 

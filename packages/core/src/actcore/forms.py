@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,12 +81,26 @@ def require_size(name: str, size: int) -> None:
         raise ValueError(f"{name} must not be negative, got {size}; it is a number of bytes")
 
 
+def are_sizes(row: Sequence[object]) -> bool:
+    """Return whether all are of type ``int`` and none is negative. ``False`` for ints of types derived from it."""
+    return set(map(type, row)) <= {int} and min(row, default=0) >= 0  # type: ignore[type-var, operator]
+
+
 def require_bytes(name: str, sizes: Sequence[int]) -> None:
     """Each is an int that is not negative, and together they are below ``MOST_BYTES``."""
-    for i, size in enumerate(sizes):
-        require_size(f"{name}[{i}]", size)
+    if not are_sizes(sizes):
+        for i, size in enumerate(sizes):
+            require_size(f"{name}[{i}]", size)
     if sum(sizes) >= MOST_BYTES:
         raise ValueError(f"{name} must add up to less than 2**55, got {sum(sizes)}; use a larger unit")
+
+
+def require_amounts(name: str, amounts: Sequence[object]) -> None:
+    """Each is an int or a float that is finite and not negative."""
+    finite = set(map(type, amounts)) <= {float} and all(map(math.isfinite, amounts))  # type: ignore[arg-type]
+    if not finite or min(amounts, default=0) < 0:  # type: ignore[type-var, operator]
+        for i, amount in enumerate(amounts):
+            require_amount(f"{name}[{i}]", amount)
 
 
 def require_amount(name: str, amount: object) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import actcore._native as _native
-from actcore.forms import Form, forms_of, require_amount, require_bytes, require_int
+from actcore.forms import Form, are_sizes, forms_of, require_amounts, require_bytes, require_int
 
 
 @dataclass(frozen=True)
@@ -94,22 +94,20 @@ class TrainingStep:
         for name in ("nbytes", "other", "scratch", "aside"):
             require_bytes(name, getattr(self, name))
         for name in ("seconds", "weights"):
-            for i, amount in enumerate(getattr(self, name)):
-                require_amount(f"{name}[{i}]", amount)
+            require_amounts(name, getattr(self, name))
         object.__setattr__(self, "forms", forms_of(self.forms))
         if not math.isfinite(sum(self.seconds)):
             raise ValueError("seconds must have a finite sum; use a larger unit")
         for name in ("repeatable", "formed"):
-            for i, entry in enumerate(getattr(self, name)):
-                if not isinstance(entry, bool):
-                    raise TypeError(f"{name}[{i}] must be a bool, got {entry!r}")
+            entries = getattr(self, name)
+            if not set(map(type, entries)) <= {bool}:
+                i = next(i for i, entry in enumerate(entries) if not isinstance(entry, bool))
+                raise TypeError(f"{name}[{i}] must be a bool, got {entries[i]!r}")
         for value, formed in enumerate(self.formed):
             if formed and not self.forms[value]:
                 raise ValueError(f"formed[{value}] must be False, since the value has no forms")
         for name in ("reads", "makes", "backward"):
-            object.__setattr__(
-                self, name, tuple(_values(f"{name}[{i}]", row, values) for i, row in enumerate(getattr(self, name)))
-            )
+            object.__setattr__(self, name, _values(name, getattr(self, name), values))
         producers = self._producers()
         for op, row in enumerate(self.reads):
             for value in row:
@@ -154,7 +152,7 @@ class TrainingStep:
         last_use = list(producers)
         for event, row in enumerate((*self.reads, *self.backward)):
             for value in row:
-                last_use[value] = max(last_use[value], event)
+                last_use[value] = event
         overwritten: dict[int, int] = {}
         for value, old in enumerate(self.reuses):
             if old is None:
@@ -211,11 +209,16 @@ def require_step(step: object) -> None:
         raise TypeError(f"step must be a TrainingStep, got {step!r}")
 
 
-def _values(name: str, row: object, values: int) -> tuple[int, ...]:
-    if not isinstance(row, Sequence) or isinstance(row, str | bytes):
-        raise TypeError(f"{name} must be a sequence of values, got {row!r}")
-    for value in row:
-        require_int(f"each value of {name}", value)
-        if not 0 <= value < values:
-            raise ValueError(f"{name} must hold values from 0 to {values - 1}, got {value}")
-    return tuple(dict.fromkeys(row))
+def _values(name: str, rows: Sequence[Sequence[int]], values: int) -> tuple[tuple[int, ...], ...]:
+    """The values of each row, once each."""
+    for i, row in enumerate(rows):
+        # A plan's search makes steps of many thousand values, so what is right is found without a call for each.
+        if isinstance(row, tuple | list) and are_sizes(row) and max(row, default=-1) < values:
+            continue
+        if not isinstance(row, Sequence) or isinstance(row, str | bytes):
+            raise TypeError(f"{name}[{i}] must be a sequence of values, got {row!r}")
+        for value in row:
+            require_int(f"each value of {name}[{i}]", value)
+            if not 0 <= value < values:
+                raise ValueError(f"{name}[{i}] must hold values from 0 to {values - 1}, got {value}")
+    return tuple(tuple(dict.fromkeys(row)) for row in rows)

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, SAGEConv
 
 from bench.errors import BenchError
 
@@ -161,6 +160,9 @@ class DeepNetwork(GraphNetwork):
 
 def gcn(features: int, classes: int, recipe: Recipe = DEFAULT) -> GraphNetwork:
     """Kipf and Welling (ICLR 2017). The normalised graph is computed once and cached, unless each step has another."""
+    # PyG is imported where it is used: torch's compiler and transformers come with it, which takes seconds.
+    from torch_geometric.nn import GCNConv
+
     sizes = _sizes(features, classes, recipe)
     convolutions = [GCNConv(size, out, cached=recipe.sample is None) for size, out in sizes]
     return GraphNetwork(convolutions, F.relu, _norms(sizes, recipe))
@@ -168,6 +170,8 @@ def gcn(features: int, classes: int, recipe: Recipe = DEFAULT) -> GraphNetwork:
 
 def sage(features: int, classes: int, recipe: Recipe = DEFAULT) -> GraphNetwork:
     """GraphSAGE with mean aggregation (Hamilton et al., NeurIPS 2017)."""
+    from torch_geometric.nn import SAGEConv
+
     sizes = _sizes(features, classes, recipe)
     return GraphNetwork([SAGEConv(size, out) for size, out in sizes], F.relu, _norms(sizes, recipe))
 
@@ -178,6 +182,8 @@ def gat(features: int, classes: int, recipe: Recipe = DEFAULT) -> GraphNetwork:
     Raises:
         BenchError: there are more heads than hidden features.
     """
+    from torch_geometric.nn import GATConv
+
     hidden = recipe.hidden or HIDDEN
     if recipe.heads > hidden:
         raise BenchError(f"--heads must be at most the hidden features, {hidden}, got {recipe.heads}; raise --hidden")
@@ -190,6 +196,8 @@ def gat(features: int, classes: int, recipe: Recipe = DEFAULT) -> GraphNetwork:
 
 def gcnii(features: int, classes: int, recipe: Recipe = DEFAULT) -> GraphNetwork:
     """Chen et al. (ICML 2020), with the initial residual and identity mapping; the graph's norm is cached as in GCN."""
+    from torch_geometric.nn import GCN2Conv
+
     hidden, layers = recipe.hidden or DEEP_HIDDEN, recipe.layers or DEEP_LAYERS
     norms = _norms([(hidden, hidden)] * (layers + 1), recipe)
     convolutions = [

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from actcore import StepUsage, TrainingStep, simulate
 from integrations.capture.graphs.graph import Graph
@@ -22,28 +22,29 @@ def training_step(graph: Graph, candidates: StorageCandidates | None = None) -> 
         graph: of the model.
         candidates: the stores that its values may wait in; ``None``: they are kept as they are or recomputed.
     """
-    step = TrainingStep(
+    seconds = [op.repeat_seconds for op in graph.ops]
+    stores: dict[str, Sequence[Any]] = {}
+    if candidates is not None:
+        seconds = [one + candidates.repeating for one in seconds]
+        stores = {
+            "forms": _allowed(candidates),
+            "weights": candidates.weights,
+            "aside": candidates.aside,
+            "stored_at": [_or_none(event) for event in candidates.stored_at],
+            "formed": [any(option.store is None for option in row) for row in candidates.options],
+        }
+    return TrainingStep(
         nbytes=[value.nbytes for value in graph.values],
         reads=[op.reads for op in graph.ops],
         makes=[op.makes for op in graph.ops],
-        seconds=[op.repeat_seconds for op in graph.ops],
+        seconds=seconds,
         backward=[step.reads for step in graph.steps],
         other=graph.other,
         repeatable=[op.repeatable for op in graph.ops],
         scratch=[op.scratch for op in graph.ops],
         reuses=[_or_none(value.reuses) for value in graph.values],
         until=[_or_none(value.until) for value in graph.values],
-    )
-    if candidates is None:
-        return step
-    return replace(
-        step,
-        seconds=[seconds + candidates.repeating for seconds in step.seconds],
-        forms=_allowed(candidates),
-        weights=candidates.weights,
-        aside=candidates.aside,
-        stored_at=[_or_none(event) for event in candidates.stored_at],
-        formed=[any(option.store is None for option in row) for row in candidates.options],
+        **stores,
     )
 
 

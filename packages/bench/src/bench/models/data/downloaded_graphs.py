@@ -31,8 +31,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric import get_home_dir
-from torch_geometric.utils import index_to_mask, remove_self_loops, to_undirected
 
 from bench.errors import BenchError, MissingLibrary, reason
 from bench.models.data.graph import Graph
@@ -83,6 +81,9 @@ def raw_folder(name: str, data_root: Path | None) -> Path:
         BenchError: the named folder does not exist, or a file is missing or not what was published.
         DownloadRefused: the files are nowhere, and the download failed.
     """
+    # PyG is imported where it is used: torch's compiler and transformers come with it, which takes seconds.
+    from torch_geometric import get_home_dir
+
     root = named_root(data_root)
     if root is not None and (folder := _raw(root, name)).is_dir():
         _check(folder, name)
@@ -180,6 +181,8 @@ def load(dataset: str, data_root: Path | None) -> Graph:
         MissingLibrary: ogbn-arxiv is not at hand, and ``ogb`` is not installed.
         DownloadRefused: the graph is not at hand and could not be downloaded.
     """
+    from torch_geometric import get_home_dir
+
     name = "ogbn_arxiv" if dataset == ARXIV else _LOADERS[dataset]
     root = named_root(data_root)
     folder = root / name if root is not None and (root / name).is_dir() else Path(get_home_dir()) / name
@@ -210,6 +213,8 @@ def load(dataset: str, data_root: Path | None) -> Graph:
 
 
 def _pyg(dataset: str, folder: Path) -> Graph:
+    from torch_geometric.utils import remove_self_loops
+
     # Imported here: all of torch-geometric's datasets take seconds, which each process of a cell would spend.
     loader = getattr(importlib.import_module("torch_geometric.datasets"), _LOADERS[dataset])
     with _harmless_pickles():
@@ -252,6 +257,8 @@ def _arxiv(folder: Path) -> Graph:
 
     The tables that ``ogb`` unpacks are read, not its processed form: that is a pickle, which torch refuses to load.
     """
+
+    from torch_geometric.utils import index_to_mask, remove_self_loops, to_undirected
 
     def table(name: str, dtype: type[np.generic] = np.int64) -> Tensor:
         return torch.from_numpy(np.loadtxt(folder / f"{name}.csv.gz", delimiter=",", dtype=dtype, ndmin=2))

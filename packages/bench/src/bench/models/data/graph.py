@@ -14,9 +14,6 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import GCN2Conv, GCNConv
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import subgraph
 
 from bench.errors import BenchError
 from bench.models.graph_networks import GraphNetwork
@@ -141,6 +138,9 @@ class Walks:
 
 def induced(graph: Graph, nodes: Tensor) -> Graph:
     """The subgraph of some nodes with all edges between them; ``nodes`` are ``Int64[Tensor, "some"]``, none twice."""
+    # PyG is imported where it is used: torch's compiler and transformers come with it, which takes seconds.
+    from torch_geometric.utils import subgraph
+
     edges, _ = subgraph(nodes, graph.edge_index, relabel_nodes=True, num_nodes=len(graph.x))
     parts = {name: getattr(graph, name)[nodes] for name in ("x", "y", "train", "validation", "test")}
     return replace(graph, edge_index=edges, **parts)
@@ -150,6 +150,9 @@ def induced(graph: Graph, nodes: Tensor) -> Graph:
 def evaluated(network: GraphNetwork, graph: Graph, block: int = BLOCK) -> Tensor:
     """The logits of all nodes of a network in ``eval()``; where the graph has more than ``block`` edges, layer by
     layer, each for as many nodes at a time as have so many edges."""
+    from torch_geometric.nn import GCN2Conv, GCNConv
+    from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
     if graph.edge_index.shape[1] <= block:
         logits: Tensor = network(graph.x, graph.edge_index)
         return logits

@@ -14,10 +14,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.io import read_planetoid_data
-from torch_geometric.transforms import NormalizeFeatures
-from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask, to_undirected
 
 from bench.errors import BenchError
 from bench.models.data import downloaded_graphs
@@ -41,6 +37,9 @@ def graph(nodes: int = NODES, edges: int = EDGES, seed: int = 0) -> Graph:
         edges: how many, each counted once; there are as many in either direction. No two are the same.
         seed: another graph.
     """
+    # PyG is imported where it is used: torch's compiler and transformers come with it, which takes seconds.
+    from torch_geometric.utils import index_to_mask
+
     generator = torch.Generator().manual_seed(seed)
     shares = 1 / torch.arange(1, CLASSES + 1).sqrt()  # some classes are larger than others
     y = torch.multinomial(shares, nodes, replacement=True, generator=generator)
@@ -55,6 +54,8 @@ def graph(nodes: int = NODES, edges: int = EDGES, seed: int = 0) -> Graph:
 
 def _edges(y: Tensor, edges: int, generator: torch.Generator) -> Tensor:
     """Distinct pairs of nodes, both ways."""
+    from torch_geometric.utils import to_undirected
+
     nodes = len(y)
     places = torch.randperm(nodes, generator=generator) + 1
     weights = places.double() ** (-1 / (_EXPONENT - 1))
@@ -126,6 +127,9 @@ def load(dataset: str, data_root: Path | None = None, tell: Callable[[str], None
 
 def planetoid(name: str, folder: Path) -> Graph:
     """A citation graph with Planetoid's public split: 20 training nodes a class, 500 for validation, 1,000 for test."""
+    from torch_geometric.io import read_planetoid_data
+    from torch_geometric.transforms import NormalizeFeatures
+
     data = NormalizeFeatures()(read_planetoid_data(str(folder), name))
     return Graph(name, "public split", data.x, data.edge_index, data.y, data.train_mask, data.val_mask, data.test_mask)
 
@@ -138,6 +142,9 @@ def digits() -> Graph:
     # Imported here: scikit-learn takes seconds, which each process of a cell would spend whatever graph it is for.
     from sklearn.datasets import load_digits
     from sklearn.neighbors import kneighbors_graph
+    from torch_geometric.data import Data
+    from torch_geometric.transforms import NormalizeFeatures
+    from torch_geometric.utils import from_scipy_sparse_matrix, index_to_mask
 
     images = load_digits()
     links = kneighbors_graph(images.data, _NEIGHBOURS)

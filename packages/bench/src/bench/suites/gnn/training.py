@@ -26,7 +26,6 @@ from bench.runner.child import Child
 from bench.runner.memory import Memory, measure_step
 from bench.suites.gnn.entries import BLOCK, REFERENCE, Curve
 from integrations import LEVELS
-from integrations.pyg import compress_model
 
 LEARNING_RATE = 0.01
 
@@ -53,6 +52,8 @@ class Run:
             self.network = MODELS[model](graph.x.shape[1], graph.classes, recipe).to(graph.x.device)
             self._generators = self._generator_states()
         if level is not None:
+            from integrations.pyg import compress_model  # imports PyG, which takes seconds
+
             options = {"adapt_interval": recipe.adapt_interval} if LEVELS[level].adaptive else {}
             compress_model(self.network, level=level, seed=seed, **options)
         self._optimizer = torch.optim.Adam(self.network.parameter_groups(), lr=LEARNING_RATE)

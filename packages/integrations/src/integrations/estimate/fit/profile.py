@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actcore import simulate
+from actcore import TrainingStep, simulate
 from integrations.capture.graphs.graph import Graph
 from integrations.capture.loss import OF_LOSSES
 from integrations.planner.problem import training_step
@@ -131,14 +131,16 @@ def make_profile(
     kept: Sequence[bool] | None = None,
     held: Sequence[bool] | None = None,
     forms: Sequence[int] | None = None,
+    step: TrainingStep | None = None,
 ) -> Profile:
     """The profile of a step.
 
     Args:
         graph: the step, in which gradients are made.
         candidates, kept, held, forms: how values wait, as ``actcore.simulate`` takes it; without them all are kept.
+        step: that of the graph and the candidates, if it is known.
     """
-    step = training_step(graph, candidates)
+    step = training_step(graph, candidates) if step is None else step
     kept = [True] * len(graph.values) if kept is None else kept
     forms = [-1] * len(graph.values) if forms is None else forms
     usage = simulate(step, kept, held, forms if candidates is not None else None)

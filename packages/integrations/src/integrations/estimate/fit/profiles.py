@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import nn
 
+from actcore import TrainingStep
 from integrations.api.error_control.error_model import ErrorModel
 from integrations.capture.capture import capture
 from integrations.capture.costs.calibrating import calibrated
@@ -23,7 +24,7 @@ from integrations.planner.candidates import usual
 from integrations.planner.choice import Choice
 from integrations.planner.plan import Plan
 from integrations.planner.plan_with_stores import planned
-from integrations.planner.problem import chosen_entries
+from integrations.planner.problem import chosen_entries, training_step
 from integrations.policies.levels import LEVELS
 
 _FEW = 2  # layers of the model from which the whole one's step is continued, and one more
@@ -142,7 +143,21 @@ class Profiles:
         return model
 
 
-def profile_of_choice(plan: Plan, choice: Choice) -> Profile:
-    """The profile of a step that follows a choice of a plan's front, or of that of its ``accumulating`` plan."""
-    candidates = plan.candidates_for(choice)
-    return make_profile(plan.graph_of(choice), candidates, *chosen_entries(choice, candidates))
+class PlanProfiles:
+    """The profiles of steps that follow choices of a plan's front, or of that of its ``accumulating`` plan.
+
+    Args:
+        plan: the plan.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._steps: dict[bool, TrainingStep] = {}  # by whether the choice is one of the rounded graph
+
+    def of(self, choice: Choice) -> Profile:
+        """Return the profile of a step that follows the choice."""
+        graph, candidates = self._plan.graph_of(choice), self._plan.candidates_for(choice)
+        if choice.rounded not in self._steps:
+            self._steps[choice.rounded] = training_step(graph, candidates)
+        entries = chosen_entries(choice, candidates)
+        return make_profile(graph, candidates, *entries, step=self._steps[choice.rounded])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from integrations.estimate.fit.answer import Way
 from integrations.estimate.fit.profile import Moment, Profile
-from integrations.estimate.fit.profiles import Profiles, profile_of_choice
+from integrations.estimate.fit.profiles import PlanProfiles, Profiles
 from integrations.estimate.fit.sharding import RankShare
 from integrations.estimate.fit.static_memory import Standing
 from integrations.estimate.forecast.checkpoints import make_code
@@ -164,8 +164,8 @@ class Tries:
         sharded = self._room.share.fsdp > 1
         made = self._profiles.plan(error, chunked, sharded)
         rounding = made.others.pop(WITH_ROUNDING, None)
-        front = made if self._room.fresh else made.accumulating
-        memory, found = (LEAST, front.within(LEAST)) if self._room.least else self._within(made, front, left)
+        front, profiles = (made if self._room.fresh else made.accumulating), PlanProfiles(made)
+        memory, found = (LEAST, front.within(LEAST)) if self._room.least else self._within(profiles, front, left)
         code, note = "", ""
         if found is None:
             found, note = front, "the least memory that a plan was found for"
@@ -175,16 +175,16 @@ class Tries:
             note = "" if rounding is None else self._with_rounding(rounding, memory, found)
         does = plan_in_words(found) if code else ""
         more = {"time": 1 + found.overhead, "error": error if found.choice.rounds else 0.0, "does": does, "note": note}
-        return self._judged(name, code, profile_of_choice(made, found.choice), PLANNED, chunked, **more)
+        return self._judged(name, code, profiles.of(found.choice), PLANNED, chunked, **more)
 
-    def _within(self, made: Plan, front: Plan, left: int) -> tuple[str, Plan | None]:
+    def _within(self, profiles: PlanProfiles, front: Plan, left: int) -> tuple[str, Plan | None]:
         """Return the largest budget whose plan fits, and this plan; ``None`` if none fits.
 
         Budgets do not count what FSDP2 gathers, which depends on the plan: on when its peak is. The sharded model's
         plan counts shards of gradients, and this one whole gradients.
 
         Args:
-            made: the plan for steps that make the gradients.
+            profiles: of the plan for steps that make the gradients.
             front: the plan for steps as they are here, with all that none other beats.
             left: the budget if FSDP2 gathers nothing.
         """
@@ -194,7 +194,7 @@ class Tries:
             if resolve_bytes(memory, 0) < least:
                 memory = f"{left}B"
             found = front.within(memory)
-            profile = profile_of_choice(made, found.choice)
+            profile = profiles.of(found.choice)
             _, total, at_step = self._room.peak(profile)
             if total <= self._room.available or at_step:  # no plan takes less in the optimizer's step
                 counted = self._room.share.count_planned(profile, self._room.fresh)
