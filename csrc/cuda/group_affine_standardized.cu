@@ -18,4 +18,27 @@ cudaError_t group_affine_standardized_decompress(const GroupAffineDecompress& ar
                              [&]<class E>() { return Standardize<E, true>(by.shape, by.means, by.factors); });
 }
 
+namespace {
+
+constexpr int kThreads = 128;
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    invert_kernel(int64_t count, const T* means, const T* factors, T* found, T* deviations) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count) found[i] = means[i], deviations[i] = T(1) / factors[i];
+}
+
+}  // namespace
+
+cudaError_t invert_factors(ElementType type, int64_t count, const void* means, const void* factors, void* found,
+                           void* deviations, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  return with_type(type, [&]<class E>() {
+    using T = compute_t<E>;
+    return launch(invert_kernel<T>, blocks_for(count, kThreads), kThreads, stream, count, static_cast<const T*>(means),
+                  static_cast<const T*>(factors), static_cast<T*>(found), static_cast<T*>(deviations));
+  });
+}
+
 }  // namespace actcore::cuda

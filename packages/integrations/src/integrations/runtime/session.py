@@ -76,6 +76,7 @@ class Session(PackedForward):
         """Has the tracker tell what it sees, now that the hooks are set."""
         if self.level.bits is not None:
             self.tracker.pack = hook
+            self.tracker.saved_statistics = self._stores_by_statistics
         if self.level.recompute:
             self._formulas = Formulas(self.storages, self.owners, self.tracker, self.step, self.specs.noted)
             self.tracker.note, self.tracker.noted = self._formulas.note, KNOWN
@@ -98,6 +99,7 @@ class Session(PackedForward):
             finally:
                 self.hook = self.checkpoints = None
                 self._sites.end()
+                self.tracker.saved_statistics = None
                 self.tracker.pack = self.tracker.watcher = self.tracker.checkpoints = self.tracker.over = None
                 if self._formulas is not None and error is None:
                     self.specs.noted = self._formulas.noted
@@ -113,6 +115,11 @@ class Session(PackedForward):
             _explain(error)
         if self._observer is not None and complete:
             self._observer.forward_is_over()
+
+    def _stores_by_statistics(self) -> bool:
+        """Whether a norm's input may be stored by the statistics that torch computes, which a plan may recompute, once the
+        norm returns. A copy to the host begins before."""
+        return self.plan_decisions is None and not self.level.offload
 
     def _let_go(self) -> None:
         """Frees the hook, which leads back to the session."""
