@@ -8,14 +8,18 @@ namespace actcore::cuda {
 
 cudaError_t group_affine_standardized_compress(const GroupAffineCompress& args, const Standardization& by,
                                                cudaStream_t stream) {
-  return compress_elements(args, stream,
-                           [&]<class E>() { return Standardize<E, false>(by.shape, by.means, by.factors); });
+  if (args.numel == 0) return cudaSuccess;
+  return with_type(args.type, [&]<class E>() {
+    return with_standardize<E, false>(by, [&](const auto& made) { return compress_with<E>(args, made, stream); });
+  });
 }
 
 cudaError_t group_affine_standardized_decompress(const GroupAffineDecompress& args, const Standardization& by,
                                                  cudaStream_t stream) {
-  return decompress_elements(args, stream,
-                             [&]<class E>() { return Standardize<E, true>(by.shape, by.means, by.factors); });
+  if (args.numel == 0) return cudaSuccess;
+  return with_type(args.type, [&]<class E>() {
+    return with_standardize<E, true>(by, [&](const auto& made) { return decompress_with<E>(args, made, stream); });
+  });
 }
 
 namespace {
