@@ -102,7 +102,7 @@ cudaError_t group_affine_standardized_activation(const GroupAffineDecompress& ar
                                                  cudaStream_t stream) {
   if (args.numel == 0) return cudaSuccess;
   return with_type(args.type, [&]<class E>() {
-    return with_standardize<E, true>(after.by, [&]<class Scale>(const Scale& scaled) {
+    return with_standardize<E, true>(after.by, true, [&]<class Scale>(const Scale& scaled) {
       return decompress_with<E>(args, Activate<E, Scale>(scaled, after), stream);
     });
   });

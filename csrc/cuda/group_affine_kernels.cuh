@@ -35,13 +35,17 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   decompress_tile<E, bits>(memory[warp_index()], args, index, tiles, transform);
 }
 
+// Of groups that a tile holds.
+template <class E, int bits, class Transform>
+cudaError_t compress_tiles(const GroupAffineCompress& args, const Transform& transform, cudaStream_t stream) {
+  const GroupTiles tiles(args.group_size);
+  const int64_t blocks = blocks_for(tiles.count(args.numel), kWarps);
+  return launch(compress_kernel<E, bits, Transform>, blocks, kWarps * kWarp, stream, args, tiles, transform);
+}
+
 template <class E, int bits, class Transform>
 cudaError_t compress(const GroupAffineCompress& args, const Transform& transform, cudaStream_t stream) {
-  if (args.group_size <= kTile) {
-    const GroupTiles tiles(args.group_size);
-    const int64_t blocks = blocks_for(tiles.count(args.numel), kWarps);
-    return launch(compress_kernel<E, bits, Transform>, blocks, kWarps * kWarp, stream, args, tiles, transform);
-  }
+  if (args.group_size <= kTile) return compress_tiles<E, bits>(args, transform, stream);
   const int64_t tiles = blocks_for(args.group_size, kTile), groups = blocks_for(args.numel, args.group_size);
   const int warps = tiles < kGroupWarps<E> ? static_cast<int>(tiles) : kGroupWarps<E>;
   return launch(compress_group_kernel<E, bits, Transform>, groups, warps * kWarp, stream, args, transform);

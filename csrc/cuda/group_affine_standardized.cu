@@ -1,5 +1,7 @@
 // The group-affine codec of elements that are standardised on their way from memory, and made what they were on their way
 // back.
+#include <type_traits>
+
 #include "cuda/group_affine_kernels.cuh"
 #include "cuda/kernels.h"
 #include "cuda/standardize.cuh"
@@ -10,7 +12,13 @@ cudaError_t group_affine_standardized_compress(const GroupAffineCompress& args, 
                                                cudaStream_t stream) {
   if (args.numel == 0) return cudaSuccess;
   return with_type(args.type, [&]<class E>() {
-    return with_standardize<E, false>(by, [&](const auto& made) { return compress_with<E>(args, made, stream); });
+    return with_standardize<E, false>(by, args.group_size <= kTile, [&]<class Made>(const Made& made) {
+      if constexpr (std::is_same_v<Made, Standardize<E, false>>) {
+        return compress_with<E>(args, made, stream);
+      } else {
+        return with_bits(args.bits, [&]<int bits>() { return compress_tiles<E, bits>(args, made, stream); });
+      }
+    });
   });
 }
 
@@ -18,7 +26,7 @@ cudaError_t group_affine_standardized_decompress(const GroupAffineDecompress& ar
                                                  cudaStream_t stream) {
   if (args.numel == 0) return cudaSuccess;
   return with_type(args.type, [&]<class E>() {
-    return with_standardize<E, true>(by, [&](const auto& made) { return decompress_with<E>(args, made, stream); });
+    return with_standardize<E, true>(by, true, [&](const auto& made) { return decompress_with<E>(args, made, stream); });
   });
 }
 

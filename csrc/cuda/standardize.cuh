@@ -266,11 +266,12 @@ class StandardizeColumns {
   Divisor<uint32_t> by_channels_;
 };
 
-// Calls work(transform) with the one that fits. Of float64, which is seldom, that is the one for all orders.
+// Calls work(transform) with the one that fits. Of float64 and of large groups, which are seldom, that is the one for all
+// orders.
 template <class E, bool back, class Work>
-cudaError_t with_standardize(const Standardization& by, const Work& work) {
+cudaError_t with_standardize(const Standardization& by, bool small_groups, const Work& work) {
   if constexpr (sizeof(E) < sizeof(double)) {
-    if (StandardizeColumns<E, back>::fits(by)) return work(StandardizeColumns<E, back>(by));
+    if (small_groups && StandardizeColumns<E, back>::fits(by)) return work(StandardizeColumns<E, back>(by));
   }
   return work(Standardize<E, back>(by.shape, by.means, by.factors));
 }

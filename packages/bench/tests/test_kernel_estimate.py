@@ -48,6 +48,26 @@ def test_work_decides_what_is_on_the_path():
     assert path(code, Work(written=16), rounds=1) is None
 
 
+# A loop that is left at its begin: a cell of 16 bytes in each round.
+CELLS = """
+		Function : kernel
+        /*0000*/                   S2R R0, SR_TID.X ;                     /* 0x0 */
+        /*0010*/               @P0 BRA 0x60 ;                             /* 0x0 */
+        /*0020*/                   LDS.128 R4, [R2] ;                     /* 0x0 */
+        /*0030*/                   FMUL R4, R4, R7 ;                      /* 0x0 */
+        /*0040*/                   STG.E.128 desc[UR6][R2.64], R4 ;       /* 0x0 */
+        /*0050*/                   BRA 0x10 ;                             /* 0x0 */
+        /*0060*/                   EXIT ;                                 /* 0x0 */
+"""
+
+
+def test_a_loop_of_cells_is_gone_round_for_each():
+    code = functions(CELLS)["kernel"]
+    pipes = path(code, Work(written=64, floats=4), rounds=1, cells=4)
+    assert pipes == {"other": 1 + 4 + 4 + 1, "memory": 4 + 4, "float": 4}
+    assert path(code, Work(written=64), rounds=1, cells=2) is None
+
+
 def test_what_a_copy_would_take_by_hand():
     """1024 elements of 2 bytes, 4 bits and 4 groups' bounds are 2576 bytes: 0.599 ns of a copy, 488.7 instructions."""
     count = Count("compress", "bfloat16", 4, False, {"integer": 400, "float": 577})

@@ -209,7 +209,7 @@ def _done(instruction: Instruction, times: int) -> tuple[int, ...]:
         moved if name.startswith("LDG") else 0,
         times * moved if name.startswith("STG") else 0,
         1 if _PHILOX.match(name + instruction.rest) else 0,
-        1 if name.startswith(("FMUL", "FFMA", "DMUL", "DFMA")) else 0,
+        times if name.startswith(("FMUL", "FFMA", "DMUL", "DFMA")) else 0,
         1 if name.startswith("MUFU.RCP") else 0,
         times if name.startswith("SHFL") else 0,
     )
