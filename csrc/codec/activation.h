@@ -6,11 +6,12 @@
 
 namespace actcore {
 
+// Of `by`, factors are by what the elements of each statistic are multiplied, and means what is added to them then.
 struct Activation {
-  Standardization by;  // means: what is added to the elements of each statistic; factors: by what they are multiplied before
-  const void* added;   // (numel), in the elements' type and order; null for nothing
-  bool linear;         // whether no function follows
-  Function function;   // kRelu, kSilu, kGelu or kGeluTanh
+  Standardization by;
+  const void* added;  // (numel), in the elements' type and order; null for nothing
+  bool linear;        // whether no function follows
+  Function function;  // kRelu, kSilu, kGelu or kGeluTanh
 };
 
 template <class E>

@@ -26,7 +26,8 @@ cudaError_t group_affine_standardized_decompress(const GroupAffineDecompress& ar
                                                  cudaStream_t stream) {
   if (args.numel == 0) return cudaSuccess;
   return with_type(args.type, [&]<class E>() {
-    return with_standardize<E, true>(by, true, [&](const auto& made) { return decompress_with<E>(args, made, stream); });
+    return with_standardize<E, true>(by, true,
+                                     [&](const auto& made) { return decompress_with<E>(args, made, stream); });
   });
 }
 

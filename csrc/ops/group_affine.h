@@ -237,9 +237,9 @@ inline const void* statistics_given(const char* op, const char* name, const Tens
 }
 
 inline StandardizedGivenCall standardized_given_call(const Tensor& input, int64_t bits, int64_t group_size,
-                                                     bool stochastic, int64_t seed, int64_t stream,
-                                                     const Tensor& means, const Tensor& factors, int64_t inner,
-                                                     int64_t channels, const Tensor& codes, const Tensor& bounds,
+                                                     bool stochastic, int64_t seed, int64_t stream, const Tensor& means,
+                                                     const Tensor& factors, int64_t inner, int64_t channels,
+                                                     const Tensor& codes, const Tensor& bounds,
                                                      const Tensor& statistics) {
   const char* op = "group_affine_standardized_compress";
   GroupAffineCompress args = group_affine_args(op, input, bits, group_size, stochastic);
@@ -256,9 +256,9 @@ inline StandardizedGivenCall standardized_given_call(const Tensor& input, int64_
           " pairs in input's dtype, got ", bounds.numel(), " values");
   require(statistics.scalar_type() == computed_in(input) && statistics.numel() == 2 * count, op,
           "statistics must hold ", 2 * count, " values in the dtype of means, got ", statistics.numel());
-  require(codes.device() == input.device() && bounds.device() == input.device() &&
-              statistics.device() == input.device(),
-          op, "codes, bounds and statistics must be on the device of input");
+  require(
+      codes.device() == input.device() && bounds.device() == input.device() && statistics.device() == input.device(),
+      op, "codes, bounds and statistics must be on the device of input");
   args.codes = static_cast<uint8_t*>(codes.mutable_data_ptr());
   args.bounds = bounds.mutable_data_ptr();
   auto* found = static_cast<char*>(statistics.mutable_data_ptr());

@@ -111,8 +111,8 @@ void group_affine_standardized_compress_given(const Tensor& input, int64_t bits,
                                               int64_t seed, int64_t stream, const Tensor& means, const Tensor& factors,
                                               int64_t inner, int64_t channels, const Tensor& codes,
                                               const Tensor& bounds, const Tensor& statistics) {
-  auto call = standardized_given_call(input, bits, group_size, stochastic, seed, stream, means, factors, inner, channels,
-                                      codes, bounds, statistics);
+  auto call = standardized_given_call(input, bits, group_size, stochastic, seed, stream, means, factors, inner,
+                                      channels, codes, bounds, statistics);
   if (call.args.numel == 0) return;
   const bool wide = means.scalar_type() == ScalarType::Double;
   const Tables tables = wide ? tables_of_given<double>(call, means) : tables_of_given<float>(call, means);

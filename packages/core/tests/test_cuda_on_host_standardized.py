@@ -261,7 +261,7 @@ class Pointer:
 
 
 def check_activation(kernels, stored, x, order, function, added, skip=0):
-    """What follows a normalization, bit for bit. Functions but ReLU are those of the library, which are not compared."""
+    """What follows a normalization, bit for bit; up to rounding, functions of the host's library."""
     codes, bounds, (means, deviations) = stored
     given = (x.numel(), order.inner, order.channels, 4, 96)
     value = ops.group_affine_standardized_activation(codes, bounds, deviations, means, added, *given, function)
@@ -273,8 +273,8 @@ def check_activation(kernels, stored, x, order, function, added, skip=0):
         after = (by, None if other is None else other.data_ptr(), function == "none", NUMBERS.get(function, 0))
         kernels.run("group_affine_standardized_activation", struct, kernels.struct("Activation")(*after))
     if function in NUMBERS:
-        # The host's library rounds otherwise than torch's vectors: erf, tanh and exp by a unit of the last place of 1, by
-        # which an element is multiplied, and what follows by another.
+        # The host's library rounds otherwise than torch's vectors: erf, tanh and exp by a unit of the last place of 1,
+        # by which an element is multiplied, and what follows by another.
         apart, near = (got.tensor() - value).abs().max(), 4 * torch.finfo(x.dtype).eps * value.abs().max()
         assert bool(apart <= near), (x.dtype, order, function)
     else:

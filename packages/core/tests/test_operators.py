@@ -146,7 +146,9 @@ def test_every_operator_is_listed_and_called_here():
     }
     schemas.remove("actcore::next_stream")  # of Python; its tests are in test_graph_hooks.py
     schemas -= {"actcore::region_stream", "actcore::enter_region"}  # in test_regions.py, as those for graphs
-    assert schemas == {f"actcore::{name}" for name in (*OPERATORS, *GRAPH_OPERATORS, *WRITING_OPERATORS, *FUSED_OPERATORS)}
+    assert schemas == {
+        f"actcore::{name}" for name in (*OPERATORS, *GRAPH_OPERATORS, *WRITING_OPERATORS, *FUSED_OPERATORS)
+    }
     assert set(calls()) == set(OPERATORS)  # those of the fused ones: test_masked, test_stepwise, test_pool
 
 

@@ -114,7 +114,7 @@ def elements(order, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_by_given_statistics(dtype, order):
-    """As those that torch's batch norm saves. Their own mean and inverse deviation give what the other overload gives."""
+    """Such as a batch norm saves. Mean and inverse deviation of the input give what the other overload gives."""
     count, inner, channels, _ = order
     x = elements(order, dtype)
     wide = torch.promote_types(dtype, torch.float32)
@@ -143,8 +143,8 @@ FUNCTIONS = ["none", "relu", "silu", "gelu", "gelu_tanh"]
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_activation_is_each_of_torchs_operators(dtype, order, function):
-    """Bit for bit what the operators make one after the other: the values, times the scale and plus the shift, plus what
-    is added, and the function of torch."""
+    """Bit for bit what operators make one after the other: the values, times the scale and plus the shift, plus what is
+    added, and the function of torch."""
     count, inner, channels, _ = order
     x = elements(order, dtype)
     codes, bounds, found = ops.group_affine_standardized_compress(x, 5, 96, True, 5, 7, count, inner, channels)

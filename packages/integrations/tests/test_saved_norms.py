@@ -268,8 +268,8 @@ FUNCTIONS = {"none": lambda x: x, "relu": F.relu, "silu": F.silu, "gelu": F.gelu
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_what_follows_a_norm_is_restored_in_one_pass(name, function, written):
-    """Of the tensor that autograd restores the same follows, by torch's own operators: up to the roundings of each of five
-    operations, of numbers of which none is larger than 64."""
+    """Of the tensor that autograd restores the same follows, by torch's own operators: up to the roundings of each of
+    five operations, of numbers of which none is larger than 64."""
     x, other = (normal(4, 32, 7, 7, seed=seed, dtype=torch.float64) for seed in (0, 1))
     x, (weight, bias) = x * CHANNEL + 3, normal(2, 32, seed=2)
     net = Net(lambda self, zero: COMPUTED[name](self.w + zero), w=x)
@@ -284,7 +284,7 @@ def test_what_follows_a_norm_is_restored_in_one_pass(name, function, written):
     normalized = ((cells - means.view(shape)) * factors.view(shape)).flatten(1, 2)
     for added in (None, other):
         expected = normalized * weight.view(32, 1, 1) + bias.view(32, 1, 1) + (0 if added is None else added)
-        found = standardizing.activated(stored, weight, bias, function, added)
+        found = standardizing.activated(codec, stored, weight, bias, function, added)
         assert (found.stride(), found.dtype) == (restored.stride(), restored.dtype)
         # Restored beside a mean of 3, a deviation of a thousandth has 41 of an element's 53 bits.
         assert (found - FUNCTIONS[function](expected)).abs().max() < 64 * 5 * 2**-41

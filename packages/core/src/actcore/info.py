@@ -182,9 +182,7 @@ def _written(device: torch.device) -> Iterator[tuple[str, bool]]:
         wide = torch.promote_types(x.dtype, torch.float32)
         means, factors = torch.linspace(-1, 1, 70, dtype=wide), torch.linspace(0.5, 3, 70, dtype=wide)
         options = (bits, size, stochastic, seed, stream)
-        expected = reference.group_affine_standardized_compress_given(
-            x, *options, means, factors, inner, channels
-        )
+        expected = reference.group_affine_standardized_compress_given(x, *options, means, factors, inner, channels)
         written = [torch.empty_like(part, device=device) for part in expected]
         torch.ops.actcore.group_affine_standardized_compress.given(
             x.to(device), *options, means.to(device), factors.to(device), inner, channels, *written

@@ -101,8 +101,8 @@ def group_affine_standardized_compress_given(
     x: Tensor, bits: int, group_size: int, stochastic: bool, seed: int, stream: int, means: Tensor, factors: Tensor,
     inner: int, channels: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """What the operator writes: codes and bounds of the elements less their mean, times their factor; and the means with
-    the inverse factors."""
+    """Codes and bounds of the elements less their mean, times their factor; and the means with the inverse
+    factors."""
     of = _statistics(x.numel(), len(means), inner, channels)
     standard = (x.reshape(-1).to(means.dtype) - means[of]) * factors[of]
     stored = group_affine_compress(standard.to(x.dtype), bits, group_size, stochastic, seed, stream)

@@ -102,8 +102,9 @@ def _compress(
     are written when the norm returns."""
     options, order = (bits, group_size, stochastic, seed, stream), (inner, channels)
     if _THREAD.pending is None:
-        at_once = _KERNEL is not None and elements.is_cpu and not len_torch_dispatch_stack() and not profiler_enabled()
-        found: tuple[Tensor, Tensor, Tensor] = (_KERNEL if at_once else _COMPRESS)(elements, *options, count, *order)
+        seen = not elements.is_cpu or len_torch_dispatch_stack() or profiler_enabled()
+        operator = _COMPRESS if _KERNEL is None or seen else _KERNEL
+        found: tuple[Tensor, Tensor, Tensor] = operator(elements, *options, count, *order)
         return found
     numel, dtype, device = elements.numel(), elements.dtype, elements.device
     parts = (
@@ -163,11 +164,17 @@ def decompressed(codec: GroupAffine, groups: int, stored: Compressed) -> Tensor 
 
 
 def activated(
-    stored: Compressed, weight: Tensor | None, bias: Tensor | None, function: str, added: Tensor | None = None
+    codec: GroupAffine,
+    stored: Compressed,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    function: str,
+    added: Tensor | None = None,
 ) -> Tensor | None:
     """Return what follows a batch or group norm, in one pass over its stored input.
 
     Args:
+        codec: gives the bits and elements of a group.
         stored: the input's stored form, written by ``run_with_statistics`` for this norm.
         weight, bias: ``Float[channels]``, the norm's; ``None`` for none.
         function: what its result goes through: ``none``, ``relu``, ``silu``, ``gelu`` or ``gelu_tanh``.
@@ -177,7 +184,7 @@ def activated(
         the tensor, laid out as the input was; ``None`` as for ``decompressed``.
     """
     codes, bounds, statistics = stored.payload
-    layout, group_size = stored.layout, stored.codec.group_size
+    layout, group_size = stored.layout, codec.group_size
     order = get_order(layout, CHANNELS, group_size)
     if order is None or not has_operators(codes.device) or torch.compiler.is_compiling():
         return None
@@ -191,7 +198,7 @@ def activated(
             added = bounds.new_empty(layout.shape).as_strided(*layout).copy_(added)
         added = layout.flatten(added.detach())
     numel = math.prod(layout.shape)
-    options = (scales, shifts, added, numel, *order, stored.codec.bits, group_size, function)
+    options = (scales, shifts, added, numel, *order, codec.bits, group_size, function)
     flat: Tensor = below_autograd(_ACTIVATE, codes, bounds, *options)
     return layout.restore(flat)
 

@@ -117,8 +117,8 @@ class Session(PackedForward):
             self._observer.forward_is_over()
 
     def _stores_by_statistics(self) -> bool:
-        """Whether a norm's input may be stored by the statistics that torch computes, which a plan may recompute, once the
-        norm returns. A copy to the host begins before."""
+        """Whether a norm's input is stored when the norm returns, by the statistics that torch computes. A plan may
+        recompute these, and a copy to the host begins before."""
         return self.plan_decisions is None and not self.level.offload
 
     def _let_go(self) -> None:

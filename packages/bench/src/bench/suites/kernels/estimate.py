@@ -243,6 +243,7 @@ _SOURCES = {
     ACTIVATION: "cuda/group_affine_activation.cu",
 }
 _CELL = 16  # bytes
+_ENCODED = 40  # products with which a thread encodes its row, those of its group's bounds among them
 _COLUMNS = "StandardizeColumns"  # the class of the kernels for channels last
 
 
@@ -305,9 +306,11 @@ def _counted(nvcc: str, csrc: Path, *, earlier: bool) -> Iterator[Count]:
                 continue
             bounds, codes, values = _BOUNDS[codec] * size, ROW * bits // 8, ROW * size
             shuffles = _BOUNDS[codec] * rounds
+            scaled = ROW if codec in (STANDARDIZED, ACTIVATION) else 0  # products of elements on their way
+            encoded = _ENCODED if scaled else ROW
             works = {
-                COMPRESS: Work(values, codes + bounds, products=36, floats=ROW, reciprocals=1, shuffles=shuffles),
-                DECOMPRESS: Work(codes + bounds, values, floats=ROW),
+                COMPRESS: Work(values, codes + bounds, 36, encoded + scaled, reciprocals=1, shuffles=shuffles),
+                DECOMPRESS: Work(codes + bounds, values, floats=ROW + scaled),
             }
             for what, work in works.items():
                 if (codec, what) == (ACTIVATION, COMPRESS):
