@@ -5,6 +5,7 @@ import pytest
 from bench.cli import suites
 from bench.results.machine import Machine
 from bench.results.record import Record, save
+from bench.suites.kernels import estimate
 from bench.suites.kernels.estimate import Count, Work, functions, path
 
 from .rendering import printed
@@ -66,6 +67,10 @@ def test_a_loop_of_cells_is_gone_round_for_each():
     pipes = path(code, Work(written=64, floats=4), rounds=1, cells=4)
     assert pipes == {"other": 1 + 4 + 4 + 1, "memory": 4 + 4, "float": 4}
     assert path(code, Work(written=64), rounds=1, cells=2) is None
+
+
+def test_the_sources_are_where_they_are_looked_for():
+    assert all((estimate._CSRC / source).is_file() for source in estimate._SOURCES.values())
 
 
 def test_what_a_copy_would_take_by_hand():

@@ -235,7 +235,7 @@ CODECS = (
 is stored by statistics that are there; ``Activation`` restores what follows a norm from that."""
 
 _BOUNDS = {GROUP_AFFINE: 2, FLOAT8: 1, STANDARDIZED: 2, ACTIVATION: 2}  # of a group
-_CSRC = Path(__file__).parents[5] / "csrc"
+_CSRC = Path(__file__).parents[6] / "csrc"
 _SOURCES = {
     GROUP_AFFINE: "cuda/group_affine.cu",
     FLOAT8: "cuda/float8.cu",
@@ -297,7 +297,7 @@ def run(against: str, threads: int) -> Record:
 
 
 def _counted(nvcc: str, csrc: Path, *, earlier: bool) -> Iterator[Count]:
-    there = {codec: source for codec, source in _SOURCES.items() if (csrc / source).is_file()}
+    there = {codec: source for codec, source in _SOURCES.items() if not earlier or (csrc / source).is_file()}
     code = {codec: functions(_disassembled(nvcc, csrc, source)) for codec, source in there.items()}
     rounds = (GROUP // ROW).bit_length() - 1  # in which threads of a group tell each other their bounds
     for dtype, (size, mangled) in DTYPES.items():
