@@ -281,7 +281,9 @@ inline StandardizedActivationCall standardized_activation_call(const Tensor& cod
              *shift = statistics_given(op, "shifts", shifts, bounds);
   require(scales.numel() == shifts.numel(), op, "scales must be as many as shifts, ", shifts.numel(), ", got ",
           scales.numel());
-  const StandardizedShape shape = standardized_shape(op, numel, scales.numel(), inner, channels, group_size);
+  const StandardizedShape shape = numel == 0
+                                      ? StandardizedShape{0, 1, 1, 0, 1}  // of which there are no statistics
+                                      : standardized_shape(op, numel, scales.numel(), inner, channels, group_size);
   const void* other = nullptr;
   if (added.has_value()) {
     require_contiguous(op, "added", *added);

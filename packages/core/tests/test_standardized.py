@@ -172,6 +172,13 @@ def test_activation_of_many_elements_for_any_number_of_threads(function):
         torch.set_num_threads(threads)
 
 
+def test_activation_of_nothing():
+    codes, bounds, found = ops.group_affine_standardized_compress(torch.empty(0), 4, 96, True, 5, 7, 3, 1, 0)
+    means, deviations = found
+    given = (codes, bounds, deviations, means, None, 0, 1, 0, 4, 96, "relu")
+    assert ops.group_affine_standardized_activation(*given).shape == (0,)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_activation_of_what_is_not_finite(dtype):
     for x in not_finite(dtype).values():
