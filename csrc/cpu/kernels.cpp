@@ -30,6 +30,12 @@ void standardized_compress(const GroupAffineCompress& args, const ChannelTables&
   });
 }
 
+void add_to_elements(ElementType type, void* values, const void* added, bool rectify, int64_t count) {
+  with_type(type, [&]<class E>() {
+    add_and_rectify<E>(static_cast<E*>(values), static_cast<const E*>(added), rectify, count);
+  });
+}
+
 void standardized_decompress(const GroupAffineDecompress& args, const ChannelTables& tables, int64_t begin,
                              int64_t end) {
   with_type(args.type, [&]<class E>() {
@@ -107,6 +113,7 @@ const Kernels ACTCORE_JOIN(ACTCORE_ISA, _kernels) = {
     ACTCORE_ISA::group_affine_decompress,
     ACTCORE_ISA::standardized_compress,
     ACTCORE_ISA::standardized_decompress,
+    ACTCORE_ISA::add_to_elements,
     ACTCORE_ISA::moments,
     ACTCORE_ISA::has_wide_group,
     ACTCORE_ISA::float8_compress,

@@ -21,6 +21,8 @@ struct Kernels {
                                 int64_t end);
   void (*standardized_decompress)(const GroupAffineDecompress& args, const ChannelTables& tables, int64_t begin,
                                   int64_t end);
+  // In place: to `values` plus `added`, if it is not null, and ReLU of that, if `rectify`.
+  void (*add_and_rectify)(ElementType type, void* values, const void* added, bool rectify, int64_t count);
   // Units: statistics. Means and deviations are of the type that elements are computed in.
   void (*moments)(const StandardizedShape& shape, ElementType type, const void* input, void* means, void* deviations,
                   int64_t begin, int64_t end);

@@ -2,6 +2,8 @@
 // in cache, so that no tensor of them is.
 #pragma once
 
+#include "codec/activation.h"
+#include "codec/functions.h"
 #include "cpu/group_affine.h"
 
 namespace actcore::ACTCORE_ISA {
@@ -88,6 +90,23 @@ void decompress_standardized(const GroupAffineDecompress& args, const ChannelTab
     decompress_groups<E, bits>(args, g, g + groups);
     E* out = static_cast<E*>(args.output) + first;
     standardize<E, true>(tables, out, first, count, out);
+  }
+}
+
+template <class E, class T = compute_t<E>>
+ACTCORE_FN void add_and_rectify(E* values, const E* added, bool rectify, int64_t count) {
+  if (added != nullptr) {
+    for (int64_t i = 0; i < count; ++i) values[i] = sum_of(values[i], added[i]);
+  }
+  if (!rectify) return;
+  const int64_t whole = count / kLanes * kLanes;
+  const Vec<T> zero = broadcast(T(0));
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    const Vec<T> x = load(values + i);
+    store(values + i, x < zero ? zero : x);
+  }
+  for (int64_t i = whole; i < count; ++i) {
+    actcore::store(values + i, actcore::simple_value<Function::kRelu, E>(actcore::load(values[i]), T(0), T(0)));
   }
 }
 

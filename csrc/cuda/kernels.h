@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "codec/activation.h"
 #include "codec/arguments.h"
 
 namespace actcore::cuda {
@@ -16,6 +17,12 @@ cudaError_t group_affine_clamped_compress(const GroupAffineCompress& args, cudaS
 cudaError_t group_affine_standardized_compress(const GroupAffineCompress& args, const Standardization& by,
                                                cudaStream_t stream);
 cudaError_t group_affine_standardized_decompress(const GroupAffineDecompress& args, const Standardization& by,
+                                                 cudaStream_t stream);
+
+// Copies means, and writes the inverse of each factor, in the type that elements of `type` are computed in.
+cudaError_t invert_factors(ElementType type, int64_t count, const void* means, const void* factors, void* found,
+                           void* deviations, cudaStream_t stream);
+cudaError_t group_affine_standardized_activation(const GroupAffineDecompress& args, const Activation& after,
                                                  cudaStream_t stream);
 
 // How many numbers `parts` has room for.

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cmath>
+#include <optional>
+#include <string>
 
+#include "codec/activation.h"
 #include "ops/checks.h"
 #include "ops/noise.h"
 #include "ops/outputs.h"
@@ -212,6 +215,91 @@ inline StandardizedDecompressCall standardized_decompress_call(const Tensor& cod
   const StandardizedShape shape = standardized_shape(op, numel, statistics.size(1), inner, channels, group_size);
   const auto* means = static_cast<const char*>(statistics.const_data_ptr());
   return {call, shape, means, means + shape.count * static_cast<int64_t>(statistics.element_size())};
+}
+
+struct StandardizedGivenCall {
+  GroupAffineCompress args;
+  StandardizedShape shape;
+  int64_t groups;
+  const void* means;
+  const void* factors;
+  void* found;       // means
+  void* deviations;  // the second row
+};
+
+// One number for each statistic, in the type that elements are computed in.
+inline const void* statistics_given(const char* op, const char* name, const Tensor& given, const Tensor& elements) {
+  require_contiguous(op, name, given);
+  require(given.dim() == 1 && given.scalar_type() == computed_in(elements), op, name, " must be 1-D and ",
+          computed_in(elements) == ScalarType::Double ? "float64" : "float32", " for elements of this dtype");
+  require(given.device() == elements.device(), op, name, " must be on the device of the elements");
+  return given.const_data_ptr();
+}
+
+inline StandardizedGivenCall standardized_given_call(const Tensor& input, int64_t bits, int64_t group_size,
+                                                     bool stochastic, int64_t seed, int64_t stream, const Tensor& means,
+                                                     const Tensor& factors, int64_t inner, int64_t channels,
+                                                     const Tensor& codes, const Tensor& bounds,
+                                                     const Tensor& statistics) {
+  const char* op = "group_affine_standardized_compress";
+  GroupAffineCompress args = group_affine_args(op, input, bits, group_size, stochastic);
+  args.key = noise_key(op, input, seed, stream);
+  const int64_t groups = group_count(args.numel, group_size), count = means.numel();
+  const StandardizedShape shape = standardized_shape(op, args.numel, count, inner, channels, group_size);
+  require(factors.numel() == count, op, "factors must be as many as means, ", count, ", got ", factors.numel());
+  const void *mean = statistics_given(op, "means", means, input),
+             *factor = statistics_given(op, "factors", factors, input);
+  require_bytes(op, "codes", codes, packed_bytes(args.numel, args.bits));
+  require_contiguous(op, "bounds", bounds);
+  require_contiguous(op, "statistics", statistics);
+  require(bounds.scalar_type() == input.scalar_type() && bounds.numel() == 2 * groups, op, "bounds must hold ", groups,
+          " pairs in input's dtype, got ", bounds.numel(), " values");
+  require(statistics.scalar_type() == computed_in(input) && statistics.numel() == 2 * count, op,
+          "statistics must hold ", 2 * count, " values in the dtype of means, got ", statistics.numel());
+  require(
+      codes.device() == input.device() && bounds.device() == input.device() && statistics.device() == input.device(),
+      op, "codes, bounds and statistics must be on the device of input");
+  args.codes = static_cast<uint8_t*>(codes.mutable_data_ptr());
+  args.bounds = bounds.mutable_data_ptr();
+  auto* found = static_cast<char*>(statistics.mutable_data_ptr());
+  return {args, shape, groups, mean, factor, found, found + count * static_cast<int64_t>(statistics.element_size())};
+}
+
+struct StandardizedActivationCall {
+  GroupAffineDecompressCall values;
+  Activation activation;
+};
+
+inline StandardizedActivationCall standardized_activation_call(const Tensor& codes, const Tensor& bounds,
+                                                               const Tensor& scales, const Tensor& shifts,
+                                                               const std::optional<Tensor>& added, int64_t numel,
+                                                               int64_t inner, int64_t channels, int64_t bits,
+                                                               int64_t group_size, const std::string& function) {
+  const char* op = "group_affine_standardized_activation";
+  auto call = group_affine_decompress_call(codes, bounds, numel, bits, group_size, op);
+  const void *scale = statistics_given(op, "scales", scales, bounds),
+             *shift = statistics_given(op, "shifts", shifts, bounds);
+  require(scales.numel() == shifts.numel(), op, "scales must be as many as shifts, ", shifts.numel(), ", got ",
+          scales.numel());
+  const StandardizedShape shape = numel == 0
+                                      ? StandardizedShape{0, 1, 1, 0, 1}  // of which there are no statistics
+                                      : standardized_shape(op, numel, scales.numel(), inner, channels, group_size);
+  const void* other = nullptr;
+  if (added.has_value()) {
+    require_contiguous(op, "added", *added);
+    require(added->scalar_type() == bounds.scalar_type() && added->numel() == numel, op, "added must be ", numel,
+            " elements in the dtype of bounds, got ", added->numel());
+    require(added->device() == codes.device(), op, "codes and added must be on one device");
+    other = added->const_data_ptr();
+  }
+  const bool linear = function == "none";
+  Function found = Function::kRelu;
+  if (function == "silu") found = Function::kSilu;
+  if (function == "gelu") found = Function::kGelu;
+  if (function == "gelu_tanh") found = Function::kGeluTanh;
+  require(linear || found != Function::kRelu || function == "relu", op,
+          "function must be one of none, relu, silu, gelu, gelu_tanh; got '", function, "'");
+  return {call, {{shape, shift, scale}, other, linear, found}};
 }
 
 }  // namespace actcore::ops

@@ -37,6 +37,20 @@ STABLE_TORCH_LIBRARY(actcore, m) {
   m.def(
       "group_affine_standardized_decompress(Tensor codes, Tensor bounds, Tensor statistics, SymInt numel,"
       " SymInt inner, SymInt channels, int bits, int group_size) -> Tensor");
+  // The same by statistics that the caller has: means, and by what elements less their mean are multiplied; each (count)
+  // in the dtype that input is computed in. Writes codes, bounds and statistics as the other overload returns them, with
+  // the inverse of a factor in the place of a deviation.
+  m.def(
+      "group_affine_standardized_compress.given(Tensor input, int bits, int group_size, bool stochastic, int seed,"
+      " int stream, Tensor means, Tensor factors, SymInt inner, SymInt channels, Tensor(a!) codes, Tensor(b!) bounds,"
+      " Tensor(c!) statistics) -> ()");
+  // What follows a normalization, in one pass: elements as they were normalized, times scales, plus shifts, plus `added`,
+  // through function; each result is rounded to the dtype of bounds. scales and shifts: (count) in the dtype that elements
+  // are computed in, one for each statistic of the order that count, inner and channels say. added: (numel) in the dtype of
+  // bounds, in memory order. function: none, relu, silu, gelu or gelu_tanh.
+  m.def(
+      "group_affine_standardized_activation(Tensor codes, Tensor bounds, Tensor scales, Tensor shifts, Tensor? added,"
+      " SymInt numel, SymInt inner, SymInt channels, int bits, int group_size, str function) -> Tensor");
   // wide: int32 (1), not 0 where codes would leave nothing of most elements of a group: it has no finite bounds, or at
   // least two elements, a sixteenth of all and a quarter of those between the bounds, are not zero and below a
   // thousandth of the range. On the CPU alone: elsewhere nobody waits for the answer.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "codec/group_affine.h"
+#include "ops/cpu/aten.h"
 #include "ops/cpu/direct.h"
 #include "ops/cpu/share.h"
 #include "ops/group_affine.h"
@@ -90,6 +91,86 @@ std::tuple<Tensor, Tensor, Tensor> group_affine_standardized_compress(const Tens
   return {call.codes.codes, call.codes.bounds, call.found};
 }
 
+// The tables of statistics that the caller has, and into `found` what group_affine_standardized_compress finds.
+template <class T>
+Tables tables_of_given(const StandardizedGivenCall& call, const Tensor& means) {
+  const StandardizedShape& shape = call.shape;
+  const int64_t entries = shape.entries();
+  Tensor both = make_empty(means, {2, entries});
+  const T *from = static_cast<const T*>(call.means), *factors = static_cast<const T*>(call.factors);
+  T *mean = static_cast<T*>(both.mutable_data_ptr()), *factor = mean + entries;
+  T *found = static_cast<T*>(call.found), *deviations = static_cast<T*>(call.deviations);
+  for (int64_t s = 0; s < shape.count; ++s) {
+    found[s] = from[s], deviations[s] = T(1) / factors[s];
+    for (int64_t i = s * shape.each; i < (s + 1) * shape.each; ++i) mean[i] = from[s], factor[i] = factors[s];
+  }
+  return {both, {mean, factor, entries, shape.channels, shape.inner}};
+}
+
+void group_affine_standardized_compress_given(const Tensor& input, int64_t bits, int64_t group_size, bool stochastic,
+                                              int64_t seed, int64_t stream, const Tensor& means, const Tensor& factors,
+                                              int64_t inner, int64_t channels, const Tensor& codes,
+                                              const Tensor& bounds, const Tensor& statistics) {
+  auto call = standardized_given_call(input, bits, group_size, stochastic, seed, stream, means, factors, inner,
+                                      channels, codes, bounds, statistics);
+  if (call.args.numel == 0) return;
+  const bool wide = means.scalar_type() == ScalarType::Double;
+  const Tables tables = wide ? tables_of_given<double>(call, means) : tables_of_given<float>(call, means);
+  call.args.key = read_key(call.args.key);
+  expect_all_written(codes, codes.numel());
+  share_groups(call.groups, group_size, [&](int64_t begin, int64_t end) {
+    cpu::kernels().standardized_compress(call.args, tables.tables, begin, end);
+  });
+}
+
+// Elements that are decoded at a time, and go on while they are in cache. torch's operators are called on them: on pairs of
+// groups, which are whole numbers of torch's vectors, so that each element is rounded as in a call on all of them.
+constexpr int64_t kActivated = 32768, kPair = 2;
+
+void apply(Function function, void* values, int64_t count, ScalarType type) {
+  const Tensor whole = borrow(values, count, type);
+  if (function == Function::kSilu) {
+    call_torch("aten::silu", "out", whole, whole);
+  } else {
+    call_torch("aten::gelu", "out", whole, std::string(function == Function::kGelu ? "none" : "tanh"), whole);
+  }
+}
+
+Tensor group_affine_standardized_activation(const Tensor& codes, const Tensor& bounds, const Tensor& scales,
+                                            const Tensor& shifts, std::optional<Tensor> added, int64_t numel,
+                                            int64_t inner, int64_t channels, int64_t bits, int64_t group_size,
+                                            std::string function) {
+  const auto call = standardized_activation_call(codes, bounds, scales, shifts, added, numel, inner, channels, bits,
+                                                 group_size, function);
+  const Tensor& output = call.values.output;
+  if (numel == 0) return output;
+  const Activation& after = call.activation;
+  const Tensor factors = make_empty(scales, {2, after.by.shape.count});
+  auto* both = static_cast<char*>(factors.mutable_data_ptr());
+  const auto row = static_cast<size_t>(after.by.shape.count) * factors.element_size();
+  std::memcpy(both, after.by.means, row), std::memcpy(both + row, after.by.factors, row);
+  const Tables tables = tables_of(after.by.shape, factors, true);
+  const auto size = static_cast<int64_t>(output.element_size());
+  expect_all_written(output, numel * size);
+  const bool rectifies = !after.linear && after.function == Function::kRelu, calls = !after.linear && !rectifies;
+  const int64_t step = std::max<int64_t>(1, kActivated / group_size / kPair) * kPair;
+  share_and_rethrow(call.values.groups, kPair, kGrain / group_size, [&](int64_t begin, int64_t end) {
+    for (int64_t g = begin; g < end; g += step) {
+      const int64_t last = std::min(end, g + step), first = g * group_size;
+      const int64_t count = std::min(numel, last * group_size) - first;
+      auto* values = static_cast<char*>(call.values.args.output) + first * size;
+      const auto* other = static_cast<const char*>(after.added);
+      cpu::kernels().standardized_decompress(call.values.args, tables.tables, g, last);
+      if (other != nullptr || rectifies) {
+        cpu::kernels().add_and_rectify(call.values.args.type, values, other == nullptr ? nullptr : other + first * size,
+                                       rectifies, count);
+      }
+      if (calls) apply(after.function, values, count, output.scalar_type());
+    }
+  });
+  return output;
+}
+
 Tensor group_affine_standardized_decompress(const Tensor& codes, const Tensor& bounds, const Tensor& statistics,
                                             int64_t numel, int64_t inner, int64_t channels, int64_t bits,
                                             int64_t group_size) {
@@ -154,6 +235,8 @@ STABLE_TORCH_LIBRARY_IMPL(actcore, CPU, m) {
   m.impl("group_affine_clamped_compress", TORCH_BOX(&group_affine_clamped_compress));
   m.impl("group_affine_standardized_compress", TORCH_BOX(&group_affine_standardized_compress));
   m.impl("group_affine_standardized_decompress", TORCH_BOX(&group_affine_standardized_decompress));
+  m.impl("group_affine_standardized_compress.given", TORCH_BOX(&group_affine_standardized_compress_given));
+  m.impl("group_affine_standardized_activation", TORCH_BOX(&group_affine_standardized_activation));
   m.impl("has_wide_group", TORCH_BOX(&has_wide_group));
   m.impl("group_affine_decompress", TORCH_BOX(&group_affine_decompress));
   m.impl("group_affine_decompress.graph", TORCH_BOX(&group_affine_decompress_graph));

@@ -6,6 +6,8 @@
 #endif
 
 #include <algorithm>
+#include <exception>
+#include <mutex>
 
 #include "cpu/kernels.h"
 #include "ops/checks.h"
@@ -29,6 +31,22 @@ inline void share_elements(int64_t numel, const auto& work) { share(numel, 8, kG
 
 inline void share_groups(int64_t groups, int64_t group_size, const auto& work) {
   share(groups, 1, kGrain / group_size, work);
+}
+
+// share, for work that may throw: an exception must not leave a thread.
+template <class Work>
+void share_and_rethrow(int64_t count, int64_t unit, int64_t grain, const Work& work) {
+  std::exception_ptr first;
+  std::mutex guard;
+  share(count, unit, grain, [&](int64_t begin, int64_t end) {
+    try {
+      work(begin, end);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(guard);
+      first = std::current_exception();
+    }
+  });
+  if (first) std::rethrow_exception(first);
 }
 
 // A large new tensor is a fresh mapping. A page fault per 4 KiB of it costs as much as the arithmetic: with huge pages,

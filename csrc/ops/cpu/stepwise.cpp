@@ -1,9 +1,7 @@
 // The stepwise family on the CPU. Function values are torch's own, bit for bit: each thread gives torch's operator one
 // chunk after the other and codes a chunk while it is in cache. Chunks are whole numbers of torch's vectors, so values
 // are those that torch computes on one thread, for any number of threads.
-#include <exception>
 #include <memory>
-#include <mutex>
 #include <tuple>
 
 #include "codec/dispatch.h"
@@ -124,22 +122,6 @@ class Chunks {
   std::unique_ptr<double[]> scratch_;
 };
 
-// share, for work that may throw: an exception must not leave a thread.
-template <class Work>
-void share_and_rethrow(int64_t numel, const Work& work) {
-  std::exception_ptr first;
-  std::mutex guard;
-  share(numel, kUnit, kGrain, [&](int64_t begin, int64_t end) {
-    try {
-      work(begin, end);
-    } catch (...) {
-      const std::lock_guard<std::mutex> lock(guard);
-      first = std::current_exception();
-    }
-  });
-  if (first) std::rethrow_exception(first);
-}
-
 // Not on other devices, where it would wait for the kernels before.
 void require_sorted(const char* op, const StepwiseCodes& args) {
   bool sorted = true, negative = false;
@@ -162,7 +144,7 @@ std::tuple<Tensor, Tensor> stepwise(const Tensor& input, std::string function, s
   expect_all_written(call.output, input.numel() * static_cast<int64_t>(input.element_size()));
   require_sorted("stepwise", call.args.codes);
   cpu::fused_kernels();
-  share_and_rethrow(input.numel(),
+  share_and_rethrow(input.numel(), kUnit, kGrain,
                     [&](int64_t begin, int64_t end) { Chunks(call.args, input.scalar_type())(begin, end); });
   return {call.output, call.codes};
 }

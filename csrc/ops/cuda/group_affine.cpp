@@ -56,6 +56,33 @@ std::tuple<Tensor, Tensor, Tensor> group_affine_standardized_compress(const Tens
   return {call.codes.codes, call.codes.bounds, call.found};
 }
 
+void group_affine_standardized_compress_given(const Tensor& input, int64_t bits, int64_t group_size, bool stochastic,
+                                              int64_t seed, int64_t stream, const Tensor& means, const Tensor& factors,
+                                              int64_t inner, int64_t channels, const Tensor& codes,
+                                              const Tensor& bounds, const Tensor& statistics) {
+  const auto call = standardized_given_call(input, bits, group_size, stochastic, seed, stream, means, factors, inner,
+                                            channels, codes, bounds, statistics);
+  if (call.args.numel == 0) return;
+  launch_on(input, [&](cudaStream_t s) {
+    const cudaError_t error = cuda::invert_factors(call.args.type, call.shape.count, call.means, call.factors,
+                                                   call.found, call.deviations, s);
+    if (error != cudaSuccess) return error;
+    return cuda::group_affine_standardized_compress(call.args, {call.shape, call.means, call.factors}, s);
+  });
+}
+
+Tensor group_affine_standardized_activation(const Tensor& codes, const Tensor& bounds, const Tensor& scales,
+                                            const Tensor& shifts, std::optional<Tensor> added, int64_t numel,
+                                            int64_t inner, int64_t channels, int64_t bits, int64_t group_size,
+                                            std::string function) {
+  const auto call = standardized_activation_call(codes, bounds, scales, shifts, added, numel, inner, channels, bits,
+                                                 group_size, function);
+  launch_on(codes, [&](cudaStream_t s) {
+    return cuda::group_affine_standardized_activation(call.values.args, call.activation, s);
+  });
+  return call.values.output;
+}
+
 Tensor group_affine_standardized_decompress(const Tensor& codes, const Tensor& bounds, const Tensor& statistics,
                                             int64_t numel, int64_t inner, int64_t channels, int64_t bits,
                                             int64_t group_size) {
@@ -91,6 +118,8 @@ STABLE_TORCH_LIBRARY_IMPL(actcore, CUDA, m) {
   m.impl("group_affine_clamped_compress", TORCH_BOX(&group_affine_clamped_compress));
   m.impl("group_affine_standardized_compress", TORCH_BOX(&group_affine_standardized_compress));
   m.impl("group_affine_standardized_decompress", TORCH_BOX(&group_affine_standardized_decompress));
+  m.impl("group_affine_standardized_compress.given", TORCH_BOX(&group_affine_standardized_compress_given));
+  m.impl("group_affine_standardized_activation", TORCH_BOX(&group_affine_standardized_activation));
   m.impl("group_affine_decompress", TORCH_BOX(&group_affine_decompress));
   m.impl("group_affine_decompress.graph", TORCH_BOX(&group_affine_decompress_graph));
 }

@@ -5,6 +5,7 @@ import pytest
 from bench.cli import suites
 from bench.results.machine import Machine
 from bench.results.record import Record, save
+from bench.suites.kernels import estimate
 from bench.suites.kernels.estimate import Count, Work, functions, path
 
 from .rendering import printed
@@ -46,6 +47,30 @@ def test_work_decides_what_is_on_the_path():
     assert without is not None
     assert without["special"] == 0  # the branch over the division is shorter
     assert path(code, Work(written=16), rounds=1) is None
+
+
+# A loop that is left at its begin: a cell of 16 bytes in each round.
+CELLS = """
+		Function : kernel
+        /*0000*/                   S2R R0, SR_TID.X ;                     /* 0x0 */
+        /*0010*/               @P0 BRA 0x60 ;                             /* 0x0 */
+        /*0020*/                   LDS.128 R4, [R2] ;                     /* 0x0 */
+        /*0030*/                   FMUL R4, R4, R7 ;                      /* 0x0 */
+        /*0040*/                   STG.E.128 desc[UR6][R2.64], R4 ;       /* 0x0 */
+        /*0050*/                   BRA 0x10 ;                             /* 0x0 */
+        /*0060*/                   EXIT ;                                 /* 0x0 */
+"""
+
+
+def test_a_loop_of_cells_is_gone_round_for_each():
+    code = functions(CELLS)["kernel"]
+    pipes = path(code, Work(written=64, floats=4), rounds=1, cells=4)
+    assert pipes == {"other": 1 + 4 + 4 + 1, "memory": 4 + 4, "float": 4}
+    assert path(code, Work(written=64), rounds=1, cells=2) is None
+
+
+def test_the_sources_are_where_they_are_looked_for():
+    assert all((estimate._CSRC / source).is_file() for source in estimate._SOURCES.values())
 
 
 def test_what_a_copy_would_take_by_hand():

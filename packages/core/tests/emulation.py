@@ -25,7 +25,8 @@ STAND_IN = TESTS / "cuda_on_host"
 
 # Those that a test runs; others join with a line.
 KERNELS = (
-    *("group_affine", "group_affine_clamped", "group_affine_standardized", "group_affine_rows", "moments", "float8"),
+    *("group_affine", "group_affine_clamped", "group_affine_standardized", "group_affine_activation"),
+    *("group_affine_rows", "moments", "float8"),
     *("bits", "masked", "narrow", "pool", "stepwise", "levels"),
 )
 

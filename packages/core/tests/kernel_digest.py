@@ -39,6 +39,10 @@ def show_group_affine(case, x):
         stored = ops.group_affine_standardized_compress(x, 5, 96, True, 5, 7, count, inner, channels)
         value = ops.group_affine_standardized_decompress(*stored, x.numel(), inner, channels, 5, 96)
         show(f"standardised {case} {x.dtype}", *stored, value)
+        codes, bounds, (means, deviations) = stored
+        order = (x.numel(), inner, channels, 5, 96, "relu")
+        value = ops.group_affine_standardized_activation(codes, bounds, deviations, means, x.view(-1), *order)
+        show(f"activated {case} {x.dtype}", value)
     show(f"wide {case} {x.dtype}", ops.has_wide_group(x, 96))
 
 

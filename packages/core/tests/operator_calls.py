@@ -72,6 +72,16 @@ class Calls:
             self.wrong.append(f"{name}, the statistics of {_described(arguments)}")
         return expected
 
+    def writing(self, name: str, arguments: tuple[Any, ...], like: Sequence[Tensor]) -> None:
+        """Calls an operator that writes into tensors such as ``like``, its last arguments."""
+        operator, _, overload = name.partition(".")
+        function = getattr(getattr(torch.ops.actcore, operator), overload)
+        expected, got = [torch.zeros_like(one) for one in like], [self._placed(torch.zeros_like(one)) for one in like]
+        function(*arguments, *expected)
+        function(*(self._placed(one) if isinstance(one, Tensor) else one for one in arguments), *got)
+        self.names.add(name)
+        self._compare(name, arguments, got, expected)
+
     def _called(self, name: str, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
         """What an operator returns on the CPU, and on the device."""
         operator, _, overload = name.partition(".")
@@ -136,6 +146,12 @@ def _standardized(calls: Calls, dtype: torch.dtype, bits: int) -> None:
             codes, bounds, found = calls.standardized(x, bits, group, True, *_KEY, *order)
             name, (_, *where) = "group_affine_standardized_decompress", order
             calls(name, codes, bounds, found, x.numel(), *where, bits, group)
+            means, deviations = found
+            for added, function in ((None, "none"), (x, "relu")):
+                options = (added, x.numel(), *where, bits, group, function)
+                calls("group_affine_standardized_activation", codes, bounds, deviations, means, *options)
+            given = (x, bits, group, True, *_KEY, means, deviations, *where)
+            calls.writing("group_affine_standardized_compress.given", given, (codes, bounds, found))
 
 
 def _rows(calls: Calls, dtype: torch.dtype) -> None:

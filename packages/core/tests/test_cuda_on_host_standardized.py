@@ -5,6 +5,7 @@ same statistics.
 """
 
 import math
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import torch
 
 from actcore import reference
 
-from .emulation import ELEMENT_TYPES, Written, at_offset, same_bytes
+from .emulation import CSRC, ELEMENT_TYPES, Written, at_offset, same_bytes
 from .samples import BITS, DTYPES, NUMELS, hard_ranges, name_of, normal, not_finite
 
 ops = torch.ops.actcore
@@ -230,3 +231,88 @@ def test_what_is_small_beside_its_mean_keeps_its_deviation(kernels, channels):
     found, _ = moments(kernels, x, order)
     assert torch.equal(found[0], torch.full((8,), 4096.0))
     assert torch.allclose(found[1], torch.full((8,), 2**0.5), rtol=2 * torch.finfo(torch.float32).eps, atol=0)
+
+
+def check_given(kernels, x, order, skip=0):
+    """What is stored by statistics that torch has found: they are copied, factors inverted."""
+    options, wide = (4, 96, True), torch.promote_types(x.dtype, torch.float32)
+    means, factors = torch.linspace(-1, 2, order.count, dtype=wide), torch.linspace(0.3, 4, order.count, dtype=wide)
+    expected = reference.group_affine_standardized_compress_given(
+        x, *options, SEED, STREAM, means, factors, order.inner, order.channels
+    )
+    found = Written(2 * order.count, wide)
+    to = (found.data_ptr(), found.data_ptr() + order.count * wide.itemsize)
+    kernels.run("invert_factors", ELEMENT_TYPES[x.dtype], order.count, means, factors, *map(Pointer, to))
+    same_bytes(found.tensor(), expected[2], order)
+    with statistics(kernels, order, x, means, factors, (0, 0)) as by:
+        got = compressed(kernels, "group_affine_standardized_compress", x, *options, skip, by=(by,))
+    for one, other in zip(got, expected[:2], strict=True):
+        same_bytes(one, other, (x.dtype, order, skip))
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """An address, as ``Emulation.run`` asks for it."""
+
+    address: int
+
+    def data_ptr(self):
+        return self.address
+
+
+def check_activation(kernels, stored, x, order, function, added, skip=0):
+    """What follows a normalization, bit for bit; up to rounding, functions of the host's library."""
+    codes, bounds, (means, deviations) = stored
+    given = (x.numel(), order.inner, order.channels, 4, 96)
+    value = ops.group_affine_standardized_activation(codes, bounds, deviations, means, added, *given, function)
+    got = Written(x.numel(), x.dtype, skip=skip * x.element_size())
+    what = (codes.data_ptr(), bounds.data_ptr(), ELEMENT_TYPES[x.dtype], x.numel(), 96, 4, got.data_ptr())
+    struct = kernels.struct("GroupAffineDecompress")(*what)
+    other = None if added is None else at_offset(added, skip * x.element_size())
+    with statistics(kernels, order, x, means, deviations, (0, 0)) as by:
+        after = (by, None if other is None else other.data_ptr(), function == "none", NUMBERS.get(function, 0))
+        kernels.run("group_affine_standardized_activation", struct, kernels.struct("Activation")(*after))
+    if function in NUMBERS:
+        # The host's library rounds otherwise than torch's vectors: erf, tanh and exp by a unit of the last place of 1,
+        # by which an element is multiplied, and what follows by another.
+        apart, near = (got.tensor() - value).abs().max(), 4 * torch.finfo(x.dtype).eps * value.abs().max()
+        assert bool(apart <= near), (x.dtype, order, function)
+    else:
+        same_bytes(got.tensor(), value, (x.dtype, order, function, skip))
+
+
+NUMBERS = {"gelu": 10, "gelu_tanh": 11, "silu": 17}
+"""The functions' places in ``enum class Function`` of ``csrc/codec/stepwise.h``."""
+
+
+def test_functions_have_these_places():
+    names = re.search(r"enum class Function \{(.*?)\};", (CSRC / "codec" / "stepwise.h").read_text(), re.DOTALL)[1]
+    names = [name.strip() for name in names.split(",")]
+    assert [names[NUMBERS[name]] for name in ("gelu", "gelu_tanh", "silu")] == ["kGelu", "kGeluTanh", "kSilu"]
+    assert names[0] == "kRelu"
+
+
+@every_dtype
+@pytest.mark.parametrize("order", FIRST + LAST, ids=str)
+def test_given_statistics_and_activations(kernels, dtype, order):
+    x = normal(numel_of(order), dtype) + 1
+    stored = ops.group_affine_standardized_compress(
+        x, 4, 96, True, SEED, STREAM, order.count, order.inner, order.channels
+    )
+    for skip in (0, 1):
+        check_given(kernels, x, order, skip)
+        for function in ("none", "relu"):
+            for added in (None, x.flip(0)):
+                check_activation(kernels, stored, x, order, function, added, skip)
+    for function in NUMBERS:
+        check_activation(kernels, stored, x, order, function, x.flip(0))
+
+
+@every_dtype
+def test_activation_of_what_is_not_finite(kernels, dtype):
+    for numel in WHOLE_OR_NOT:
+        for x in not_finite(dtype, numel).values():
+            order = Order(5, numel // 5)
+            stored = ops.group_affine_standardized_compress(x, 4, 96, True, SEED, STREAM, 5, numel // 5, 0)
+            for function in ("none", "relu"):
+                check_activation(kernels, stored, x, order, function, -x)

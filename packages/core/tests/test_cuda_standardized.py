@@ -170,6 +170,35 @@ def test_what_is_refused():
 
 
 @every_dtype
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_given_statistics_and_activations(dtype, order):
+    """Bit for bit the CPU's, but for GELU and SiLU, whose exponentials differ by a few units of the last place."""
+    x, (count, *where) = sample(order, dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    means, factors = torch.linspace(-1, 2, count, dtype=wide), torch.linspace(0.3, 4, count, dtype=wide)
+    options = (4, 96, True, *KEY)
+    expected = reference.group_affine_standardized_compress_given(x, *options, means, factors, *where)
+    stored = [torch.zeros_like(part).cuda() for part in expected]
+    on_gpu = (x.cuda(), *options, means.cuda(), factors.cuda(), *where, *stored)
+    ops.group_affine_standardized_compress.given(*on_gpu)
+    for one, other in zip(stored, expected, strict=True):
+        assert_same_bytes(one, other, (dtype, order))
+    codes, bounds, (means, deviations) = expected
+    for function in ("none", "relu", "silu", "gelu", "gelu_tanh"):
+        for added in (None, x.flip(0)):
+            given = (codes, bounds, deviations, means, added)
+            rest = (x.numel(), *where, 4, 96, function)
+            value = ops.group_affine_standardized_activation(*given, *rest)
+            moved = (None if one is None else one.cuda() for one in given)
+            got = ops.group_affine_standardized_activation(*moved, *rest)
+            if function in ("none", "relu"):
+                assert_same_bytes(got, value, (dtype, order, function))
+            else:
+                near = 8 * torch.finfo(dtype).eps * value.abs().max()
+                assert bool((got.cpu() - value).abs().max() <= near), (dtype, order, function)
+
+
+@every_dtype
 def test_opcheck(dtype):
     x = normal(1000, dtype).cuda()
     torch.library.opcheck(ops.group_affine_clamped_compress.default, (x, 4, 256, True, 1, 2, -1.0, 1.0))

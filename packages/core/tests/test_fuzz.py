@@ -151,6 +151,10 @@ ARGUMENTS = {
         WIDTHS,
         GROUP_SIZES,
     ),
+    "group_affine_standardized_activation": (
+        *(BYTES, FLOATS, FLOATS, FLOATS, st.one_of(st.none(), FLOATS), INT64, INT64, INT64, WIDTHS, GROUP_SIZES),
+        st.sampled_from(["none", "relu", "silu", "gelu", "gelu_tanh", "tanh"]),
+    ),
     "has_wide_group": (FLOATS, GROUP_SIZES),
     "group_affine_rows_compress": (FLOATS, BYTES, INT64, GROUP_SIZES, st.booleans(), INT64, INT64),
     "group_affine_rows_compress.tensor": (FLOATS, BYTES, INT64, GROUP_SIZES, st.booleans(), KEYS, KEYS),

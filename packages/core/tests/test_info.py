@@ -13,7 +13,7 @@ import torch
 import actcore
 from actcore import _library, _native, info
 from actcore.fused import FUSED_OPERATORS
-from actcore.ops import OPERATORS
+from actcore.ops import GRAPH_OPERATORS, OPERATORS, WRITING_OPERATORS
 
 
 def run(*arguments, **environment):
@@ -149,7 +149,7 @@ def test_python_m_actcore_prints_the_facts_and_checks_every_operator():
     assert result.returncode == 0, result.stdout + result.stderr
     for name in actcore.build_info():
         assert name in result.stdout
-    for operator in (*OPERATORS, *FUSED_OPERATORS):
+    for operator in (*OPERATORS, *GRAPH_OPERATORS, *WRITING_OPERATORS, *FUSED_OPERATORS):
         assert any(line.split() == ["cpu", operator, "ok"] for line in result.stdout.splitlines()), operator
 
 
@@ -167,10 +167,24 @@ def test_the_check_fails_when_an_operator_disagrees(monkeypatch):
     assert not results["pack_bits"]
     assert not results["positive_mask"]
     assert results["unpack_bits"]
+    assert not results["positive_mask.graph"]
+    assert not results["bit_mask_compress.graph"]
 
     from actcore.__main__ import main
 
     assert main() == 1
+
+
+def test_the_check_looks_at_what_is_written(monkeypatch):
+    """Into given tensors. Here the reference inverts no factor."""
+    given = info.reference.group_affine_standardized_compress_given
+    monkeypatch.setattr(
+        info.reference,
+        "group_affine_standardized_compress_given",
+        lambda *arguments: (*given(*arguments)[:2], torch.stack(arguments[6:8])),
+    )
+    wrong = [name for name, agrees in info.check_operators(torch.device("cpu")) if not agrees]
+    assert wrong == ["group_affine_standardized_compress.given"]
 
 
 def test_unknown_kernels_raise_with_the_names_that_run_here():

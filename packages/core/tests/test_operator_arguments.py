@@ -211,12 +211,51 @@ WRONG = [
         (U8[:500], F32[:8], F32[:20], 1000, 100, 0, 4, 256),
         "statistics must be means and deviations: (2, count)",
     ),
+    (
+        "group_affine_standardized_activation",
+        (U8[:500], F32[:8], F32[:10], F32[:10], None, 1000, 100, 0, 4, 256, "tanh"),
+        "function must be one of none, relu, silu, gelu, gelu_tanh; got 'tanh'",
+    ),
+    (
+        "group_affine_standardized_activation",
+        (U8[:500], F32[:8], F32[:10], F32[:9], None, 1000, 100, 0, 4, 256, "none"),
+        "scales must be as many as shifts, 9, got 10",
+    ),
+    (
+        "group_affine_standardized_activation",
+        (U8[:500], F32[:8], F32[:10].double(), F32[:10], None, 1000, 100, 0, 4, 256, "none"),
+        "scales must be 1-D and float32 for elements of this dtype",
+    ),
+    (
+        "group_affine_standardized_activation",
+        (U8[:500], F32[:8], F32[:10], F32[:10], F32[:999], 1000, 100, 0, 4, 256, "none"),
+        "added must be 1000 elements in the dtype of bounds, got 999",
+    ),
     ("has_wide_group", (U8, 256), "input must be float32, float64, float16 or bfloat16"),
     ("has_wide_group", (F32[::2], 256), "input must be contiguous; call .contiguous() first"),
     ("has_wide_group", (F32, 100), "group_size must be a positive multiple of 32, got 100"),
     ("positive_mask", (U8,), "input must be float32, float64, float16 or bfloat16"),
     ("positive_mask", (F32[::2],), "input must be contiguous; call .contiguous() first"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("place", "given", "text"),
+    [
+        (6, F32[:10].double(), "means must be 1-D and float32 for elements of this dtype"),
+        (7, F32[:9], "factors must be as many as means, 10, got 9"),
+        (8, 99, "1000 elements must be whole runs or rows of 10 statistics, by inner=99 and channels=0"),
+        (10, U8[:499], "codes must hold 500 bytes, got 499"),
+        (11, F32[:6], "bounds must hold 4 pairs in input's dtype, got 6 values"),
+        (12, F32[:10], "statistics must hold 20 values in the dtype of means, got 10"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_statistics(place, given, text):
+    arguments = [F32, 4, 256, True, 0, 0, F32[:10], F32[:10], 100, 0, U8[:500], F32[:8], F32[:20]]
+    arguments[place] = given
+    with pytest.raises(RuntimeError, match=re.escape(f"actcore::group_affine_standardized_compress: {text}")):
+        ops.group_affine_standardized_compress.given(*arguments)
 
 
 @pytest.mark.parametrize(("operator", "arguments", "text"), WRONG, ids=range(len(WRONG)))

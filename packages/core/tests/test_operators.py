@@ -5,7 +5,7 @@ import torch
 
 import actcore
 from actcore.fused import FUSED_OPERATORS
-from actcore.ops import GRAPH_OPERATORS, OPERATORS, group_count, packed_bytes
+from actcore.ops import GRAPH_OPERATORS, OPERATORS, WRITING_OPERATORS, group_count, packed_bytes
 
 from .samples import BITS, DTYPES, FORMATS, INTEGERS, integers, name_of, normal
 
@@ -116,6 +116,10 @@ def calls(dtype=torch.float32, device="cpu", numel=1000):
             3,
             256,
         ),
+        "group_affine_standardized_activation": (
+            *(u8[: packed_bytes(numel, 3)], bounds, statistics[0], statistics[1], x, numel, max(numel, 1), 0, 3, 256),
+            "relu",
+        ),
         "has_wide_group": (x, 256),
         "group_affine_rows_compress": (x, widths, numel, 256, True, 0, 0),
         "group_affine_rows_compress.tensor": (x, widths, numel, 256, True, *key),
@@ -142,7 +146,9 @@ def test_every_operator_is_listed_and_called_here():
     }
     schemas.remove("actcore::next_stream")  # of Python; its tests are in test_graph_hooks.py
     schemas -= {"actcore::region_stream", "actcore::enter_region"}  # in test_regions.py, as those for graphs
-    assert schemas == {f"actcore::{name}" for name in (*OPERATORS, *GRAPH_OPERATORS, *FUSED_OPERATORS)}
+    assert schemas == {
+        f"actcore::{name}" for name in (*OPERATORS, *GRAPH_OPERATORS, *WRITING_OPERATORS, *FUSED_OPERATORS)
+    }
     assert set(calls()) == set(OPERATORS)  # those of the fused ones: test_masked, test_stepwise, test_pool
 
 

@@ -18,7 +18,7 @@ def main() -> int:
     for device in devices():
         for operator, agrees in check_operators(device):
             failed |= not agrees
-            print(f"{device.type:4} {operator:34} {'ok' if agrees else 'DISAGREES WITH THE REFERENCE'}")
+            print(f"{device.type:4} {operator:40} {'ok' if agrees else 'DISAGREES WITH THE REFERENCE'}")
     return int(failed)
 
 

@@ -12,7 +12,7 @@ from actcore import _library, reference
 from actcore._version import __version__
 from actcore.dtypes import FLOATS
 from actcore.fused import FUSED_OPERATORS
-from actcore.ops import CPU_OPERATORS, OPERATORS
+from actcore.ops import CPU_OPERATORS, GRAPH_OPERATORS, OPERATORS, WRITING_OPERATORS
 
 _SEED, _STREAM = 2026, 7
 
@@ -59,7 +59,7 @@ def _current_gpu() -> torch.device:
 def check_operators(device: torch.device) -> Iterator[tuple[str, bool]]:
     """Compares every operator with the reference and yields its name and whether they agree: bit for bit, and the
     statistics that one finds within their rounding."""
-    results = dict.fromkeys(OPERATORS, True)
+    results = dict.fromkeys((*OPERATORS, *WRITING_OPERATORS, *GRAPH_OPERATORS), True)
     if device.type == "cpu":
         for x in (torch.linspace(-3, 5, 1000), torch.tensor([1.0, 2.0, -1e9, 3.0])):
             results["has_wide_group"] &= _agrees("has_wide_group", (x, 256), device)
@@ -70,6 +70,14 @@ def check_operators(device: torch.device) -> Iterator[tuple[str, bool]]:
         compresses, restores = _standardizes(x, given, device)
         results["group_affine_standardized_compress"] &= compresses
         results["group_affine_standardized_decompress"] &= restores
+    for arguments in _activated():
+        results["group_affine_standardized_activation"] &= _agrees(
+            "group_affine_standardized_activation", arguments, device
+        )
+    for name, agrees in _written(device):
+        results[name] &= agrees
+    for name, agrees in _graphs(device):
+        results[name] &= agrees
     for operator, arguments in _calls():
         results[operator] &= _agrees(operator, arguments, device)
     for dtype in FLOATS:
@@ -155,6 +163,53 @@ def _standardizes(x: torch.Tensor, given: tuple[Any, ...], device: torch.device)
     back = (*stored, found, x.numel(), inner, channels, bits, size)
     compresses = bool(near.all()) and all(map(_same, stored, codes))
     return compresses, _agrees("group_affine_standardized_decompress", back, device)
+
+
+def _activated() -> Iterator[tuple[Any, ...]]:
+    """Arguments of ``group_affine_standardized_activation``. Functions but ReLU differ between libraries."""
+    for x, given in _standardized():
+        bits, size, *_, statistics, inner, channels = given
+        codes, bounds, found = reference.group_affine_standardized_compress(x, *given)
+        scales, shifts = torch.linspace(-2, 2, statistics).to(found.dtype), found[0].contiguous()
+        for added, function in ((None, "none"), (x, "none"), (None, "relu"), (x, "relu")):
+            yield codes, bounds, scales, shifts, added, x.numel(), inner, channels, bits, size, function
+
+
+def _written(device: torch.device) -> Iterator[tuple[str, bool]]:
+    """The operators that write into given tensors, and whether they agree with the reference."""
+    for x, given in _standardized():
+        bits, size, stochastic, seed, stream, _, inner, channels = given
+        wide = torch.promote_types(x.dtype, torch.float32)
+        means, factors = torch.linspace(-1, 1, 70, dtype=wide), torch.linspace(0.5, 3, 70, dtype=wide)
+        options = (bits, size, stochastic, seed, stream)
+        expected = reference.group_affine_standardized_compress_given(x, *options, means, factors, inner, channels)
+        written = [torch.empty_like(part, device=device) for part in expected]
+        torch.ops.actcore.group_affine_standardized_compress.given(
+            x.to(device), *options, means.to(device), factors.to(device), inner, channels, *written
+        )
+        agree = all(_same(one, other) for one, other in zip(written, expected, strict=True))
+        yield "group_affine_standardized_compress.given", agree
+
+
+def _graphs(device: torch.device) -> Iterator[tuple[str, bool]]:
+    """The operators for graphs, which have one tensor for all that the others return, and whether they agree."""
+    ops, stream = torch.ops.actcore, torch.tensor([_STREAM])
+    for dtype in FLOATS:
+        x = torch.linspace(-3, 5, 1000, dtype=torch.float64).sin().to(dtype)
+        codes, bounds = reference.group_affine_compress(x, 3, 256, True, _SEED, _STREAM)
+        gap = torch.zeros(-codes.numel() % (2 * dtype.itemsize), dtype=torch.uint8)
+        payload = torch.cat([codes, gap, bounds.view(-1).view(torch.uint8)])
+        got = ops.group_affine_compress.graph(x.to(device), 3, 256, True, _SEED, stream.to(device))
+        yield "group_affine_compress.graph", _same(got, payload)
+        back = reference.group_affine_decompress(codes, bounds, 1000, 3, 256)
+        got = ops.group_affine_decompress.graph(payload.to(device), 1000, dtype, 3, 256)
+        yield "group_affine_decompress.graph", _same(got, back)
+        mask = reference.pack_bits((x > 0).to(torch.uint8), 1)
+        yield "positive_mask.graph", _same(ops.positive_mask.graph(x.to(device)), mask)
+        signs = (x > 0).to(dtype)
+        yield "bit_mask_compress.graph", _same(ops.bit_mask_compress.graph(signs.to(device), 0.0, 1.0), mask)
+        got = ops.bit_mask_decompress.graph(mask.to(device), 1000, dtype, 0.0, 1.0)
+        yield "bit_mask_decompress.graph", _same(got, signs)
 
 
 def _calls() -> Iterator[tuple[str, tuple[Any, ...]]]:

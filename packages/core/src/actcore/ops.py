@@ -93,6 +93,22 @@ def _(
     return bounds.new_empty(numel)
 
 
+@torch.library.register_fake("actcore::group_affine_standardized_compress.given")
+def _(
+    input: Tensor, bits: int, group_size: int, stochastic: bool, seed: int, stream: int, means: Tensor,
+    factors: Tensor, inner: int, channels: int, codes: Tensor, bounds: Tensor, statistics: Tensor,
+) -> None:  # fmt: skip
+    """Writes, and returns nothing."""
+
+
+@torch.library.register_fake("actcore::group_affine_standardized_activation")
+def _(
+    codes: Tensor, bounds: Tensor, scales: Tensor, shifts: Tensor, added: Tensor | None, numel: int, inner: int,
+    channels: int, bits: int, group_size: int, function: str,
+) -> Tensor:  # fmt: skip
+    return bounds.new_empty(numel)
+
+
 @torch.library.register_fake("actcore::has_wide_group")
 def _(input: Tensor, group_size: int) -> Tensor:
     return input.new_empty(1, dtype=torch.int32)
@@ -205,6 +221,7 @@ OPERATORS = (
     "group_affine_clamped_compress",
     "group_affine_standardized_compress",
     "group_affine_standardized_decompress",
+    "group_affine_standardized_activation",
     "group_affine_rows_compress",
     "group_affine_rows_compress.tensor",
     "group_affine_rows_decompress",
@@ -228,6 +245,9 @@ GRAPH_OPERATORS = (
     "positive_mask.graph",
 )
 """Those for graphs that run below autograd. Refusing gradients takes a kernel in Python, which would run each time."""
+
+WRITING_OPERATORS = ("group_affine_standardized_compress.given",)
+"""Those that write into tensors that they are given, and return nothing. They are called below autograd."""
 
 
 def _refuse_gradient(name: str) -> None:

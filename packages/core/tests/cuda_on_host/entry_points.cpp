@@ -22,6 +22,13 @@ ACTCORE_ENTRY(group_affine_clamped_compress, GroupAffineCompress)
 ACTCORE_STANDARDIZED_ENTRY(group_affine_standardized_compress, GroupAffineCompress)
 ACTCORE_STANDARDIZED_ENTRY(group_affine_standardized_decompress, GroupAffineDecompress)
 ACTCORE_ENTRY(take_moments, TakeMoments)
+extern "C" int group_affine_standardized_activation(const GroupAffineDecompress* args, const Activation* after) {
+  return cuda::group_affine_standardized_activation(*args, *after, nullptr);
+}
+extern "C" int invert_factors(int64_t type, int64_t count, const void* means, const void* factors, void* found,
+                              void* deviations) {
+  return cuda::invert_factors(static_cast<ElementType>(type), count, means, factors, found, deviations, nullptr);
+}
 ACTCORE_ENTRY(float8_compress, Float8Compress)
 ACTCORE_ENTRY(float8_decompress, Float8Decompress)
 ACTCORE_ROWS_ENTRY(group_affine_rows_compress, GroupAffineCompress)

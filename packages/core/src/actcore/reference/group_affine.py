@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -93,6 +95,39 @@ def group_affine_standardized_decompress(
     of = _statistics(numel, len(mean), inner, channels)
     value: Tensor = (standard.to(mean.dtype) * deviation[of] + mean[of]).to(bounds.dtype)
     return value
+
+
+def group_affine_standardized_compress_given(
+    x: Tensor, bits: int, group_size: int, stochastic: bool, seed: int, stream: int, means: Tensor, factors: Tensor,
+    inner: int, channels: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Codes and bounds of the elements less their mean, times their factor; and the means with the inverse
+    factors."""
+    of = _statistics(x.numel(), len(means), inner, channels)
+    standard = (x.reshape(-1).to(means.dtype) - means[of]) * factors[of]
+    stored = group_affine_compress(standard.to(x.dtype), bits, group_size, stochastic, seed, stream)
+    return *stored, torch.stack([means, factors.reciprocal()])
+
+
+def group_affine_standardized_activation(
+    codes: Tensor, bounds: Tensor, scales: Tensor, shifts: Tensor, added: Tensor | None, numel: int, inner: int,
+    channels: int, bits: int, group_size: int, function: str,
+) -> Tensor:  # fmt: skip
+    """The elements as they were normalized, times the scale, plus the shift, plus what is added, through the function,
+    each of which rounds."""
+    order = (numel, inner, channels, bits, group_size)
+    value = group_affine_standardized_decompress(codes, bounds, torch.stack([shifts, scales]), *order)
+    if added is not None:
+        value = value + added.reshape(-1)
+    return value if function == "none" else _FUNCTIONS[function](value)
+
+
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
+}
 
 
 def _statistics(numel: int, count: int, inner: int, channels: int) -> Tensor:

@@ -1,9 +1,17 @@
 """Stores a batch or group norm's input through one operator, which makes no tensor of normalised elements:
-``compressed`` and ``decompressed`` do what ``norms.Normalizer`` does in several passes."""
+``compressed`` and ``decompressed`` do what ``norms.Normalizer`` does in several passes.
+
+Autograd saves the input before torch computes the statistics. Inside of ``run_with_statistics`` the stored form is
+allocated then, and written when the norm has returned, by the mean and inverse deviation that autograd has saved of it.
+Elsewhere the operator computes statistics of its own.
+"""
 
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -13,15 +21,103 @@ from torch import Tensor
 from actcore import Compressed, GroupAffine, Layout, missing_on
 from actcore.codec import made, noise_key
 from actcore.layout import is_contiguous
-from actcore.ops import below_autograd
+from actcore.ops import below_autograd, group_count, packed_bytes
+from actcore.replay import KERNELS
 from integrations._utils.plain_tensor_types import has_elements
+from integrations._utils.torch_internals import len_torch_dispatch_stack, profiler_enabled
 
 CHANNELS = 0
 """In the place of a number of groups: each channel of all samples has one statistic."""
 
-COMPRESS = torch.ops.actcore.group_affine_standardized_compress.default
+_COMPRESS = torch.ops.actcore.group_affine_standardized_compress.default
+_WRITE = torch.ops.actcore.group_affine_standardized_compress.given
+_KERNEL = KERNELS.get("group_affine_standardized_compress")
+_ACTIVATE = torch.ops.actcore.group_affine_standardized_activation.default
 DECOMPRESS = torch.ops.actcore.group_affine_standardized_decompress.default
 _MOST = 4096  # the largest group, in elements, that these two operators take
+
+
+class _Thread(threading.local):
+    """What waits in a thread for its norm's statistics; ``None`` outside of ``run_with_statistics``."""
+
+    pending: list[PendingStore] | None = None
+
+
+_THREAD = _Thread()
+
+
+@dataclass(slots=True)
+class PendingStore:
+    """A norm's input, and its stored form, which is not written yet.
+
+    Attributes:
+        elements: the input, in memory order.
+        options: bits, elements of a group, whether to round at random, seed and stream.
+        order: see ``get_order``.
+        parts: codes, bounds and ``Float[2, count]``.
+    """
+
+    elements: Tensor
+    options: tuple[int, int, bool, int, int]
+    order: tuple[int, int]
+    parts: tuple[Tensor, Tensor, Tensor]
+
+    def write(self, result: object) -> None:
+        """Writes the stored form.
+
+        Args:
+            result: the norm's. Without saved statistics, they are computed from the elements.
+        """
+        count, wide = self.parts[2].shape[1], self.parts[2].dtype
+        node = getattr(result, "grad_fn", None)
+        found = [getattr(node, name, None) for name in ("_saved_result1", "_saved_result2")]
+        if all(isinstance(one, Tensor) and one.numel() == count for one in found):
+            # On the CPU, those of bfloat16 parameters are bfloat16. Elements are restored by what they were stored by.
+            means, factors = (one.detach().reshape(-1).to(wide) for one in found if one is not None)
+            below_autograd(_WRITE, self.elements, *self.options, means, factors, *self.order, *self.parts)
+            return
+        stored = below_autograd(_COMPRESS, self.elements, *self.options, count, *self.order)
+        for part, one in zip(self.parts, stored, strict=True):
+            part.copy_(one)
+
+
+def run_with_statistics(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the result of a norm. The input that autograd saves is stored by the statistics that torch computes."""
+    before, _THREAD.pending = _THREAD.pending, []
+    pending, result = _THREAD.pending, None
+    try:
+        result = function(*args, **kwargs)
+    finally:  # also what an error leaves: something else may share the stored form
+        _THREAD.pending = before
+        for store in pending:
+            store.write(result)
+    return result
+
+
+def _compress(
+    elements: Tensor, bits: int, group_size: int, stochastic: bool, seed: int, stream: int, count: int, inner: int,
+    channels: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return codes, bounds and ``Float[2, count]`` of elements in memory order. Inside of ``run_with_statistics`` they
+    are written when the norm returns."""
+    options, order = (bits, group_size, stochastic, seed, stream), (inner, channels)
+    if _THREAD.pending is None:
+        seen = not elements.is_cpu or len_torch_dispatch_stack() or profiler_enabled()
+        operator = _COMPRESS if _KERNEL is None or seen else _KERNEL
+        found: tuple[Tensor, Tensor, Tensor] = operator(elements, *options, count, *order)
+        return found
+    numel, dtype, device = elements.numel(), elements.dtype, elements.device
+    parts = (
+        torch.empty(packed_bytes(numel, bits), dtype=torch.uint8, device=device),
+        torch.empty((group_count(numel, group_size), 2), dtype=dtype, device=device),
+        torch.empty((2, count), dtype=torch.promote_types(dtype, torch.float32), device=device),
+    )
+    _THREAD.pending.append(PendingStore(elements, options, order, parts))
+    return parts
+
+
+COMPRESS = _compress
+"""Called as the operators are."""
 
 
 def compressed(
@@ -64,6 +160,46 @@ def decompressed(codec: GroupAffine, groups: int, stored: Compressed) -> Tensor 
     flat: Tensor = below_autograd(
         DECOMPRESS, codes, bounds, statistics, math.prod(layout.shape), *order, codec.bits, codec.group_size
     )
+    return layout.restore(flat)
+
+
+def activated(
+    codec: GroupAffine,
+    stored: Compressed,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    function: str,
+    added: Tensor | None = None,
+) -> Tensor | None:
+    """Return what follows a batch or group norm, in one pass over its stored input.
+
+    Args:
+        codec: gives the bits and elements of a group.
+        stored: the input's stored form, written by ``run_with_statistics`` for this norm.
+        weight, bias: ``Float[channels]``, the norm's; ``None`` for none.
+        function: what its result goes through: ``none``, ``relu``, ``silu``, ``gelu`` or ``gelu_tanh``.
+        added: a tensor of the input's shape and dtype that is added before.
+
+    Returns:
+        the tensor, laid out as the input was; ``None`` as for ``decompressed``.
+    """
+    codes, bounds, statistics = stored.payload
+    layout, group_size = stored.layout, codec.group_size
+    order = get_order(layout, CHANNELS, group_size)
+    if order is None or not has_operators(codes.device) or torch.compiler.is_compiling():
+        return None
+    channels, wide = layout.shape[1], statistics.dtype
+    scales, shifts = (
+        statistics.new_full((channels,), default) if given is None else given.detach().to(wide)
+        for given, default in ((weight, 1.0), (bias, 0.0))
+    )
+    if added is not None:
+        if added.stride() != layout.strides:
+            added = bounds.new_empty(layout.shape).as_strided(*layout).copy_(added)
+        added = layout.flatten(added.detach())
+    numel = math.prod(layout.shape)
+    options = (scales, shifts, added, numel, *order, codec.bits, group_size, function)
+    flat: Tensor = below_autograd(_ACTIVATE, codes, bounds, *options)
     return layout.restore(flat)
 
 

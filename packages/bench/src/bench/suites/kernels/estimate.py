@@ -14,8 +14,12 @@ begin: an assumption, under which the kernels before come out at what was estima
 bfloat16).
 
 Of a kernel's machine code, the path that counts is the shortest from the entry to an exit that does all the work of a
-full tile, as ``Work`` says what that is. No call is on it, no loop is gone round again but that in which the threads of
-a group tell each other their bounds, and a predicated instruction counts.
+full tile, as ``Work`` says what that is. No call is on it, and a predicated instruction counts. Two kinds of loops are
+gone round again: those in which the threads of a group tell each other their bounds, and those in which a thread
+standardizes or restores its cells of 16 bytes, one after the other.
+
+``Standardized`` and ``Activation`` are of channels last, of which each has a statistic. Of the second, the path has
+neither another tensor nor a function.
 """
 
 from __future__ import annotations
@@ -128,11 +132,11 @@ def functions(disassembly: str) -> dict[str, list[Instruction]]:
     return found
 
 
-def path(code: Sequence[Instruction], work: Work, rounds: int) -> Counter[str] | None:
+def path(code: Sequence[Instruction], work: Work, rounds: int, cells: int = 1) -> Counter[str] | None:
     """How many instructions of each pipe the shortest path has that does this work, the loop of shuffles gone round
-    ``rounds`` times; None where there is no such path."""
+    ``rounds`` times, and those of cells ``cells`` times; None where there is no such path."""
     needed = tuple(vars(work).values())
-    times = _times(code, rounds)
+    times = _times(code, rounds, cells)
     at = {instruction.address: place for place, instruction in enumerate(code)}
     # By place, and by how much of the work is done: the fewest instructions, and which.
     reached: list[dict[tuple[int, ...], tuple[int, Counter[str]]]] = [{} for _ in range(len(code) + 1)]
@@ -147,7 +151,7 @@ def path(code: Sequence[Instruction], work: Work, rounds: int) -> Counter[str] |
             entry = (count + times[place], pipes + Counter({instruction.pipe: times[place]}))
             if instruction.name == "EXIT" and now == needed and (best is None or entry[0] < best[0]):
                 best = entry
-            for following in _after(instruction, place, at):
+            for following in _after(code, place, at):
                 known = reached[following].get(now)
                 if known is None or entry[0] < known[0]:
                     reached[following][now] = entry
@@ -155,12 +159,17 @@ def path(code: Sequence[Instruction], work: Work, rounds: int) -> Counter[str] |
     return best[1] if best else None
 
 
-def _after(instruction: Instruction, place: int, at: Mapping[int, int]) -> Iterator[int]:
-    """Where a path may go on, forwards."""
+def _after(code: Sequence[Instruction], place: int, at: Mapping[int, int]) -> Iterator[int]:
+    """Where a path may go on, forwards; from the end of a loop that is left at its begin, there."""
+    instruction = code[place]
     always = not instruction.predicate and "P" not in instruction.rest.partition("0x")[0]
     if instruction.target is not None and not instruction.name.startswith("BRA.DIV"):
-        if at.get(instruction.target, -1) > place:
-            yield at[instruction.target]
+        target = at.get(instruction.target, -1)
+        if target > place:
+            yield target
+        elif target >= 0 and always:
+            exits = (at.get(one.target, -1) for one in code[target:place] if one.predicate and one.target is not None)
+            yield from {leaving for leaving in exits if leaving > place}
         if always:
             return
     if instruction.name == "EXIT" and always:
@@ -168,8 +177,8 @@ def _after(instruction: Instruction, place: int, at: Mapping[int, int]) -> Itera
     yield place + 1
 
 
-def _times(code: Sequence[Instruction], rounds: int) -> list[int]:
-    """How often each instruction is met: once, but in loops with shuffles."""
+def _times(code: Sequence[Instruction], rounds: int, cells: int) -> list[int]:
+    """How often each instruction is met: once, but in loops with shuffles or of cells."""
     times = [1] * len(code)
     at = {instruction.address: place for place, instruction in enumerate(code)}
     for place, instruction in enumerate(code):
@@ -178,7 +187,18 @@ def _times(code: Sequence[Instruction], rounds: int) -> list[int]:
         if any(code[i].name.startswith("SHFL") for i in body):
             for i in body:
                 times[i] = rounds
+        elif _takes_cells([code[i].name for i in body]):
+            for i in body:
+                times[i] = cells
     return times
+
+
+def _takes_cells(names: Sequence[str]) -> bool:
+    """Whether a loop takes one cell in each round: from a tile, and to memory or the tile."""
+    touched = [name for name in names if name.startswith(("LDS", "STS", "STG"))]
+    reads = [name for name in touched if name.startswith("LDS")]
+    writes = [name for name in touched if name.startswith(("STS.128", "STG.E.128"))]
+    return len(touched) == len(reads) + len(writes) and len(reads) == len(writes) == 1
 
 
 def _done(instruction: Instruction, times: int) -> tuple[int, ...]:
@@ -187,9 +207,9 @@ def _done(instruction: Instruction, times: int) -> tuple[int, ...]:
     moved = _WIDTHS[width[1]] if width else 0
     return (
         moved if name.startswith("LDG") else 0,
-        moved if name.startswith("STG") else 0,
+        times * moved if name.startswith("STG") else 0,
         1 if _PHILOX.match(name + instruction.rest) else 0,
-        1 if name.startswith(("FMUL", "FFMA", "DMUL", "DFMA")) else 0,
+        times if name.startswith(("FMUL", "FFMA", "DMUL", "DFMA")) else 0,
         1 if name.startswith("MUFU.RCP") else 0,
         times if name.startswith("SHFL") else 0,
     )
@@ -205,13 +225,26 @@ DTYPES: Mapping[str, tuple[int, str]] = {
     "bfloat16": (2, "NS_8BFloat16E"),
     "float16": (2, "NS_4HalfE"),
 }
-GROUP_AFFINE, FLOAT8 = "GroupAffine", "Float8"
-CODECS = (*((GROUP_AFFINE, bits) for bits in (1, 2, 4, 8)), (FLOAT8, 8))
-"""Names and bits. Both formats of ``Float8`` take the same instructions, so that e4m3 stands for both."""
+GROUP_AFFINE, FLOAT8, STANDARDIZED, ACTIVATION = "GroupAffine", "Float8", "Standardized", "Activation"
+CODECS = (
+    *((GROUP_AFFINE, bits) for bits in (1, 2, 4, 8)),
+    (FLOAT8, 8),
+    *((name, bits) for name in (STANDARDIZED, ACTIVATION) for bits in (6, 8)),
+)
+"""Names and bits. Both formats of ``Float8`` take the same instructions, so that e4m3 stands for both. ``Standardized``
+is stored by statistics that are there; ``Activation`` restores what follows a norm from that."""
 
-_BOUNDS = {GROUP_AFFINE: 2, FLOAT8: 1}  # of a group
-_CSRC = Path(__file__).parents[5] / "csrc"
-_SOURCES = {GROUP_AFFINE: "cuda/group_affine.cu", FLOAT8: "cuda/float8.cu"}
+_BOUNDS = {GROUP_AFFINE: 2, FLOAT8: 1, STANDARDIZED: 2, ACTIVATION: 2}  # of a group
+_CSRC = Path(__file__).parents[6] / "csrc"
+_SOURCES = {
+    GROUP_AFFINE: "cuda/group_affine.cu",
+    FLOAT8: "cuda/float8.cu",
+    STANDARDIZED: "cuda/group_affine_standardized.cu",
+    ACTIVATION: "cuda/group_affine_activation.cu",
+}
+_CELL = 16  # bytes
+_ENCODED = 40  # products with which a thread encodes its row, those of its group's bounds among them
+_COLUMNS = "StandardizeColumns"  # the class of the kernels for channels last
 
 
 @part("count", "the instructions of a kernel, a thread's for its 32 elements")
@@ -264,21 +297,29 @@ def run(against: str, threads: int) -> Record:
 
 
 def _counted(nvcc: str, csrc: Path, *, earlier: bool) -> Iterator[Count]:
-    code = {codec: functions(_disassembled(nvcc, csrc, source)) for codec, source in _SOURCES.items()}
+    there = {codec: source for codec, source in _SOURCES.items() if not earlier or (csrc / source).is_file()}
+    code = {codec: functions(_disassembled(nvcc, csrc, source)) for codec, source in there.items()}
     rounds = (GROUP // ROW).bit_length() - 1  # in which threads of a group tell each other their bounds
     for dtype, (size, mangled) in DTYPES.items():
         for codec, bits in CODECS:
+            if codec not in code:  # an earlier commit
+                continue
             bounds, codes, values = _BOUNDS[codec] * size, ROW * bits // 8, ROW * size
             shuffles = _BOUNDS[codec] * rounds
+            scaled = ROW if codec in (STANDARDIZED, ACTIVATION) else 0  # products of elements on their way
+            encoded = _ENCODED if scaled else ROW
             works = {
-                COMPRESS: Work(values, codes + bounds, products=36, floats=ROW, reciprocals=1, shuffles=shuffles),
-                DECOMPRESS: Work(codes + bounds, values, floats=ROW),
+                COMPRESS: Work(values, codes + bounds, 36, encoded + scaled, reciprocals=1, shuffles=shuffles),
+                DECOMPRESS: Work(codes + bounds, values, floats=ROW + scaled),
             }
             for what, work in works.items():
+                if (codec, what) == (ACTIVATION, COMPRESS):
+                    continue
                 kind = "NS_4E4M3E" if codec == FLOAT8 else f"Li{bits}E"
                 pattern = re.compile(rf"\d{what}_kernelI{mangled}{kind}")
                 names = [name for name in code[codec] if pattern.search(name)]
-                pipes = path(code[codec][names[0]], work, rounds) if names else None
+                names.sort(key=lambda name: _COLUMNS not in name)  # an earlier commit has one for all orders
+                pipes = path(code[codec][names[0]], work, rounds, values // _CELL) if names else None
                 if pipes is None:
                     raise BenchError(
                         f"{_SOURCES[codec]} has no full tile's path in {what}, {dtype}, {bits} bits: "
@@ -355,7 +396,8 @@ def tables(record: Record) -> Iterator[Table]:
 
 def _named(count: Count) -> str:
     stored = FLOAT8 if count.codec == FLOAT8 else f"{count.bits} bit{'s' if count.bits > 1 else ''}"
-    return f"{count.what}, {count.dtype}, {stored}"
+    kind = f", {count.codec.lower()}" if count.codec in (STANDARDIZED, ACTIVATION) else ""
+    return f"{count.what}, {count.dtype}, {stored}{kind}"
 
 
 def _both(heading: str, cell: Callable[[Count], str], beside: bool) -> list[Column[Row]]:
