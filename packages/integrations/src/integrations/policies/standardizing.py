@@ -32,7 +32,6 @@ CHANNELS = 0
 _COMPRESS = torch.ops.actcore.group_affine_standardized_compress.default
 _WRITE = torch.ops.actcore.group_affine_standardized_compress.given
 _KERNEL = KERNELS.get("group_affine_standardized_compress")
-_ACTIVATE = torch.ops.actcore.group_affine_standardized_activation.default
 DECOMPRESS = torch.ops.actcore.group_affine_standardized_decompress.default
 _MOST = 4096  # the largest group, in elements, that these two operators take
 
@@ -160,46 +159,6 @@ def decompressed(codec: GroupAffine, groups: int, stored: Compressed) -> Tensor 
     flat: Tensor = below_autograd(
         DECOMPRESS, codes, bounds, statistics, math.prod(layout.shape), *order, codec.bits, codec.group_size
     )
-    return layout.restore(flat)
-
-
-def activated(
-    codec: GroupAffine,
-    stored: Compressed,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    function: str,
-    added: Tensor | None = None,
-) -> Tensor | None:
-    """Return what follows a batch or group norm, in one pass over its stored input.
-
-    Args:
-        codec: gives the bits and elements of a group.
-        stored: the input's stored form, written by ``run_with_statistics`` for this norm.
-        weight, bias: ``Float[channels]``, the norm's; ``None`` for none.
-        function: what its result goes through: ``none``, ``relu``, ``silu``, ``gelu`` or ``gelu_tanh``.
-        added: a tensor of the input's shape and dtype that is added before.
-
-    Returns:
-        the tensor, laid out as the input was; ``None`` as for ``decompressed``.
-    """
-    codes, bounds, statistics = stored.payload
-    layout, group_size = stored.layout, codec.group_size
-    order = get_order(layout, CHANNELS, group_size)
-    if order is None or not has_operators(codes.device) or torch.compiler.is_compiling():
-        return None
-    channels, wide = layout.shape[1], statistics.dtype
-    scales, shifts = (
-        statistics.new_full((channels,), default) if given is None else given.detach().to(wide)
-        for given, default in ((weight, 1.0), (bias, 0.0))
-    )
-    if added is not None:
-        if added.stride() != layout.strides:
-            added = bounds.new_empty(layout.shape).as_strided(*layout).copy_(added)
-        added = layout.flatten(added.detach())
-    numel = math.prod(layout.shape)
-    options = (scales, shifts, added, numel, *order, codec.bits, group_size, function)
-    flat: Tensor = below_autograd(_ACTIVATE, codes, bounds, *options)
     return layout.restore(flat)
 
 
