@@ -1,5 +1,5 @@
-"""A forward makes the formulas of the forward before again, in C, and finds out anew what differs: gradients and reports
-are those of forwards that find out all, bit for bit."""
+"""A forward makes the formulas of the forward before again, in C, and finds out what differs: gradients and reports are
+those of forwards that find out everything, bit for bit."""
 
 import pytest
 import torch
@@ -210,9 +210,8 @@ def test_another_tensor_in_the_place_of_a_parameter(monkeypatch):
     functions = [lambda scale: scale] * 3 + [lambda scale: torch.full_like(scale, 2.0)] * 2
     replayed, full = (run(Scaled(None), functions, off, monkeypatch) for off in (False, True))
     assert [rows for _, rows in replayed] == [rows for _, rows in full]
-    assert all(
-        torch.equal(*pair) for (one, _), (other, _) in zip(replayed, full, strict=True) for pair in zip(one, other)
-    )
+    for (one, _), (other, _) in zip(replayed, full, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
 
 
 def test_many_results(monkeypatch):

@@ -61,8 +61,8 @@ def order_by_last_member(nodes: list[Any], places: Mapping[Node, int] = MappingP
     """Sorts inductor's scheduler nodes so that a fused one comes where the last of its members was.
 
     Inductor makes the buffer of an operator only where something needs it in memory, and has its place there. If that
-    is far behind, what the operator reads would be alive until then, so the operator's own place counts; not that of one
-    that reads nothing, such as zeros, whose result would be alive from there on.
+    is far behind, what the operator reads would be alive until then, so the operator's own place counts. An operator
+    that reads nothing, such as zeros, is left where its result is needed.
 
     Args:
         nodes: ``BaseSchedulerNode``s with ``min_order`` and ``max_order``, the places of their first and last member

@@ -98,8 +98,8 @@ class Formulas(NotedCalls):
         owners: say which memory the model keeps.
         tracker: follows the forward's calls.
         before: the results that the forward before has noted.
-        anew: whether this forward is to find out anew which formulas are of use. Otherwise results that were of no use to
-            the forward before have none, as most have not.
+        anew: whether this forward finds out anew which formulas are of use. Otherwise it makes none for results that
+            were of no use to the forward before.
         replays: whether formulas are made by the templates of the forward before.
 
     Attributes:
@@ -374,8 +374,8 @@ class _Operands:
         self._read.append((tensor, read))
 
     def template(self, call: Call, formula: Formula) -> Template | None:
-        """How the next forward makes the formula of the same call; ``None`` if it has to find out anew: where an operand
-        is no plain tensor, or no argument."""
+        """How the next forward makes the formula of the same call. ``None`` if an operand is no plain tensor, or no
+        argument of the call: it then has to find out anew."""
         tensors: list[Tensor] = []
         args = with_slots(call.given.args, tensors)
         kwargs = {key: with_slots(value, tensors) for key, value in call.given.kwargs.items()}
