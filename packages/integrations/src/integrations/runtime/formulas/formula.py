@@ -178,8 +178,8 @@ class Noted:
     template: Template | None = None
 
     def makes_like(self, template: Template) -> bool:
-        """Whether the results of another template have the place, dtype and operators of this one's: what was learned of
-        tensors that its formulas recompute then holds."""
+        """Whether the results of another template have the place, dtype and operators of this one's. What was learned
+        of tensors that its formulas recompute then holds."""
         own, other = None if self.template is None else self.template.formula, template.formula
         return own is not None and (own.place, own.dtype, own.names) == (other.place, other.dtype, other.names)
 

@@ -9,43 +9,32 @@ through the function.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from actcore import GroupAffine, Kept, Layout
+from actcore import GroupAffine, Layout
 from actcore.replay import NotedCalls
 from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.storages import StorageMap
 from integrations._utils.torch_internals import ALL_GATHER
 from integrations.policies.rules import Need
 from integrations.runtime.formulas.formula import (
-    COPIED,
-    KEPT,
-    MADE,
-    STORED,
     Bound,
     Formula,
     LastComputed,
-    Made,
     Noted,
     Operand,
     Place,
-    Read,
     Recomputed,
-    Stored,
-    Template,
-    There,
-    Whole,
     bind,
     with_slots,
 )
 from integrations.runtime.formulas.gathers import Gathers
+from integrations.runtime.formulas.operands import NotStoredError, Operands, find_plain
 from integrations.runtime.formulas.operators import (
     CASTING,
     CASTS,
@@ -62,10 +51,8 @@ from integrations.runtime.formulas.operators import (
 )
 from integrations.tracing.call import Call
 from integrations.tracing.checkpoints import Boundary
-from integrations.tracing.owners import BUFFER, PARAMETER
-from integrations.tracing.storage.forms import Wrapper
-from integrations.tracing.storage.regions import AS_IN_MEMORY, find_lazy_changes
-from integrations.tracing.tensors import find_local, find_part, get_storage, is_collective_result, is_dtensor
+from integrations.tracing.storage.regions import find_lazy_changes
+from integrations.tracing.tensors import find_local, get_storage, is_dtensor
 
 if TYPE_CHECKING:
     from integrations.policies.policy import SaveDecision
@@ -76,8 +63,6 @@ if TYPE_CHECKING:
 _OF_NORMS = (Need.NORM, Need.MOMENT)
 _DEAREST = 12
 """A tensor's formulas may make at most this many times as many elements as the tensor has."""
-_SMALL, _SMALL_BUFFER = 1 << 10, 1 << 16
-"""Tensors of up to so many bytes are copied for a formula, and buffers of the model and weights that a rank gathers."""
 
 
 def notes_all(step: int) -> bool:
@@ -150,7 +135,7 @@ class Formulas(NotedCalls):
         self.noted.append(noted)
         result = output if type(output) in PLAIN else find_local(output)
         storage = None if result is None else get_storage(result)
-        operands = _Operands(self, call.arguments[0] if call.arguments and result is call.arguments[0] else None)
+        operands = Operands(self, call.arguments[0] if call.arguments and result is call.arguments[0] else None)
         formula = None if result is None or storage is None else self._of_result(call, result, operands)
         if storage is None or formula is None:
             return
@@ -170,8 +155,8 @@ class Formulas(NotedCalls):
     def _find_operand(self, tensor: Tensor) -> Operand | None:
         """The operand for a tensor; ``None`` if there is none."""
         try:
-            return _Operands(self, None).of(tensor)
-        except _NotStoredError:
+            return Operands(self, None).of(tensor)
+        except NotStoredError:
             return None
 
     def of(self, storage: torch.UntypedStorage) -> Formula | None:
@@ -229,7 +214,7 @@ class Formulas(NotedCalls):
         if made is not None:
             if not stays_on_rank(call, tensor if whole is None else whole):
                 return None
-            return self._formula(call, made, _Operands(self, None), tensor, Place.of(tensor))
+            return self._formula(call, made, Operands(self, None), tensor, Place.of(tensor))
         return self._of_cast(tensor, storage, call, whole)
 
     def _of_copy(self, call: Call) -> Formula | None:
@@ -254,7 +239,7 @@ class Formulas(NotedCalls):
         ):
             return None
         found = [one for one in call.arguments if one.numel() == (tensor if whole is None else whole).numel()]
-        part = _find_plain(found[0]) if len(found) == 1 else None
+        part = find_plain(found[0]) if len(found) == 1 else None
         if part is None or part.dtype != torch.float32 or not part.is_contiguous():
             return None
         cast = Call(Tensor.to, (found[0], tensor.dtype), {})
@@ -262,9 +247,9 @@ class Formulas(NotedCalls):
             return None
         made = Again(cast.function, cast.given.args, {})
         place = Place(Layout.of(part), 0)  # the tensor may be another view of it
-        return self._formula(cast, made, _Operands(self, None), tensor, place)
+        return self._formula(cast, made, Operands(self, None), tensor, place)
 
-    def _of_result(self, call: Call, result: Tensor, operands: _Operands) -> Formula | None:
+    def _of_result(self, call: Call, result: Tensor, operands: Operands) -> Formula | None:
         """The formula of a call's result."""
         if needs_exact(call.function) is None:
             return None
@@ -273,7 +258,7 @@ class Formulas(NotedCalls):
             return None
         return self._formula(call, made, operands, result, Place.of(result))
 
-    def _formula(self, call: Call, made: Again, operands: _Operands, result: Tensor, place: Place) -> Formula | None:
+    def _formula(self, call: Call, made: Again, operands: Operands, result: Tensor, place: Place) -> Formula | None:
         """The formula of a call's result at a place, as backward repeats the call; ``None`` if what it reads is not
         stored, or it is not cheap."""
         if result.is_inference() or not place.layout.dense:
@@ -283,7 +268,7 @@ class Formulas(NotedCalls):
         kwargs = {key: with_slots(value, tensors) for key, value in made.kwargs.items()}
         try:
             found = tuple(map(operands.of, tensors))
-        except _NotStoredError:
+        except NotStoredError:
             return None
         cost = result.numel() + operands.cost
         if not operands.any_stored or cost > _DEAREST * result.numel() or hides(call, operands.gains):
@@ -300,142 +285,6 @@ class Formulas(NotedCalls):
             gain=gain(call, operands.gains),
             names=tuple(dict.fromkeys(chain((call.name,), *reversed(operands.names)))),
         )
-
-
-class _NotStoredError(Exception):
-    """A tensor among a call's arguments is not stored, not kept alive, and not recomputed."""
-
-
-class _Operands:
-    """Replaces the tensors among a call's arguments by operands.
-
-    Args:
-        formulas: the forward's.
-        overwritten: the argument that the call has overwritten; ``None`` for none.
-
-    Attributes:
-        overwritten: as given.
-        cost: elements that the formulas among the operands make.
-        any_stored: whether some operand is more than a parameter or the like.
-        gains: of each operand.
-        names: of the operators of each formula among them.
-    """
-
-    def __init__(self, formulas: Formulas, overwritten: Tensor | None) -> None:
-        self._formulas = formulas
-        self.overwritten = overwritten
-        self.cost, self.any_stored = 0, False
-        self.gains: list[float] = []
-        self.names: list[tuple[str, ...]] = []
-        self._read: list[tuple[Tensor, Read | None]] = []
-
-    def of(self, tensor: Tensor) -> Operand:
-        """The operand for a tensor.
-
-        Raises:
-            _NotStoredError: there is none.
-        """
-        part = _find_plain(tensor)
-        storage = None if part is None else get_storage(part)
-        if part is None or storage is None or part.is_inference():
-            raise _NotStoredError
-        if storage in self._formulas.tracker.exposed:
-            if not self._is_gathered(tensor, storage) or part.nbytes > _SMALL_BUFFER:
-                raise _NotStoredError
-            self._add(tensor, 0.0, None)
-            return There(_copied(tensor))
-        # The operator that has overwritten it has raised its version by one.
-        version = part._version - (tensor is self.overwritten)
-        found, place = None, Place.of(part)
-        if not (is_dtensor(tensor) and tensor._version):  # its part does not count its versions
-            told = (version, part.dtype, find_lazy_changes(part))
-            found = self._stored(place, storage, told) or self._made(place, storage, told)
-        if found is not None:
-            self.any_stored = True
-            formula = found.formula if isinstance(found, Made) else None
-            wrapped = part is not tensor or storage in self._formulas.tracker.parts
-            kind = STORED if formula is None else MADE
-            read = None if wrapped else Read(kind, place, part.dtype, None if formula is None else formula.noted, None)
-            self._add(tensor, 1.0 if formula is None else formula.gain, read)
-            if not wrapped:
-                return found
-            return Whole(found, Wrapper.take_from(tensor) if is_dtensor(tensor) else None)
-        kept = None if tensor is self.overwritten else self._kept(tensor, part, storage)
-        if kept is None:
-            raise _NotStoredError
-        holder, read = self._formulas.owners.holders.get(storage._cdata), None
-        if part is tensor and not self._is_gathered(tensor, storage):
-            read = Read(KEPT if holder == PARAMETER else COPIED, place, part.dtype, None, holder)
-        self._add(tensor, 0.0, read)
-        return There(kept)
-
-    def _add(self, tensor: Tensor, gain: float, read: Read | None) -> None:
-        self.gains.append(gain)
-        self._read.append((tensor, read))
-
-    def template(self, call: Call, formula: Formula) -> Template | None:
-        """How the next forward makes the formula of the same call. ``None`` if an operand is no plain tensor, or no
-        argument of the call: it then has to find out anew."""
-        tensors: list[Tensor] = []
-        args = with_slots(call.given.args, tensors)
-        kwargs = {key: with_slots(value, tensors) for key, value in call.given.kwargs.items()}
-        reads = tuple(read for _, read in self._read if read is not None)
-        same = len(reads) == len(self._read) == len(tensors)
-        if not same or not all(one is read for one, (read, _) in zip(tensors, self._read, strict=True)):
-            return None
-        if any(read.kind == MADE and read.noted is None for read in reads):
-            return None
-        return Template(args, kwargs, self.overwritten is not None, reads, replace(formula, operands=(), version=0))
-
-    def _stored(self, place: Place, storage: torch.UntypedStorage, told: tuple[Any, ...]) -> Stored | None:
-        entry = self._formulas.storages.entries.get(storage)
-        if entry is None:
-            return None
-        for region in entry.alive():
-            if region.value is None and region.kept is None:
-                continue
-            if (region.version, region.dtype, region.lazy) == told and region.reaches(*place):
-                return Stored(weakref.ref(region), place)
-        return None
-
-    def _made(self, place: Place, storage: torch.UntypedStorage, told: tuple[Any, ...]) -> Made | None:
-        formula = self._formulas.of(storage)
-        if formula is None or (formula.version, formula.dtype, AS_IN_MEMORY) != told or not formula.place.holds(place):
-            return None
-        self.cost += formula.cost
-        self.names.append(formula.names)
-        return Made(formula, place)
-
-    def _kept(self, tensor: Tensor, part: Tensor, storage: torch.UntypedStorage) -> Kept | None:
-        """A parameter, which an optimizer leaves as it is until backward has read it, or a copy of a small tensor, of a
-        buffer above all, which a forward may change. ``None`` for all else. ``part`` is this rank's part of a DTensor,
-        or the tensor itself. A DTensor is copied: foreach operators, such as those of optimizers, change it without a
-        change of its version."""
-        holder = self._formulas.owners.holders.get(storage._cdata)
-        if holder == PARAMETER and part is tensor:
-            return Kept.of(tensor)
-        copied = holder in (PARAMETER, BUFFER) or self._is_gathered(tensor, storage)
-        return None if part.nbytes > (_SMALL_BUFFER if copied else _SMALL) else _copied(tensor)
-
-    def _is_gathered(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
-        """Whether a tensor is a parameter that is not in the model between forwards: ``fully_shard`` and ZeRO-3 gather
-        it before its module's forward and free it afterwards."""
-        return isinstance(tensor, nn.Parameter) and storage._cdata not in self._formulas.owners.holders
-
-
-def _find_plain(tensor: Tensor) -> Tensor | None:
-    """A tensor that is a storage and nothing else, or the elements that this rank has of a DTensor or a collective's
-    result. ``None`` for others, which are not looked at, since that may cost much, and for a collective's result that
-    was changed in place."""
-    if type(tensor) in PLAIN:
-        return tensor
-    return None if is_collective_result(type(tensor)) and tensor._version else find_part(tensor)
-
-
-def _copied(tensor: Tensor) -> Kept:
-    """A copy of a tensor as it is now, right after the call that has read it."""
-    with torch.no_grad():
-        return Kept.of(tensor.detach().clone())
 
 
 def explain(bound: Bound) -> str:
