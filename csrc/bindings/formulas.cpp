@@ -18,14 +18,17 @@ PyTypeObject* noted_type = nullptr;
 // What restores an operand, as formula.py has it.
 enum Kind { kStored, kMade, kKept, kCopied };
 
-// Whether an argument that is no tensor is the one of the template, bit for bit.
+// Whether an argument that is no tensor is the one of the template, bit for bit. Others than these may be equal and
+// differ, as zeros of NumPy do by their signs.
 bool is_argument(PyObject* expected, PyObject* given) {
   if (expected == given) return true;
   if (Py_TYPE(expected) != Py_TYPE(given)) return false;
-  if (PyFloat_CheckExact(expected)) {  // a zero has a sign
+  if (PyFloat_CheckExact(expected)) {
     const double one = PyFloat_AS_DOUBLE(expected), other = PyFloat_AS_DOUBLE(given);
     return one == other && (one != 0 || std::signbit(one) == std::signbit(other));
   }
+  const bool shape = PyTuple_Check(expected);  // a torch.Size
+  if (!shape && !PyLong_CheckExact(expected) && !PyUnicode_CheckExact(expected)) return false;
   return is_same(Ref::to(given), expected);
 }
 
@@ -91,7 +94,7 @@ Ref region_of(NotedCalls* self, PyObject* address, PyObject* read, PyObject* ver
   return Ref();
 }
 
-// Whether a set or a map of storages, by address, has one.
+// Whether a set or a map of storages, by address, has one. True where that cannot be told, with an error.
 bool has_address(NotedCalls* self, NotedCalls::Member which, PyObject* address) {
   return PyDict_Contains(at(self, which), address) != 0;
 }
@@ -115,15 +118,15 @@ Ref operand_of(NotedCalls* self, PyObject* read, PyObject* tensor, bool overwrit
   if (PyErr_Occurred() || static_cast<bool>(region) != (kind == kStored)) return Ref();
   if (kind == kStored)
     return object_with(known->stored, known->stored_region, region.get(), known->stored_place, place);
-  PyObject* formula = PyDict_GetItemWithError(at(self, NotedCalls::kFormulas), address.get());
+  Ref formula = Ref::to(PyDict_GetItemWithError(at(self, NotedCalls::kFormulas), address.get()));
   if (kind == kMade) {
-    // A template's formulas have one place and dtype.
-    if (formula == nullptr || known->formula_noted.of(formula) != known->read_noted.of(read) ||
-        !is_same(Ref::to(known->formula_version.of(formula)), version.get()))
+    // The formulas of a noted result have one place and dtype.
+    if (!formula || known->formula_noted.of(formula.get()) != known->read_noted.of(read) ||
+        !is_same(Ref::to(known->formula_version.of(formula.get())), version.get()))
       return Ref();
-    return object_with(known->made, known->made_formula, formula, known->made_place, place);
+    return object_with(known->made, known->made_formula, formula.get(), known->made_place, place);
   }
-  if (formula != nullptr || overwritten) return Ref();
+  if (formula || overwritten) return Ref();
   PyObject* holder = PyDict_GetItemWithError(at(self, NotedCalls::kHolders), address.get());
   PyObject* before = known->read_holder.of(read);
   if (holder == nullptr ? before != Py_None : !is_same(Ref::to(holder), before)) return Ref();
@@ -139,7 +142,7 @@ Ref operand_of(NotedCalls* self, PyObject* read, PyObject* tensor, bool overwrit
 }
 
 // The formula of a call's result, by the template of the forward before; null where the call is another one.
-Ref formula_of(NotedCalls* self, PyObject* call, PyObject* template_, PyObject* output) {
+Ref formula_of(NotedCalls* self, PyObject* call, PyObject* noted, PyObject* template_, PyObject* output) {
   Ref tensors(PyList_New(0));
   if (!tensors || !are_arguments(known->template_args.of(template_), known->call_args.of(call), tensors.get()) ||
       !are_named(known->template_kwargs.of(template_), known->call_kwargs.of(call), tensors.get()))
@@ -166,6 +169,7 @@ Ref formula_of(NotedCalls* self, PyObject* call, PyObject* template_, PyObject* 
   Ref formula = copy_of(like);
   if (!formula) return Ref();
   untrack(operands.get());
+  known->formula_noted.set(formula.get(), Ref::to(noted));
   known->formula_operands.set(formula.get(), std::move(operands));
   known->formula_version.set(formula.get(), std::move(version));
   untrack(formula.get());
@@ -188,17 +192,17 @@ bool put(NotedCalls* self, PyObject* output, PyObject* formula) {
   return PyDict_SetItem(formulas, address.get(), formula) == 0;
 }
 
-// Whether a call is done with, which has made the result that is noted at this place; -1: an error.
-int is_as_before(NotedCalls* self, PyObject* call, PyObject* before, PyObject* output) {
+// Notes a result as the forward before did. 1: done; 0: left to Python; -1: error.
+int note_as_before(NotedCalls* self, PyObject* call, PyObject* before, PyObject* output) {
   if (!Py_IS_TYPE(before, known->noted) || known->noted_function.of(before) != known->call_function.of(call)) return 0;
   PyObject* arguments = known->call_arguments.of(call);
   bool plain = is_real(output) && PyList_CheckExact(arguments);
   for (Py_ssize_t i = 0; plain && i < PyList_GET_SIZE(arguments); ++i) plain = is_real(PyList_GET_ITEM(arguments, i));
   if (!plain) return 0;
   if (known->noted_used.of(before) == Py_True) {
-    PyObject* template_ = known->noted_template.of(before);
-    if (template_ == Py_None) return 0;
-    Ref formula = formula_of(self, call, template_, output);
+    Ref template_ = Ref::to(known->noted_template.of(before));  // which another thread may replace
+    if (template_.get() == Py_None) return 0;
+    Ref formula = formula_of(self, call, before, template_.get(), output);
     if (!formula) return PyErr_Occurred() && !cannot_tell() ? -1 : 0;
     if (!put(self, output, formula.get())) return -1;
   }
@@ -271,7 +275,7 @@ bool note_call(PyObject* formulas, PyObject* call, PyObject* outputs) {
   if (!self->fully && PyList_CheckExact(before) && PyList_CheckExact(noted) &&
       PyList_GET_SIZE(noted) < PyList_GET_SIZE(before)) {
     Ref one = Ref::to(PyList_GET_ITEM(before, PyList_GET_SIZE(noted)));
-    const int done = is_as_before(self, call, one.get(), PyList_GET_ITEM(outputs, 0));
+    const int done = note_as_before(self, call, one.get(), PyList_GET_ITEM(outputs, 0));
     if (done != 0) return done > 0;
   }
   PyObject* given[] = {formulas, call, outputs};

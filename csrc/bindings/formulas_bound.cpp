@@ -9,7 +9,7 @@ namespace py = pybind11;
 namespace actcore {
 namespace {
 
-constexpr long kExact = 64;  // the bits of an operand that is exact
+constexpr long kExact = 64;  // the bits of an operand that is exact, as EXACT in formula.py
 
 // What holds an operand, and its bits; None where it is gone; null with an error.
 Ref held_of(PyObject* operand, long* bits) {

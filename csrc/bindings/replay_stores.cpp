@@ -246,18 +246,19 @@ Ref by_formula(Replay* self, PyObject* site, PyObject* tensor, PyObject* storage
     if (Ref region = object_of(PyList_GET_ITEM(regions, i)); region && is_held(region.get())) return Ref::to(Py_None);
   if (!is_noted_calls(noted)) return Ref::to(Py_None);
   auto* formulas = reinterpret_cast<NotedCalls*>(noted);
-  PyObject *expected = known->site_formula.of(site), *like = known->site_held.of(site);
+  Ref expected = Ref::to(known->site_formula.of(site)), like = Ref::to(known->site_held.of(site));
   Ref formula = Ref::to(PyDict_GetItemWithError(at(formulas, NotedCalls::kFormulas), address));
   if (!formula) return PyErr_Occurred() ? Ref() : Ref::to(Py_None);
-  if (known->formula_noted.of(formula.get()) != PyTuple_GET_ITEM(expected, 0)) return outdated(site);
+  if (known->formula_noted.of(formula.get()) != PyTuple_GET_ITEM(expected.get(), 0)) return outdated(site);
   if (!is_same(attribute(tensor, known->names._version), known->formula_version.of(formula.get())) ||
-      !is_same(called(tensor, known->names.storage_offset), PyTuple_GET_ITEM(known->recomputed_place.of(like), 1)))
+      !is_same(called(tensor, known->names.storage_offset),
+               PyTuple_GET_ITEM(known->recomputed_place.of(like.get()), 1)))
     return Ref::to(Py_None);
   Ref bound = bound_of(formula.get());
   if (!bound || bound.get() == Py_None) return bound;
-  if (PyLong_AsLong(known->bound_bits.of(bound.get())) < PyLong_AsLong(PyTuple_GET_ITEM(expected, 1)))
+  if (PyLong_AsLong(known->bound_bits.of(bound.get())) < PyLong_AsLong(PyTuple_GET_ITEM(expected.get(), 1)))
     return Ref::to(Py_None);
-  Ref held = copy_of(like);
+  Ref held = copy_of(like.get());
   if (!held) return held;
   const long waiting = PyLong_AsLong(known->bound_waiting.of(bound.get()));
   known->bound_waiting.set(bound.get(), Ref(PyLong_FromLong(waiting + 1)));

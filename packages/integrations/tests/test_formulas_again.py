@@ -1,6 +1,10 @@
 """A forward makes the formulas of the forward before again, in C, and finds out what differs: gradients and reports are
 those of forwards that find out everything, bit for bit."""
 
+import sys
+import threading
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -101,6 +105,9 @@ def saved_too(h):
 PAIRS = {
     "number": (lambda h: F.silu(h * 0.5), lambda h: F.silu(h * 0.25)),
     "sign of zero": (lambda h: (h * 0.5) / (h.square() + 1) * 0.0, lambda h: (h * 0.5) / (h.square() + 1) * -0.0),
+    "gain": (lambda h: torch.tanh(h * 0.5), lambda h: torch.tanh(h * 100.0)),
+    "gain of a power": (lambda h: torch.tanh(h**2), lambda h: torch.tanh(h**8)),
+    "number of NumPy": (lambda h: F.relu(h) * np.float64(0.5), lambda h: F.relu(h) * np.float64(0.25)),
     "type of a number": (lambda h: F.silu(h * 2), lambda h: F.silu(h * 2.0)),
     "by name": (lambda h: F.gelu(h, approximate="tanh"), lambda h: F.gelu(h, approximate="none")),
     "names": (lambda h: F.gelu(h), lambda h: F.gelu(h, approximate="tanh")),
@@ -240,3 +247,41 @@ def test_many_results(monkeypatch):
             model(torch.randn(8, 64)).sum().backward()
         found.append([one.grad for one in model.parameters()])
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+def test_threads_run_one_model():
+    """Each finds out anew what another has just noted otherwise: templates are replaced while others read them."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.after = nn.Linear(8, 8), nn.Linear(8, 4)
+            self.scale = nn.Parameter(torch.ones(16, 8))
+
+        def forward(self, x, number):
+            h = self.before(x)
+            told = (h * self.scale).sum()
+            for _ in range(12):
+                h = F.silu(h * number) + h
+            return self.after(h).sum() + told
+
+    model, failed = integrations.compress_model(Scaled(), "L1", recompute=True), []
+
+    def run_steps():
+        try:
+            for step in range(60):
+                model(torch.randn(16, 8), 1.0 + step // 3 % 4 / 8).backward()
+        except Exception as error:  # of a thread, which the test's does not see
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=run_steps) for _ in range(3)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failed

@@ -86,12 +86,12 @@ Operand = Stored | There | Made | Whole
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """Stands among the arguments of a call for the tensor of this index, as they come."""
+    """Marks the position of the tensor with this index among the arguments of a call."""
 
     index: int
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False)
 class Formula:
     """A call of a cheap function whose tensor arguments are replaced by operands.
 
@@ -153,7 +153,7 @@ class Template:
         args, kwargs: the arguments of the call, with a ``Slot`` for each tensor.
         overwrites: whether the call returns its first argument.
         reads: the operands.
-        formula: the formula, without operands and version.
+        formula: the formula, without operands, version and ``noted``.
     """
 
     args: tuple[Any, ...]
@@ -178,10 +178,15 @@ class Noted:
     template: Template | None = None
 
     def makes_like(self, template: Template) -> bool:
-        """Whether the results of another template have the place, dtype and operators of this one's. What was learned
-        of tensors that its formulas recompute then holds."""
+        """Whether formulas of another template are as these to what reads their results: what was learned of tensors
+        that they recompute, and the templates of formulas that read them, then hold."""
         own, other = None if self.template is None else self.template.formula, template.formula
-        return own is not None and (own.place, own.dtype, own.names) == (other.place, other.dtype, other.names)
+        return own is not None and _decisive(own) == _decisive(other)
+
+
+def _decisive(formula: Formula) -> tuple[Any, ...]:
+    """What decisions on a formula's readers follow from. A gain may be NaN, which is not equal to itself."""
+    return formula.place, formula.dtype, formula.names, formula.cost, formula.exactly, repr(formula.gain)
 
 
 class Bound:

@@ -1,4 +1,4 @@
-"""``Operands``: what restores the tensors that a formula's call reads, and what they have to be like in the next forward."""
+"""``Operands``: what restores the tensors that a formula's call reads, and what those of the next forward must be like."""
 
 from __future__ import annotations
 
@@ -123,7 +123,9 @@ class Operands:
             return None
         if any(read.kind == MADE and read.noted is None for read in reads):
             return None
-        return Template(args, kwargs, self.overwritten is not None, reads, replace(formula, operands=(), version=0))
+        return Template(
+            args, kwargs, self.overwritten is not None, reads, replace(formula, operands=(), version=0, noted=None)
+        )
 
     def _stored(self, place: Place, storage: torch.UntypedStorage, told: tuple[Any, ...]) -> Stored | None:
         entry = self._formulas.storages.entries.get(storage)

@@ -144,8 +144,6 @@ class Formulas(NotedCalls):
             self.noted[place] = noted = before
             noted.used &= not self._anew
         formula.noted, noted.template = noted, template
-        if template is not None:
-            template.formula.noted = noted
         self._formulas.put(storage, formula)
 
     def gather_again(self) -> None:
