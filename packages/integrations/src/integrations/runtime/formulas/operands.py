@@ -1,4 +1,4 @@
-"""``Operands``: what restores the tensors that a formula's call reads, and what those of the next forward must be like."""
+"""``Operands``: what restores the tensors that a formula reads, and what those of the next forward must be like."""
 
 from __future__ import annotations
 
