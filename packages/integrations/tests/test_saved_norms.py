@@ -10,7 +10,6 @@ from torch import nn
 import integrations
 from actcore import GroupAffine, SavedTensor, compress, decompress
 from integrations.planner.sensitivity.shared_storage import MeasuredCopy
-from integrations.policies import standardizing
 from integrations.policies.norms import CHANNELS, FEW, Normalizer, RowByRow, Standardized
 from integrations.tracing.storage.records import Record
 from integrations.tracing.storage.regions import View
@@ -200,93 +199,6 @@ def test_what_others_save_of_it_is_the_same_copy():
         found = [row for row in rows(model) if row.shape == (4, 32, 14, 14)]
         assert all(row.codec.endswith("standardised") for row in found), found
         assert sum(row.stored_bytes > 0 for row in found) == 1
-
-
-# ---- the statistics that torch computes ----
-
-COMPUTED = {
-    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
-    "batch_norm, channels last": lambda x: F.batch_norm(
-        x.contiguous(memory_format=torch.channels_last), None, None, training=True
-    ),
-    "group_norm, channels last": lambda x: F.group_norm(x.contiguous(memory_format=torch.channels_last), 8),
-}
-
-
-@pytest.fixture
-def written(monkeypatch):
-    """What is stored by statistics that torch has computed: means, inverse deviations and payload of each."""
-    found, write = [], standardizing._WRITE
-
-    def spy(elements, *given):
-        write(elements, *given)
-        found.append((*given[5:7], given[9:]))
-
-    monkeypatch.setattr(standardizing, "_WRITE", spy)
-    return found
-
-
-@pytest.mark.parametrize("level", ["L1", "lean"])
-@pytest.mark.parametrize("name", COMPUTED)
-def test_statistics_are_computed_once(name, level, written, monkeypatch):
-    """By torch's norm, in the first forward and in those that repeat it."""
-    monkeypatch.setattr(standardizing, "_COMPRESS", None)
-    monkeypatch.setattr(standardizing, "_KERNEL", None)
-    net = Net(lambda self, x: COMPUTED[name](self.w + x), w=normal(4, 32, 7, 7) * CHANNEL + 3)
-    integrations.compress_model(net, level=level)
-    for _ in range(3):
-        out = net(torch.zeros(()))
-        [(means, factors, (_, _, statistics))] = written
-        assert torch.equal(means, out.grad_fn._saved_result1.reshape(-1))
-        assert torch.equal(factors, out.grad_fn._saved_result2.reshape(-1))
-        assert torch.equal(statistics, torch.stack([means, factors.reciprocal()]))
-        out.sum().backward()
-        written.clear()
-
-
-def test_statistics_of_fewer_bits_serve_as_well(written):
-    """On the CPU, torch rounds those of bfloat16 parameters to bfloat16. An element is restored by the mean that it was
-    stored by, so that it is off by a step of 1 / 255 of at most 10 deviations, and by three roundings of its dtype."""
-    x = normal(4, 32, 7, 7).bfloat16() + 3
-    net = Net(
-        lambda self, zero: F.batch_norm(self.w + zero, None, None, self.v, training=True),
-        w=x,
-        v=torch.ones(32).bfloat16(),
-    )
-    integrations.compress_model(net, level="L1.1")
-    out = net(torch.zeros((), dtype=torch.bfloat16))
-    [(means, factors, _)] = written
-    assert out.grad_fn._saved_result1.dtype is torch.bfloat16
-    assert torch.equal(means, out.grad_fn._saved_result1.float())
-    apart = (out.grad_fn._saved_input - x).abs().float()
-    assert (apart <= 10 / 255 / factors.min() + 3 * torch.finfo(torch.bfloat16).eps * x.abs().max()).all()
-
-
-def test_what_a_norm_leaves_by_an_error_is_stored():
-    """Others may share the stored form."""
-    x, codec = normal(4, 32, 7, 7), Standardized(8, 256, "stochastic", CHANNELS, 32)
-
-    def failing(given):
-        stored.append(compress(given, codec, seed=1))
-        raise ValueError("after autograd has saved the input")
-
-    stored: list = []
-    with pytest.raises(ValueError, match="after autograd"):
-        standardizing.run_with_statistics(failing, (x,), {})
-    expected = compress(x, codec, seed=1)
-    for one, other in zip(stored[0].payload, expected.payload, strict=True):
-        assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("options", [{"level": "L4bit-swap"}, {"memory": 0.8, "error": 0.2}])
-def test_at_these_statistics_are_computed_again(options, written):
-    """A copy to the host begins before the norm has returned, and a plan may recompute its statistics."""
-    net = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 8, 3))
-    integrations.compress_model(net.to(memory_format=torch.channels_last), **options)
-    x = normal(4, 3, 16, 16)
-    for _ in range(2):
-        net(x).square().mean().backward()
-    assert not written
 
 
 # ---- the stored form ----

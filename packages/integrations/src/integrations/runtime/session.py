@@ -76,7 +76,6 @@ class Session(PackedForward):
         """Has the tracker tell what it sees, now that the hooks are set."""
         if self.level.bits is not None:
             self.tracker.pack = hook
-            self.tracker.saved_statistics = self._stores_by_statistics
         if self.level.recompute:
             given = self.specs.noted, notes_all(self.step), self.replays
             self.formulas = Formulas(self.storages, self.owners, self.tracker, *given)
@@ -100,7 +99,6 @@ class Session(PackedForward):
             finally:
                 self.hook = self.checkpoints = None
                 self._sites.end()
-                self.tracker.saved_statistics = None
                 self.tracker.pack = self.tracker.watcher = self.tracker.checkpoints = self.tracker.over = None
                 if self.formulas is not None and error is None:
                     self.specs.noted = self.formulas.noted
@@ -116,11 +114,6 @@ class Session(PackedForward):
             _explain(error)
         if self._observer is not None and complete:
             self._observer.forward_is_over()
-
-    def _stores_by_statistics(self) -> bool:
-        """Whether a norm's input is stored when the norm returns, by the statistics that torch computes. A plan may
-        recompute these, and a copy to the host begins before."""
-        return self.plan_decisions is None and not self.level.offload
 
     def _let_go(self) -> None:
         """Frees the hook, which leads back to the session."""

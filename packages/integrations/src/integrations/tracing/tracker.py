@@ -20,7 +20,6 @@ from actcore.replay import Calls, NotedCalls, bind_calls
 from integrations._utils.compiling import left_to_python_with_callees
 from integrations._utils.storages import StorageSet
 from integrations._utils.torch_internals import RESET_HOOKS, top_saved_tensors_default_hooks
-from integrations.policies.standardizing import run_with_statistics
 from integrations.tracing import attention
 from integrations.tracing.call import Call
 from integrations.tracing.tensors import LEAVES, find_storages, get_storage, tensors_in, wraps_part
@@ -45,8 +44,6 @@ _ATTENTION = (
     torch.ops.aten.scaled_dot_product_attention,
     torch.ops.aten.scaled_dot_product_attention.default,
 )
-# These save the mean and the inverse deviation of their input, which is stored by them.
-_NORMS = (F.batch_norm, F.group_norm)
 # These tell something of a tensor's shape or kind. Some libraries call them a lot, and nothing is saved for them.
 _DESCRIBING = (
     *(getattr(Tensor, name).__get__ for name in ("device", "dtype", "layout", "ndim", "requires_grad", "shape")),
@@ -62,7 +59,6 @@ _SPECIAL: Mapping[Any, str] = MappingProxyType(
         **dict.fromkeys(_DESCRIBING, "describing"),
         **dict.fromkeys(_EXPOSING, "exposing"),
         **dict.fromkeys(_ATTENTION, "attention"),
-        **dict.fromkeys(_NORMS, "norm"),
         F.multi_head_attention_forward: "layers",
         RESET_HOOKS: "resetting",
     }
@@ -84,8 +80,6 @@ class CallTracker(Calls, TorchFunctionMode):
             not replaced inside a checkpoint, which runs the forward again without this mode and counts what is saved.
         recomputation: says how backward recomputes what an attention kernel makes, if something else needs it, too;
             ``None`` if nothing does.
-        saved_statistics: whether a norm's input is stored by the statistics that torch computes, once it has; ``None``
-            for no.
         watcher: called with the tensors of each call that is over, arguments first; ``None`` without an observer.
         checkpoints: their ``look`` is called before each call, where there may be something to see; ``None`` without
             checkpoints.
@@ -101,7 +95,6 @@ class CallTracker(Calls, TorchFunctionMode):
         super().__init__()
         self.pack: Callable[[Tensor], Any] | None = None
         self.recomputation: attention.Recomputation | None = None
-        self.saved_statistics: Callable[[], bool] | None = None
         self.call: Call | None = None
         self.foreign = StorageSet()
         self.born = StorageSet()
@@ -159,8 +152,6 @@ class CallTracker(Calls, TorchFunctionMode):
             if output is not None:
                 return output
             call.recomputes = False
-        elif special == "norm" and self.saved_statistics is not None and self.saved_statistics():
-            return run_with_statistics(func, args, kwargs)
         elif special == "layers" and all(kind in (Tensor, nn.Parameter) for kind in types):
             with self:
                 return opened(F.multi_head_attention_forward)(*args, **kwargs)
