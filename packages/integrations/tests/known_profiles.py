@@ -6,7 +6,7 @@ from integrations.estimate.fit.profiles import Profiles
 from integrations.planner import plan_with_stores
 
 KNOWN = {}
-"""Profiles and plans by what they depend on."""
+"""The profiles and plans of earlier tests, by the training that they are of."""
 
 
 class KnownProfiles(Profiles):
@@ -28,7 +28,7 @@ class KnownProfiles(Profiles):
             plan = super().plan(error, chunked, sharded)
             KNOWN[key] = plan, dict(plan.others)
         plan, others = KNOWN[key]
-        plan.others.update(others)  # ``fit`` takes out what it shows
+        plan.others.update(others)  # which ``fit`` empties as it shows them
         return plan
 
 

@@ -130,7 +130,7 @@ PAIRS = {
     "exposed unseen": (lambda h: F.silu(h * 2), exposed_unseen),
     "stored by a norm": (F.silu, stored_by_a_norm),
     "part of the result": (lambda h: F.silu(h)[:32], lambda h: F.silu(h)[32:]),
-    "sum of exposed": (lambda h: h * 2 + 1, sum_of_exposed),  # a sum does not store what it reads
+    "sum of exposed": (lambda h: h * 2 + 1, sum_of_exposed),  # an addition saves nothing for backward
     "sum of changed": (lambda h: h * 2 + 1, sum_of_changed),
     "stored and changed": (F.silu, stored_and_changed),
     "small": (with_small(2.0), with_small(3.0)),
@@ -206,7 +206,7 @@ def test_python_makes_no_formula_of_the_forward_before(name, which, monkeypatch)
 
 
 def test_another_tensor_in_the_place_of_a_parameter(monkeypatch):
-    """A formula reads a parameter as it is, and no tensor that autograd alone would keep alive."""
+    """A formula holds a parameter as it is. It must not hold another tensor, which would stay in memory for it."""
 
     class Scaled(Between):
         def forward(self, x):

@@ -99,7 +99,7 @@ def test_a_result_is_concatenated_or_added_in_its_kernel_where_nothing_is_alive_
     monkeypatch, operator, more, expected
 ):
     """Joined, the sums of an SD3's modulation ran where backward concatenates them: its step took 1.12 times its count.
-    So did what a TransformerConv adds up of its edges."""
+    A TransformerConv, which adds up its edges' values at indices, kept them alive in the same way."""
     from torch._inductor.choices import InductorChoices
 
     monkeypatch.setattr(fusing, "find_lasting", frozenset)

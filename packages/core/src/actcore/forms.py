@@ -82,7 +82,7 @@ def require_size(name: str, size: int) -> None:
 
 
 def are_sizes(row: Sequence[object]) -> bool:
-    """Return whether all are of type ``int`` and none is negative. ``False`` for ints of types derived from it."""
+    """Return whether all are non-negative and exactly of type ``int``, not of a subclass."""
     return set(map(type, row)) <= {int} and min(row, default=0) >= 0  # type: ignore[type-var, operator]
 
 

@@ -14,12 +14,12 @@ begin: an assumption, under which the kernels before come out at what was estima
 bfloat16).
 
 Of a kernel's machine code, the path that counts is the shortest from the entry to an exit that does all the work of a
-full tile, as ``Work`` says what that is. No call is on it, and a predicated instruction counts. Two kinds of loops are
-gone round again: those in which the threads of a group tell each other their bounds, and those in which a thread
-standardizes or restores its cells of 16 bytes, one after the other.
+full tile; ``Work`` says what that work is. The path has no calls, and predicated instructions count. Two kinds of loops
+are repeated: in one, threads of a group exchange their bounds; in the other, a thread standardizes or restores its
+cells of 16 bytes one by one.
 
-``Standardized`` and ``Activation`` are of channels last, of which each has a statistic. Of the second, the path has
-neither another tensor nor a function.
+``Standardized`` and ``Activation`` are counted for channels last, with a statistic for each channel; ``Activation``
+without a sum and a function.
 """
 
 from __future__ import annotations

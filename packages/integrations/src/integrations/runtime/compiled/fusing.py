@@ -5,9 +5,9 @@ All that the kernel reads and makes is then alive at once, and what the earlier 
 one. In graphs with a budget they are joined only where nothing is alive for longer: where the later operator, or one
 behind it, reads that as well.
 
-It also joins an operator with the one that reads its result. Where that copies it into the result of ``cat``, or adds
-it at indices, it may be far behind, or of another size: the gradients of a DiT's modulation are sums that backward
-concatenates in the end, and what they read would be alive until then.
+It also joins an operator with the one that reads its result. A reader that copies it into the result of ``cat``, or
+adds it at indices, may run much later. For example, backward of a DiT concatenates sums at its end, and the tensors
+that are added up would be alive until then.
 """
 
 from __future__ import annotations

@@ -74,9 +74,9 @@ def notes_all(step: int) -> bool:
 class Formulas(NotedCalls):
     """The formulas of the results that a forward has made so far.
 
-    Its base class, in C, is told of each call that is over. Where the forward before has called the same with the same
-    kind of tensors, it makes the formula by the ``Template`` of that one, or none for a result that was of no use;
-    ``note`` has the other calls.
+    The base class, in C, gets each call that is over. If the forward before made the same call with the same kind of
+    tensors, C makes the formula from the ``Template`` of that call, or none for a result that was of no use. All other
+    calls go to ``note``.
 
     Args:
         storages: what is stored of the forward's memory.
