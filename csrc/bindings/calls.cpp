@@ -9,7 +9,7 @@
 
 #include "bindings/follow.h"
 #include "bindings/formulas.h"
-#include "bindings/objects.h"
+#include "bindings/types.h"
 
 namespace py = pybind11;
 
@@ -335,59 +335,36 @@ PyObject* hold(PyObject*, PyObject* const* given, Py_ssize_t count) {
 }
 
 PyMethodDef holding = {
-    "hold", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(hold)), METH_FASTCALL,
+    "hold", with_several<hold>(), METH_FASTCALL,
     "Notes who holds a tensor's storage: (holders by address, what is held, tensor, holder, whether it comes first)."};
 
-int traverse(PyObject* object, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(object));
-  for (PyObject* held : reinterpret_cast<Calls*>(object)->members) Py_VISIT(held);
-  return 0;
-}
-
-int clear(PyObject* object) {
-  for (PyObject*& held : reinterpret_cast<Calls*>(object)->members) Py_CLEAR(held);
-  return 0;
-}
-
-void deallocate(PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
-  PyObject_GC_UnTrack(object);
-  clear(object);
-  type->tp_free(object);
-  Py_DECREF(type);
-}
-
 PyMethodDef methods[] = {
-    {"tracked", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(tracked)), METH_FASTCALL,
+    {"tracked", with_several<tracked>(), METH_FASTCALL,
      "Runs a torch function, and notes what is known of its tensors: (function, args, kwargs, who runs it or None)."},
-    {"described", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(described)), METH_FASTCALL,
+    {"described", with_several<described>(), METH_FASTCALL,
      "The same of a function that makes no tensor, saves none and decides nothing: (function, args, kwargs)."},
     {nullptr, nullptr, 0, nullptr},
 };
 
-constexpr Py_ssize_t offset_of(Calls::Member which) {
-  return static_cast<Py_ssize_t>(offsetof(Calls, members) + which * sizeof(PyObject*));
-}
-
 PyMemberDef attributes[] = {
-    {kCallsMembers[Calls::kCall], T_OBJECT, offset_of(Calls::kCall), 0, nullptr},
-    {kCallsMembers[Calls::kForeign], T_OBJECT, offset_of(Calls::kForeign), 0, nullptr},
-    {kCallsMembers[Calls::kBorn], T_OBJECT, offset_of(Calls::kBorn), 0, nullptr},
-    {kCallsMembers[Calls::kCheckpoints], T_OBJECT, offset_of(Calls::kCheckpoints), 0, nullptr},
-    {kCallsMembers[Calls::kWatcher], T_OBJECT, offset_of(Calls::kWatcher), 0, nullptr},
-    {kCallsMembers[Calls::kOver], T_OBJECT, offset_of(Calls::kOver), 0, nullptr},
-    {kCallsMembers[Calls::kNoted], T_OBJECT, offset_of(Calls::kNoted), 0, nullptr},
-    {kCallsMembers[Calls::kNote], T_OBJECT, offset_of(Calls::kNote), 0, nullptr},
-    {kCallsMembers[Calls::kFollower], T_OBJECT, offset_of(Calls::kFollower), 0, nullptr},
+    {kCallsMembers[Calls::kCall], T_OBJECT, Holder<Calls>::offset_of(Calls::kCall), 0, nullptr},
+    {kCallsMembers[Calls::kForeign], T_OBJECT, Holder<Calls>::offset_of(Calls::kForeign), 0, nullptr},
+    {kCallsMembers[Calls::kBorn], T_OBJECT, Holder<Calls>::offset_of(Calls::kBorn), 0, nullptr},
+    {kCallsMembers[Calls::kCheckpoints], T_OBJECT, Holder<Calls>::offset_of(Calls::kCheckpoints), 0, nullptr},
+    {kCallsMembers[Calls::kWatcher], T_OBJECT, Holder<Calls>::offset_of(Calls::kWatcher), 0, nullptr},
+    {kCallsMembers[Calls::kOver], T_OBJECT, Holder<Calls>::offset_of(Calls::kOver), 0, nullptr},
+    {kCallsMembers[Calls::kNoted], T_OBJECT, Holder<Calls>::offset_of(Calls::kNoted), 0, nullptr},
+    {kCallsMembers[Calls::kNote], T_OBJECT, Holder<Calls>::offset_of(Calls::kNote), 0, nullptr},
+    {kCallsMembers[Calls::kFollower], T_OBJECT, Holder<Calls>::offset_of(Calls::kFollower), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 
 PyType_Slot slots[] = {
     {Py_tp_methods, methods},
     {Py_tp_members, attributes},
-    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-    {Py_tp_clear, reinterpret_cast<void*>(clear)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
+    {Py_tp_traverse, reinterpret_cast<void*>(Holder<Calls>::traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(Holder<Calls>::clear)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(Holder<Calls>::deallocate)},
     {0, nullptr},
 };
 PyType_Spec spec = {"actcore._native.Calls", sizeof(Calls), 0,

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "bindings/objects.h"
+#include "bindings/types.h"
 
 namespace py = pybind11;
 
@@ -264,7 +264,7 @@ void deallocate(PyObject* object) {
 }
 
 PyMethodDef methods[] = {
-    {"compare", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(compare)), METH_FASTCALL,
+    {"compare", with_several<compare>(), METH_FASTCALL,
      "Whether a call has returned what is expected: (FollowedCall, tensors). Gives those their values that are new."},
     {"running", running, METH_NOARGS,
      "The call that is running, as expected; None for none, or where nothing is followed."},

@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "bindings/replay_stores.h"
+#include "bindings/types.h"
 
 namespace py = pybind11;
 
@@ -156,9 +157,9 @@ Ref formula_of(NotedCalls* self, PyObject* call, PyObject* noted, PyObject* temp
   if (!has(output, known->names.dtype, known->formula_dtype.of(like)) ||
       !lies_at(output, known->formula_place.of(like)))
     return Ref();
-  Ref autocast(PyObject_CallOneArg(known->get_autocast, output));
+  if (!is_same(Ref(PyObject_CallOneArg(known->get_autocast, output)), known->formula_autocast.of(like))) return Ref();
   Ref version = attribute(output, known->names._version);
-  if (!version || !is_same(std::move(autocast), known->formula_autocast.of(like))) return Ref();
+  if (!version) return version;
   Ref operands(PyTuple_New(count));
   for (Py_ssize_t i = 0; operands && i < count; ++i) {
     PyObject* tensor = PyList_GET_ITEM(tensors.get(), i);
@@ -176,20 +177,20 @@ Ref formula_of(NotedCalls* self, PyObject* call, PyObject* noted, PyObject* temp
   return formula;
 }
 
-// Puts the formula of a storage's content in the map, as StorageMap.put does. False: an error.
-bool put(NotedCalls* self, PyObject* output, PyObject* formula) {
+// Puts the formula of a storage's content in the map, as StorageMap.put does. 1: done; 0: left to Python; -1: error.
+int put(NotedCalls* self, PyObject* output, PyObject* formula) {
   Ref storage;
   Ref address = address_of(output, &storage);
   PyObject* formulas = at(self, NotedCalls::kFormulas);
-  if (!address) return false;
+  if (!address) return 0;
   if (!has_address(self, NotedCalls::kFormulas, address.get())) {
     if (PyDict_GET_SIZE(formulas) >= kRoom) {
       PyObject* given[] = {storage.get(), formula};
-      return static_cast<bool>(Ref(PyObject_Vectorcall(at(self, NotedCalls::kPut), given, 2, nullptr)));
+      return Ref(PyObject_Vectorcall(at(self, NotedCalls::kPut), given, 2, nullptr)) ? 1 : -1;
     }
-    if (!called(storage.get(), known->names._weak_ref)) return false;  // the map gives it back
+    if (!called(storage.get(), known->names._weak_ref)) return -1;  // the map gives it back
   }
-  return PyDict_SetItem(formulas, address.get(), formula) == 0;
+  return PyDict_SetItem(formulas, address.get(), formula) == 0 ? 1 : -1;
 }
 
 // Notes a result as the forward before did. 1: done; 0: left to Python; -1: error.
@@ -204,52 +205,30 @@ int note_as_before(NotedCalls* self, PyObject* call, PyObject* before, PyObject*
     if (template_.get() == Py_None) return 0;
     Ref formula = formula_of(self, call, before, template_.get(), output);
     if (!formula) return PyErr_Occurred() && !cannot_tell() ? -1 : 0;
-    if (!put(self, output, formula.get())) return -1;
+    const int done = put(self, output, formula.get());
+    if (done <= 0) return done;
   }
   return PyList_Append(at(self, NotedCalls::kNoted), before) == 0 ? 1 : -1;
 }
 
-int traverse(PyObject* object, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(object));
-  for (PyObject* held : reinterpret_cast<NotedCalls*>(object)->members) Py_VISIT(held);
-  return 0;
-}
-
-int clear(PyObject* object) {
-  for (PyObject*& held : reinterpret_cast<NotedCalls*>(object)->members) Py_CLEAR(held);
-  return 0;
-}
-
-void deallocate(PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
-  PyObject_GC_UnTrack(object);
-  clear(object);
-  type->tp_free(object);
-  Py_DECREF(type);
-}
-
-constexpr Py_ssize_t offset_of(NotedCalls::Member which) {
-  return static_cast<Py_ssize_t>(offsetof(NotedCalls, members) + which * sizeof(PyObject*));
-}
-
 PyMemberDef attributes[] = {
-    {kNotedMembers[NotedCalls::kBefore], T_OBJECT, offset_of(NotedCalls::kBefore), 0, nullptr},
-    {kNotedMembers[NotedCalls::kNoted], T_OBJECT, offset_of(NotedCalls::kNoted), 0, nullptr},
-    {kNotedMembers[NotedCalls::kFormulas], T_OBJECT, offset_of(NotedCalls::kFormulas), 0, nullptr},
-    {kNotedMembers[NotedCalls::kEntries], T_OBJECT, offset_of(NotedCalls::kEntries), 0, nullptr},
-    {kNotedMembers[NotedCalls::kExposed], T_OBJECT, offset_of(NotedCalls::kExposed), 0, nullptr},
-    {kNotedMembers[NotedCalls::kParts], T_OBJECT, offset_of(NotedCalls::kParts), 0, nullptr},
-    {kNotedMembers[NotedCalls::kHolders], T_OBJECT, offset_of(NotedCalls::kHolders), 0, nullptr},
-    {kNotedMembers[NotedCalls::kPut], T_OBJECT, offset_of(NotedCalls::kPut), 0, nullptr},
-    {kNotedMembers[NotedCalls::kLast], T_OBJECT, offset_of(NotedCalls::kLast), 0, nullptr},
+    {kNotedMembers[NotedCalls::kBefore], T_OBJECT, Holder<NotedCalls>::offset_of(NotedCalls::kBefore), 0, nullptr},
+    {kNotedMembers[NotedCalls::kNoted], T_OBJECT, Holder<NotedCalls>::offset_of(NotedCalls::kNoted), 0, nullptr},
+    {kNotedMembers[NotedCalls::kFormulas], T_OBJECT, Holder<NotedCalls>::offset_of(NotedCalls::kFormulas), 0, nullptr},
+    {kNotedMembers[NotedCalls::kEntries], T_OBJECT, Holder<NotedCalls>::offset_of(NotedCalls::kEntries), 0, nullptr},
+    {kNotedMembers[NotedCalls::kExposed], T_OBJECT, Holder<NotedCalls>::offset_of(NotedCalls::kExposed), 0, nullptr},
+    {kNotedMembers[NotedCalls::kParts], T_OBJECT, Holder<NotedCalls>::offset_of(NotedCalls::kParts), 0, nullptr},
+    {kNotedMembers[NotedCalls::kHolders], T_OBJECT, Holder<NotedCalls>::offset_of(NotedCalls::kHolders), 0, nullptr},
+    {kNotedMembers[NotedCalls::kPut], T_OBJECT, Holder<NotedCalls>::offset_of(NotedCalls::kPut), 0, nullptr},
+    {kNotedMembers[NotedCalls::kLast], T_OBJECT, Holder<NotedCalls>::offset_of(NotedCalls::kLast), 0, nullptr},
     {"fully", T_BOOL, offsetof(NotedCalls, fully), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 PyType_Slot slots[] = {
     {Py_tp_members, attributes},
-    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-    {Py_tp_clear, reinterpret_cast<void*>(clear)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
+    {Py_tp_traverse, reinterpret_cast<void*>(Holder<NotedCalls>::traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(Holder<NotedCalls>::clear)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(Holder<NotedCalls>::deallocate)},
     {0, nullptr},
 };
 PyType_Spec spec = {"actcore._native.NotedCalls", sizeof(NotedCalls), 0,

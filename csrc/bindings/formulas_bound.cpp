@@ -3,6 +3,7 @@
 
 #include "bindings/formulas.h"
 #include "bindings/replay_stores.h"
+#include "bindings/types.h"
 
 namespace py = pybind11;
 
@@ -245,10 +246,11 @@ PyObject* hold_operand(PyObject*, PyObject* operand) {
   return Py_BuildValue("(Ol)", held.get(), bits);
 }
 
-PyMethodDef recomputing = {"recompute", recompute, METH_O, "The tensor in whose place autograd holds a Recomputed."};
-PyMethodDef holding = {"hold_operands", hold_operands, METH_O,
+PyMethodDef recomputing = {"recompute", with_one<recompute>, METH_O,
+                           "The tensor in whose place autograd holds a Recomputed."};
+PyMethodDef holding = {"hold_operands", with_one<hold_operands>, METH_O,
                        "A formula with its operands held; None where one is gone."};
-PyMethodDef holding_one = {"hold_operand", hold_operand, METH_O,
+PyMethodDef holding_one = {"hold_operand", with_one<hold_operand>, METH_O,
                            "What holds an operand, and its bits; None where it is gone."};
 
 }  // namespace

@@ -73,6 +73,22 @@ inline bool cannot_tell() {
   return false;
 }
 
+// An error that is raised once the function is over that Python has called; all null where there is none.
+struct Deferred {
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+};
+inline thread_local Deferred deferred;
+
+// Goes on after an error. One that does not say that a tensor cannot tell is not lost: a function mode of the user's sees
+// what is read of tensors here, and the user may press Ctrl-C in it.
+inline void go_on() {
+  if (!PyErr_Occurred() || cannot_tell()) return;
+  if (deferred.type != nullptr)
+    PyErr_Clear();
+  else
+    PyErr_Fetch(&deferred.type, &deferred.value, &deferred.trace);
+}
+
 inline Ref attribute(PyObject* object, PyObject* name) { return Ref(PyObject_GetAttr(object, name)); }
 
 // What a method without arguments returns.
@@ -81,7 +97,7 @@ inline Ref called(PyObject* object, PyObject* name) { return Ref(PyObject_CallMe
 // Whether an attribute is what is expected, by identity. What cannot be asked is not.
 inline bool has(PyObject* object, PyObject* name, PyObject* expected) {
   Ref found = attribute(object, name);
-  if (!found) PyErr_Clear();
+  if (!found) go_on();
   return found && found.get() == expected;
 }
 

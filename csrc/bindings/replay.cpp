@@ -6,6 +6,7 @@
 #include "bindings/calls.h"
 #include "bindings/frames.h"
 #include "bindings/replay_stores.h"
+#include "bindings/types.h"
 
 namespace py = pybind11;
 
@@ -49,7 +50,7 @@ bool plays_role(PyObject* site, PyObject* call, PyObject* tensor, PyObject* stor
   }
   if (position >= 0) return PyUnicode_CompareWithASCIIString(role, position == 0 ? "input" : "other") == 0;
   Ref leaf = attribute(tensor, known->names.is_leaf);
-  if (!leaf) PyErr_Clear();  // a view that autograd cannot follow has a history
+  if (!leaf) go_on();  // a view that autograd cannot follow has a history
   return PyUnicode_CompareWithASCIIString(role, leaf.get() == Py_True ? "internal" : "result") == 0;
 }
 
@@ -69,7 +70,7 @@ Ref owner_of(Replay* self, PyObject* call, PyObject* tensor, PyObject* storage, 
   if (holder != nullptr) return Ref::to(holder);
   if (PyDict_Contains(at(self, Replay::kForeign), address) == 1) return Ref::to(known->before);
   Ref base = attribute(tensor, known->names._base);
-  if (!base) PyErr_Clear();
+  if (!base) go_on();
   PyObject* root = base && base.get() != Py_None ? base.get() : tensor;
   if (Py_IS_TYPE(root, known->tensor) && has(root, known->names.dtype, at(self, Replay::kDtype)))
     return Ref(PyUnicode_InternFromString(""));
@@ -170,8 +171,8 @@ PyObject* replayed(PyObject* object, PyObject* tensor) {
   // It is the same.
   if (PyDict_SetItem(at(self, Replay::kOccurrences), place, known->site_following.of(site.get())) < 0) return nullptr;
   PyObject* next = known->site_next.of(site.get());
-  Py_SETREF(self->objects[Replay::kExpected], Py_NewRef(next));
-  Py_SETREF(self->objects[Replay::kLast], Py_NewRef(site.get()));
+  Py_SETREF(self->members[Replay::kExpected], Py_NewRef(next));
+  Py_SETREF(self->members[Replay::kLast], Py_NewRef(site.get()));
   if (owned) {
     if (PyList_Append(at(self, Replay::kRecords), known->site_record.of(site.get())) < 0) return nullptr;
     return kept_of(tensor).release();
@@ -194,8 +195,8 @@ PyObject* note(PyObject* object, PyObject* site) {
   PyObject* last = at(self, Replay::kLast);
   const bool first = last == Py_None;
   if (!first) known->site_next.set(last, Ref::to(site));
-  Py_SETREF(self->objects[Replay::kLast], Py_NewRef(site));
-  Py_SETREF(self->objects[Replay::kExpected], Py_NewRef(known->site_next.of(site)));
+  Py_SETREF(self->members[Replay::kLast], Py_NewRef(site));
+  Py_SETREF(self->members[Replay::kExpected], Py_NewRef(known->site_next.of(site)));
   return PyBool_FromLong(first);
 }
 
@@ -207,14 +208,14 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   Ref made(type->tp_alloc(type, 0));
   if (!made) return nullptr;
   auto* self = reinterpret_cast<Replay*>(made.get());
-  for (int i = 0; i < Replay::kObjects; ++i) {
+  for (int i = 0; i < Replay::kMembers; ++i) {
     PyObject* given = i < Replay::kGiven ? PyDict_GetItemString(kwargs, kNames[i]) : Py_None;
     if (i == Replay::kExpected) given = PyDict_GetItemString(kwargs, "first");
     if (given == nullptr) {
       PyErr_Format(PyExc_TypeError, "Replay must be given %s", i < Replay::kGiven ? kNames[i] : "first");
       return nullptr;
     }
-    self->objects[i] = Py_NewRef(given);
+    self->members[i] = Py_NewRef(given);
   }
   if (!is_calls(at(self, Replay::kTracker))) {
     PyErr_SetString(PyExc_TypeError, "tracker must be a CallTracker");
@@ -223,25 +224,6 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyObject* step = PyDict_GetItemString(kwargs, "step");
   self->step = step == nullptr ? 0 : PyLong_AsUnsignedLongLong(step);
   return PyErr_Occurred() ? nullptr : made.release();
-}
-
-int traverse(PyObject* object, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(object));
-  for (PyObject* held : reinterpret_cast<Replay*>(object)->objects) Py_VISIT(held);
-  return 0;
-}
-
-int clear(PyObject* object) {
-  for (PyObject*& held : reinterpret_cast<Replay*>(object)->objects) Py_CLEAR(held);
-  return 0;
-}
-
-void deallocate(PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
-  PyObject_GC_UnTrack(object);
-  clear(object);
-  type->tp_free(object);
-  Py_DECREF(type);
 }
 
 // Stores a tensor that something else than autograd holds, as the site says; None where it is not as it was then. Who
@@ -283,17 +265,20 @@ PyObject* hold(PyObject* object, PyObject* const* given, Py_ssize_t count) {
 }
 
 PyMethodDef methods[] = {
-    {"hold", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(hold)), METH_FASTCALL,
+    {"hold", with_several<hold>(), METH_FASTCALL,
      "Stores a tensor that is held for a repetition as its site says: (site, tensor); None if it is another one."},
-    {"pack", replayed, METH_O, "Stores a tensor as the forward before has; None if it is another one."},
+    {"pack", with_one<replayed>, METH_O, "Stores a tensor as the forward before has; None if it is another one."},
     {"note", note, METH_O,
      "Notes the site of a tensor that went the full way; whether it is the first of the forward."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(create)},         {Py_tp_methods, methods},
-    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},  {Py_tp_clear, reinterpret_cast<void*>(clear)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)}, {0, nullptr},
+    {Py_tp_new, reinterpret_cast<void*>(create)},
+    {Py_tp_methods, methods},
+    {Py_tp_traverse, reinterpret_cast<void*>(Holder<Replay>::traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(Holder<Replay>::clear)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(Holder<Replay>::deallocate)},
+    {0, nullptr},
 };
 PyType_Spec spec = {"actcore._native.Replay", sizeof(Replay), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bindings/replay_stores.h"
+#include "bindings/types.h"
 
 namespace py = pybind11;
 
@@ -15,10 +16,16 @@ namespace {
 // The pack hook of one session.
 struct Pack {
   PyObject ob_base;
-  PyObject* replay;  // the session's; None where each tensor goes the full way, or before the first
-  PyObject* whole;   // packs any tensor
-  PyObject* anew;    // packs one that is not as the forward before has saved it
+  enum Member {
+    kReplay,  // the session's; None where each tensor goes the full way, or before the first
+    kWhole,   // packs any tensor
+    kAnew,    // packs one that is not as the forward before has saved it
+    kMembers,
+  };
+  PyObject* members[kMembers];
 };
+
+PyObject* at(Pack* self, Pack::Member which) { return self->members[which]; }
 
 PyTypeObject* pack_type = nullptr;
 thread_local PyObject* innermost = nullptr;  // the Pack entered last in this thread
@@ -27,19 +34,19 @@ thread_local PyObject* watcher = nullptr;    // who is asked to unpack in this t
 // Whether nobody sees the calls that Python makes of torch's functions now.
 bool is_unseen() {
   Ref modes(PyObject_CallNoArgs(known->torch_functions));
-  if (!modes) PyErr_Clear();
+  if (!modes) go_on();
   return modes && PyLong_AsLong(modes.get()) == 0;
 }
 
 PyObject* pack(PyObject* object, PyObject* tensor) {
   Ref held = Ref::to(object);
   auto* self = reinterpret_cast<Pack*>(object);
-  if (self->replay == nullptr || !is_replayable(self->replay) || !is_real(tensor) || !is_unseen())
-    return PyObject_CallOneArg(self->whole, tensor);
-  Ref replay = Ref::to(self->replay);
+  if (at(self, Pack::kReplay) == nullptr || !is_replayable(at(self, Pack::kReplay)) || !is_real(tensor) || !is_unseen())
+    return PyObject_CallOneArg(at(self, Pack::kWhole), tensor);
+  Ref replay = Ref::to(at(self, Pack::kReplay));
   Ref packed(replayed(replay.get(), tensor));
   if (!packed || packed.get() != Py_None) return packed.release();
-  return PyObject_CallOneArg(self->anew, tensor);
+  return PyObject_CallOneArg(at(self, Pack::kAnew), tensor);
 }
 
 PyObject* call_pack(PyObject* object, PyObject* args, PyObject* kwargs) {
@@ -59,46 +66,22 @@ PyObject* create_pack(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   Ref made(type->tp_alloc(type, 0));
   if (!made) return nullptr;
   auto* self = reinterpret_cast<Pack*>(made.get());
-  self->replay = Py_NewRef(Py_None), self->whole = Py_NewRef(whole), self->anew = Py_NewRef(anew);
+  self->members[Pack::kReplay] = Py_NewRef(Py_None);
+  self->members[Pack::kWhole] = Py_NewRef(whole), self->members[Pack::kAnew] = Py_NewRef(anew);
   return made.release();
 }
 
-int traverse_pack(PyObject* object, visitproc visit, void* arg) {
-  auto* self = reinterpret_cast<Pack*>(object);
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(self->replay);
-  Py_VISIT(self->whole);
-  Py_VISIT(self->anew);
-  return 0;
-}
-
-int clear_pack(PyObject* object) {
-  auto* self = reinterpret_cast<Pack*>(object);
-  Py_CLEAR(self->replay);
-  Py_CLEAR(self->whole);
-  Py_CLEAR(self->anew);
-  return 0;
-}
-
-void deallocate_pack(PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
-  PyObject_GC_UnTrack(object);
-  clear_pack(object);
-  type->tp_free(object);
-  Py_DECREF(type);
-}
-
 PyMemberDef pack_members[] = {
-    {"replay", T_OBJECT, offsetof(Pack, replay), 0, "The session's Replay; None where there is none."},
+    {"replay", T_OBJECT, Holder<Pack>::offset_of(Pack::kReplay), 0, "The session's Replay; None where there is none."},
     {nullptr, 0, 0, 0, nullptr},
 };
 PyType_Slot pack_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(create_pack)},
-    {Py_tp_call, reinterpret_cast<void*>(call_pack)},
+    {Py_tp_call, reinterpret_cast<void*>(raising<call_pack, PyObject*, PyObject*, PyObject*>)},
     {Py_tp_members, pack_members},
-    {Py_tp_traverse, reinterpret_cast<void*>(traverse_pack)},
-    {Py_tp_clear, reinterpret_cast<void*>(clear_pack)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(deallocate_pack)},
+    {Py_tp_traverse, reinterpret_cast<void*>(Holder<Pack>::traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(Holder<Pack>::clear)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(Holder<Pack>::deallocate)},
     {0, nullptr},
 };
 PyType_Spec pack_spec = {"actcore._native.Pack", sizeof(Pack), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, pack_slots};
@@ -108,7 +91,7 @@ PyType_Spec pack_spec = {"actcore._native.Pack", sizeof(Pack), 0, Py_TPFLAGS_DEF
 // Whether the frames that the caller calls are neither compiled nor only run as they were compiled.
 bool is_eager() {
   Ref callback(PyObject_CallNoArgs(known->compiles));
-  if (!callback) PyErr_Clear();
+  if (!callback) go_on();
   return callback.get() == Py_None;
 }
 
@@ -146,11 +129,13 @@ PyObject* restore(PyObject*, PyObject* packed) {
   return nullptr;
 }
 
-PyMethodDef restoring = {"restore", restore, METH_O,
+PyMethodDef restoring = {"restore", with_one<restore>, METH_O,
                          "The tensor in whose place this is held: Kept, Beside, or another that has a method unpack."};
-PyMethodDef packing = {"pack", packed_eagerly, METH_O, "Packs a tensor for the innermost session of the thread."};
-PyMethodDef unpacking = {"unpack", unpacked_eagerly, METH_O, "The tensor in whose place autograd holds this."};
-PyMethodDef plain_unpacking = {"unpack", unpack, METH_O, "The tensor in whose place autograd holds this."};
+PyMethodDef packing = {"pack", with_one<packed_eagerly>, METH_O,
+                       "Packs a tensor for the innermost session of the thread."};
+PyMethodDef unpacking = {"unpack", with_one<unpacked_eagerly>, METH_O,
+                         "The tensor in whose place autograd holds this."};
+PyMethodDef plain_unpacking = {"unpack", with_one<unpack>, METH_O, "The tensor in whose place autograd holds this."};
 
 // What stood in a place of the thread, with another object in it from now on; None empties it.
 py::object exchanged(PyObject*& place, const py::object& other) {

@@ -103,7 +103,7 @@ PyObject* Operator::of(PyObject* tensor) const {
   if (kernel == Py_None || !is_real(tensor) || !has(tensor, known->names.is_cpu, Py_True)) return by_torch;
   for (PyObject* seen_by : {known->modes, known->profiled}) {
     Ref found(PyObject_CallNoArgs(seen_by));
-    if (!found) PyErr_Clear();
+    if (!found) go_on();
     if (!found || PyObject_IsTrue(found.get()) != 0) return by_torch;
   }
   return kernel;
@@ -111,12 +111,12 @@ PyObject* Operator::of(PyObject* tensor) const {
 
 bool is_same(Ref found, PyObject* expected) {
   if (!found || expected == nullptr) {
-    PyErr_Clear();
+    go_on();
     return false;
   }
   if (found.get() == expected) return true;
   const int equal = PyObject_RichCompareBool(found.get(), expected, Py_EQ);
-  if (equal < 0) PyErr_Clear();
+  if (equal < 0) go_on();
   return equal == 1;
 }
 
@@ -133,7 +133,7 @@ bool is_held(PyObject* region) {
 Ref address_of(PyObject* tensor, Ref* storage) {
   *storage = called(tensor, known->names.untyped_storage);
   Ref address = *storage ? attribute(storage->get(), known->names._cdata) : Ref();
-  if (!address) PyErr_Clear();
+  if (!address) go_on();
   return address;
 }
 

@@ -96,7 +96,7 @@ extern std::unique_ptr<Known> known;
 
 // What the fast path of one session goes by.
 struct Replay {
-  enum Object {
+  enum Member {
     kTracker,
     kOccurrences,
     kHolders,
@@ -119,10 +119,10 @@ struct Replay {
     kGiven,
     kExpected = kGiven,
     kLast,
-    kObjects,
+    kMembers,
   };
   PyObject ob_base;
-  PyObject* objects[kObjects];
+  PyObject* members[kMembers];
   uint64_t step;
 };
 
@@ -131,7 +131,7 @@ constexpr const char* kNames[Replay::kGiven] = {
     "values",  "store",       "module",  "owner",   "capturing", "put", "again",   "meet",    "formulas",
 };
 
-inline PyObject* at(Replay* self, Replay::Object which) { return self->objects[which]; }
+inline PyObject* at(Replay* self, Replay::Member which) { return self->members[which]; }
 
 // Whether a tensor is torch's own, with elements of its own.
 bool is_real(PyObject* tensor);

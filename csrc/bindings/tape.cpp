@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "bindings/objects.h"
+#include "bindings/types.h"
 
 namespace py = pybind11;
 
@@ -93,7 +93,7 @@ Ref plain_address_of(PyObject* tensor, Ref* storage = nullptr) {
       has(tensor, known->name_is_quantized, Py_False))
     own = Ref(PyObject_CallMethodNoArgs(tensor, known->name_untyped_storage));
   Ref address(own ? PyObject_GetAttr(own.get(), known->name_cdata) : nullptr);
-  if (!address) PyErr_Clear();
+  if (!address) go_on();
   if (storage != nullptr) *storage = std::move(own);
   return address;
 }
@@ -172,7 +172,7 @@ int note(PyObject* tape, const Kind& kind, PyObject* planned, Py_ssize_t next, P
   std::vector<Made> made;
   const Py_ssize_t count = several ? PySequence_Fast_GET_SIZE(out) : 1;
   const bool found = expected(planned, results, count, args, kwargs, values.get(), &made);
-  if (PyErr_Occurred()) PyErr_Clear();
+  go_on();
   if (!found) return 0;
   if (made.empty()) return 1;
   PyObject* numbers = known->makes.of(planned);
@@ -229,8 +229,7 @@ PyObject* followed(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return out.release();
 }
 
-PyMethodDef following = {"followed", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(followed)),
-                         METH_FASTCALL,
+PyMethodDef following = {"followed", with_several<followed>(), METH_FASTCALL,
                          "Runs an operator of a forward that a Tape follows: (tape, operator, args, kwargs)."};
 
 }  // namespace

@@ -17,6 +17,7 @@ import torch
 import integrations
 from integrations._utils.out_of_memory import is_out_of_memory
 from integrations.tracing import hook_stack
+from integrations.tracing.tracker import CallTracker
 
 from .fault_ways import WAYS, X, step
 from .faults import AtCall, AtFunction, AtOperator, Trial, counting_alone, places
@@ -52,8 +53,42 @@ def test_an_interrupt_anywhere(way, kind):
     with counting_alone():
         for place in places(counts.seen, QUICK):
             error = KeyboardInterrupt("here")
-            reached = trial.fail(place, kind(place, error), lambda found, error=error: found is error)
-            assert reached or kind is AtCall  # in a destructor
+            fault = kind(place, error)
+            reached = trial.fail(place, fault, lambda found, error=error: found is error)
+            assert reached or kind is AtCall or fault.seen < place  # in a destructor; in a step that has fewer
+            trial.go_on(place)
+    assert trial.told == []
+
+
+class AtRead(AtFunction):
+    """Raises an error in place of the nth read of a tensor from C, while the calls of a forward are followed; counts
+    them, and notes of which kind they are."""
+
+    def __init__(self, place=0, error=None):
+        super().__init__(place, error)
+        self.kinds = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        caller = sys._getframe(1)
+        if caller.f_code is not CallTracker.__torch_function__.__code__ or func is caller.f_locals["func"]:
+            return func(*args, **(kwargs or {}))
+        self.kinds.append(str(getattr(func, "__self__", func)))
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def test_an_interrupt_in_each_kind_of_read_of_a_tensor():
+    """A function mode of the user's sees what C reads of a tensor to tell whether it is as before."""
+    model, twin, counts = made("lean"), made("lean"), AtRead()
+    with counts:
+        step(model)
+    step(twin)
+    chosen = [at for at, kind in enumerate(counts.kinds) if counts.kinds.index(kind) == at or LONG]
+    assert len(chosen) > 5
+    trial = Trial(model, twin)
+    with counting_alone():
+        for place in (at + 1 for at in chosen):
+            error = KeyboardInterrupt("here")
+            assert trial.fail(place, AtRead(place, error), lambda found, error=error: found is error)
             trial.go_on(place)
     assert trial.told == []
 
