@@ -4,10 +4,11 @@
 #include "bindings/follow.h"
 
 #include <cstddef>
-#include <memory>
 #include <stdexcept>
 #include <string>
 
+#include "bindings/followed.h"
+#include "bindings/repeats.h"
 #include "bindings/types.h"
 
 namespace py = pybind11;
@@ -15,71 +16,17 @@ namespace py = pybind11;
 namespace actcore {
 namespace {
 
-constexpr int kDeepest = 16;  // calls inside of each other
-
-// The base class of CallFollower, whose attributes have these names in Python.
-struct FollowedCalls {
-  PyObject ob_base;
-  PyObject* expected;  // a tuple of FollowedCall
-  PyObject* values;    // a dict from addresses of storages to the values in them
-  PyObject* last;      // the call that was over last; None before the first
-  Py_ssize_t at;       // the place of the next
-  long long nodes;     // how many autograd nodes there were at the last event
-  char stopped;        // whether nothing is followed any more
-  int depth;
-  PyObject* open[kDeepest];   // the calls that are running; null for one that is another than expected
-  long long begun[kDeepest];  // how many nodes there were when they began
-};
-
 PyTypeObject* followed_type = nullptr;
 
-// The classes and functions of Python that this knows.
-struct Known {
-  explicit Known(const py::dict& given)
-      : tensor(type_of(given, "Tensor")),
-        parameter(type_of(given, "Parameter")),
-        expected(type_of(given, "FollowedCall")),
-        call(type_of(given, "Call")),
-        count_nodes(Py_NewRef(given["count_nodes"].ptr())),
-        grad_enabled(Py_NewRef(given["is_grad_enabled"].ptr())),
-        function(expected, "function"),
-        grad(expected, "grad"),
-        before(expected, "before"),
-        nodes(expected, "nodes"),
-        random(expected, "random"),
-        changed(expected, "changed"),
-        results(expected, "results"),
-        repeated(expected, "repeated"),
-        call_function(call, "function") {}
-
-  static PyTypeObject* type_of(const py::dict& given, const char* name) {
-    PyObject* found = given[name].ptr();
-    if (!PyType_Check(found)) throw std::invalid_argument(std::string(name) + " must be a class");
-    return reinterpret_cast<PyTypeObject*>(Py_NewRef(found));
-  }
-
-  PyTypeObject *tensor, *parameter, *expected, *call;
-  PyObject *count_nodes, *grad_enabled;
-  Field function, grad, before, nodes, random, changed, results, repeated, call_function;
-  PyObject* name_before = PyUnicode_InternFromString("before");
-  PyObject* name_after = PyUnicode_InternFromString("after");
-  PyObject* name_failed = PyUnicode_InternFromString("failed");
-  PyObject* name_begin = PyUnicode_InternFromString("begin");
-  PyObject* name_end = PyUnicode_InternFromString("end");
-  PyObject* name_differs = PyUnicode_InternFromString("differs");
-  PyObject* name_returns = PyUnicode_InternFromString("returns");
-  PyObject* name_shape = PyUnicode_InternFromString("shape");
-  PyObject* name_dtype = PyUnicode_InternFromString("dtype");
-  PyObject* name_untyped_storage = PyUnicode_InternFromString("untyped_storage");
-  PyObject* name_cdata = PyUnicode_InternFromString("_cdata");
-  PyObject* name_weak_ref = PyUnicode_InternFromString("_weak_ref");
-};
-
-std::unique_ptr<Known> known;
+PyTypeObject* type_of(const py::dict& given, const char* name) {
+  PyObject* found = given[name].ptr();
+  if (!PyType_Check(found)) throw std::invalid_argument(std::string(name) + " must be a class");
+  return reinterpret_cast<PyTypeObject*>(Py_NewRef(found));
+}
 
 // How many autograd nodes this thread has made. -1: an error.
 long long count_nodes() {
-  Ref count(PyObject_CallNoArgs(known->count_nodes));
+  Ref count(PyObject_CallNoArgs(follows->count_nodes));
   return count ? PyLong_AsLongLong(count.get()) : -1;
 }
 
@@ -89,13 +36,13 @@ bool is_same_count(PyObject* expected, long long count) { return PyLong_AsLongLo
 bool differs(FollowedCalls* self, PyObject* call, const char* how) {
   Ref text(PyUnicode_FromString(how));
   PyObject* given[] = {&self->ob_base, call, text.get()};
-  return text && Ref(PyObject_VectorcallMethod(known->name_differs, given, 3, nullptr));
+  return text && Ref(PyObject_VectorcallMethod(follows->name_differs, given, 3, nullptr));
 }
 
 // Whether the follower's Python methods have to handle a call, too.
 bool is_more(PyObject* expected) {
-  PyObject* changed = known->changed.of(expected);
-  return known->repeated.of(expected) != Py_None || known->random.of(expected) == Py_True ||
+  PyObject* changed = follows->changed.of(expected);
+  return follows->repeated.of(expected) != Py_None || follows->random.of(expected) == Py_True ||
          (PyTuple_Check(changed) && PyTuple_GET_SIZE(changed) != 0);
 }
 
@@ -109,54 +56,63 @@ bool is_function(PyObject* expected, PyObject* function) {
 bool begin(FollowedCalls* self, PyObject* call) {
   const int place = self->depth++;
   if (self->stopped) return true;
-  if (self->expected == nullptr) {
+  if (at(self, FollowedCalls::kExpected) == nullptr) {
     PyErr_SetString(PyExc_TypeError, "FollowedCalls must be initialized");
     return false;
   }
   if (place >= kDeepest) return differs(self, call, "");
   const long long nodes = count_nodes();
-  Ref grad(PyObject_CallNoArgs(known->grad_enabled));
+  Ref grad(PyObject_CallNoArgs(follows->grad_enabled));
   if (nodes < 0 || !grad) return false;
-  const bool more = self->at < PyTuple_GET_SIZE(self->expected);
-  Ref expected = Ref::to(more ? PyTuple_GET_ITEM(self->expected, self->at) : nullptr);
-  const bool same = expected && is_function(known->function.of(expected.get()), known->call_function.of(call)) &&
-                    known->grad.of(expected.get()) == grad.get() &&
-                    is_same_count(known->before.of(expected.get()), nodes - self->nodes);
+  const bool more = self->at < PyTuple_GET_SIZE(at(self, FollowedCalls::kExpected));
+  Ref expected = Ref::to(more ? PyTuple_GET_ITEM(at(self, FollowedCalls::kExpected), self->at) : nullptr);
+  const bool same = expected && is_function(follows->function.of(expected.get()), follows->call_function.of(call)) &&
+                    follows->grad.of(expected.get()) == grad.get() &&
+                    is_same_count(follows->before.of(expected.get()), nodes - self->nodes);
   if (PyErr_Occurred()) return false;
   if (!same) return differs(self, call, "");
   ++self->at;
   self->nodes = self->begun[place] = nodes;
   self->open[place] = Py_NewRef(expected.get());
   if (!is_more(expected.get())) return true;
-  PyObject* given[] = {&self->ob_base, expected.get(), call};
-  if (!Ref(PyObject_VectorcallMethod(known->name_begin, given, 3, nullptr))) return false;
+  PyObject* repeated = follows->repeated.of(expected.get());
+  if (repeated != Py_None && follows->random.of(expected.get()) == Py_False && is_given_same(self, repeated, call)) {
+    PyObject* early = follows->early.of(repeated);
+    if (PyTuple_GET_SIZE(early) == 0) return true;
+    if (!give(self, early, call)) return false;
+  } else if (PyErr_Occurred()) {
+    return false;
+  } else {
+    PyObject* given[] = {&self->ob_base, expected.get(), call};
+    if (!Ref(PyObject_VectorcallMethod(follows->name_begin, given, 3, nullptr))) return false;
+  }
   self->nodes = self->begun[place] = count_nodes();  // it may have made some
   return self->nodes >= 0;
 }
 
 // Whether a result is the expected one; gives it its value if it has new memory. -1: Python has to decide, or there is an error.
 int returns_one(FollowedCalls* self, PyObject* output, PyObject* result) {
-  if (!Py_IS_TYPE(output, known->tensor) && !Py_IS_TYPE(output, known->parameter)) return -1;
+  if (!Py_IS_TYPE(output, follows->tensor) && !Py_IS_TYPE(output, follows->parameter)) return -1;
   PyObject *value = PyTuple_GET_ITEM(result, 0), *is_new = PyTuple_GET_ITEM(result, 1);
-  if (!has(output, known->name_dtype, PyTuple_GET_ITEM(result, 3))) return -1;
-  Ref shape = attribute(output, known->name_shape);
+  if (!has(output, follows->name_dtype, PyTuple_GET_ITEM(result, 3))) return -1;
+  Ref shape = attribute(output, follows->name_shape);
   if (!shape || PyObject_RichCompareBool(shape.get(), PyTuple_GET_ITEM(result, 2), Py_EQ) != 1) return -1;
-  Ref storage = called(output, known->name_untyped_storage);
-  Ref address = storage ? attribute(storage.get(), known->name_cdata) : Ref();
+  Ref storage = called(output, follows->name_untyped_storage);
+  Ref address = storage ? attribute(storage.get(), follows->name_cdata) : Ref();
   if (!address) return -1;
-  PyObject* there = PyDict_GetItemWithError(self->values, address.get());
+  PyObject* there = PyDict_GetItemWithError(at(self, FollowedCalls::kValues), address.get());
   if (there == nullptr) {
     if (is_new != Py_True) return value == Py_None;
-    if (PyDict_GET_SIZE(self->values) >= kRoom) return -1;
-    Ref counted = called(storage.get(), known->name_weak_ref);  // the map gives it back
-    return counted && PyDict_SetItem(self->values, address.get(), value) == 0 ? 1 : -1;
+    if (PyDict_GET_SIZE(at(self, FollowedCalls::kValues)) >= kRoom) return -1;
+    Ref counted = called(storage.get(), follows->name_weak_ref);  // the map gives it back
+    return counted && PyDict_SetItem(at(self, FollowedCalls::kValues), address.get(), value) == 0 ? 1 : -1;
   }
   return PyObject_RichCompareBool(there, value, Py_EQ);
 }
 
 // Whether a call has returned what is expected. -1: an error.
 int returns(FollowedCalls* self, PyObject* expected, PyObject* outputs) {
-  PyObject* results = known->results.of(expected);
+  PyObject* results = follows->results.of(expected);
   bool done = PyTuple_CheckExact(results) && PyList_CheckExact(outputs) &&
               PyTuple_GET_SIZE(results) == PyList_GET_SIZE(outputs);
   for (Py_ssize_t i = 0; done && i < PyTuple_GET_SIZE(results); ++i)
@@ -164,8 +120,36 @@ int returns(FollowedCalls* self, PyObject* expected, PyObject* outputs) {
   if (done) return 1;
   if (PyErr_Occurred() && !cannot_tell()) return -1;
   PyObject* given[] = {&self->ob_base, expected, outputs};
-  Ref told(PyObject_VectorcallMethod(known->name_returns, given, 3, nullptr));
+  Ref told(PyObject_VectorcallMethod(follows->name_returns, given, 3, nullptr));
   return told ? told.get() == Py_True : -1;
+}
+
+// Whether what a call has returned is left to the follower's method: it draws, or writes to what it is given.
+bool is_left_to_python(PyObject* expected) {
+  PyObject* changed = follows->changed.of(expected);
+  return follows->random.of(expected) == Py_True || !PyTuple_Check(changed) || PyTuple_GET_SIZE(changed) != 0;
+}
+
+// Whether the node of a call's first result is of the expected class; None for no node. -1: an error.
+int has_node(PyObject* node, PyObject* outputs) {
+  if (PyList_GET_SIZE(outputs) == 0) return node == Py_None;
+  Ref found = attribute(PyList_GET_ITEM(outputs, 0), follows->name_grad_fn);
+  if (!found) return -1;
+  return found.get() == Py_None ? node == Py_None : reinterpret_cast<PyObject*>(Py_TYPE(found.get())) == node;
+}
+
+// Gives segments what they take of a call of which they repeat operators, and that has returned.
+bool end_repeated(FollowedCalls* self, PyObject* expected, PyObject* call, PyObject* outputs) {
+  PyObject* repeated = follows->repeated.of(expected);
+  int same = returns(self, expected, outputs);
+  if (same > 0) same = has_node(follows->node.of(repeated), outputs);
+  if (same < 0) return false;
+  if (same == 0) return differs(self, call, " with other results");
+  PyObject* takes = follows->takes.of(repeated);
+  if (misses_hidden(self, takes)) return differs(self, call, ", which has saved other tensors");
+  if (!give(self, takes, call) || !advance_all(self, follows->advances.of(repeated))) return false;
+  PyDict_Clear(at(self, FollowedCalls::kHidden));
+  return PyList_SetSlice(at(self, FollowedCalls::kPending), 0, PY_SSIZE_T_MAX, nullptr) == 0;
 }
 
 // Does what there is to do of a call that has returned, while it is still among those that are running.
@@ -175,19 +159,22 @@ bool end(FollowedCalls* self, PyObject* call, PyObject* outputs) {
   if (!expected || self->stopped) return true;
   const long long nodes = count_nodes();
   if (nodes < 0) return false;
-  const bool same_nodes = is_same_count(known->nodes.of(expected.get()), nodes - self->begun[place]);
+  const bool same_nodes = is_same_count(follows->nodes.of(expected.get()), nodes - self->begun[place]);
   if (PyErr_Occurred()) return false;
   if (!same_nodes && is_more(expected.get())) return differs(self, call, " with other autograd nodes");
-  if (is_more(expected.get())) {
+  if (is_left_to_python(expected.get())) {
     PyObject* given[] = {&self->ob_base, expected.get(), call, outputs};
-    if (!Ref(PyObject_VectorcallMethod(known->name_end, given, 4, nullptr))) return false;
+    if (!Ref(PyObject_VectorcallMethod(follows->name_end, given, 4, nullptr))) return false;
+  } else if (is_more(expected.get())) {
+    if (!end_repeated(self, expected.get(), call, outputs)) return false;
   } else {
     const int same = returns(self, expected.get(), outputs);
     if (same < 0 || (same == 0 && !differs(self, call, " with other results"))) return false;
   }
   if (self->stopped) return true;
-  Py_XSETREF(self->last, expected.release());
-  self->nodes = count_nodes();
+  const bool more = is_more(expected.get());
+  Py_XSETREF(self->members[FollowedCalls::kLast], expected.release());
+  self->nodes = more ? count_nodes() : nodes;  // what was given may have made some
   return self->nodes >= 0 && (same_nodes || differs(self, call, ""));
 }
 
@@ -199,7 +186,7 @@ void close(FollowedCalls* self) {
 }
 
 PyObject* compare(PyObject* object, PyObject* const* given, Py_ssize_t count) {
-  if (count != 2 || known == nullptr || !Py_IS_TYPE(given[0], known->expected)) {
+  if (count != 2 || follows == nullptr || !Py_IS_TYPE(given[0], follows->expected)) {
     PyErr_SetString(PyExc_TypeError, "compare takes a FollowedCall and the tensors that a call has returned");
     return nullptr;
   }
@@ -208,30 +195,32 @@ PyObject* compare(PyObject* object, PyObject* const* given, Py_ssize_t count) {
 }
 
 PyObject* running(PyObject* object, PyObject*) {
-  auto* self = reinterpret_cast<FollowedCalls*>(object);
-  const bool is_open = self->depth > 0 && self->depth <= kDeepest && !self->stopped;
-  PyObject* found = is_open ? self->open[self->depth - 1] : nullptr;
+  PyObject* found = running_call(reinterpret_cast<FollowedCalls*>(object));
   return Py_NewRef(found == nullptr ? Py_None : found);
 }
 
 int initialize(PyObject* object, PyObject* args, PyObject* kwargs) {
   auto* self = reinterpret_cast<FollowedCalls*>(object);
-  PyObject *expected = nullptr, *values = nullptr;
-  if (known == nullptr || kwargs != nullptr ||
-      !PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &expected, &PyDict_Type, &values)) {
+  PyObject *expected = nullptr, *dicts[6] = {};
+  long modes = 0;
+  if (follows == nullptr || repeats == nullptr || kwargs != nullptr ||
+      !PyArg_ParseTuple(args, "O!O!O!O!O!O!O!l", &PyTuple_Type, &expected, &PyDict_Type, &dicts[0], &PyDict_Type,
+                        &dicts[1], &PyDict_Type, &dicts[2], &PyList_Type, &dicts[3], &PyDict_Type, &dicts[4],
+                        &PyDict_Type, &dicts[5], &modes)) {
     if (!PyErr_Occurred())
-      PyErr_SetString(PyExc_TypeError, "FollowedCalls takes calls and values by place, after bind_follow");
+      PyErr_SetString(PyExc_TypeError, "FollowedCalls takes what it goes by by place, after bind_follow");
     return -1;
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(expected); ++i)
-    if (!Py_IS_TYPE(PyTuple_GET_ITEM(expected, i), known->expected)) {
+    if (!Py_IS_TYPE(PyTuple_GET_ITEM(expected, i), follows->expected)) {
       PyErr_Format(PyExc_TypeError, "calls must be FollowedCall, got %R", PyTuple_GET_ITEM(expected, i));
       return -1;
     }
-  Py_XSETREF(self->expected, Py_NewRef(expected));
-  Py_XSETREF(self->values, Py_NewRef(values));
-  Py_XSETREF(self->last, Py_NewRef(Py_None));
-  self->at = 0, self->stopped = 0;
+  Py_XSETREF(self->members[FollowedCalls::kExpected], Py_NewRef(expected));
+  for (int i = 0; i < 6; ++i) Py_XSETREF(self->members[FollowedCalls::kValues + i], Py_NewRef(dicts[i]));
+  for (const FollowedCalls::Member none : {FollowedCalls::kLast, FollowedCalls::kReplay})
+    Py_XSETREF(self->members[none], Py_NewRef(Py_None));
+  self->at = 0, self->stopped = 0, self->modes = modes;
   self->nodes = count_nodes();
   return self->nodes < 0 ? -1 : 0;
 }
@@ -239,18 +228,14 @@ int initialize(PyObject* object, PyObject* args, PyObject* kwargs) {
 int traverse(PyObject* object, visitproc visit, void* arg) {
   auto* self = reinterpret_cast<FollowedCalls*>(object);
   Py_VISIT(Py_TYPE(object));
-  Py_VISIT(self->expected);
-  Py_VISIT(self->values);
-  Py_VISIT(self->last);
+  for (PyObject* held : self->members) Py_VISIT(held);
   for (PyObject* open : self->open) Py_VISIT(open);
   return 0;
 }
 
 int clear(PyObject* object) {
   auto* self = reinterpret_cast<FollowedCalls*>(object);
-  Py_CLEAR(self->expected);
-  Py_CLEAR(self->values);
-  Py_CLEAR(self->last);
+  for (PyObject*& held : self->members) Py_CLEAR(held);
   while (self->depth > 0) close(self);
   return 0;
 }
@@ -266,13 +251,17 @@ void deallocate(PyObject* object) {
 PyMethodDef methods[] = {
     {"compare", with_several<compare>(), METH_FASTCALL,
      "Whether a call has returned what is expected: (FollowedCall, tensors). Gives those their values that are new."},
+    {"handle", with_several<handle_in>(), METH_FASTCALL,
+     "What replaces a tensor that will be recomputed: (tensor, how it is stored once recomputed). None for one that is "
+     "kept."},
     {"running", running, METH_NOARGS,
      "The call that is running, as expected; None for none, or where nothing is followed."},
     {nullptr, nullptr, 0, nullptr},
 };
 
 PyMemberDef attributes[] = {
-    {"last", T_OBJECT, offsetof(FollowedCalls, last), READONLY, nullptr},
+    {"last", T_OBJECT, Holder<FollowedCalls>::offset_of(FollowedCalls::kLast), READONLY, nullptr},
+    {"replay", T_OBJECT, Holder<FollowedCalls>::offset_of(FollowedCalls::kReplay), 0, nullptr},
     {"at", T_PYSSIZET, offsetof(FollowedCalls, at), READONLY, nullptr},
     {"nodes", T_LONGLONG, offsetof(FollowedCalls, nodes), READONLY, nullptr},
     {"stopped", T_BOOL, offsetof(FollowedCalls, stopped), 0, nullptr},
@@ -299,15 +288,61 @@ FollowedCalls* followed_of(PyObject* follower) {
 void tell_failed(PyObject* follower) {
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
-  Ref told(PyObject_CallMethodNoArgs(follower, known->name_failed));
+  Ref told(PyObject_CallMethodNoArgs(follower, follows->name_failed));
   PyErr_Restore(type, value, trace);
 }
 
 }  // namespace
 
+std::unique_ptr<Follows> follows;
+
+Follows::Follows(const py::dict& given)
+    : tensor(type_of(given, "Tensor")),
+      parameter(type_of(given, "Parameter")),
+      expected(type_of(given, "FollowedCall")),
+      call(type_of(given, "Call")),
+      repeated_function(type_of(given, "RepeatedFunction")),
+      known_site(type_of(given, "KnownSite")),
+      count_nodes(Py_NewRef(given["count_nodes"].ptr())),
+      grad_enabled(Py_NewRef(given["is_grad_enabled"].ptr())),
+      function_modes(Py_NewRef(given["function_modes"].ptr())),
+      dispatch_modes(Py_NewRef(given["dispatch_modes"].ptr())),
+      autocast_enabled(Py_NewRef(given["autocast_enabled"].ptr())),
+      get_autocast(Py_NewRef(given["get_autocast"].ptr())),
+      held(Py_NewRef(given["HELD"].ptr())),
+      elsewhere(Py_NewRef(given["ELSEWHERE"].ptr())),
+      scratch(Py_NewRef(given["SCRATCH"].ptr())),
+      function(expected, "function"),
+      grad(expected, "grad"),
+      before(expected, "before"),
+      nodes(expected, "nodes"),
+      random(expected, "random"),
+      changed(expected, "changed"),
+      results(expected, "results"),
+      repeated(expected, "repeated"),
+      made(expected, "made"),
+      call_function(call, "function"),
+      call_arguments(call, "arguments"),
+      call_args(call, "_args"),
+      call_kwargs(call, "_kwargs"),
+      pattern(repeated_function, "pattern"),
+      arguments(repeated_function, "arguments"),
+      sharing(repeated_function, "sharing"),
+      autocast(repeated_function, "autocast"),
+      node(repeated_function, "node"),
+      early(repeated_function, "early"),
+      takes(repeated_function, "takes"),
+      advances(repeated_function, "advances"),
+      site(known_site, "site") {}
+
+PyObject* running_call(FollowedCalls* self) {
+  const bool is_open = self->depth > 0 && self->depth <= kDeepest && !self->stopped;
+  return is_open ? self->open[self->depth - 1] : nullptr;
+}
+
 bool begin_followed(PyObject* follower, PyObject* call) {
   if (FollowedCalls* self = followed_of(follower)) return begin(self, call);
-  return static_cast<bool>(Ref(PyObject_CallMethodOneArg(follower, known->name_before, call)));
+  return static_cast<bool>(Ref(PyObject_CallMethodOneArg(follower, follows->name_before, call)));
 }
 
 bool end_followed(PyObject* follower, PyObject* call, PyObject* outputs) {
@@ -317,7 +352,7 @@ bool end_followed(PyObject* follower, PyObject* call, PyObject* outputs) {
     return done;
   }
   PyObject* given[] = {follower, call, outputs};
-  return static_cast<bool>(Ref(PyObject_VectorcallMethod(known->name_after, given, 3, nullptr)));
+  return static_cast<bool>(Ref(PyObject_VectorcallMethod(follows->name_after, given, 3, nullptr)));
 }
 
 void fail_followed(PyObject* follower) {
@@ -327,7 +362,7 @@ void fail_followed(PyObject* follower) {
 
 void bind_follow(py::module_& module) {
   module.def(
-      "bind_follow", [](const py::dict& given) { known = std::make_unique<Known>(given); }, py::arg("given"),
+      "bind_follow", [](const py::dict& given) { follows = std::make_unique<Follows>(given); }, py::arg("given"),
       "Names the classes and functions that FollowedCalls knows.");
   followed_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
   module.add_object("FollowedCalls", reinterpret_cast<PyObject*>(followed_type));

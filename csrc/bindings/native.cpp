@@ -8,6 +8,7 @@
 #include "bindings/kernels.h"
 #include "bindings/replay.h"
 #include "bindings/replay_hooks.h"
+#include "bindings/segments.h"
 #include "bindings/solvers.h"
 #include "bindings/tape.h"
 #include "codec/philox.h"
@@ -48,6 +49,7 @@ PYBIND11_MODULE(_native, m) {
   actcore::bind_hooks(m);
   actcore::bind_kernels(m);
   actcore::bind_replay(m);
+  actcore::bind_segments(m);
   actcore::bind_solvers(m);
   actcore::bind_follow(m);
   actcore::bind_tape(m);

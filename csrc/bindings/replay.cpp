@@ -183,6 +183,45 @@ PyObject* replayed(PyObject* object, PyObject* tensor) {
   return PyObject_Vectorcall(at(self, Replay::kStore), given, 5, nullptr);
 }
 
+Ref hold_as_before(PyObject* replay, PyObject* site, PyObject* tensor) {
+  auto* self = reinterpret_cast<Replay*>(replay);
+  if (!is_real(tensor) || !fits(site, tensor)) return Ref(left_to_python());
+  Ref storage;
+  Ref address = address_of(tensor, &storage);
+  if (!address) return Ref::to(Py_None);
+  PyObject* place = known->site_place.of(site);
+  PyObject* before = PyDict_GetItemWithError(at(self, Replay::kOccurrences), place);
+  PyObject* occurrence = known->site_occurrence.of(site);
+  if (before == nullptr ? PyLong_AsLong(occurrence) != 0 : !is_same(Ref::to(before), occurrence))
+    return Ref::to(Py_None);
+  Ref owner = owner_of(self, Py_None, tensor, storage.get(), address.get());
+  if (!owner) return Ref();
+  if (!is_same(Ref::to(owner.get()), known->site_owner.of(site))) return Ref::to(Py_None);
+  if (PyDict_GET_SIZE(at(self, Replay::kDue)) != 0) return Ref::to(Py_None);
+  Ref capturing(PyObject_CallNoArgs(at(self, Replay::kCapturing)));
+  if (!capturing) return Ref();
+  if (capturing.get() != Py_False) return Ref::to(Py_None);
+  Ref held;
+  if (PyUnicode_GetLength(owner.get()) != 0) {
+    held = kept_of(tensor);
+    if (held && PyList_Append(at(self, Replay::kRecords), known->site_record.of(site)) < 0) return Ref();
+  } else {
+    if (PyDict_Contains(at(self, Replay::kExposed), address.get()) != 0) return Ref::to(Py_None);
+    held = stored_here(self, site, tensor, storage.get(), address.get());
+  }
+  if (held && held.get() != Py_None &&
+      PyDict_SetItem(at(self, Replay::kOccurrences), place, known->site_following.of(site)) < 0)
+    return Ref();
+  return held;
+}
+
+bool count_as_unsaved(PyObject* replay) {
+  PyObject* records = at(reinterpret_cast<Replay*>(replay), Replay::kRecords);
+  const Py_ssize_t count = PyList_GET_SIZE(records);
+  if (count != 0) known->record_original.set(PyList_GET_ITEM(records, count - 1), Ref(PyLong_FromLong(0)));
+  return !PyErr_Occurred();
+}
+
 namespace {
 
 // The site of a tensor that went the full way: the one after it is expected to be the one that came then.
@@ -226,42 +265,10 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return PyErr_Occurred() ? nullptr : made.release();
 }
 
-// Stores a tensor that something else than autograd holds, as the site says; None where it is not as it was then. Who
-// calls has compared the tensor.
 PyObject* hold(PyObject* object, PyObject* const* given, Py_ssize_t count) {
-  auto* self = reinterpret_cast<Replay*>(object);
-  if (count != 2 || !Py_IS_TYPE(given[0], known->site)) {
-    PyErr_SetString(PyExc_TypeError, "hold takes a Site and a tensor");
-    return nullptr;
-  }
-  PyObject *site = given[0], *tensor = given[1];
-  if (!is_real(tensor) || !fits(site, tensor)) return left_to_python();
-  Ref storage;
-  Ref address = address_of(tensor, &storage);
-  if (!address) Py_RETURN_NONE;
-  PyObject* place = known->site_place.of(site);
-  PyObject* before = PyDict_GetItemWithError(at(self, Replay::kOccurrences), place);
-  PyObject* occurrence = known->site_occurrence.of(site);
-  if (before == nullptr ? PyLong_AsLong(occurrence) != 0 : !is_same(Ref::to(before), occurrence)) Py_RETURN_NONE;
-  Ref owner = owner_of(self, Py_None, tensor, storage.get(), address.get());
-  if (!owner) return nullptr;
-  if (!is_same(Ref::to(owner.get()), known->site_owner.of(site))) Py_RETURN_NONE;
-  if (PyDict_GET_SIZE(at(self, Replay::kDue)) != 0) Py_RETURN_NONE;
-  Ref capturing(PyObject_CallNoArgs(at(self, Replay::kCapturing)));
-  if (!capturing) return nullptr;
-  if (capturing.get() != Py_False) Py_RETURN_NONE;
-  Ref held;
-  if (PyUnicode_GetLength(owner.get()) != 0) {
-    held = kept_of(tensor);
-    if (held && PyList_Append(at(self, Replay::kRecords), known->site_record.of(site)) < 0) return nullptr;
-  } else {
-    if (PyDict_Contains(at(self, Replay::kExposed), address.get()) != 0) Py_RETURN_NONE;
-    held = stored_here(self, site, tensor, storage.get(), address.get());
-  }
-  if (held && held.get() != Py_None &&
-      PyDict_SetItem(at(self, Replay::kOccurrences), place, known->site_following.of(site)) < 0)
-    return nullptr;
-  return held.release();
+  if (count == 2 && Py_IS_TYPE(given[0], known->site)) return hold_as_before(object, given[0], given[1]).release();
+  PyErr_SetString(PyExc_TypeError, "hold takes a Site and a tensor");
+  return nullptr;
 }
 
 PyMethodDef methods[] = {

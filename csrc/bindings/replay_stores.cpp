@@ -16,6 +16,7 @@ Ref kept_of(PyObject* tensor) {
   if (!version) return Ref();
   known->kept_tensor.set(made.get(), std::move(alias));
   known->kept_version.set(made.get(), std::move(version));
+  untrack(made.get());
   return made;
 }
 

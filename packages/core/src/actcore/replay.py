@@ -1,5 +1,5 @@
 """The part of ``integrations``' runtime that is C. Its modules ``tracing.tracker``, ``runtime.replay``,
-``runtime.repeating.call_follower`` and ``runtime.repeating.tape`` describe what it does with which objects.
+``runtime.repeating.call_follower``, ``runtime.repeating.segments`` and ``runtime.repeating.tape`` describe what it does with which objects.
 
 ``bind_calls`` and ``bind_checkpoints`` name that; ``Calls`` runs each torch function of a forward, and notes what is
 known of its tensors; ``hold`` notes whose a storage is.
@@ -15,6 +15,9 @@ what a formula reads, and ``recompute`` unpacks a tensor that one recomputes.
 
 ``bind_follow`` names that; ``FollowedCalls`` compares the calls of a forward with those of an earlier one.
 
+``bind_segments`` names that; ``RepeatedSegment`` repeats operators of a forward, and ``Handle`` stands for a tensor that
+one makes.
+
 ``bind_tape`` names that; ``followed`` runs an operator of a forward that follows a plan, and numbers what it makes.
 """
 
@@ -23,13 +26,16 @@ from __future__ import annotations
 from actcore._library import cpu_kernels
 from actcore._native import Calls as Calls
 from actcore._native import FollowedCalls as FollowedCalls
+from actcore._native import Handle as Handle
 from actcore._native import NotedCalls as NotedCalls
 from actcore._native import Pack as Pack
+from actcore._native import RepeatedSegment as RepeatedSegment
 from actcore._native import Replay as Replay
 from actcore._native import bind_calls as bind_calls
 from actcore._native import bind_checkpoints as bind_checkpoints
 from actcore._native import bind_follow as bind_follow
 from actcore._native import bind_replay as bind_replay
+from actcore._native import bind_segments as bind_segments
 from actcore._native import bind_tape as bind_tape
 from actcore._native import enter as enter
 from actcore._native import followed as followed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from actcore import GroupAffine, Raw
 from actcore.double_backward import builds_graph
+from actcore.replay import Handle
 from integrations.runtime.formulas.formula import EXACT, Recomputed, get_bits
-from integrations.runtime.repeating.segments import Handle
 from integrations.tracing.data_dependence import HeldInput
 from integrations.tracing.double_backward import DoubleBackward, has_numbers, is_read
 from integrations.tracing.storage.forms import Held, Part, SlopeForm

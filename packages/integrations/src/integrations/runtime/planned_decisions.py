@@ -176,19 +176,19 @@ class Read(Exactly):
     """
 
     def __init__(self, session: Session, schedule: Schedule, rounded: bool) -> None:
+        super().__init__()
         self._session, self._schedule, self._rounded = session, schedule, rounded
-        self._known: dict[tuple[int, Geometry, bool], Packed] = {}
 
     def read(self, tensor: Tensor, value: int, known: KnownSite | None = None) -> Packed:
         """The tensor's stored form."""
         key = value, Geometry.of(tensor), tensor.requires_grad
-        found = self._known.get(key)
+        found = self.known.get(key)
         if found is None:
             final, values = self._schedule.final(value), self._schedule.graph.values
             decided = values[value].exact and self._may_be_rounded(final)
             with DisableTorchFunction(), torch.no_grad():
                 stored = self._session.pack_held(tensor, _DECIDED if decided else "", known)
-            found = self._known[key] = stored.beside() if isinstance(stored, View) else stored
+            found = self.known[key] = stored.beside() if isinstance(stored, View) else stored
             if values[final].saved < 0:  # autograd alone would not keep it
                 self._session.records[-1].original_bytes = 0
         return found

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from actcore import BitMask, Compressed, GroupAffine, Kept, Narrow, Positive, in_cuda_graph
 from actcore.noise import step_key
-from actcore.replay import Replay, bind_replay
+from actcore.replay import FollowedCalls, Replay, bind_replay
 from integrations._utils.running_module import innermost
 from integrations._utils.torch_internals import (
     MODULE_CALL,
@@ -206,6 +206,8 @@ class Sites:
         self.pack = self._replay.pack
         if self._session.aside is None:
             self._session.packing.replay = self._replay
+        if isinstance(follower := self._session.tracker.follower, FollowedCalls):
+            follower.replay = self._replay
         return self.pack(tensor)
 
     def _begun(self) -> Any:

@@ -24,7 +24,7 @@ class Version:
         # memory may be written that others do not see.
         self._counter = unseen_alias(tensor)
         if not tensor.is_meta:  # it has no memory to let go, and takes no other device's data
-            self._counter.data = _EMPTY
+            self._counter.data = EMPTY
 
     def check(self, geometry: Geometry) -> None:
         """Raises ``RuntimeError`` if the tensor was changed in place since; the message is torch's."""
@@ -38,7 +38,7 @@ class Version:
             )
 
 
-_EMPTY = torch.empty(0)
+EMPTY = torch.empty(0)
 
 
 def unseen_alias(tensor: Tensor) -> Tensor:

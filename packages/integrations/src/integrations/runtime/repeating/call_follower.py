@@ -10,8 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from actcore import Kept
-from actcore.replay import FollowedCalls, bind_follow
-from integrations._utils.torch_internals import get_sequence_nr, len_torch_dispatch_stack
+from actcore.replay import FollowedCalls, Handle, bind_follow
+from integrations._utils.torch_internals import (
+    get_sequence_nr,
+    is_any_autocast_enabled,
+    len_torch_dispatch_stack,
+    len_torch_function_stack,
+)
 from integrations.capture.dispatch.memory import Geometry, get_key
 from integrations.capture.dispatch.operators import get_generator
 from integrations.runtime.repeating.call_trace import (
@@ -30,9 +35,19 @@ from integrations.runtime.repeating.call_trace import (
     is_unseen,
     make_pattern,
 )
-from integrations.runtime.repeating.calls import Draw, Elsewhere, Given, HeldTensor, Keeping, Later, Scratch
+from integrations.runtime.repeating.calls import (
+    Draw,
+    Elsewhere,
+    Exactly,
+    Given,
+    HeldTensor,
+    Keeping,
+    KnownSite,
+    Later,
+    Scratch,
+)
 from integrations.runtime.repeating.following import Following
-from integrations.runtime.repeating.segments import Handle, Segment
+from integrations.runtime.repeating.segments import Segment
 from integrations.runtime.repeating.thread_state import drawing
 from integrations.tracing.call import Call
 
@@ -64,7 +79,6 @@ class CallFollower(Following, FollowedCalls):
         model: nn.Module | None = None,
     ) -> None:
         Following.__init__(self, trace.schedule, keeping, model)
-        FollowedCalls.__init__(self, trace.calls, self.values)
         self._trace = trace
         self.modes = len_torch_dispatch_stack()
         self._take_over: Callable[[], Following | None] | None = take_over
@@ -75,6 +89,11 @@ class CallFollower(Following, FollowedCalls):
         self._pending: list[tuple[weakref.ref[Handle], Tensor]] = []
         # Tensors that segments need and that the running call has made without returning them, by value.
         self._hidden: dict[int, Tensor] = {}
+        kept = self.keeping.known if isinstance(keeping, Exactly) else {}
+        FollowedCalls.__init__(
+            *(self, trace.calls, self.values, trace.recomputed, self._segments, self._pending, self._hidden),
+            *(kept, self.modes),
+        )
 
     def begin(self, expected: FollowedCall, call: Call) -> None:
         """A function is called that draws, writes or has recomputed operators."""
@@ -137,7 +156,7 @@ class CallFollower(Following, FollowedCalls):
 
     def close(self) -> None:
         """Ends the forward. Releases the lock for drawing, which an interrupt may have left taken."""
-        self._take_over = None
+        self._take_over = self.replay = None
         while self._drawing:
             with suppress(RuntimeError):  # it came before the lock was taken, or after it was given back
                 self._release()
@@ -179,9 +198,11 @@ class CallFollower(Following, FollowedCalls):
         self._pending.clear()
         self._hidden.clear()
 
-    def handle(self, tensor: Tensor, later: Later | None = None) -> Handle | None:
-        """As for ``Following``, by the tape where one has taken over."""
-        return super().handle(tensor, later) if self._tape is None else self._tape.handle(tensor, later)
+    handle = FollowedCalls.handle
+
+    def _handle_of_tape(self, tensor: Tensor, later: Later | None) -> Handle | None:
+        """What replaces a tensor that will be recomputed, where the calls are not followed any more."""
+        return Following.handle(self, tensor, later) if self._tape is None else self._tape.handle(tensor, later)
 
     def segments(self) -> Iterator[tuple[SegmentKey, Segment]]:
         """The segments so far, for others to add calls to them."""
@@ -271,7 +292,7 @@ class CallFollower(Following, FollowedCalls):
         if take.kind is Kind.ELSEWHERE:
             outer = self._segment_of(take.value, inner=False)
             assert outer is not None
-            return Elsewhere(Handle(outer, take.value, tensor, shares=self._bears_store(take.value)))
+            return Elsewhere(Handle(outer, take.value, tensor, shares=self.bears_store(take.value)))
         if take.kind is Kind.CAST:
             if take.known is not None:
                 self.keeping.note(take.known)
@@ -285,8 +306,8 @@ class CallFollower(Following, FollowedCalls):
     def _segment(self, key: SegmentKey) -> Segment:
         segment = self._segments.get(key)
         if segment is None:
-            calls, given = self._trace.segments[key]
-            segment = self._segments[key] = Segment(self._model, self.double, self.rounded, calls, given)
+            calls, given, programs = self._trace.segments[key]
+            segment = self._segments[key] = Segment(self._model, self.double, self.rounded, calls, given, programs)
         return segment
 
     def _handle(self, segment: Segment, value: int, tensor: Tensor, later: Later | None = None) -> Handle:
@@ -301,8 +322,17 @@ bind_follow(
         "Tensor": Tensor,
         "Parameter": nn.Parameter,
         "FollowedCall": FollowedCall,
+        "RepeatedFunction": RepeatedFunction,
+        "KnownSite": KnownSite,
         "Call": Call,
         "count_nodes": get_sequence_nr,
         "is_grad_enabled": torch.is_grad_enabled,
+        "function_modes": len_torch_function_stack,
+        "dispatch_modes": len_torch_dispatch_stack,
+        "autocast_enabled": is_any_autocast_enabled,
+        "get_autocast": get_autocast,
+        "HELD": Kind.HELD,
+        "ELSEWHERE": Kind.ELSEWHERE,
+        "SCRATCH": Kind.SCRATCH,
     }
 )

@@ -85,6 +85,11 @@ class Take(NamedTuple):
         geometry: how the tensor lies that is taken, where it is a part or a view of the function's.
         device: whose generator it is.
         known: how the tensor is stored.
+        key: by which a forward finds what it keeps of the tensor already; empty where the tensor is kept as it is;
+            ``None`` where only ``CallFollower`` can tell.
+        outer: the segment that makes the tensor; ``None`` for none.
+        shares: as for ``Handle``.
+        unsaved: whether autograd alone would not keep the tensor.
     """
 
     kind: Kind
@@ -95,6 +100,10 @@ class Take(NamedTuple):
     geometry: Geometry | None = None
     device: torch.device | None = None
     known: KnownSite | None = None
+    key: tuple[Any, ...] | None = None
+    outer: SegmentKey | None = None
+    shares: bool = False
+    unsaved: bool = False
 
 
 class Advance(NamedTuple):
@@ -167,16 +176,19 @@ class CallTrace:
     Attributes:
         schedule: that schedule.
         calls: the calls.
-        segments: the calls that each segment repeats, and how much it is given.
+        segments: the calls that each segment repeats, how much it is given, and the repetitions that were made of it (see
+            ``Segment._program``).
         hidden: the values that are seen only when autograd saves them, and that segments are given.
         makers: by whether it is asked for inner segments: the number of the segment that makes each value.
+        recomputed: by value: the segment for which a saved tensor waits in its memory.
     """
 
     schedule: Schedule
     calls: tuple[FollowedCall, ...]
-    segments: dict[SegmentKey, tuple[tuple[RepeatedCall, ...], int]]
+    segments: dict[SegmentKey, tuple[tuple[RepeatedCall, ...], int, dict[Any, Any]]]
     makers: dict[bool, dict[int, int]]
     hidden: frozenset[int]
+    recomputed: dict[int, SegmentKey]
 
 
 _PACKET = type(torch.ops.aten.add)

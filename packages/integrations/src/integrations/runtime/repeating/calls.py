@@ -50,7 +50,13 @@ class KnownSite:
 
 
 class Keeping(Protocol):
-    """How one forward keeps what its repetitions read."""
+    """How one forward keeps what its repetitions read.
+
+    Attributes:
+        known: what it keeps already, by the value, geometry and ``requires_grad`` of the tensor.
+    """
+
+    known: dict[tuple[int, Geometry, bool], Packed]
 
     def read(self, tensor: Tensor, value: int, known: KnownSite | None = None) -> Packed:
         """What a repetition holds in the place of a tensor that it reads.
@@ -66,6 +72,9 @@ class Keeping(Protocol):
 
 class Exactly:
     """Keeps tensors as they are."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, Geometry, bool], Packed] = {}
 
     def note(self, known: KnownSite) -> None:
         """Notes nothing."""
@@ -264,14 +273,14 @@ def _resolved(argument: Any, made: dict[int, Tensor], given: list[Given | None])
 def _outer(given: Given | None) -> Tensor:
     """The tensor that was given."""
     if isinstance(given, HeldTensor):
-        return _there(restore(given.packed))
+        return require_memory(restore(given.packed))
     if isinstance(given, Elsewhere):
         return given.made.unpack()
     assert isinstance(given, Scratch)
     return given.like.clone()
 
 
-def _there(tensor: Tensor) -> Tensor:
+def require_memory(tensor: Tensor) -> Tensor:
     """A tensor that was kept for a repetition.
 
     Raises:

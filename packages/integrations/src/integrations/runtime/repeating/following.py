@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from actcore.replay import Handle
 from integrations._utils.running_module import ModulePaths
 from integrations.capture.dispatch.memory import Memory, is_plain
 from integrations.capture.graphs.schedule import Planned, Schedule
 from integrations.runtime.repeating.calls import UNPLANNED, Exactly, Keeping, Later
-from integrations.runtime.repeating.segments import Handle, Results, Segment
+from integrations.runtime.repeating.segments import Results, Segment
 from integrations.tracing.double_backward import DoubleBackward
 
 _EXACTLY = Exactly()
@@ -100,7 +101,7 @@ class Following:
         would take more."""
         return _EXACTLY if value == UNPLANNED or value in self.schedule.becomes else self.keeping
 
-    def _bears_store(self, value: int) -> bool:
+    def bears_store(self, value: int) -> bool:
         """Return whether a repetition may read a recomputed value from the form that its store makes, as ``Read`` does
         with kept values: not where it decides something exactly, nor where its memory is written to part by part."""
         store = self.schedule.store_of(value)

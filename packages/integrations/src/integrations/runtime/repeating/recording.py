@@ -240,10 +240,19 @@ class Recording:
         calls = tuple(call for call in self._calls if call is not None)
         if self.obstacle or self._frames or len(calls) < len(self._calls):
             return None
-        segments = {key: (tuple(calls), given) for key, (_, calls, given) in self._segments.items()}
+        segments: dict[SegmentKey, tuple[tuple[RepeatedCall, ...], int, dict[Any, Any]]] = {
+            key: (tuple(calls), given, {}) for key, (_, calls, given) in self._segments.items()
+        }
         takes = [take for call in calls if call.repeated is not None for take in call.repeated.takes]
         hidden = frozenset(take.value for take in takes if take.argument is HIDDEN and take.kind is not Kind.DRAW)
-        return CallTrace(self._tape.schedule, calls, segments, self._makers, hidden)
+        schedule = self._tape.schedule
+        recomputed = {
+            value: (inner, number)
+            for inner, makers in self._makers.items()
+            for value, number in makers.items()
+            if schedule.is_recomputed(value) and schedule.is_recomputed_inside(value) == inner
+        }
+        return CallTrace(schedule, calls, segments, self._makers, hidden, recomputed)
 
     def close(self) -> None:
         """Lets go of the forward."""
@@ -364,10 +373,18 @@ class Recording:
         if isinstance(given, Scratch):
             return Take(Kind.SCRATCH, key, place, argument, geometry=lies), None
         if isinstance(given, Elsewhere):
-            return Take(Kind.ELSEWHERE, key, place, argument, value, lies), None
+            number = self._makers[False].get(value)
+            outer = None if number is None else (False, number)
+            shares = self._tape.bears_store(value)
+            return Take(Kind.ELSEWHERE, key, place, argument, value, lies, outer=outer, shares=shares), None
         if value == UNPLANNED and lies is not None:  # the very tensor is kept
-            return Take(Kind.HELD, key, place, argument), lies.view
-        return Take(Kind.HELD, key, place, argument, value, lies, known=known), None
+            return Take(Kind.HELD, key, place, argument, key=()), lies.view
+        schedule, form = self._tape.schedule, frame.arguments[argument]
+        if value == UNPLANNED or value in schedule.becomes:
+            return Take(Kind.HELD, key, place, argument, value, lies, known=known, key=()), None
+        unsaved = schedule.graph.values[schedule.final(value)].saved < 0
+        read = None if form is None else (value, form.geometry, form.requires_grad)
+        return Take(Kind.HELD, key, place, argument, value, lies, known=known, key=read, unsaved=unsaved), None
 
 
 def _with(argument: Any, stands: dict[int, Outer]) -> Any:

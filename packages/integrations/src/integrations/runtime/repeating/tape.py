@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actcore.replay import bind_tape, followed
+from actcore.replay import Handle, bind_tape, followed
 from integrations._utils.compiling import compiles_callees, left_to_python, skips_frames, without_dynamo
 from integrations._utils.torch_internals import DispatchKey, OpOverload, SetExcludeDispatchKeyGuard, TorchDispatchMode
 from integrations.capture.dispatch.dtensors import Unseen, is_opened
@@ -31,7 +31,7 @@ from integrations.runtime.repeating.calls import (
 )
 from integrations.runtime.repeating.following import Following
 from integrations.runtime.repeating.recording import CAST, Recording
-from integrations.runtime.repeating.segments import Handle, Segment
+from integrations.runtime.repeating.segments import Segment
 from integrations.runtime.repeating.thread_state import drawing, here
 
 
@@ -193,7 +193,7 @@ class Tape(Following, TorchDispatchMode):
                 if level is self._inner:
                     outer = self._outer.segment_of.get(value)
                     if outer is not None and outer.calls is not None:
-                        handle = Handle(outer, value, given, shares=self._bears_store(value))
+                        handle = Handle(outer, value, given, shares=self.bears_store(value))
                         return takes.add(Elsewhere(handle), given, value)
                 known = None if self.recording is None else KnownSite()
                 held = HeldTensor(self._keeping_of(value).read(given, value, known))
