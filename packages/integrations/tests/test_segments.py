@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
-import weakref
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""The part of ``integrations``' runtime that is C. Its modules ``tracing.tracker``, ``runtime.replay``,
-``runtime.repeating.call_follower``, ``runtime.repeating.segments`` and ``runtime.repeating.tape`` describe what it does with which objects.
+"""The part of ``integrations``' runtime that is C. Its modules ``tracing.tracker``, ``runtime.replay`` and, in
+``runtime.repeating``, ``call_follower``, ``segments`` and ``tape`` describe what it does with which objects.
 
 ``bind_calls`` and ``bind_checkpoints`` name that; ``Calls`` runs each torch function of a forward, and notes what is
 known of its tensors; ``hold`` notes whose a storage is.
@@ -15,8 +15,8 @@ what a formula reads, and ``recompute`` unpacks a tensor that one recomputes.
 
 ``bind_follow`` names that; ``FollowedCalls`` compares the calls of a forward with those of an earlier one.
 
-``bind_segments`` names that; ``RepeatedSegment`` repeats operators of a forward, and ``Handle`` stands for a tensor that
-one makes.
+``bind_segments`` names that; ``RepeatedSegment`` repeats operators of a forward, and ``Handle`` stands for a tensor
+that one makes.
 
 ``bind_tape`` names that; ``followed`` runs an operator of a forward that follows a plan, and numbers what it makes.
 """

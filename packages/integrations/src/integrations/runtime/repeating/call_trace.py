@@ -176,8 +176,8 @@ class CallTrace:
     Attributes:
         schedule: that schedule.
         calls: the calls.
-        segments: the calls that each segment repeats, how much it is given, and the repetitions that were made of it (see
-            ``Segment._program``).
+        segments: the calls that each segment repeats, how much it is given, and the repetitions of these calls that are
+            known (see ``Segment``).
         hidden: the values that are seen only when autograd saves them, and that segments are given.
         makers: by whether it is asked for inner segments: the number of the segment that makes each value.
         recomputed: by value: the segment for which a saved tensor waits in its memory.
