@@ -75,10 +75,11 @@ bool begin(FollowedCalls* self, PyObject* call) {
   self->nodes = self->begun[place] = nodes;
   self->open[place] = Py_NewRef(expected.get());
   if (!is_more(expected.get())) return true;
-  PyObject* repeated = follows->repeated.of(expected.get());
-  if (repeated != Py_None && follows->random.of(expected.get()) == Py_False && is_given_same(self, repeated, call)) {
-    PyObject* early = follows->early.of(repeated);
-    if (PyTuple_GET_SIZE(early) == 0) return true;
+  PyObject *repeated = follows->repeated.of(expected.get()), *early = nullptr;
+  if (repeated == Py_None || is_given_same(self, repeated, call)) {
+    if (follows->random.of(expected.get()) == Py_True && !called(&self->ob_base, follows->name_acquire)) return false;
+    early = repeated == Py_None ? nullptr : follows->early.of(repeated);
+    if (early == nullptr || PyTuple_GET_SIZE(early) == 0) return true;
     if (!give(self, early, call)) return false;
   } else if (PyErr_Occurred()) {
     return false;
@@ -124,12 +125,6 @@ int returns(FollowedCalls* self, PyObject* expected, PyObject* outputs) {
   return told ? told.get() == Py_True : -1;
 }
 
-// Whether what a call has returned is left to the follower's method: it draws, or writes to what it is given.
-bool is_left_to_python(PyObject* expected) {
-  PyObject* changed = follows->changed.of(expected);
-  return follows->random.of(expected) == Py_True || !PyTuple_Check(changed) || PyTuple_GET_SIZE(changed) != 0;
-}
-
 // Whether the node of a call's first result is of the expected class; None for no node. -1: an error.
 int has_node(PyObject* node, PyObject* outputs) {
   if (PyList_GET_SIZE(outputs) == 0) return node == Py_None;
@@ -138,16 +133,32 @@ int has_node(PyObject* node, PyObject* outputs) {
   return found.get() == Py_None ? node == Py_None : reinterpret_cast<PyObject*>(Py_TYPE(found.get())) == node;
 }
 
-// Gives segments what they take of a call of which they repeat operators, and that has returned.
-bool end_repeated(FollowedCalls* self, PyObject* expected, PyObject* call, PyObject* outputs) {
+// Gives the memory that a call has written to its new values. False: an error.
+bool note_changes(FollowedCalls* self, PyObject* changed, PyObject* call) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(changed); ++i) {
+    PyObject *one = PyTuple_GET_ITEM(changed, i), *arguments = follows->call_arguments.of(call);
+    Ref tensor = Ref::to(PyList_GetItem(arguments, PyLong_AsSsize_t(PyTuple_GET_ITEM(one, 0))));
+    if (!tensor) return false;
+    PyObject* given[] = {&self->ob_base, tensor.get(), PyTuple_GET_ITEM(one, 1)};
+    if (!Ref(PyObject_VectorcallMethod(follows->name_write, given, 3, nullptr))) return false;
+  }
+  return true;
+}
+
+// Does what there is to do of a call that draws, writes to what it is given, or runs operators that segments repeat.
+bool end_more(FollowedCalls* self, PyObject* expected, PyObject* call, PyObject* outputs) {
   PyObject* repeated = follows->repeated.of(expected);
+  if (follows->random.of(expected) == Py_True && !called(&self->ob_base, follows->name_release)) return false;
+  if (!note_changes(self, follows->changed.of(expected), call)) return false;
   int same = returns(self, expected, outputs);
-  if (same > 0) same = has_node(follows->node.of(repeated), outputs);
+  if (same > 0 && repeated != Py_None) same = has_node(follows->node.of(repeated), outputs);
   if (same < 0) return false;
   if (same == 0) return differs(self, call, " with other results");
-  PyObject* takes = follows->takes.of(repeated);
-  if (misses_hidden(self, takes)) return differs(self, call, ", which has saved other tensors");
-  if (!give(self, takes, call) || !advance_all(self, follows->advances.of(repeated))) return false;
+  if (repeated != Py_None) {
+    PyObject* takes = follows->takes.of(repeated);
+    if (misses_hidden(self, takes)) return differs(self, call, ", which has saved other tensors");
+    if (!give(self, takes, call) || !advance_all(self, follows->advances.of(repeated))) return false;
+  }
   PyDict_Clear(at(self, FollowedCalls::kHidden));
   return PyList_SetSlice(at(self, FollowedCalls::kPending), 0, PY_SSIZE_T_MAX, nullptr) == 0;
 }
@@ -162,11 +173,8 @@ bool end(FollowedCalls* self, PyObject* call, PyObject* outputs) {
   const bool same_nodes = is_same_count(follows->nodes.of(expected.get()), nodes - self->begun[place]);
   if (PyErr_Occurred()) return false;
   if (!same_nodes && is_more(expected.get())) return differs(self, call, " with other autograd nodes");
-  if (is_left_to_python(expected.get())) {
-    PyObject* given[] = {&self->ob_base, expected.get(), call, outputs};
-    if (!Ref(PyObject_VectorcallMethod(follows->name_end, given, 4, nullptr))) return false;
-  } else if (is_more(expected.get())) {
-    if (!end_repeated(self, expected.get(), call, outputs)) return false;
+  if (is_more(expected.get())) {
+    if (!end_more(self, expected.get(), call, outputs)) return false;
   } else {
     const int same = returns(self, expected.get(), outputs);
     if (same < 0 || (same == 0 && !differs(self, call, " with other results"))) return false;
@@ -183,15 +191,6 @@ void close(FollowedCalls* self) {
   if (self->depth == 0) return;
   --self->depth;
   if (self->depth < kDeepest) Py_CLEAR(self->open[self->depth]);
-}
-
-PyObject* compare(PyObject* object, PyObject* const* given, Py_ssize_t count) {
-  if (count != 2 || follows == nullptr || !Py_IS_TYPE(given[0], follows->expected)) {
-    PyErr_SetString(PyExc_TypeError, "compare takes a FollowedCall and the tensors that a call has returned");
-    return nullptr;
-  }
-  const int same = returns(reinterpret_cast<FollowedCalls*>(object), given[0], given[1]);
-  return same < 0 ? nullptr : PyBool_FromLong(same);
 }
 
 PyObject* running(PyObject* object, PyObject*) {
@@ -249,8 +248,6 @@ void deallocate(PyObject* object) {
 }
 
 PyMethodDef methods[] = {
-    {"compare", with_several<compare>(), METH_FASTCALL,
-     "Whether a call has returned what is expected: (FollowedCall, tensors). Gives those their values that are new."},
     {"handle", with_several<handle_in>(), METH_FASTCALL,
      "What replaces a tensor that will be recomputed: (tensor, how it is stored once recomputed). None for one that is "
      "kept."},

@@ -51,7 +51,9 @@ struct Follows {
   PyObject* name_after = PyUnicode_InternFromString("after");
   PyObject* name_failed = PyUnicode_InternFromString("failed");
   PyObject* name_begin = PyUnicode_InternFromString("begin");
-  PyObject* name_end = PyUnicode_InternFromString("end");
+  PyObject* name_acquire = PyUnicode_InternFromString("_acquire");
+  PyObject* name_release = PyUnicode_InternFromString("_release");
+  PyObject* name_write = PyUnicode_InternFromString("_write");
   PyObject* name_differs = PyUnicode_InternFromString("differs");
   PyObject* name_returns = PyUnicode_InternFromString("returns");
   PyObject* name_given = PyUnicode_InternFromString("_given");

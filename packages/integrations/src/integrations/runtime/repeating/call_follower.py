@@ -30,7 +30,6 @@ from integrations.runtime.repeating.call_trace import (
     Take,
     find_sharing,
     get_autocast,
-    get_node_type,
     has_memory,
     is_unseen,
     make_pattern,
@@ -96,39 +95,16 @@ class CallFollower(Following, FollowedCalls):
         )
 
     def begin(self, expected: FollowedCall, call: Call) -> None:
-        """A function is called that draws, writes or has recomputed operators."""
+        """A function is called that has recomputed operators, and of whose arguments C could not tell that they are the
+        same."""
         repeated = expected.repeated
         if repeated is not None and not self._is_same(repeated, call):
             self._stop(call.name)
             return
         if expected.random:
-            self._drawing += 1
-            drawing.acquire()
+            self._acquire()
         for take in () if repeated is None else repeated.early:
             self._give(take, call)
-
-    def end(self, expected: FollowedCall, call: Call, outputs: list[Tensor]) -> None:
-        """The function has returned these tensors."""
-        repeated = expected.repeated
-        if expected.random:
-            self._release()
-        for place, value in expected.changed:
-            self.memory.add(call.arguments[place], value)
-        if not self.compare(expected, outputs) or (
-            repeated is not None and get_node_type(outputs) is not repeated.node
-        ):
-            self.leave(f"{call.name} with other results")
-            return
-        if repeated is not None:
-            for take in repeated.takes:
-                if take.argument is HIDDEN and take.value not in self._hidden:
-                    self.leave(f"{call.name}, which has saved other tensors")
-                    return
-                self._give(take, call)
-            for key, done, changes in repeated.advances:
-                self._segment(key).advance(done, changes)
-        self._pending.clear()
-        self._hidden.clear()
 
     def failed(self) -> None:
         """The function has raised an error, which the model may catch."""
@@ -160,6 +136,15 @@ class CallFollower(Following, FollowedCalls):
         while self._drawing:
             with suppress(RuntimeError):  # it came before the lock was taken, or after it was given back
                 self._release()
+
+    def _acquire(self) -> None:
+        """A function is called that draws."""
+        self._drawing += 1
+        drawing.acquire()
+
+    def _write(self, tensor: Tensor, value: int) -> None:
+        """A function has written to a tensor that it was given."""
+        self.memory.add(tensor, value)
 
     def _release(self) -> None:
         self._drawing -= 1
