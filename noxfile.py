@@ -123,6 +123,7 @@ LONG = {
     "inductor": (
         "Compare gradients under inductor with eager ones, for 24 models, in four ways, and every view: two hours",
         "integrations/tests/test_inductor*.py",
+        "integrations/tests/test_joint*.py",
         "core/tests/test_compile*.py",
     ),
     "widths": (
