@@ -90,6 +90,7 @@ def tests(session: nox.Session) -> None:
     # Tests that are about threads ask for theirs, and notebooks do. Those threads sleep while they wait: if they spin,
     # a notebook takes up to four times the CPU's time.
     one = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    one["PYTHONDONTWRITEBYTECODE"] = ""  # or each process that tests start compiles the packages' Python anew
     failed = []
     for arguments in runs:
         try:

@@ -105,7 +105,7 @@ def test_a_step_takes_less_where_buffers_are_freed_between_kernels(monkeypatch):
     def measure():
         torch.manual_seed(0)
         torch.compiler.reset()
-        model, x = nn.Sequential(Attention(), Attention()), normal(16, 64, 32)
+        model, x = Attention(), normal(16, 64, 32)
         function = planned(model)
 
         def step():
