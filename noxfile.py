@@ -113,6 +113,7 @@ LONG = {
         "Train 20,000 steps in every way and watch what grows, threads and processes too: half an hour",
         "integrations/tests/test_long_runs*.py",
         "integrations/tests/test_threads.py",
+        "integrations/tests/test_call_follower.py",
         "integrations/tests/test_errors_in_training.py",
         "integrations/tests/test_first_steps_peaks.py",
         "integrations/tests/test_plan_placed.py",
