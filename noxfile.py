@@ -90,6 +90,7 @@ def tests(session: nox.Session) -> None:
     # Tests that are about threads ask for theirs, and notebooks do. Those threads sleep while they wait: if they spin,
     # a notebook takes up to four times the CPU's time.
     one = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    one["PYTHONDONTWRITEBYTECODE"] = ""  # or each process that tests start compiles the packages' Python anew
     failed = []
     for arguments in runs:
         try:
@@ -112,6 +113,7 @@ LONG = {
         "Train 20,000 steps in every way and watch what grows, threads and processes too: half an hour",
         "integrations/tests/test_long_runs*.py",
         "integrations/tests/test_threads.py",
+        "integrations/tests/test_call_follower.py",
         "integrations/tests/test_errors_in_training.py",
         "integrations/tests/test_first_steps_peaks.py",
         "integrations/tests/test_plan_placed.py",
@@ -123,6 +125,7 @@ LONG = {
     "inductor": (
         "Compare gradients under inductor with eager ones, for 24 models, in four ways, and every view: two hours",
         "integrations/tests/test_inductor*.py",
+        "integrations/tests/test_joint*.py",
         "core/tests/test_compile*.py",
     ),
     "widths": (

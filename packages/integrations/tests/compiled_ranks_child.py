@@ -20,12 +20,12 @@ import integrations
 from integrations.runtime.compiled.joint_plans import JOINT
 
 LEVEL, PLAN = {"level": "L1", "min_bytes": 0}, {"memory": 0.7, "error": 0}
-ROWS, WIDTH = 64, 32
+BLOCKS, ROWS, WIDTH = 2, 64, 32
 
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(*map(block, range(4))).train()
+    return nn.Sequential(*map(block, range(BLOCKS))).train()
 
 
 def block(number):

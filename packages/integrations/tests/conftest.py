@@ -14,6 +14,7 @@ from integrations.capture.costs import calibrating
 
 from .heap import fake_tensors
 from .lanes import take_cpu_for_gpu
+from .long_form import LONG
 from .machine_rates import recorded
 from .nets import assert_nothing_active
 
@@ -171,6 +172,16 @@ def fresh_compiler():
     gc.collect()
     yield
     torch.compiler.reset()
+
+
+@pytest.fixture
+def quick_kernels():
+    """Inductor's kernels without vector instructions, which take less time to compile, but for the long form: graphs,
+    strides and plans are the same."""
+    from torch._inductor import config
+
+    with config.patch({"cpp.simdlen": None if LONG else 1}):
+        yield
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ import integrations
 
 WIDTH, WORDS, HEADS, LENGTH, BATCH = 64, 128, 4, 64, 8
 BLOCKS = 6  # of models with plans: a budget is for a few of them
-BUDGETS = 1.0, 0.6, 0.4
+BUDGETS = 1.0, 0.4
 KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 SEQUENCE = 2  # the dimension of the sequence in attention

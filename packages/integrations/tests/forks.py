@@ -1,11 +1,13 @@
 """Scripts in processes of their own that do not import torch again: they are forks of a process that has.
 
-To import torch, its compiler, FSDP and this project takes some seven seconds, which each rank of each test would spend.
+To import torch, its compiler, FSDP, transformers and this project takes some nine seconds, which each rank of each test
+would spend.
 A fork has run nothing before its script. What has to be set before a process starts, such as the allocator's settings,
 takes a process that is started anew.
 """
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -96,6 +98,8 @@ def _serve() -> None:
 
     if torch.distributed.is_available():
         import torch.distributed.fsdp
+    with contextlib.suppress(ImportError):
+        from transformers import LlamaForCausalLM  # noqa: F401 - imported on demand
 
     for line in sys.stdin:
         request = json.loads(line)

@@ -14,6 +14,7 @@ from integrations.capture.capture import capture
 from integrations.runtime.plan_executor import PlanExecutor
 
 from .followed_forwards import Log, chosen, log_forwards, outcome, same
+from .long_form import some_of
 from .recompute_nets import NETS, net, random_net
 from .recompute_run import run
 
@@ -42,8 +43,7 @@ def test_gradients_peaks_and_records_are_the_tapes(name: str | int, share: float
     assert set(followed[1:]) == ({"calls"} if name not in ALWAYS_TAPED else {"tape"})
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, -1.0])
-@pytest.mark.parametrize("name", ["resnet", "densenet", "nested", *range(6)])
+@pytest.mark.parametrize(("name", "share"), some_of(["resnet", "densenet", "nested", *range(6)], [0.0, 0.5, -1.0]))
 def test_the_same_under_autocast(name: str | int, share: float, followed: Log) -> None:
     """Whose casts no function returns; those of weights belong to autocast unless the plan recomputes them."""
     model, args, *named = random_net(name) if isinstance(name, int) else net(name)
@@ -77,8 +77,7 @@ CAST_UNSEEN = {
 }
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, -1.0])
-@pytest.mark.parametrize("name", ["resnet", "densenet", "nested", *range(6)])
+@pytest.mark.parametrize(("name", "share"), some_of(["resnet", "densenet", "nested", *range(6)], [0.0, 0.5, -1.0]))
 def test_what_is_rounded_is_rounded_as_with_a_tape(
     name: str | int, share: float, followed: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 WAYS = ("replicated", "sharded", "sharded in blocks", "sharded and compiled in blocks")
-PLAIN = 4 * 64 * (32 + 32 + 64 + 64) * 4
+PLAIN = 2 * 64 * (32 + 32 + 64 + 64) * 4
 """Bytes that a rank saves plainly: of each block, the inputs of its layers."""
 
 

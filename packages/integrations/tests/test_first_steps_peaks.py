@@ -18,7 +18,7 @@ from integrations.capture.costs import calibrating
 from integrations.capture.costs.rates import constant
 from integrations.policies.stores import BESIDE, WAITING
 
-from .long_form import LONG
+from .long_form import LONG, some_of
 from .nets import normal, profiled_bytes
 from .test_errors_in_training import Attention, Gated, mlp
 
@@ -129,8 +129,7 @@ def test_each_step_keeps_to_the_budget(name, error, memory):
     require_budget_kept(name, memory, error)
 
 
-@pytest.mark.parametrize("traffic", [0.25, 1.0, 4.0])
-@pytest.mark.parametrize("name", ["attention", "gates"])
+@pytest.mark.parametrize(("name", "traffic"), some_of(["attention", "gates"], [0.25, 1.0, 4.0]))
 @pytest.mark.filterwarnings("ignore:the gradient's error of")
 def test_each_step_keeps_to_the_budget_on_machines_of_other_rates(name, traffic, monkeypatch):
     """The rates decide which values plans store. Gates on a machine with fast products and slow memory were off by 5 %
@@ -150,8 +149,7 @@ def constant_rates(monkeypatch):
     monkeypatch.setattr(calibrating, "_measured", lambda device, index, dtype, threads: constant(device, dtype))
 
 
-@pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("error", [0, 0.1])
+@pytest.mark.parametrize(("name", "error"), some_of(NETS, [0.1, 0]))
 @pytest.mark.filterwarnings("ignore:the gradient's error of")
 def test_each_step_keeps_to_the_budget_with_values_on_the_host(name, error, lane, constant_rates):
     """The device holds values that are on their way only where the step has room for them: with two on their way out

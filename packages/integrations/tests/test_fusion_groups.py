@@ -219,7 +219,7 @@ class Late(nn.Module):
         return (total * self.chain(x)).sum() + self.out(total).sum()
 
 
-@pytest.mark.usefixtures("fresh_compiler", "nothing_expected")
+@pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels")
 def test_a_kernel_that_inductor_puts_behind_others_is_counted_there():
     """Counted where its first operator was, the step took 1.13 times its promise."""
     torch.manual_seed(0)
@@ -233,7 +233,7 @@ def test_a_kernel_that_inductor_puts_behind_others_is_counted_there():
 def llama():
     transformers = library_or_skip("transformers")
     torch.manual_seed(0)
-    sizes = {"hidden_size": 128, "intermediate_size": 344, "num_attention_heads": 4, "num_hidden_layers": 3}
+    sizes = {"hidden_size": 128, "intermediate_size": 344, "num_attention_heads": 4, "num_hidden_layers": 2}
     config = transformers.LlamaConfig(vocab_size=64, num_key_value_heads=4, use_cache=False, **sizes)
     return transformers.LlamaForCausalLM(config).train()
 
@@ -252,7 +252,7 @@ def measure(model, ids):
     return peak - gradients
 
 
-@pytest.mark.usefixtures("fresh_compiler", "nothing_expected")
+@pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels")
 def test_the_least_plan_of_a_llama_is_counted_below_checkpoints_around_each_block(monkeypatch):
     """It was counted as 1.3 times these bytes, so that a budget was refused that the step keeps."""
     counted, count = [], partition.count_peak

@@ -8,7 +8,6 @@ from itertools import cycle
 import pytest
 import torch
 from torch import nn
-from torch._inductor import config as inductor
 
 import integrations
 from integrations.qmodules.device_rows import view_as_rows
@@ -16,7 +15,7 @@ from integrations.qmodules.device_rows import view_as_rows
 from .long_form import LONG
 from .nets import EIGHT_BITS, normal, relative_error, rows
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler", "scalar_code")
+pytestmark = pytest.mark.usefixtures("fresh_compiler", "quick_kernels")
 
 WIDTH, LENGTH = 64, 16
 VIEWS = {
@@ -93,13 +92,6 @@ Each compilation takes half a minute."""
 
 long = pytest.mark.skipif(not LONG, reason="one of the long forms: set ACTCORE_LONG=1")
 parts = pytest.mark.parametrize("pairs", ALL if LONG else [EACH], ids=lambda pairs: pairs[0][0] if LONG else "each")
-
-
-@pytest.fixture
-def scalar_code():
-    """The long form has vectors. Kernels without them compile in half the time, and have the same strides."""
-    with inductor.patch({"cpp.simdlen": None if LONG else 1}):
-        yield
 
 
 def grads_of(function, model, x):

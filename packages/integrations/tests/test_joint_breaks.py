@@ -17,9 +17,10 @@ from integrations.runtime.compiled.joint_plans import JOINT
 
 from .decoder import IDS, SUMS, Decoder, shifted, twin
 from .joint_nets import Block, outcome, second_peak, trace_joint
+from .long_form import LONG
 from .nets import normal, profiled_bytes, relative_error
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler", "nothing_expected")
+pytestmark = pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels")
 
 
 class Loop(nn.Module):
@@ -87,9 +88,17 @@ def compile_forward(block, **options):
     block.forward = torch.compile(block.forward, **options)
 
 
-@pytest.mark.parametrize("compile_block", [nn.Module.compile, compile_forward])
-@pytest.mark.parametrize("fullgraph", [True, False])
-@pytest.mark.parametrize("before", [True, False])
+# Each pair of two choices; with ``ACTCORE_LONG=1`` all combinations.
+COMPILED = [
+    (compile_block, fullgraph, before)
+    for compile_block in (nn.Module.compile, compile_forward)
+    for fullgraph in (True, False)
+    for before in (True, False)
+    if LONG or (compile_block is compile_forward) == (fullgraph is before)
+]
+
+
+@pytest.mark.parametrize(("compile_block", "fullgraph", "before"), COMPILED)
 def test_blocks_that_are_compiled_share_a_budget(compile_block, fullgraph, before):
     """They ran in eager mode under a plan, and raised where they are compiled with ``fullgraph=True``."""
     torch.manual_seed(0)

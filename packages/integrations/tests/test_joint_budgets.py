@@ -18,7 +18,7 @@ from integrations.runtime.compiled.joint_search import JointSearch
 from .joint_nets import Attention, Block, assert_as_plain, build, outcome, planned, second_peak, trace_joint
 from .nets import normal, relative_error
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler", "nothing_expected")
+pytestmark = pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels")
 
 
 def test_a_budget_that_does_not_fit_names_one_that_does():
@@ -88,7 +88,8 @@ def test_a_budget_that_does_not_fit_with_a_fallback():
 
 
 def test_dynamic_shapes_are_compiled_once(divided):
-    model, (x,) = build("block")
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block()).train()
     function = planned(model)
     plain = copy.deepcopy(model)
     integrations.restore_model(plain)
@@ -171,7 +172,8 @@ def test_steps_that_add_to_gradients_have_a_plan_of_their_own(divided, autocast)
 
 
 def test_bfloat16_autocast():
-    model, inputs = build("block")
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(Block(), Block()).train(), (normal(8, 16, 32),)
     plain = copy.deepcopy(model)
     found = []
     for one, function in ((plain, torch.compile(plain)), (model, planned(model))):
@@ -186,7 +188,7 @@ def test_the_measured_peak_is_within_the_planned_one():
     """Inductor frees what was read at once, in the backward, too, which is compiled later. By itself it keeps more for
     reuse than it knows of: this step took 1.1 times what was planned."""
     torch.manual_seed(0)
-    model, x = nn.Sequential(*(layer for _ in range(2) for layer in (Attention(), Block()))), normal(8, 16, 32)
+    model, x = nn.Sequential(Attention(), Block()), normal(8, 16, 32)
     function, gradient = planned(model), normal(8, 16, 32)
     peak = second_peak(model, lambda: function(x).backward(gradient))
     assert peak <= trace_joint(model).peak

@@ -98,14 +98,14 @@ def test_a_function_ends_where_something_is_read_for_the_last_time(monkeypatch):
     assert backend.ready_to_flush()
 
 
-@pytest.mark.usefixtures("fresh_compiler", "nothing_expected")
+@pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels")
 def test_a_step_takes_less_where_buffers_are_freed_between_kernels(monkeypatch):
     import torch._inductor.config
 
     def measure():
         torch.manual_seed(0)
         torch.compiler.reset()
-        model, x = nn.Sequential(Attention(), Attention()), normal(16, 64, 32)
+        model, x = Attention(), normal(16, 64, 32)
         function = planned(model)
 
         def step():
@@ -186,7 +186,7 @@ class Patches(nn.Module):
         return torch.cat([self.first.expand(len(image), -1, -1), self.convolution(image).flatten(2).mT], 1)
 
 
-@pytest.mark.usefixtures("fresh_compiler", "nothing_expected")
+@pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels")
 def test_a_copy_of_an_image_is_alive_until_its_weights_gradient_is_made(monkeypatch):
     """Backward computes the convolution again, of the copy that the forward has made."""
     counted, count = [], partition.count_peak

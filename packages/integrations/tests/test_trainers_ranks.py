@@ -1,11 +1,11 @@
-"""transformers' Trainer, accelerate and Lightning under torchrun, with two gloo processes."""
+"""transformers' Trainer, accelerate and Lightning in the environment that torchrun makes, with two gloo processes."""
 
 import json
 
 import pytest
 import torch
 
-from .two_ranks import run_torchrun
+from .two_ranks import run_forked_ranks
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="torch was built without torch.distributed"
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 def ranks(tmp_path_factory):
     """What each of two ranks found, by case."""
     folder = tmp_path_factory.mktemp("ranks")
-    run_torchrun("trainers_child.py", folder)
+    run_forked_ranks("trainers_child.py", folder, "transformers", "accelerate", "lightning.pytorch")
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,4 +1,4 @@
-"""A rank under torchrun, for ``test_trainers_ranks.py``: transformers' Trainer, accelerate and Lightning, those
+"""A rank of two, for ``test_trainers_ranks.py``: transformers' Trainer, accelerate and Lightning, those
 of them that are installed, train and resume.
 
 Writes, as JSON, what the rank found: its weights' sums, whether a resumed run ended with the same weights and plan, and
