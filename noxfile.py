@@ -126,6 +126,8 @@ LONG = {
         "Compare gradients under inductor with eager ones, for 24 models, in four ways, and every view: two hours",
         "integrations/tests/test_inductor*.py",
         "integrations/tests/test_joint*.py",
+        "integrations/tests/test_fus*.py",
+        "integrations/tests/test_scheduling.py",
         "core/tests/test_compile*.py",
     ),
     "widths": (
