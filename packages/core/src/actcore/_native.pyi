@@ -28,6 +28,7 @@ def bind_checkpoints(given: dict[str, object]) -> None: ...
 def kernels(path: str, dtypes: dict[Any, int]) -> dict[str, Kernel]: ...
 def bind_replay(given: dict[str, object]) -> None: ...
 def bind_follow(given: dict[str, object]) -> None: ...
+def bind_segments(given: dict[str, object]) -> None: ...
 def bind_tape(given: dict[str, object]) -> None: ...
 def followed(
     tape: object, operator: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any], /
@@ -45,12 +46,63 @@ def watch(unpack: Callable[[Any], Tensor] | None) -> Callable[[Any], Tensor] | N
 
 class FollowedCalls:
     last: Any
+    replay: Replay | None
     at: int
     nodes: int
     stopped: bool
-    def __init__(self, expected: tuple[Any, ...], values: dict[int, int], /) -> None: ...
-    def compare(self, expected: Any, outputs: list[Any], /) -> bool: ...
+    def __init__(
+        self,
+        expected: tuple[Any, ...],
+        values: dict[int, int],
+        makers: dict[int, tuple[bool, int]],
+        segments: dict[tuple[bool, int], Any],
+        pending: list[Any],
+        hidden: dict[int, Tensor],
+        read: dict[Any, Any],
+        modes: int,
+        /,
+    ) -> None: ...
+    def handle(self, tensor: Tensor, later: Any = None, /) -> Handle | None: ...
     def running(self) -> Any: ...
+
+class Handle:
+    segment: Any
+    value: int
+    geometry: Any
+    later: Any
+    stored: Any
+    shares: bool
+    def __init__(
+        self, segment: RepeatedSegment, value: int, tensor: Tensor, later: Any = None, shares: bool = False
+    ) -> None: ...
+    def unpack(self) -> Tensor: ...
+    def get(self) -> Tensor: ...
+    def prepare(self) -> None: ...
+
+class RepeatedSegment:
+    model: Any
+    double: Any
+    rounded: bool
+    calls: Any
+    given: list[Any]
+    programs: dict[Any, Any] | None
+    becomes: dict[int, int]
+    handles: dict[int, int]
+    waiting: dict[int, list[Any]]
+    stored: dict[str, Any]
+    made: dict[int, Tensor]
+    done: int
+    def __init__(
+        self,
+        model: Any = None,
+        double: Any = None,
+        rounded: bool = False,
+        calls: Sequence[Any] = (),
+        given: int = 0,
+        programs: dict[Any, Any] | None = None,
+        /,
+    ) -> None: ...
+    def advance(self, done: int, changes: tuple[tuple[int, int], ...] = (), /) -> None: ...
 
 class NotedCalls:
     before: Sequence[Any]

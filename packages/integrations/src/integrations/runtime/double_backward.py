@@ -40,7 +40,8 @@ def _find_double_backward(packed: object) -> DoubleBackward | None:
     if isinstance(packed, Held):
         return packed.double
     if isinstance(packed, Handle):
-        return packed.segment.double
+        double: DoubleBackward | None = packed.segment.double
+        return double
     return packed.double if isinstance(packed, Recomputed) else None
 
 
@@ -51,7 +52,7 @@ def _is_rounded(packed: object) -> bool:
     if isinstance(packed, Held):
         return isinstance(packed, SlopeForm) or isinstance(inner(packed.compressed.codec), GroupAffine)
     if isinstance(packed, Handle):
-        return packed.segment.rounded
+        return bool(packed.segment.rounded)
     return isinstance(packed, Recomputed) and packed.bits < EXACT
 
 

@@ -54,7 +54,7 @@ class Following:
         """The values that are there, by the addresses of their storages."""
         return self.storages.by_address
 
-    def handle(self, tensor: Tensor, later: Later | None = None) -> Handle | None:
+    def handle(self, tensor: Tensor, later: Later | None = None, /) -> Handle | None:
         """What replaces a tensor that will be recomputed; ``None`` for one that is kept.
 
         Args:
