@@ -17,7 +17,7 @@ namespace {
 PyTypeObject* noted_type = nullptr;
 
 // What restores an operand, as formula.py has it.
-enum Kind { kStored, kMade, kKept, kCopied };
+enum Kind { kStored, kMade, kKept, kCopied, kUnread, kStatistics };
 
 // Whether an argument that is no tensor is the one of the template, bit for bit. Others than these may be equal and
 // differ, as zeros of NumPy do by their signs.
@@ -102,6 +102,8 @@ bool has_address(NotedCalls* self, NotedCalls::Member which, PyObject* address) 
 
 // The operand for a tensor, as the template has it; null where it is another one.
 Ref operand_of(NotedCalls* self, PyObject* read, PyObject* tensor, bool overwritten) {
+  const auto kind = static_cast<Kind>(PyLong_AsLong(known->read_kind.of(read)));
+  if (kind == kUnread) return Ref::to(Py_None);
   PyObject* place = known->read_place.of(read);
   if (!has(tensor, known->names.dtype, known->read_dtype.of(read)) || !lies_at(tensor, place) ||
       !is_as_in_memory(tensor))
@@ -114,7 +116,6 @@ Ref operand_of(NotedCalls* self, PyObject* read, PyObject* tensor, bool overwrit
   Ref version = attribute(tensor, known->names._version);
   if (version && overwritten) version = Ref(PyLong_FromLongLong(PyLong_AsLongLong(version.get()) - 1));
   if (!version) return Ref();
-  const auto kind = static_cast<Kind>(PyLong_AsLong(known->read_kind.of(read)));
   Ref region = region_of(self, address.get(), read, version.get());
   if (PyErr_Occurred() || static_cast<bool>(region) != (kind == kStored)) return Ref();
   if (kind == kStored)
@@ -142,6 +143,14 @@ Ref operand_of(NotedCalls* self, PyObject* read, PyObject* tensor, bool overwrit
   return kept ? object_with(known->there, known->there_kept, kept.get()) : std::move(kept);
 }
 
+// The operand for the statistics by which the input of the norm that has returned is stored; null where these are not the
+// norm's.
+Ref statistics_of(PyObject* read, PyObject* operands) {
+  if (static_cast<Kind>(PyLong_AsLong(known->read_kind.of(read))) != kStatistics) return Ref();
+  Ref found(PyObject_CallOneArg(known->hold_statistics, PyTuple_GET_ITEM(operands, 0)));
+  return found && found.get() != Py_None ? std::move(found) : Ref();
+}
+
 // The formula of a call's result, by the template of the forward before; null where the call is another one.
 Ref formula_of(NotedCalls* self, PyObject* call, PyObject* noted, PyObject* template_, PyObject* output) {
   Ref tensors(PyList_New(0));
@@ -151,7 +160,8 @@ Ref formula_of(NotedCalls* self, PyObject* call, PyObject* noted, PyObject* temp
   PyObject *reads = known->template_reads.of(template_), *like = known->template_formula.of(template_);
   const Py_ssize_t count = PyTuple_GET_SIZE(reads);
   PyObject* arguments = known->call_arguments.of(call);
-  if (PyList_GET_SIZE(tensors.get()) != count || PyList_GET_SIZE(arguments) == 0) return Ref();
+  const Py_ssize_t given = PyList_GET_SIZE(tensors.get());  // a norm's statistics are beside them
+  if (given == 0 || (given != count && given + 1 != count) || PyList_GET_SIZE(arguments) == 0) return Ref();
   PyObject* overwritten = PyList_GET_ITEM(arguments, 0) == output ? output : nullptr;
   if ((overwritten != nullptr) != (known->template_overwrites.of(template_) == Py_True)) return Ref();
   if (!has(output, known->names.dtype, known->formula_dtype.of(like)) ||
@@ -162,8 +172,9 @@ Ref formula_of(NotedCalls* self, PyObject* call, PyObject* noted, PyObject* temp
   if (!version) return version;
   Ref operands(PyTuple_New(count));
   for (Py_ssize_t i = 0; operands && i < count; ++i) {
-    PyObject* tensor = PyList_GET_ITEM(tensors.get(), i);
-    Ref operand = operand_of(self, PyTuple_GET_ITEM(reads, i), tensor, tensor == overwritten);
+    PyObject *read = PyTuple_GET_ITEM(reads, i), *tensor = i < given ? PyList_GET_ITEM(tensors.get(), i) : nullptr;
+    Ref operand =
+        tensor == nullptr ? statistics_of(read, operands.get()) : operand_of(self, read, tensor, tensor == overwritten);
     if (!operand) return Ref();
     PyTuple_SET_ITEM(operands.get(), i, operand.release());
   }

@@ -105,7 +105,7 @@ Ref restored_operands(PyObject* formula, PyObject* held) {
   Ref operands(PyTuple_New(count));
   for (Py_ssize_t i = 0; operands && i < count; ++i) {
     PyObject* one = PyTuple_GET_ITEM(held, i);
-    Ref tensor(unpacked(one));
+    Ref tensor = one == Py_None ? Ref::to(one) : Ref(unpacked(one));
     if (!tensor) {
       if (!Py_IS_TYPE(one, known->inner)) explain(formula);  // which has said it
       return tensor;
@@ -181,7 +181,10 @@ Ref computed(PyObject* bound) {
   if (!grad) return Ref();
   Block autocast(Ref(PyObject_CallOneArg(known->enter_autocast, known->formula_autocast.of(formula.get()))));
   if (!autocast) return Ref();
-  return laid_out(result_of(formula.get(), held.get()), formula.get());
+  Ref result = Ref::to(Py_None);
+  if (known->formula_after.of(formula.get()) != Py_None) result = Ref(PyObject_CallOneArg(known->compute_after, bound));
+  if (result.get() == Py_None) result = result_of(formula.get(), held.get());
+  return laid_out(std::move(result), formula.get());
 }
 
 // The stream on which a tensor would be used; None on the CPU. One that was computed on another stream may not be complete
@@ -265,6 +268,10 @@ Ref bound_of(PyObject* formula) {
   long least = kExact;
   for (Py_ssize_t i = 0; held && i < count; ++i) {
     long bits = 0;
+    if (PyTuple_GET_ITEM(operands, i) == Py_None) {  // an argument that the formula does not read
+      PyTuple_SET_ITEM(held.get(), i, Py_NewRef(Py_None));
+      continue;
+    }
     Ref one = held_of(PyTuple_GET_ITEM(operands, i), &bits);
     if (!one || one.get() == Py_None) return one;
     least = std::min(least, bits);

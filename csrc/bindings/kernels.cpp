@@ -19,7 +19,7 @@ namespace {
 
 using Handle = void*;
 
-constexpr Py_ssize_t kMost = 12;  // of arguments, and of results
+constexpr Py_ssize_t kMost = 13;  // of arguments, and of results
 
 struct Torch {
   int32_t (*from_python)(void* object, Handle* tensor);

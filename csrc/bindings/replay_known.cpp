@@ -68,6 +68,7 @@ Known::Known(const py::dict& given) {
   explain_change = object("explain_change"), lay_out = object("lay_out"), find_local = object("find_local");
   set_grad_enabled = object("set_grad_enabled"), used_on = object("used_on");
   disable_torch_function = object("DisableTorchFunction");
+  hold_statistics = object("hold_statistics"), compute_after = object("compute_after");
   noted = type("Noted"), slot = type("Slot"), formula = type("Formula"), bound = type("Bound");
   stored = type("Stored"), there = type("There"), made = type("Made"), inner = type("Inner");
   recomputed = type("Recomputed");
@@ -81,7 +82,7 @@ Known::Known(const py::dict& given) {
   formula_call = {formula, "call"}, formula_operands = {formula, "operands"}, formula_place = {formula, "place"};
   formula_dtype = {formula, "dtype"}, formula_version = {formula, "version"}, formula_exactly = {formula, "exactly"};
   formula_autocast = {formula, "autocast"}, formula_names = {formula, "names"}, formula_bound = {formula, "bound"};
-  formula_noted = {formula, "noted"};
+  formula_noted = {formula, "noted"}, formula_after = {formula, "after"};
   stored_region = {stored, "region"}, stored_place = {stored, "place"}, there_kept = {there, "kept"};
   made_formula = {made, "formula"}, made_place = {made, "place"};
   inner_bound = {inner, "bound"}, inner_place = {inner, "place"};

@@ -69,7 +69,8 @@ struct Known {
       *made, *inner, *bound, *recomputed;
   PyObject *below, *modes, *profiled, *order, *before, *calling, *compiles, *dispatch_mode, *proxy, *torch_functions,
       *grad_enabled, *differentiated, *as_in_memory, *get_bits, *hold_whole, *get_autocast, *enter_autocast,
-      *explain_change, *lay_out, *find_local, *set_grad_enabled, *disable_torch_function, *used_on;
+      *explain_change, *lay_out, *find_local, *set_grad_enabled, *disable_torch_function, *used_on, *hold_statistics,
+      *compute_after;
   Operator decompress, destandardize, spread, widen;
   Field call_function, call_module, call_arguments, call_recomputes, call_args, call_kwargs;
   Field site_function, site_spec, site_place, site_module, site_role, site_occurrence, site_following, site_shape;
@@ -85,7 +86,7 @@ struct Known {
   Field noted_function, noted_used, noted_template, template_args, template_kwargs, template_overwrites, template_reads,
       template_formula, read_kind, read_place, read_dtype, read_noted, read_holder, slot_index;
   Field formula_call, formula_operands, formula_place, formula_dtype, formula_version, formula_exactly,
-      formula_autocast, formula_names, formula_bound, formula_noted;
+      formula_autocast, formula_names, formula_bound, formula_noted, formula_after;
   Field stored_region, stored_place, there_kept, made_formula, made_place, inner_bound, inner_place;
   Field bound_formula, bound_held, bound_bits, bound_waiting, bound_lent, recomputed_bound, recomputed_place,
       recomputed_last, recomputed_waits, last_bound;

@@ -34,6 +34,11 @@ struct Signature<std::tuple<Results...> (*)(Arguments...)> : Signature<Tensor (*
   static constexpr uint64_t results = sizeof...(Results);
 };
 
+template <class... Arguments>
+struct Signature<void (*)(Arguments...)> : Signature<Tensor (*)(Arguments...)> {
+  static constexpr uint64_t results = 0;
+};
+
 // Made while the library is loaded, by one thread.
 inline const Direct* directs = nullptr;
 

@@ -215,6 +215,7 @@ Tensor group_affine_decompress_graph(const Tensor& payload, int64_t numel, Scala
 ACTCORE_DIRECT(group_affine_compress, &group_affine_compress<int64_t>);
 ACTCORE_DIRECT(group_affine_clamped_compress, &group_affine_clamped_compress);
 ACTCORE_DIRECT(group_affine_standardized_compress, &group_affine_standardized_compress);
+ACTCORE_DIRECT(group_affine_standardized_compress_given, &group_affine_standardized_compress_given);
 ACTCORE_DIRECT(group_affine_standardized_decompress, &group_affine_standardized_decompress);
 ACTCORE_DIRECT(group_affine_decompress, &group_affine_decompress);
 ACTCORE_DIRECT(group_affine_compress_graph, &group_affine_compress_graph);

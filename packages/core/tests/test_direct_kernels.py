@@ -22,6 +22,18 @@ CALLS = {
     "group_affine_compress": (X, 4, 256, True, -1, 2),
     "group_affine_clamped_compress": (X, 4, 256, True, 1, 2, -1.0, 1.0),
     "group_affine_standardized_compress": (X, 4, 96, True, 1, 2, 3, 1, 0),
+    "group_affine_standardized_compress_given": (
+        X,
+        4,
+        96,
+        True,
+        1,
+        2,
+        *torch.ones(2, 3),
+        1,
+        0,
+        *map(torch.clone, NORMAL),
+    ),
     "group_affine_standardized_decompress": (*NORMAL, 1500, 1, 0, 4, 96),
     "group_affine_decompress": (*BITS, 1500, 4, 256),
     "bit_mask_compress": (X > 0, 0.0, 1.0),
@@ -35,17 +47,24 @@ CALLS = {
 }
 
 
+WRITING = torch.ops.actcore.group_affine_standardized_compress.given
+
+
 def find_operator(name):
-    """The operator of a kernel: its overload for graphs, or the one without a name."""
-    packet = getattr(torch.ops.actcore, name.removesuffix("_graph"))
-    return packet.graph if name.endswith("_graph") else packet.default
+    """The operator of a kernel: its overload of that name, or the one without a name."""
+    packet, _, overload = name.rpartition("_")
+    return (
+        getattr(getattr(torch.ops.actcore, packet), overload)
+        if overload in ("graph", "given")
+        else (getattr(torch.ops.actcore, name).default)
+    )
 
 
 def test_each_has_a_case():
     assert KERNELS.keys() == CALLS.keys()
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [name for name in CALLS if not name.endswith("_given")])
 def test_the_same_bytes(name):
     found, expected = KERNELS[name](*CALLS[name]), find_operator(name)(*CALLS[name])
     pairs = [(found, expected)] if isinstance(expected, torch.Tensor) else list(zip(found, expected, strict=True))
@@ -54,6 +73,18 @@ def test_the_same_bytes(name):
         assert type(one) is torch.Tensor
         assert one.dtype is other.dtype
         assert torch.equal(one, other)
+
+
+def test_the_same_bytes_are_written():
+    """By an operator that returns nothing."""
+    written = []
+    for function in (KERNELS["group_affine_standardized_compress_given"], WRITING):
+        *given, codes, bounds, statistics = CALLS["group_affine_standardized_compress_given"]
+        parts = [torch.zeros_like(one) for one in (codes, bounds, statistics)]
+        assert not function(*given, *parts)
+        written.append(parts)
+    assert all(torch.equal(*pair) for pair in zip(*written, strict=True))
+    assert all(one.any() for one in written[0])
 
 
 def test_results_have_no_history():
@@ -92,7 +123,9 @@ def test_nothing_is_left_behind():
         KERNELS["group_affine_compress"](X.clone().as_subclass(Noted), 4, 256, True, 1, 2)
         with pytest.raises(TypeError):
             KERNELS["group_affine_decompress"](BITS[0].clone().as_subclass(Noted), "bounds", 1500, 4, 256)
-    assert len(freed) == 10
+        given = CALLS["group_affine_standardized_compress_given"]
+        KERNELS["group_affine_standardized_compress_given"](X.clone().as_subclass(Noted), *given[1:])
+    assert len(freed) == 15
 
 
 def test_threads():

@@ -47,7 +47,7 @@ class Draws:
         for module in _CODECS:
             module.noise_key = self._in_python(module.noise_key)
         # What the fast path in C repeats of the forward before, which calls this in the place of the operator.
-        for name in ("COMPRESS", "COMPRESS_CLAMPED", "STANDARDIZE"):
+        for name in ("COMPRESS", "COMPRESS_CLAMPED", "compress_for_norm"):
             setattr(replay_cache, name, self._in_c(getattr(replay_cache, name)))
         device_streams.next_stream.register_kernel("cpu")(self._counted)
 

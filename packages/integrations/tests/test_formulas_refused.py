@@ -90,7 +90,7 @@ OTHERS = {
     "a part changed in place": partly_in_place,
     "an inference tensor": of_inference,
     "torch's own batch norm": lambda h: torch.batch_norm(
-        h, torch.ones(FEATURES), torch.zeros(FEATURES), None, None, True, 0.1, 1e-5, False
+        h, torch.ones(FEATURES), torch.zeros(FEATURES), None, None, True, 0.1, 1e-9, False
     ),
     "a floor": lambda h: torch.div(h, 0.5, rounding_mode="floor") + 0 * h,
     "whole numbers": lambda h: h.to(torch.int32).float() + 0 * h,

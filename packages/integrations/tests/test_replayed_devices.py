@@ -9,7 +9,8 @@ import torch
 from actcore import GroupAffine, Layout, compress
 from integrations.policies import standardizing
 from integrations.policies.norms import CHANNELS, Standardized
-from integrations.runtime.replay_cache import COMPRESS_CLAMPED, STANDARDIZE, Site
+from integrations.runtime.replay_cache import COMPRESS_CLAMPED, Site
+from integrations.tracing.norm_inputs import compress_for_norm
 
 from .nets import normal
 
@@ -32,7 +33,7 @@ def test_one_call_is_repeated_where_there_is_an_operator(monkeypatch, device, mi
     x = normal(8, 32, 5, 5)
     codec, last = Standardized(8, 256, "stochastic", CHANNELS, 32), x.contiguous(memory_format=torch.channels_last)
     for given in (x, last):
-        assert repeated(device, codec, given) == (STANDARDIZE if repeats else None)
+        assert repeated(device, codec, given) == (compress_for_norm if repeats else None)
     clamped = repeated(device, GroupAffine(4), x, (-5.0, 5.0))
     assert clamped == (COMPRESS_CLAMPED if repeats else None)
     assert repeated(device, GroupAffine(4), last, (-5.0, 5.0)) is None  # it is clamped first

@@ -25,7 +25,7 @@ from actcore import Codec, Compressed, GroupAffine, Layout, Raw
 from actcore.codec import trusted
 from actcore.layout import is_dense
 from integrations.policies.arguments import Arguments
-from integrations.policies.standardizing import CHANNELS, compressed, decompressed, least_deviation
+from integrations.policies.standardizing import CHANNELS, COMPRESS, compressed, decompressed, least_deviation
 
 FEW = 8
 """Inputs whose statistics are over so few elements are kept: in 16 bits, storing them normalised takes no fewer
@@ -211,11 +211,11 @@ class Standardized(GroupAffine):
         """Bytes of the payload for ``numel`` stored elements of ``dtype``."""
         return super().stored_bytes(numel, dtype) + 2 * self.count * _wide(dtype).itemsize
 
-    def compress(self, tensor: Tensor, *, seed: Any = 0, stream: Any = 0) -> Compressed:
+    def compress(self, tensor: Tensor, *, seed: Any = 0, stream: Any = 0, operator: Any = COMPRESS) -> Compressed:
         """``Float[Tensor, "samples channels ..."] -> (codes, bounds, Float[2, count])``. A tensor that does not fit,
-        such as an expanded one, is stored plainly."""
+        such as an expanded one, is stored plainly. ``operator`` is called as ``COMPRESS`` is."""
         if self.normalizer.takes(tensor):
-            stored = compressed(self, self.groups, self.count, tensor, seed, stream)
+            stored = compressed(self, self.groups, self.count, tensor, seed, stream, operator)
             if stored is not None:
                 return stored
         stored = self.normalizer.compress(tensor, self._plain, seed, stream)

@@ -21,11 +21,12 @@ CHANNELS = 0
 
 COMPRESS = torch.ops.actcore.group_affine_standardized_compress.default
 DECOMPRESS = torch.ops.actcore.group_affine_standardized_decompress.default
-_MOST = 4096  # the largest group, in elements, that these two operators take
+ACTIVATE = torch.ops.actcore.group_affine_standardized_activation.default
+_MOST = 4096  # the largest group, in elements, that these operators take
 
 
 def compressed(
-    codec: GroupAffine, groups: int, count: int, tensor: Tensor, seed: Any, stream: Any
+    codec: GroupAffine, groups: int, count: int, tensor: Tensor, seed: Any, stream: Any, operator: Any = COMPRESS
 ) -> Compressed | None:
     """A tensor's stored form: codes, bounds and ``Float[2, count]``; ``None`` if there is no such operator for it.
 
@@ -35,6 +36,7 @@ def compressed(
         count: how many statistics there are.
         tensor: with channels first or last in memory.
         seed, stream: of the noise.
+        operator: is called as ``COMPRESS`` is.
     """
     if not has_operators(tensor.device) or torch.compiler.is_compiling() or not has_elements(tensor):
         return None
@@ -46,7 +48,7 @@ def compressed(
         return None
     tensor = tensor.detach()
     payload = below_autograd(
-        COMPRESS, layout.flatten(tensor), codec.bits, codec.group_size, codec.rounding == "stochastic",
+        operator, layout.flatten(tensor), codec.bits, codec.group_size, codec.rounding == "stochastic",
         *noise_key(tensor, seed, stream), count, *order,
     )  # fmt: skip
     return made(codec, payload, layout, tensor.dtype)
@@ -64,6 +66,42 @@ def decompressed(codec: GroupAffine, groups: int, stored: Compressed) -> Tensor 
     flat: Tensor = below_autograd(
         DECOMPRESS, codes, bounds, statistics, math.prod(layout.shape), *order, codec.bits, codec.group_size
     )
+    return layout.restore(flat)
+
+
+def activated(
+    stored: Compressed, weight: Tensor | None, bias: Tensor | None, added: Tensor | None, function: str
+) -> Tensor | None:
+    """What follows a batch or group norm, in one pass over its stored input.
+
+    Args:
+        stored: the input, stored by the statistics of this norm.
+        weight, bias: ``Float[channels]``, the norm's; ``None`` for none.
+        added: is added to the norm's result: a tensor of the input's shape and dtype; ``None`` for none.
+        function: what the sum goes through: ``none``, ``relu``, ``silu``, ``gelu`` or ``gelu_tanh``.
+
+    Returns:
+        the tensor, laid out as the input was; ``None`` as for ``decompressed``.
+    """
+    codes, bounds, statistics = stored.payload
+    layout, codec = stored.layout, stored.codec
+    if not isinstance(codec, GroupAffine) or not has_operators(codes.device) or torch.compiler.is_compiling():
+        return None
+    order = get_order(layout, CHANNELS, codec.group_size)
+    if order is None:
+        return None
+    scales, shifts = (
+        statistics.new_full((layout.shape[1],), default) if given is None else given.detach().to(statistics.dtype)
+        for given, default in ((weight, 1.0), (bias, 0.0))
+    )
+    if added is not None:
+        if added.stride() != layout.strides:
+            added = bounds.new_empty(math.prod(layout.shape)).as_strided(*layout).copy_(added)
+        added = layout.flatten(added.detach())
+    flat: Tensor = below_autograd(
+        ACTIVATE, codes, bounds, scales, shifts, added, math.prod(layout.shape), *order, codec.bits, codec.group_size,
+        function,
+    )  # fmt: skip
     return layout.restore(flat)
 
 

@@ -134,11 +134,12 @@ class PackedForward:
     def pack(self, tensor: Tensor) -> Packed:
         """The pack hook for what ``packing`` cannot do in C."""
         # Code that the tracker does not see may save tensors, too. Calls made here belong to no forward.
-        with DisableTorchFunction():
-            if self.aside is None:
-                return self._sites.pack(tensor) or self._pack_fully(tensor)
-            with self.aside(tensor):
-                return self._sites.pack(tensor) or self._pack_fully(tensor)
+        with DisableTorchFunction(), self.hidden(tensor):
+            return self._sites.pack(tensor) or self._pack_fully(tensor)
+
+    def hidden(self, tensor: Tensor) -> AbstractContextManager[Any]:
+        """Return a block in which the packing's own operators on a tensor are not taken for the forward's."""
+        return nullcontext() if self.aside is None else self.aside(tensor)
 
     def _pack_other(self, tensor: Tensor) -> Packed:
         """The pack hook for a tensor that ``packing`` has compared and found to differ from the forward before."""
@@ -198,7 +199,7 @@ class PackedForward:
             return held
         outer, self.tracker.call = self.tracker.call, Boundary()
         try:
-            with nullcontext() if self.aside is None else self.aside(tensor):
+            with self.hidden(tensor):
                 return self._pack_anew(tensor, self.paths.running() or "", obstacle, known)
         finally:
             self.tracker.call = outer
@@ -237,7 +238,7 @@ class PackedForward:
             add_record(self.records, spec.kept_by(owner), due)
             packed: Packed = Kept.of(tensor)
         elif part is not None:
-            with nullcontext() if self.aside is None else self.aside(part):
+            with self.hidden(part):
                 stored = self.store(part, storage, spec, call, None, due, obstacle, tensor)
             # What is kept is told by its version if it is changed afterwards, and the part has none of its own.
             if isinstance(stored, (Exact, Kept)):

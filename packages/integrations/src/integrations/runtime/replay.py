@@ -62,6 +62,7 @@ from integrations.runtime.formulas.formula import (
     hold_whole,
     lay_out,
 )
+from integrations.runtime.formulas.norms import compute_after, hold_statistics
 from integrations.runtime.formulas.operators import get_autocast
 from integrations.runtime.replay_cache import Site, with_kernel
 from integrations.runtime.specs import MADE, Place, SavedTensorSpec
@@ -289,6 +290,8 @@ BOUND = {
     "get_autocast": get_autocast,
     "enter_autocast": enter_autocast,
     "explain_change": explain_change,
+    "hold_statistics": hold_statistics,
+    "compute_after": compute_after,
     "lay_out": lay_out,
     "find_local": find_local,
     "DisableTorchFunction": DisableTorchFunction,

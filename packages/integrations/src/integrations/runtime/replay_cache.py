@@ -19,11 +19,11 @@ from actcore.replay import KERNELS
 from integrations._utils.torch_internals import OpOverload
 from integrations.policies.arguments import ASSUMED, departures
 from integrations.policies.norms import Standardized, given_to
-from integrations.policies.standardizing import COMPRESS as STANDARDIZE
 from integrations.policies.standardizing import has_operators, order_for
 from integrations.runtime.formulas.formula import Noted, Recomputed
 from integrations.runtime.specs import Place, SavedTensorSpec
 from integrations.tracing.call import Call
+from integrations.tracing.norm_inputs import compress_for_norm
 from integrations.tracing.storage.forms import Clamped, Packed, Placeholder
 from integrations.tracing.storage.projection import beginnings
 from integrations.tracing.storage.records import Record
@@ -254,7 +254,7 @@ class Site:
             order = order_for(codec, codec.groups, extent.layout, self.dtype) if stands else None
             if order is None:  # other operators made it
                 return False
-            self.encoder, self.parts, self.noise = STANDARDIZE, 3, identity_of(self.spec.identity)
+            self.encoder, self.parts, self.noise = compress_for_norm, 3, identity_of(self.spec.identity)
             self.arguments = (codec.bits, codec.group_size, codec.rounding == "stochastic", as_int64("seed", seed), 0)
             self.arguments += (codec.count, *order)
         elif type(codec) is BitMask and (codec.values == (0, 1) if self.dtype is torch.bool else on_cpu):

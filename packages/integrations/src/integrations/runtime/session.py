@@ -19,6 +19,7 @@ from integrations.runtime.replay import Sites
 from integrations.runtime.specs import Specs
 from integrations.tracing.checkpoints import Checkpoints
 from integrations.tracing.hook_stack import OnStack
+from integrations.tracing.norm_inputs import forget_norm
 from integrations.tracing.storage.forms import Packed
 from integrations.tracing.storage.storage_policy import StoragePolicy
 from integrations.tracing.storage.watch import Observer
@@ -74,6 +75,7 @@ class Session(PackedForward):
 
     def _begin(self, hook: Callable[[Tensor], Packed]) -> None:
         """Has the tracker tell what it sees, now that the hooks are set."""
+        self.tracker.hidden = self.hidden
         if self.level.bits is not None:
             self.tracker.pack = hook
         if self.level.recompute:
@@ -99,6 +101,8 @@ class Session(PackedForward):
             finally:
                 self.hook = self.checkpoints = None
                 self._sites.end()
+                self.tracker.hidden = None
+                forget_norm()
                 self.tracker.pack = self.tracker.watcher = self.tracker.checkpoints = self.tracker.over = None
                 if self.formulas is not None and error is None:
                     self.specs.noted = self.formulas.noted

@@ -8,6 +8,7 @@ is off inside of them. ``F.multi_head_attention_forward`` is opened, since it is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from integrations._utils.storages import StorageSet
 from integrations._utils.torch_internals import RESET_HOOKS, top_saved_tensors_default_hooks
 from integrations.tracing import attention
 from integrations.tracing.call import Call
+from integrations.tracing.norm_inputs import NORMS, run_norm
 from integrations.tracing.tensors import LEAVES, find_storages, get_storage, tensors_in, wraps_part
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ _SPECIAL: Mapping[Any, str] = MappingProxyType(
         **dict.fromkeys(_DESCRIBING, "describing"),
         **dict.fromkeys(_EXPOSING, "exposing"),
         **dict.fromkeys(_ATTENTION, "attention"),
+        **dict.fromkeys(NORMS, "norm"),
         F.multi_head_attention_forward: "layers",
         RESET_HOOKS: "resetting",
     }
@@ -80,6 +83,8 @@ class CallTracker(Calls, TorchFunctionMode):
             not replaced inside a checkpoint, which runs the forward again without this mode and counts what is saved.
         recomputation: says how backward recomputes what an attention kernel makes, if something else needs it, too;
             ``None`` if nothing does.
+        hidden: returns a block in which a plan's tape does not see operators on a tensor. A norm's input is stored in
+            it when the norm has returned; ``None``: before the norm runs.
         watcher: called with the tensors of each call that is over, arguments first; ``None`` without an observer.
         checkpoints: their ``look`` is called before each call, where there may be something to see; ``None`` without
             checkpoints.
@@ -95,6 +100,7 @@ class CallTracker(Calls, TorchFunctionMode):
         super().__init__()
         self.pack: Callable[[Tensor], Any] | None = None
         self.recomputation: attention.Recomputation | None = None
+        self.hidden: Callable[[Tensor], AbstractContextManager[Any]] | None = None
         self.call: Call | None = None
         self.foreign = StorageSet()
         self.born = StorageSet()
@@ -152,6 +158,8 @@ class CallTracker(Calls, TorchFunctionMode):
             if output is not None:
                 return output
             call.recomputes = False
+        elif special == "norm" and self.hidden is not None:
+            return run_norm(func, args, kwargs, self.hidden)
         elif special == "layers" and all(kind in (Tensor, nn.Parameter) for kind in types):
             with self:
                 return opened(F.multi_head_attention_forward)(*args, **kwargs)

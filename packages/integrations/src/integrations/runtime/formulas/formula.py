@@ -97,19 +97,21 @@ class Formula:
 
     Attributes:
         call: the function and its arguments, with a ``Slot`` for each operand.
-        operands: what restores the tensors among the arguments.
+        operands: what restores the tensors among the arguments; ``None`` for one that is not read.
         place, dtype, version: of the result, as it was when it had just been made; of a DTensor, of this rank's part.
         exactly: whether operands have to be exact.
         autocast: device and dtype of the autocast that the call ran under; ``None`` for none.
         cost: elements that the formula and those of its operands make.
         gain: the factor by which an error of what is stored may be amplified; infinite where it is not known.
         names: of the operators, that of the formula first, and then of those that make its operands.
+        after: its function after a norm, as ``formulas.norms`` names it, and the place of the operand that is the
+            norm's input or follows the norm; ``None`` for a formula that does not follow a norm.
         bound: the formula with its operands, for the tensors that are saved of its result, while one of them lives.
         noted: is told that the formula is of use; ``None`` where nobody is.
     """
 
     call: Again
-    operands: tuple[Operand, ...]
+    operands: tuple[Operand | None, ...]
     place: Place
     dtype: torch.dtype
     version: int
@@ -118,12 +120,14 @@ class Formula:
     cost: int
     gain: float
     names: tuple[str, ...]
+    after: tuple[str, int] | None = None
     bound: weakref.ref[Bound] | None = None
     noted: Noted | None = None
 
 
-STORED, MADE, KEPT, COPIED = range(4)
-"""What restores an operand: what is stored of its memory; another formula; the tensor itself, a parameter; a copy. The
+STORED, MADE, KEPT, COPIED, UNREAD, STATISTICS = range(6)
+"""What restores an operand: what is stored of its memory; another formula; the tensor itself, a parameter; a copy;
+nothing, since it is not read; the statistics by which a norm's input is stored, which are no argument of the call. The
 order is that of ``Kind`` in ``csrc/bindings/formulas.cpp``."""
 
 
@@ -186,7 +190,8 @@ class Noted:
 
 def _decisive(formula: Formula) -> tuple[Any, ...]:
     """What decisions on a formula's readers follow from. A gain may be NaN, which is not equal to itself."""
-    return formula.place, formula.dtype, formula.names, formula.cost, formula.exactly, repr(formula.gain)
+    decided = formula.place, formula.dtype, formula.names, formula.cost, formula.exactly, formula.after
+    return *decided, repr(formula.gain)
 
 
 class Bound:

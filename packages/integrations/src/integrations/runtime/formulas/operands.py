@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,9 @@ from integrations.runtime.formulas.formula import (
     COPIED,
     KEPT,
     MADE,
+    STATISTICS,
     STORED,
+    UNREAD,
     Formula,
     Made,
     Operand,
@@ -62,10 +65,15 @@ class Operands:
     def __init__(self, formulas: Formulas, overwritten: Tensor | None) -> None:
         self._formulas = formulas
         self.overwritten = overwritten
+        self.clear()
+
+    def clear(self) -> None:
+        """Starts over."""
         self.cost, self.any_stored = 0, False
         self.gains: list[float] = []
         self.names: list[tuple[str, ...]] = []
         self._read: list[tuple[Tensor, Read | None]] = []
+        self._beside: tuple[Read, ...] = ()
 
     def of(self, tensor: Tensor) -> Operand:
         """The operand for a tensor.
@@ -107,6 +115,26 @@ class Operands:
         self._add(tensor, 0.0, read)
         return There(kept)
 
+    def of_some(self, tensors: Sequence[Tensor], read: Collection[int]) -> tuple[Operand | None, ...]:
+        """The operands for the tensors with these indices; ``None`` for others.
+
+        Raises:
+            NotStoredError: as ``of``.
+        """
+        found: list[Operand | None] = []
+        for at, tensor in enumerate(tensors):
+            if at in read:
+                found.append(self.of(tensor))
+            else:
+                self._read.append((tensor, Read(UNREAD, Place.of(tensor), tensor.dtype, None, None)))
+                found.append(None)
+        return tuple(found)
+
+    def add_statistics(self) -> None:
+        """Notes that the statistics by which the first of the tensors is stored are a further operand."""
+        tensor, _ = self._read[0]
+        self._beside = (Read(STATISTICS, Place.of(tensor), tensor.dtype, None, None),)
+
     def _add(self, tensor: Tensor, gain: float, read: Read | None) -> None:
         self.gains.append(gain)
         self._read.append((tensor, read))
@@ -124,7 +152,11 @@ class Operands:
         if any(read.kind == MADE and read.noted is None for read in reads):
             return None
         return Template(
-            args, kwargs, self.overwritten is not None, reads, replace(formula, operands=(), version=0, noted=None)
+            args,
+            kwargs,
+            self.overwritten is not None,
+            reads + self._beside,
+            replace(formula, operands=(), version=0, noted=None),
         )
 
     def _stored(self, place: Place, storage: torch.UntypedStorage, told: tuple[Any, ...]) -> Stored | None:

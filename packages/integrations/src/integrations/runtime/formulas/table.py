@@ -34,6 +34,7 @@ from integrations.runtime.formulas.formula import (
     with_slots,
 )
 from integrations.runtime.formulas.gathers import Gathers
+from integrations.runtime.formulas.norms import NORM, find_after, find_norm, hold_statistics, is_like
 from integrations.runtime.formulas.operands import NotStoredError, Operands, find_plain
 from integrations.runtime.formulas.operators import (
     CASTING,
@@ -251,6 +252,9 @@ class Formulas(NotedCalls):
         """The formula of a call's result."""
         if needs_exact(call.function) is None:
             return None
+        if (found := self._of_norm(call, result, operands)) is not None:
+            return found
+        operands.clear()
         made = again(call, result, operands.overwritten is not None)
         if made is None:
             return None
@@ -259,8 +263,6 @@ class Formulas(NotedCalls):
     def _formula(self, call: Call, made: Again, operands: Operands, result: Tensor, place: Place) -> Formula | None:
         """The formula of a call's result at a place, as backward repeats the call; ``None`` if what it reads is not
         stored, or it is not cheap."""
-        if result.is_inference() or not place.layout.dense:
-            return None
         tensors: list[Tensor] = []
         args = with_slots(made.args, tensors)
         kwargs = {key: with_slots(value, tensors) for key, value in made.kwargs.items()}
@@ -268,11 +270,43 @@ class Formulas(NotedCalls):
             found = tuple(map(operands.of, tensors))
         except NotStoredError:
             return None
+        after = find_after(call, made, found, tensors, result, place)
+        return self._finished(call, Again(made.function, args, kwargs), found, operands, result, place, after)
+
+    def _of_norm(self, call: Call, result: Tensor, operands: Operands) -> Formula | None:
+        """The formula of a norm's result, if its input is stored by the norm's own statistics."""
+        norm = find_norm(call)
+        if norm is None:
+            return None
+        tensors, read, made = norm
+        try:
+            found = operands.of_some(tensors, read)
+        except NotStoredError:
+            return None
+        statistics = hold_statistics(found[0])
+        if statistics is None or not is_like(found[0], result):
+            return None
+        operands.add_statistics()
+        return self._finished(call, made, (*found, statistics), operands, result, Place.of(result), (NORM, 0))
+
+    def _finished(
+        self,
+        call: Call,
+        made: Again,
+        found: tuple[Operand | None, ...],
+        operands: Operands,
+        result: Tensor,
+        place: Place,
+        after: tuple[str, int] | None,
+    ) -> Formula | None:
+        """The formula with these operands; ``None`` if it is not cheap."""
+        if result.is_inference() or not place.layout.dense:
+            return None
         cost = result.numel() + operands.cost
         if not operands.any_stored or cost > _DEAREST * result.numel() or hides(call, operands.gains):
             return None
         return Formula(
-            call=Again(made.function, args, kwargs),
+            call=made,
             operands=found,
             place=place,
             dtype=result.dtype,
@@ -282,6 +316,7 @@ class Formulas(NotedCalls):
             cost=cost,
             gain=gain(call, operands.gains),
             names=tuple(dict.fromkeys(chain((call.name,), *reversed(operands.names)))),
+            after=after,
         )
 
 

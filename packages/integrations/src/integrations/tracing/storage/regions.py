@@ -22,6 +22,7 @@ from torch import Tensor
 from actcore import BitMask, Codec, Compressed, GroupAffine, Kept, Layout, Narrow, Offload, Positive, Raw
 from integrations.policies.norms import Standardized
 from integrations.tracing.double_backward import DoubleBackward
+from integrations.tracing.norm_inputs import compress_for_norm
 from integrations.tracing.storage.records import Record
 from integrations.tracing.tensors import Extent
 
@@ -152,7 +153,9 @@ class Region:
             source = tensor if whole else self.source(tensor)
             if isinstance(inner(codec), GroupAffine) and self._has_gaps:
                 source = source.detach().clone()  # in the same order: what fills its gaps has a region of its own
-            if isinstance(inner(codec), GroupAffine):
+            if isinstance(codec, Standardized):
+                compressed = codec.compress(source, seed=seed, stream=stream, operator=compress_for_norm)
+            elif isinstance(inner(codec), GroupAffine):  # what goes to the host is written now
                 compressed = codec.compress(source, seed=seed, stream=stream)
             else:  # this may be the user's, made of torch's operators
                 with torch.no_grad():
