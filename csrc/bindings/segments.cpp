@@ -289,9 +289,10 @@ void let_go(Handle* handle) {
 }
 
 Segment* segment_of(PyObject* object) {
-  const bool is_one = PyObject_TypeCheck(object, segment_type);
+  if (!PyObject_TypeCheck(object, segment_type)) return nullptr;
   auto* found = reinterpret_cast<Segment*>(object);
-  return is_one && found->members[Segment::kReleased] != nullptr ? found : nullptr;
+  // The collector clears the members of one in a circle in their order, and frees handles of it meanwhile.
+  return found->members[Segment::kModel] != nullptr && found->members[Segment::kLock] != nullptr ? found : nullptr;
 }
 
 bool advance(Segment* self, Py_ssize_t done, PyObject* changes) {
