@@ -45,13 +45,13 @@ int initialize_segment(PyObject* object, PyObject* args, PyObject* kwargs) {
 }
 
 PyObject* advance_segment(PyObject* object, PyObject* const* given, Py_ssize_t count) {
-  if (count < 1 || count > 2 || (count == 2 && !PyTuple_Check(given[1]))) {
-    PyErr_SetString(PyExc_TypeError, "advance takes a number of calls and a tuple of changes");
+  Segment* self = segment_of(object);
+  if (self == nullptr || count < 1 || count > 2 || (count == 2 && !PyTuple_Check(given[1]))) {
+    PyErr_SetString(PyExc_TypeError, "advance takes a number of calls and a tuple of changes, of a segment with calls");
     return nullptr;
   }
   const Py_ssize_t done = PyLong_AsSsize_t(given[0]);
-  if (PyErr_Occurred() || !advance(reinterpret_cast<Segment*>(object), done, count == 2 ? given[1] : nullptr))
-    return nullptr;
+  if (PyErr_Occurred() || !advance(self, done, count == 2 ? given[1] : nullptr)) return nullptr;
   Py_RETURN_NONE;
 }
 
@@ -88,6 +88,7 @@ void deallocate_handle(PyObject* object) {
 
 bool is_unchanged(Handle* self) {
   PyObject* version = at(self, Handle::kVersion);
+  if (version == nullptr) return true;  // that of one which the collector has cleared: it has no segment
   Ref now = attribute(repeats->version_counter.of(version), known->names._version);
   if (!now) return false;
   if (PyObject_RichCompareBool(now.get(), repeats->version_found.of(version), Py_EQ) == 1) return true;
@@ -160,8 +161,12 @@ PyType_Spec handle_spec = {"actcore._native.Handle", sizeof(Handle), 0, Py_TPFLA
 }  // namespace
 
 void bind_segments(py::module_& module) {
+  const auto is_writable = [](int member) {  // by methods in Python
+    return member == Segment::kCalls || member == Segment::kGiven || member == Segment::kPrograms;
+  };
   for (int i = 0; i < Segment::kMembers; ++i)
-    segment_members[i] = {kSegmentMembers[i], T_OBJECT, Holder<Segment>::offset_of(i), 0, nullptr};
+    segment_members[i] = {kSegmentMembers[i], T_OBJECT, Holder<Segment>::offset_of(i), is_writable(i) ? 0 : READONLY,
+                          nullptr};
   segment_members[Segment::kMembers] = {"done", T_PYSSIZET, offsetof(Segment, done), READONLY, nullptr};
   segment_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&segment_spec));
   handle_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&handle_spec));

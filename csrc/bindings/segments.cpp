@@ -15,6 +15,7 @@ namespace py = pybind11;
 namespace actcore {
 namespace {
 
+constexpr const char* kNoSegment = "the segment of a Handle is gone: the garbage collector has freed it";
 constexpr Py_ssize_t kPrograms = 256;  // of a segment, which a forward of changing shape may ask for in ever new ways
 
 // What a value has become: another part of the same memory may have been written since it was saved.
@@ -81,6 +82,21 @@ class Use {
   bool entered_ = false;
 };
 
+// A block that others of its kind are inside of, as deep as Python's calls may be.
+class Recursion {
+ public:
+  Recursion() : entered_(Py_EnterRecursiveCall(" while operators are repeated") == 0) {}
+  ~Recursion() {
+    if (entered_) Py_LeaveRecursiveCall();
+  }
+  Recursion(const Recursion&) = delete;
+  // Whether it was entered; otherwise there is an error.
+  explicit operator bool() const { return entered_; }
+
+ private:
+  const bool entered_;
+};
+
 // What a method of Segment's in Python says. -1: an error.
 int asked_of(Segment* self, PyObject* method, PyObject* value) {
   Ref found(PyObject_CallMethodOneArg(&self->ob_base, method, value));
@@ -103,6 +119,17 @@ bool find_needed(Segment* self, PyObject* asked, PyObject* needed, PyObject* res
   return static_cast<bool>(values);
 }
 
+bool is_program(PyObject* object) {
+  if (!PyTuple_Check(object)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) {
+    PyObject* step = PyTuple_GET_ITEM(object, i);
+    if (!PyTuple_Check(step) || PyTuple_GET_SIZE(step) != 3 || !Py_IS_TYPE(PyTuple_GET_ITEM(step, 0), repeats->call) ||
+        !PyTuple_Check(PyTuple_GET_ITEM(step, 1)) || !PyTuple_Check(PyTuple_GET_ITEM(step, 2)))
+      return false;
+  }
+  return true;
+}
+
 // The calls that make a value, as Segment._program has them. Those of a forward that calls the same as the one before
 // are known.
 Ref program_of(Segment* self, PyObject* asked) {
@@ -112,13 +139,14 @@ Ref program_of(Segment* self, PyObject* asked) {
   Ref key(all && stored && done ? PyTuple_Pack(4, asked, done.get(), all.get(), stored.get()) : nullptr);
   if (!key) return Ref();
   PyObject* programs = at(self, Segment::kPrograms);
+  if (programs == nullptr || !PyDict_Check(programs)) programs = Py_None;
   if (programs != Py_None) {
     if (PyObject* found = PyDict_GetItemWithError(programs, key.get())) return Ref::to(found);
     if (PyErr_Occurred()) return Ref();
   }
   PyObject* given[] = {&self->ob_base, all.get(), stored.get()};
   Ref program(PyObject_VectorcallMethod(repeats->program, given, 3, nullptr));
-  if (program && !PyTuple_Check(program.get())) PyErr_SetString(PyExc_TypeError, "_program must return a tuple");
+  if (program && !is_program(program.get())) PyErr_SetString(PyExc_TypeError, "_program must return a tuple of Step");
   if (programs != Py_None && PyDict_GET_SIZE(programs) >= kPrograms) PyDict_Clear(programs);
   if (program && programs != Py_None && PyDict_SetItem(programs, key.get(), program.get()) < 0) return Ref();
   return PyErr_Occurred() ? Ref() : std::move(program);
@@ -167,6 +195,10 @@ bool repeat(Segment* self, PyObject* asked, bool retained) {
   Ref calls = Ref::to(at(self, Segment::kCalls)), given = Ref::to(at(self, Segment::kGiven));
   if (calls.get() == Py_None) {
     PyErr_SetObject(PyExc_RuntimeError, repeats->used_up);
+    return false;
+  }
+  if (!calls || !given || !PyList_Check(given.get())) {
+    PyErr_SetString(PyExc_TypeError, "a segment must have calls, and a list of what these are given");
     return false;
   }
   Ref program = program_of(self, asked);
@@ -240,7 +272,7 @@ Ref get(Handle* handle) {
   Ref held = Ref::to(&handle->ob_base), owner = Ref::to(at(handle, Handle::kSegment));
   Segment* self = segment_of(owner.get());
   if (self == nullptr) {
-    PyErr_SetString(PyExc_TypeError, "a Handle must have a Segment");
+    PyErr_SetString(PyExc_RuntimeError, kNoSegment);
     return Ref();
   }
   Use use(self);
@@ -265,7 +297,12 @@ Ref get(Handle* handle) {
 bool prepare(Handle* handle) {
   Ref held = Ref::to(&handle->ob_base), owner = Ref::to(at(handle, Handle::kSegment));
   Segment* self = segment_of(owner.get());
-  if (self == nullptr) return false;
+  if (self == nullptr) {
+    PyErr_SetString(PyExc_RuntimeError, kNoSegment);
+    return false;
+  }
+  const Recursion recursion;
+  if (!recursion) return false;
   Use use(self);
   Ref value = use ? latest(self, at(handle, Handle::kValue)) : Ref();
   if (!value) return false;
@@ -285,11 +322,15 @@ void let_go(Handle* handle) {
   if (self == nullptr) return;
   if (PyList_Append(at(self, Segment::kReleased), at(handle, Handle::kValue)) < 0)
     PyErr_WriteUnraisable(&handle->ob_base);
+  Ref value = latest(self, at(handle, Handle::kValue)), one(PyLong_FromVoidPtr(handle));
+  PyObject* seen = value ? PyDict_GetItemWithError(at(self, Segment::kSeen), value.get()) : nullptr;
+  if (seen != nullptr && one) PySet_Discard(seen, one.get());  // another one may get its address
+  PyErr_Clear();
   if (self->uses == 0) settle(self);
 }
 
 Segment* segment_of(PyObject* object) {
-  if (!PyObject_TypeCheck(object, segment_type)) return nullptr;
+  if (object == nullptr || !PyObject_TypeCheck(object, segment_type)) return nullptr;
   auto* found = reinterpret_cast<Segment*>(object);
   // The collector clears the members of one in a circle in their order, and frees handles of it meanwhile.
   return found->members[Segment::kModel] != nullptr && found->members[Segment::kLock] != nullptr ? found : nullptr;
@@ -299,6 +340,10 @@ bool advance(Segment* self, Py_ssize_t done, PyObject* changes) {
   self->done = done;
   for (Py_ssize_t i = 0; changes != nullptr && i < PyTuple_GET_SIZE(changes); ++i) {
     PyObject* change = PyTuple_GET_ITEM(changes, i);
+    if (!PyTuple_Check(change) || PyTuple_GET_SIZE(change) != 2) {
+      PyErr_Format(PyExc_TypeError, "a change must be a value and what it becomes, got %R", change);
+      return false;
+    }
     PyObject *old = PyTuple_GET_ITEM(change, 0), *now = PyTuple_GET_ITEM(change, 1);
     if (PyDict_SetItem(at(self, Segment::kBecomes), old, now) < 0) return false;
     for (const Segment::Member which : {Segment::kHandles, Segment::kWaiting}) {
