@@ -47,15 +47,17 @@ class AtOperator(TorchDispatchMode):
 
 class AtFunction(TorchFunctionMode):
     """Raises an error in place of the nth call of a torch function; counts them. The call with which ``torch.no_grad``
-    ends is none of them: torch itself leaves gradients off if it fails."""
+    ends is none of them: torch itself leaves gradients off if it fails. Neither are those of a destructor, whose errors
+    Python drops."""
 
     def __init__(self, place=0, error=None):
         super().__init__()
         self.place, self.error, self.seen = place, error, 0
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.seen += func is not torch._C._set_grad_enabled
-        if self.seen == self.place and func is not torch._C._set_grad_enabled:
+        counts = func is not torch._C._set_grad_enabled and sys._getframe(1).f_code.co_name != "__del__"
+        self.seen += counts
+        if self.seen == self.place and counts:
             raise self.error
         return func(*args, **(kwargs or {}))
 
