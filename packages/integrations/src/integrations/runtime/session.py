@@ -56,7 +56,9 @@ class Session(PackedForward):
         self.packing, self.left = Pack(self.pack, self._pack_other), False
         with ExitStack() as contexts:
             contexts.callback(self._let_go)
-            self.hook, unpack = contexts.enter_context(Innermost(self))
+            innermost = Innermost(self)
+            contexts.callback(innermost.leave)  # a second time: an interrupt may come as it is left
+            self.hook, unpack = contexts.enter_context(innermost)
             contexts.enter_context(self.tracker)
             listening = Listening(self.announced)
             contexts.push(listening)  # first, and twice: an interrupt may come while it is entered or left
