@@ -57,19 +57,8 @@ Ref held_of(PyObject* operand, long* bits) {
 Ref filled(PyObject* value, PyObject* operands) {
   if (Py_IS_TYPE(value, known->slot))
     return Ref::to(PyTuple_GET_ITEM(operands, PyLong_AsSsize_t(known->slot_index.of(value))));
-  const bool list = PyList_CheckExact(value);
-  if (!list && !PyTuple_CheckExact(value)) return Ref::to(value);
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(value);
-  Ref copy(list ? PyList_New(count) : PyTuple_New(count));
-  for (Py_ssize_t i = 0; copy && i < count; ++i) {
-    Ref item = filled(PySequence_Fast_GET_ITEM(value, i), operands);
-    if (!item) return item;
-    if (list)
-      PyList_SET_ITEM(copy.get(), i, item.release());
-    else
-      PyTuple_SET_ITEM(copy.get(), i, item.release());
-  }
-  return copy;
+  if (!PyList_CheckExact(value) && !PyTuple_CheckExact(value)) return Ref::to(value);
+  return copy_with(value, [&](PyObject* item) { return filled(item, operands); });
 }
 
 // The view at a place of the storage of a formula's result.

@@ -124,6 +124,23 @@ inline bool has_slots_alone(PyTypeObject* type) {
   return type->tp_base == &PyBaseObject_Type && type->tp_dictoffset == 0 && type->tp_itemsize == 0;
 }
 
+// A copy of a list or tuple, of which each item is made anew.
+template <class Make>
+Ref copy_with(PyObject* sequence, const Make& make) {
+  const bool list = PyList_CheckExact(sequence);
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence);
+  Ref copy(list ? PyList_New(count) : PyTuple_New(count));
+  for (Py_ssize_t i = 0; copy && i < count; ++i) {
+    Ref item = make(PySequence_Fast_GET_ITEM(sequence, i));
+    if (!item) return item;
+    if (list)
+      PyList_SET_ITEM(copy.get(), i, item.release());
+    else
+      PyTuple_SET_ITEM(copy.get(), i, item.release());
+  }
+  return copy;
+}
+
 // An object with the fields of another one, whose class has __slots__ alone.
 inline Ref copy_of(PyObject* object) {
   PyTypeObject* type = Py_TYPE(object);

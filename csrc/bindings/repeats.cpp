@@ -130,19 +130,8 @@ Ref resolved(PyObject* argument, PyObject* made, PyObject* given, bool same) {
     PyObject* lies = repeats->outer_lies.of(argument);
     return tensor && lies != Py_None ? Ref(PyObject_CallOneArg(lies, tensor.get())) : std::move(tensor);
   }
-  const bool list = PyList_CheckExact(argument);
-  if (!list && !PyTuple_CheckExact(argument)) return Ref::to(argument);
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(argument);
-  Ref copy(list ? PyList_New(count) : PyTuple_New(count));
-  for (Py_ssize_t i = 0; copy && i < count; ++i) {
-    Ref item = resolved(PySequence_Fast_GET_ITEM(argument, i), made, given, same);
-    if (!item) return item;
-    if (list)
-      PyList_SET_ITEM(copy.get(), i, item.release());
-    else
-      PyTuple_SET_ITEM(copy.get(), i, item.release());
-  }
-  return copy;
+  if (!PyList_CheckExact(argument) && !PyTuple_CheckExact(argument)) return Ref::to(argument);
+  return copy_with(argument, [&](PyObject* item) { return resolved(item, made, given, same); });
 }
 
 // What an operator has returned, with the arguments gone.

@@ -206,7 +206,7 @@ def test_python_makes_no_formula_of_the_forward_before(name, which, monkeypatch)
 
 
 def test_another_tensor_in_the_place_of_a_parameter(monkeypatch):
-    """A formula holds a parameter as it is. It must not hold another tensor, which would stay in memory for it."""
+    """A formula holds a parameter as it is. It holds no other tensor, which would then stay in memory."""
 
     class Scaled(Between):
         def forward(self, x):

@@ -199,8 +199,7 @@ def test_a_constant_channel_without_an_epsilon(eps, written):
 
 
 def test_a_constant_channel_is_nearly_exact(written):
-    """Its elements are the mean, plus its rounding error, which is not magnified: it is divided by what it was
-    multiplied by."""
+    """The rounding error of the mean is divided by the factor by which it was multiplied, so it does not grow."""
     x = normal(16, 32, 7, 7)
     x[:, 3] = 2.5
     net = Net(lambda self, zero: F.batch_norm(self.w + zero, None, None, training=True), w=x)

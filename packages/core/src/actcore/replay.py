@@ -1,5 +1,5 @@
 """The part of ``integrations``' runtime that is C. Its modules ``tracing.tracker``, ``runtime.replay`` and, in
-``runtime.repeating``, ``call_follower``, ``segments`` and ``tape`` describe what it does with which objects.
+``runtime.repeating``, ``call_follower``, ``segments`` and ``tape`` describe the objects and what is done with them.
 
 ``bind_calls`` and ``bind_checkpoints`` name that; ``Calls`` runs each torch function of a forward, and notes what is
 known of its tensors; ``hold`` notes whose a storage is.

@@ -116,7 +116,7 @@ def run_norm(
         _thread.pending = None
         for store in pending:
             with DisableTorchFunction(), hidden(store.elements):
-                if store.write(_node_of(result)):
+                if store.write(_find_node(result)):
                     _thread.written = weakref.ref(store.parts[2])
     return result
 
@@ -157,7 +157,7 @@ def _is_seen(elements: Tensor) -> bool:
     return not elements.is_cpu or len_torch_dispatch_stack() > 0 or profiler_enabled()
 
 
-def _node_of(result: Any) -> Any:
+def _find_node(result: Any) -> Any:
     """The node of a norm's result. That of an instance norm is a view of a batch norm's."""
     node: Any = result.grad_fn if isinstance(result, Tensor) else None
     while type(node).__name__ in _VIEWS:

@@ -95,7 +95,7 @@ def find_after(
 
     Args:
         call, made: the call, and how backward repeats it.
-        operands, tensors: what it reads.
+        operands, tensors: how the tensors that it reads are restored, and these tensors, in the same order.
         result, place: its result, and where that lies.
     """
     function = _name_function(call)

@@ -115,7 +115,7 @@ class Operands:
         self._add(tensor, 0.0, read)
         return There(kept)
 
-    def of_some(self, tensors: Sequence[Tensor], read: Collection[int]) -> tuple[Operand | None, ...]:
+    def find_some(self, tensors: Sequence[Tensor], read: Collection[int]) -> tuple[Operand | None, ...]:
         """The operands for the tensors with these indices; ``None`` for others.
 
         Raises:

@@ -280,7 +280,7 @@ class Formulas(NotedCalls):
             return None
         tensors, read, made = norm
         try:
-            found = operands.of_some(tensors, read)
+            found = operands.find_some(tensors, read)
         except NotStoredError:
             return None
         statistics = hold_statistics(found[0])

@@ -85,8 +85,8 @@ class Take(NamedTuple):
         geometry: how the tensor lies that is taken, where it is a part or a view of the function's.
         device: whose generator it is.
         known: how the tensor is stored.
-        key: by which a forward finds what it keeps of the tensor already; empty where the tensor is kept as it is;
-            ``None`` where only ``CallFollower`` can tell.
+        key: the key in ``Keeping.known`` of what a forward keeps of the tensor. It is empty if the tensor is kept as it
+            is, and ``None`` if only ``CallFollower`` can tell.
         outer: the segment that makes the tensor; ``None`` for none.
         shares: as for ``Handle``.
         unsaved: whether autograd alone would not keep the tensor.

@@ -53,7 +53,7 @@ class Keeping(Protocol):
     """How one forward keeps what its repetitions read.
 
     Attributes:
-        known: what it keeps already, by the value, geometry and ``requires_grad`` of the tensor.
+        known: the stored forms so far, by value, geometry and ``requires_grad`` of the tensor.
     """
 
     known: dict[tuple[int, Geometry, bool], Packed]

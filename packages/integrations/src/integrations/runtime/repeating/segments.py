@@ -54,16 +54,18 @@ class Step(NamedTuple):
 
 
 class Segment(RepeatedSegment):
-    """Calls in order, and what they made when they were repeated. What is done with that is in C
-    (``csrc/bindings/segments.cpp``): a ``Handle`` stands for a saved tensor that the segment makes, counts it, and has
-    the calls repeated when it is read. While one thread reads, others wait; what is freed meanwhile is counted then.
+    """Operators in order, which backward repeats, and the tensors that they made then.
+
+    Most of it is in C (``csrc/bindings/segments.cpp``). Autograd holds a ``Handle`` in the place of each saved tensor
+    that the segment makes. When the first handle is read, the segment repeats its calls. A tensor is freed with the
+    last handle of its memory. While one thread reads, others wait.
 
     A segment belongs to the saved tensors that it makes, and is freed with them. The calls of an inner segment hold
     handles of what an outer segment makes, which keep it alive until the inner segment has been repeated.
 
     Args, by place:
-        model: whose forward it is a part of, as a weak reference; an error that memory has run out is told of as one in
-            that forward is. ``None`` for none.
+        model: a weak reference to the model whose forward it is a part of, which an error names if memory runs out.
+            ``None`` for none.
         double: is notified of a backward with ``create_graph=True``; ``None`` for none.
         rounded: whether its inputs may be rounded.
         calls: the calls that the forward is expected to make, if they are known before; ``advance`` tells which it has
@@ -73,9 +75,9 @@ class Segment(RepeatedSegment):
 
     Attributes:
         calls: the calls; ``None`` once they have been repeated for the last time.
-        given: what they take from outside of the segment: a ``Given``, or ``None``.
+        given: the tensors and generators from outside that the calls read, each a ``Given``; ``None`` once it was used.
         done: the number of calls that the forward has made.
-        becomes: values whose memory was taken over, with what they became.
+        becomes: values whose memory an operator has overwritten, with the values that it holds then.
         handles: the number of saved tensors in each value's memory.
         waiting: by value, weak references to the handles among them whose tensors may be stored once recomputed.
         stored: what ``Later.store`` keeps in it.
