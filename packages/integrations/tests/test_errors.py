@@ -132,7 +132,7 @@ def test_asking_what_is_no_model(function):
         ({"options": {"bits": 12}}, "bits must be from 1 to 8, got 12"),
     ],
 )
-def test_a_state_find_something_else(change, message):
+def test_a_state_of_something_else(change, message):
     handle = integrations.compression(integrations.compress_model(mlp()))
     before = handle.state_dict()
     with pytest.raises(ValueError, match=message):

@@ -151,7 +151,7 @@ def test_inputs_that_do_not_fit_at_all():
     assert fit.longest < 256
 
 
-def test_a_model_find_something_else():
+def test_a_model_of_something_else():
     fit = integrations.fit(mlp(), (normal(64, 64),), memory="1MiB", criterion=lambda output: output.square().mean())
     names = [way.name for way in fit.ways]
     assert "chunked" not in names

@@ -75,7 +75,7 @@ def test_no_rank_has_a_report(found):
         assert ranks["none"]["error"].startswith("ValueError: Sequential is not compressed; call compress_model")
 
 
-def test_a_group_find_some_ranks(found):
+def test_a_group_of_some_ranks(found):
     outside, inside = (ranks["group"] for ranks in found)
     assert outside["error"] == (
         "ValueError: group must contain the rank that calls gather_report, got a group without rank 0"
