@@ -38,6 +38,10 @@ def names(arguments):
     return [argument.name for argument in arguments]
 
 
+def tags(schema):
+    return {tag.name for tag in overload(schema).tags}
+
+
 def overload(schema):
     return getattr(getattr(aten, schema.name.removeprefix("aten::")), schema.overload_name or "default")
 
@@ -86,6 +90,21 @@ def test_every_backward_of_attention_has_its_places():
         given = names(schema.arguments)
         name = schema.name.removeprefix("aten::")
         assert _ATTENTIONS[name] == (given.index("value"), given.index("out"))
+
+
+def test_attention_draws_only_with_dropout():
+    """Else a repetition would set the generator's state for nothing."""
+    found = schemas(lambda schema: "dropout_p" in names(schema.arguments) and "nondeterministic_seeded" in tags(schema))
+    assert len(found) >= 4
+    for schema in found:
+        traits, given = get_traits(overload(schema)), names(schema.arguments)
+        args = [None] * given.index("dropout_p")
+        assert given[traits.dropout] == "dropout_p"
+        for probability in (0, 0.0, 0.5):
+            assert traits.draws((*args, probability), {}) == traits.draws((), {"dropout_p": probability})
+            assert traits.draws((*args, probability), {}) == (probability > 0)
+    assert get_traits(aten.native_dropout.default).draws((), {})
+    assert not get_traits(aten.mul.Tensor).draws((), {})
 
 
 def test_notes_of_a_kernel_decide_nothing():

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import integrations
@@ -112,6 +113,19 @@ def test_a_segment_must_be_given_a_number():
         Segment().advance()
 
 
+class Attending(Decoder):
+    """With attention without dropout, which repeats and draws nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(shifted)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        heads = [part.unflatten(-1, (2, -1)).transpose(1, 2) for part in (self.layer(x), x.sin(), x.cos())]
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        return self.loss(self.head(torch.tanh(mixed)), ids)
+
+
 def called_in(work: Any) -> set[str]:
     """The functions of integrations that Python calls."""
     found = set()
@@ -128,13 +142,15 @@ def called_in(work: Any) -> set[str]:
     return found
 
 
-def test_a_repeated_forward_and_its_backward_run_no_python_for_a_tensor(monkeypatch):
+@pytest.mark.parametrize("make", [lambda: Decoder(shifted).train(), lambda: Attending().train()])
+def test_a_repeated_forward_and_its_backward_run_no_python_for_a_tensor(make, monkeypatch):
     monkeypatch.setattr(replay, "FORCED_OFF", False)
-    model, tokens = Decoder(shifted).train(), torch.randint(600, (2, 80))
+    model, tokens = make(), torch.randint(600, (2, 80))
     forward = checkpoint.apply(model, checkpoint.plan(model, (tokens,)))
     for _ in range(4):
         forward(tokens).backward()
     assert checkpoint.plan_of(model).schedule.recomputed
     named = called_in(lambda: forward(tokens).backward())
     left = {"call_follower._is_same", "call_follower.begin", "segments._program", "segments._store", "packing.store"}
+    left |= {"calls.repeat", "call_follower._acquire", "thread_state.generator_at"}
     assert not named & (left | {"following.handle", "calls.needed_for", "tape.__torch_dispatch__"})

@@ -48,6 +48,8 @@ _STATISTICS = {
     "aten::batch_norm_gather_stats_with_counts": (3, 4, -1),
 }
 
+_DROPOUT = "dropout_p"  # an argument of attention's operators
+
 _AS_IT_IS = nullcontext()
 
 
@@ -60,7 +62,8 @@ class Traits:
         view: whether it makes nothing: its results always share memory with its arguments.
         writes: positions and names of the arguments that it changes.
         statistics: positions of the running statistics that it may update, and of the flag; empty for most.
-        random: whether it draws from a generator.
+        random: whether it may draw from a generator.
+        dropout: the position of the probability with which it drops; -1 for none.
         known: whether it has no other effects.
         dynamic: whether the shapes of its results depend on the values that it reads.
     """
@@ -70,6 +73,7 @@ class Traits:
     writes: tuple[tuple[int, str], ...]
     statistics: tuple[int, ...]
     random: bool
+    dropout: int
     known: bool
     dynamic: bool
 
@@ -83,6 +87,13 @@ class Traits:
             elif isinstance(given, (list, tuple)):
                 found += iter_tensors(given)
         return found
+
+    def draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call draws from a generator. Attention without dropout does not."""
+        if self.dropout < 0 or not self.random:
+            return self.random
+        probability = args[self.dropout] if self.dropout < len(args) else kwargs.get(_DROPOUT, 0.0)
+        return bool(probability != 0)
 
     def updates_statistics(self, args: tuple[Any, ...]) -> bool:
         """Whether a call updates its running statistics, rather than reading them."""
@@ -117,6 +128,7 @@ def get_traits(function: OpOverload) -> Traits:
         writes=writes,
         statistics=statistics,
         random=torch.Tag.nondeterministic_seeded in function.tags,
+        dropout=next((i for i, argument in enumerate(schema.arguments) if argument.name == _DROPOUT), -1),
         known=function.namespace in _KNOWN and schema.name not in _STATEFUL,
         dynamic=torch.Tag.dynamic_output_shape in function.tags,
     )

@@ -179,7 +179,7 @@ class Recording:
             return
         frame, planned = self._frames[-1], self._tape.planned()
         written = traits.written(args, kwargs)
-        draws = traits.random and (bool(written) or (planned is not None and planned.name == traits.name))
+        draws = traits.draws(args, kwargs) and (bool(written) or (planned is not None and planned.name == traits.name))
         frame.draws += draws  # others, which choose a kernel, are only marked as random
         frame.decides |= traits.name == _NUMBER
         frame.operators.append(traits.name)

@@ -102,7 +102,7 @@ class Tape(Following, TorchDispatchMode):
 
     def follow(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator that takes more than a step to the next one."""
-        with drawing if traits.random else nullcontext():
+        with drawing if traits.draws(args, kwargs) else nullcontext():
             return self._follow(func, traits, args, kwargs)
 
     def _follow(self, func: OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -118,7 +118,7 @@ class Tape(Following, TorchDispatchMode):
             return out
         segments = self._segments_of(planned)
         draw = None
-        if traits.random and (device := find_device(args, kwargs)).type != "meta":
+        if traits.draws(args, kwargs) and (device := find_device(args, kwargs)).type != "meta":
             source = get_generator(args, kwargs, device)
             if source is None:
                 self.leave(f"{traits.name} on {device}, whose generator is not known")
