@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,18 +187,28 @@ def saved_tensors_of(ctx: Any) -> tuple[Tensor | None, ...]:
     return tensors
 
 
-def restore_saved(ctx: Any) -> tuple[Tensor | None, ...]:
-    """``saved_tensors_of`` for Functions that warn by themselves (see ``reads_rounded``)."""
+def restore_saved(ctx: Any, forms: Collection[int] = ()) -> tuple[Any, ...]:
+    """``saved_tensors_of`` for Functions that warn by themselves (see ``reads_rounded``).
+
+    Args:
+        ctx: the context of the Function.
+        forms: the numbers of pairs of which the stored form is returned, a ``Compressed``, if there is one. A stored
+            form has no history, so that it is only for a backward of which no graph is built.
+    """
     plan = getattr(ctx, "_actcore_saved", None)
     if plan is None:
         raise RuntimeError(
             "ctx has nothing saved by actcore; call actcore.save_for_backward(ctx, ...) in forward first"
         )
     saved = ctx.saved_tensors
-    return tuple(
-        entry if entry is None else saved[entry] if isinstance(entry, int) else _restore(ctx, entry, saved)
-        for entry in plan
-    )
+    found: list[Tensor | Compressed | None] = []
+    for number, entry in enumerate(plan):
+        if isinstance(entry, _Stored):
+            form = Compressed(entry.codec, saved[entry.start : entry.end], entry.layout, entry.dtype)
+            found.append(form if number in forms else _restore(ctx, entry, form, saved))
+        else:
+            found.append(entry if entry is None else saved[entry])
+    return tuple(found)
 
 
 def reads_rounded(ctx: Any) -> bool:
@@ -272,8 +282,8 @@ def _place(ctx: Any, tensor: Tensor, compressed: Compressed, flat: list[Tensor])
     )
 
 
-def _restore(ctx: Any, entry: _Stored, saved: tuple[Tensor, ...]) -> Tensor:
-    value = entry.codec.decompress(Compressed(entry.codec, saved[entry.start : entry.end], entry.layout, entry.dtype))
+def _restore(ctx: Any, entry: _Stored, form: Compressed, saved: tuple[Tensor, ...]) -> Tensor:
+    value = form.decompress()
     if not torch.is_grad_enabled() or not value.dtype.is_floating_point or torch.compiler.is_compiling():
         return value  # there is no double backward through compiled code: torch raises
     if entry.anchor >= 0:

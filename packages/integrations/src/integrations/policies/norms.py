@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -109,6 +109,27 @@ def compute_statistics(operator: str, given: Arguments, shape: Sequence[int]) ->
     return None
 
 
+Normalized: TypeAlias = tuple[Tensor, Tensor]
+"""A tensor's normalised elements, dense in memory, and their means and deviations: ``Float[2, count]``."""
+
+
+def normalize_channels(tensor: Tensor, mean: Tensor, factor: Tensor) -> Normalized:
+    """Normalise each channel by given statistics, in one pass over memory.
+
+    Args:
+        tensor: ``Float[Tensor, "samples channels ..."]``, without expanded dimensions.
+        mean, factor: ``Float[channels]``: what a batch norm has subtracted, and multiplied by.
+    """
+    given = tensor.detach()
+    given = given if is_dense(Layout.of(given)) else given.contiguous()
+    mean, factor = (one.to(_wide(tensor.dtype)) for one in (mean, factor))
+    # Torch's kernel for evaluation. The epsilon is in the factor.
+    normal = torch.ops.aten.native_batch_norm(given, None, None, mean, factor.pow(-2), False, 0.0, 0.0)[0]
+    if normal.stride() != given.stride():
+        normal = torch.empty_like(given).copy_(normal)
+    return normal, torch.stack([mean, factor.reciprocal()])
+
+
 @dataclass(frozen=True)
 class Normalizer:
     """Normalises a tensor's elements by their mean and deviation, and restores them.
@@ -129,9 +150,9 @@ class Normalizer:
         samples, channels = tensor.shape[:2]
         return (channels if self.groups == CHANNELS else samples * self.groups) == self.count
 
-    def normalized(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """A tensor's normalised elements, dense in memory, and their means and deviations: ``Float[2, count]``. The
-        same operators run for all tensors of a shape, fake ones included."""
+    def normalized(self, tensor: Tensor) -> Normalized:
+        """A tensor's normalised elements and their statistics. The same operators run for all tensors of a shape, fake
+        ones included."""
         tensor = tensor.detach()
         given = tensor if is_dense(Layout.of(tensor)) else tensor.contiguous()
         whole, over = self._cells(given)
@@ -160,12 +181,14 @@ class Normalizer:
         strides."""
         return self.restored(torch.ones_like(like), torch.stack([torch.zeros_like(statistics[0]), statistics[1]]))
 
-    def compress(self, tensor: Tensor, plain: Codec, seed: Any, stream: Any) -> Compressed | None:
+    def compress(
+        self, tensor: Tensor, plain: Codec, seed: Any, stream: Any, given: Normalized | None = None
+    ) -> Compressed | None:
         """What ``plain`` stores of the normalised elements, with the statistics as the last part. ``None`` for a tensor
-        that does not fit, or is too small to gain."""
+        that does not fit, or is too small to gain. ``given`` is the result of ``normalized``, or of other statistics."""
         if not self.takes(tensor):
             return None
-        normal, statistics = self.normalized(tensor)
+        normal, statistics = self.normalized(tensor) if given is None else given
         stored = plain.compress(normal, seed=seed, stream=stream)
         if isinstance(stored.codec, Raw):
             return None
@@ -173,12 +196,16 @@ class Normalizer:
 
     def decompress(self, compressed: Compressed, plain: Codec) -> Tensor:
         """The tensor that ``compress`` stored."""
+        layout = compressed.layout
+        values = self.restored(*self.normalized_in(compressed, plain))
+        return values if is_dense(layout) else layout.restore(values.view(-1))
+
+    def normalized_in(self, compressed: Compressed, plain: Codec) -> Normalized:
+        """The normalised elements that ``compress`` stored, dense in memory, and the statistics."""
         *parts, statistics = compressed.payload
         layout = compressed.layout
         dense = layout if is_dense(layout) else Layout.of(torch.empty(layout.shape, device="meta"))
-        stored = Compressed(plain, tuple(parts), dense, compressed.dtype)
-        values = self.restored(plain.decompress(stored), statistics)
-        return values if dense is layout else layout.restore(values.view(-1))
+        return plain.decompress(Compressed(plain, tuple(parts), dense, compressed.dtype)), statistics
 
     def _cells(self, tensor: Tensor) -> tuple[Tensor, list[int]]:
         """A view of the tensor, and the view's dimensions over which a statistic is taken."""
@@ -264,9 +291,11 @@ class OfChannels:
 
     Args:
         inner: stores the normalised elements.
+        given: the normalised elements of the tensor to be stored; ``None``: they are computed from it.
     """
 
     inner: Codec
+    given: Normalized | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.inner}, standardised"
@@ -274,7 +303,7 @@ class OfChannels:
     def compress(self, tensor: Tensor, *, seed: Any = 0, stream: Any = 0) -> Compressed:
         """The inner payload and ``Float[2, channels]``; for a tensor too small to gain, the inner stored form."""
         channels = tensor.shape[1] if tensor.dim() > 1 else 0
-        stored = Normalizer(CHANNELS, channels).compress(tensor, self.inner, seed, stream)
+        stored = Normalizer(CHANNELS, channels).compress(tensor, self.inner, seed, stream, self.given)
         if stored is None:
             return self.inner.compress(tensor, seed=seed, stream=stream)
         return replace(stored, codec=OfChannels(stored.codec))
@@ -282,6 +311,10 @@ class OfChannels:
     def decompress(self, compressed: Compressed) -> Tensor:
         """The tensor, with the inner codec's error in its normalised elements."""
         return Normalizer(CHANNELS, compressed.layout.shape[1]).decompress(compressed, self.inner)
+
+    def normalized_in(self, compressed: Compressed) -> Normalized:
+        """The normalised elements, with the inner codec's error, and the statistics."""
+        return Normalizer(CHANNELS, compressed.layout.shape[1]).normalized_in(compressed, self.inner)
 
 
 def _norm(cells: Tensor, over: list[int], dtype: torch.dtype) -> Tensor:

@@ -100,8 +100,8 @@ class _Kept:
 class LayerPrecision:
     """The precision of one layer: what its forwards store, and what its backwards tell.
 
-    A layer calls, in this order: ``codec(x)``, ``token()`` and ``stream()`` once in each forward that a backward may
-    follow, and ``observe(token, grad_output)`` in the backward of that forward. Under ``torch.compile`` it calls
+    A layer calls ``codec(x)``, then ``token()``, and ``stream()`` once in each forward that a backward may follow, and
+    ``observe(token, grad_output)`` in the backward of that forward. Under ``torch.compile`` it calls
     ``codec`` alone, and samples and layers share the average: what a region computes while it is traced stands for all
     steps.
 
@@ -160,8 +160,21 @@ class LayerPrecision:
         one, if it was built by hand."""
         return self._double if self.model is None else self.model.double
 
-    def codec(self, x: Tensor) -> actcore.Codec | None:
+    def quantizes(self, x: Tensor) -> bool:
+        """Whether ``codec`` stores this input in fewer bits. Raises what that would raise."""
+        level = self.level
+        if not level.compress or not x.is_floating_point() or (self.kind == "norm" and not level.norms):
+            return False
+        if level.use_gradient and self._is_by_sample(x):
+            self._indices(x.shape[0], x.device)
+        return True
+
+    def codec(self, x: Tensor, normal: Tensor | None = None) -> actcore.Codec | None:
         """How the input ``x`` of this forward is stored; ``None`` keeps it exactly.
+
+        Args:
+            x: the input.
+            normal: of a batch norm, its normalised elements, which are what is stored; ``None``: they are computed.
 
         Raises:
             ValueError: the level uses gradients, and there are no indices for the batch, or no ``num_samples``, or an
@@ -170,9 +183,7 @@ class LayerPrecision:
         level = self.level
         if not torch.compiler.is_compiling():
             self._tokens.pop(threading.get_ident(), None)
-        inner: actcore.Codec | None = None
-        if level.compress and x.is_floating_point() and (level.norms or self.kind != "norm"):
-            inner = self._quantiser(x)
+        inner = self._quantiser(x, normal) if self.quantizes(x) else None
         if level.offload:
             return actcore.Offload(inner or actcore.Raw())
         return inner
@@ -209,17 +220,18 @@ class LayerPrecision:
                 sensitivities = sensitivities * _BELOW
             self.model.observe(Observation(self, sensitivities, token.profile, token.size, token.source))
 
-    def describe(self, x: Tensor, own: bool) -> Forward:
+    def describe(self, x: Tensor, own: bool, normal: Tensor | None = None) -> Forward:
         """What an input tells about its rounding.
 
         Args:
             x: ``Float[Tensor, "batch ..."]`` with at least two dimensions and one element.
             own: whether samples are looked at one by one, or all together.
+            normal: as for ``codec``.
         """
         x = x.detach()
         samples, group_size = x.shape[0], self.level.group_size
         if self.kind == "norm":  # as it is stored
-            x, _ = Normalizer(CHANNELS, x.shape[1]).normalized(x)
+            x = Normalizer(CHANNELS, x.shape[1]).normalized(x)[0] if normal is None else normal
         rows = view_as_rows(x) if own else view_as_rows(x[None])
         kept = self._profile
         fresh = kept is not None and kept.shape == tuple(rows.shape) and kept.profile.device == x.device
@@ -267,7 +279,15 @@ class LayerPrecision:
             return False
         return not torch.compiler.is_compiling() and not packed()
 
-    def _quantiser(self, x: Tensor) -> actcore.Codec:
+    def _is_by_sample(self, x: Tensor) -> bool:
+        """Whether each sample of an input gets its own bits."""
+        adaptive = self.level.norm_adaptive if self.kind == "norm" else self.level.per_sample
+        if not adaptive or self.kind == "other" or torch.compiler.is_compiling() or x.dim() < 2 or not x.numel():
+            return False
+        # Rows shorter than a group are stored together: bounds for each would take more bytes than their bits save.
+        return x.shape[0] > 1 and x.numel() // x.shape[0] >= self.level.group_size
+
+    def _quantiser(self, x: Tensor, normal: Tensor | None) -> actcore.Codec:
         level, allocated = self.level, self._allocated
         if allocated and self.model is not None and self._watched:
             self.model.settle()
@@ -275,13 +295,10 @@ class LayerPrecision:
         uniform = actcore.GroupAffine(int(average), level.group_size)
         if self.kind == "other" or torch.compiler.is_compiling() or x.dim() < 2 or not x.numel():
             return uniform
-        samples = x.shape[0]
-        adaptive = level.norm_adaptive if self.kind == "norm" else level.per_sample
-        # Rows shorter than a group are stored together: bounds for each would take more bytes than their bits save.
-        own = adaptive and samples > 1 and x.numel() // samples >= level.group_size
+        samples, own = x.shape[0], self._is_by_sample(x)
         if not own and not allocated:
             return uniform
-        forward = self.describe(x, own)
+        forward = self.describe(x, own, normal)
         indices = self._indices(samples, x.device) if level.use_gradient and own else None
         self._tokens[threading.get_ident()] = replace(
             forward, indices=indices, source=find_source(x) if allocated else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ class DedupCodec:
         _stored[self.tensor] = _Stored(
             version,
             weakref.ref(tensor.untyped_storage()),
-            self.codec,
+            _without_elements(self.codec),
             compressed.codec,
             compressed.layout,
             compressed.dtype,
@@ -101,6 +101,13 @@ def once(codec: actcore.Codec, x: Tensor) -> actcore.Codec:
 def packed() -> bool:
     """Whether saved-tensor hooks pack what is saved now."""
     return top_saved_tensors_default_hooks(True) is not None
+
+
+def _without_elements(codec: actcore.Codec) -> actcore.Codec:
+    """A codec without the normalised elements of the tensor that it has stored."""
+    if isinstance(codec, actcore.Offload):
+        return replace(codec, inner=_without_elements(codec.inner))
+    return OfChannels(codec.inner) if isinstance(codec, OfChannels) else codec
 
 
 def _serves(stored: actcore.Codec, wanted: actcore.Codec, rows: int) -> bool:

@@ -26,7 +26,8 @@ from integrations._utils.torch_internals import (
     batch_norm_impl_index_backward,
     native_batch_norm_legit,
 )
-from integrations.policies.norms import FEW
+from integrations.policies.norms import FEW, normalize_channels
+from integrations.policies.standardizing import least_deviation
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.layers.saving import Saving
 from integrations.qmodules.levels import QLevel
@@ -60,14 +61,20 @@ class BatchNormFunction(Function):
                 x, weight, bias, running_mean, running_var, True, momentum, eps, torch.backends.cudnn.enabled
             )
         ctx.kernel, ctx.eps = kernel, eps
-        saving.save(ctx, x, weight, mean, deviation, reserve)
+        normalized = None
+        if saving.codec is None:
+            normalized = normalize_channels(x, mean, deviation)
+            saving = saving.choose(x, normalized[0])
+        saving.save(ctx, x, weight, mean, deviation, reserve, normalized=normalized)
         return output  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
-        x, weight, mean, deviation, reserve = ctx.saving.restore(ctx, 0, 1)
+        x, weight, mean, deviation, reserve = ctx.saving.restore_normalized(ctx, 0, 1)
         ctx.saving.observe(gradient)
+        if isinstance(x, tuple):
+            return *_backward_of_normalized(gradient, *x, weight, mean, deviation, ctx), None, None, None, None, None
         # The running statistics are for evaluation, whose backward is torch's own.
         forward = weight, None, None, mean, deviation, True, ctx.eps, ctx.needs_input_grad[:3]
         if ctx.kernel is None:
@@ -75,6 +82,30 @@ class BatchNormFunction(Function):
         else:
             found = batch_norm_impl_index_backward(ctx.kernel, x, gradient, *forward, reserve)
         return *found, None, None, None, None, None
+
+
+def _backward_of_normalized(
+    gradient: Tensor,
+    normal: Tensor,
+    statistics: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    factor: Tensor,
+    ctx: Any,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of a batch norm whose input is stored normalised. The input itself, ``normal * deviation + center``
+    with these statistics, is not restored: torch's backward takes ``normal`` for the input, with the mean and factor
+    that it has then, and the weight divided by the deviation. That gives the gradients of the input itself."""
+    center, deviation = statistics
+    deviation = deviation.clamp(min=least_deviation(deviation.dtype))
+    mean, factor = (mean.to(center.dtype) - center) / deviation, factor.to(center.dtype) * deviation
+    scale = deviation.reciprocal() if weight is None else weight.to(center.dtype) / deviation
+    to_x, to_weight, to_bias = torch.ops.aten.native_batch_norm_backward(
+        gradient, normal, scale, None, None, mean, factor, True, ctx.eps, ctx.needs_input_grad[:3]
+    )
+    if weight is not None:
+        to_weight, to_bias = (one if one is None else one.to(weight.dtype) for one in (to_weight, to_bias))
+    return to_x, to_weight, to_bias
 
 
 class LayerNormFunction(Function):
@@ -236,6 +267,11 @@ class AnyBatchNorm(QLayer):
         if saving is None:
             return self._torchs(input)
         return self._normalize(input, self._statistics(), self._count(), saving)
+
+    def _saving(self, x: Tensor, weight: Tensor | None = None) -> Saving | None:
+        if torch.compiler.is_compiling() or not self.precision.quantizes(x):
+            return super()._saving(x, weight)
+        return Saving(None, self.precision, stream=self.precision.stream(), layer=type(self).__name__)
 
     def _torchs(self, input: Tensor) -> Tensor:
         """The counterpart's forward."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 import actcore
 from actcore.autograd import reads_rounded, restore_saved
 from actcore.stored import Absent, Stored, announce, is_heard
-from integrations.policies.norms import OfChannels
+from integrations.policies.norms import Normalized, OfChannels
 from integrations.qmodules.precision import LayerPrecision
 from integrations.qmodules.sharing import once
 from integrations.tracing.double_backward import is_wanted
@@ -22,24 +23,34 @@ class Saving:
     """The choice of one forward.
 
     Attributes:
-        codec: stores the layer's input.
+        codec: stores the layer's input; ``None``: it follows from the normalised input, which a norm has computed when
+            it saves (``choose``).
         precision: the layer's, which made the choice.
         token: names the forward to ``precision.observe``.
         stream: of the forward's random rounding; ``None`` takes one of the process's counter.
         layer: what a report calls the layer.
     """
 
-    codec: actcore.Codec
+    codec: actcore.Codec | None
     precision: LayerPrecision
     token: object = None
     stream: int | None = None
     layer: str = ""
 
-    def save(self, ctx: Any, x: Tensor | None, *exact: Tensor | None) -> None:
-        """Saves ``x`` by the codec and the others as they are; once, in a Function's ``forward``."""
+    def choose(self, x: Tensor, normal: Tensor) -> Saving:
+        """The same, with the codec for a norm's input whose normalised elements are ``normal``."""
+        codec = self.precision.codec(x, normal)
+        return replace(self, codec=codec or actcore.Raw(), token=self.precision.token())
+
+    def save(
+        self, ctx: Any, x: Tensor | None, *exact: Tensor | None, normalized: Normalized | None = None
+    ) -> None:
+        """Saves ``x`` by the codec and the others as they are; once, in a Function's ``forward``. A norm may know the
+        normalised elements of ``x``."""
+        assert self.codec is not None
         ctx.saving = self
         pairs = [(tensor, None) for tensor in exact]
-        codec = _normalising(self.codec) if self.precision.kind == "norm" else self.codec
+        codec = _normalising(self.codec, normalized) if self.precision.kind == "norm" else self.codec
         codec = codec if x is None else once(codec, x)  # which holds x, so ctx must not
         seed = self.precision.level.seed
         actcore.save_for_backward(ctx, (x, codec), *pairs, seed=seed, stream=self.stream, operator=self.layer)
@@ -51,7 +62,20 @@ class Saving:
             ctx: the context of the Function.
             readers: the inputs of the Function whose gradients read the stored input.
         """
-        tensors = restore_saved(ctx)
+        return self._restore(ctx, readers)
+
+    def restore_normalized(self, ctx: Any, *readers: int) -> tuple[Any, ...]:
+        """The same, with ``Normalized`` in the place of an input that is stored normalised. Not where a graph of the
+        backward is built."""
+        found = self._restore(ctx, readers, () if torch.is_grad_enabled() or torch.compiler.is_compiling() else (0,))
+        form = found[0]
+        if not isinstance(form, actcore.Compressed):
+            return found
+        codec = form.codec
+        return codec.normalized_in(form) if isinstance(codec, OfChannels) else form.decompress(), *found[1:]
+
+    def _restore(self, ctx: Any, readers: Sequence[int], forms: Sequence[int] = ()) -> tuple[Any, ...]:
+        tensors = restore_saved(ctx, forms)
         if reads_rounded(ctx) and any(is_wanted(ctx, reader) for reader in readers):
             self.precision.double.meet(True)
         return tensors
@@ -68,11 +92,11 @@ class Saving:
             self.precision.observe(self.token, gradient.detach())
 
 
-def _normalising(codec: actcore.Codec) -> actcore.Codec:
+def _normalising(codec: actcore.Codec, normalized: Normalized | None) -> actcore.Codec:
     """A batch norm's: its channels share groups, and the error of one is its step over its own deviation."""
     if isinstance(codec, actcore.Offload):
-        return replace(codec, inner=_normalising(codec.inner))
-    return codec if isinstance(codec, actcore.Raw) else OfChannels(codec)
+        return replace(codec, inner=_normalising(codec.inner, normalized))
+    return codec if isinstance(codec, actcore.Raw) else OfChannels(codec, normalized)
 
 
 def placeholder(gradient: Tensor, shape: torch.Size) -> Tensor:

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 import actcore
 from integrations._utils.torch_internals import BatchNorm, sync_norm_check_channels, sync_norm_check_input_dim
-from integrations.policies.norms import FEW
+from integrations.policies.norms import FEW, normalize_channels
 from integrations.qmodules.layers.norms import AnyBatchNorm
 from integrations.qmodules.layers.saving import Saving
 
@@ -45,7 +45,12 @@ class SyncBatchNormFunction(Function):
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
             running_var.lerp_((squares / (count - 1).clamp(min=1)).to(running_var.dtype), momentum)
         ctx.group = group
-        saving.save(ctx, x, weight, mean, (variance + eps).rsqrt(), count)
+        factor, normalized = (variance + eps).rsqrt(), None
+        if saving.codec is None and x.numel():
+            normalized = normalize_channels(x, mean, factor)
+        if saving.codec is None:
+            saving = saving.choose(x, x if normalized is None else normalized[0])
+        saving.save(ctx, x, weight, mean, factor, count, normalized=normalized)
         # By given statistics: torch's kernel for evaluation.
         return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
 
