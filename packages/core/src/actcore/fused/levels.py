@@ -12,6 +12,7 @@ from actcore.fused.batches import first, require_shared
 from actcore.fused.callables import value_and_derivative
 from actcore.fused.functions import FusedFunction
 from actcore.fused.stepwise import refuse_curvature, stepped
+from actcore.ops import below_autograd
 from actcore.pointwise import PointwiseFunction
 from actcore.stored import announce_pointwise, name_of
 
@@ -35,7 +36,8 @@ class RoundToLevels(FusedFunction):
         guard: str,
     ) -> Any:
         value, slope = value_and_derivative(function, input, parameters, derivative)
-        return value, _ops.level_codes(slope, input, levels, bits, seed, stream, draw, guard)
+        given = slope, input, levels, bits, seed, stream, draw, guard
+        return value, below_autograd(_ops.level_codes.default, *given)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

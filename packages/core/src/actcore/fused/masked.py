@@ -11,6 +11,7 @@ from torch import Tensor
 from actcore.fused.announced import announce_dropout
 from actcore.fused.batches import first, map_backward, map_forward
 from actcore.fused.functions import FusedFunction
+from actcore.ops import below_autograd
 from actcore.origins import note_origin, with_origin
 from actcore.stored import announce_pointwise
 
@@ -27,8 +28,9 @@ def dropout_scale(p: float) -> float:
 
 def masked(gradient: Tensor, mask: Tensor, scale: float) -> Any:
     """``gradient * scale`` where the mask is 1, with a history where one is asked for."""
-    call = MaskBackward.apply if torch.is_grad_enabled() else _ops.mask_backward
-    return call(gradient.contiguous(), mask, scale)
+    if torch.is_grad_enabled():
+        return MaskBackward.apply(gradient.contiguous(), mask, scale)
+    return below_autograd(_ops.mask_backward.default, gradient.contiguous(), mask, scale)
 
 
 class MaskBackward(FusedFunction):
@@ -36,7 +38,7 @@ class MaskBackward(FusedFunction):
 
     @staticmethod
     def forward(gradient: Tensor, mask: Tensor, scale: float) -> Any:
-        return _ops.mask_backward(gradient, mask, scale)
+        return below_autograd(_ops.mask_backward.default, gradient, mask, scale)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -66,7 +68,7 @@ class Relu(FusedFunction):
 
     @staticmethod
     def forward(input: Tensor) -> Any:
-        return _ops.relu_mask(input)
+        return below_autograd(_ops.relu_mask.default, input)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -98,7 +100,7 @@ class Dropout(FusedFunction):
 
     @staticmethod
     def forward(input: Tensor, p: float, seed: int, stream: int, draw: Tensor | None) -> Any:
-        return _ops.dropout_mask(input, p, seed, stream, draw)
+        return below_autograd(_ops.dropout_mask.default, input, p, seed, stream, draw)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from actcore.fused.announced import announce_max_pool
 from actcore.fused.batches import first, map_backward, map_forward
 from actcore.fused.functions import FusedFunction
+from actcore.ops import below_autograd
 from actcore.origins import note_origin, with_origin
 from actcore.pooling import pooled_shape
 
@@ -23,7 +24,7 @@ class MaxPoolBackward(FusedFunction):
 
     @staticmethod
     def forward(gradient: Tensor, packed: Tensor, input_shape: Sequence[int], *options: Any) -> Any:
-        return _ops.max_pool_backward(gradient, packed, input_shape, *options)
+        return below_autograd(_ops.max_pool_backward.default, gradient, packed, input_shape, *options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -63,7 +64,7 @@ class MaxPool(FusedFunction):
 
     @staticmethod
     def forward(input: Tensor, *options: Any) -> Any:
-        return _ops.max_pool(input, *options)
+        return below_autograd(_ops.max_pool.default, input, *options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -81,8 +82,8 @@ class MaxPool(FusedFunction):
         (packed,) = ctx.saved_tensors
         # Compiled code has no double backward anyway, and torch 2.13 cannot compile a Function inside of another.
         history = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        call = MaxPoolBackward.apply if history else _ops.max_pool_backward
-        gradient = call(gradients[0].contiguous(), packed, ctx.input_shape, *ctx.options)
+        given = gradients[0].contiguous(), packed, ctx.input_shape, *ctx.options
+        gradient = MaxPoolBackward.apply(*given) if history else below_autograd(_ops.max_pool_backward.default, *given)
         return with_origin(ctx, gradient), None, None, None, None, None
 
     @staticmethod

@@ -12,6 +12,7 @@ from torch import Tensor
 from actcore.fused.batches import first, map_backward, map_forward, require_shared
 from actcore.fused.callables import value_of
 from actcore.fused.functions import FusedFunction
+from actcore.ops import below_autograd
 from actcore.origins import note_origin, with_origin
 from actcore.pointwise import PIECEWISE_LINEAR, PointwiseFunction
 from actcore.stored import announce_pointwise, name_of
@@ -42,7 +43,7 @@ def stepped(gradient: Tensor, codes: Tensor, levels: Tensor, bits: int, guarded:
     """``gradient * levels[code]``, with a history where one is asked for."""
     gradient = gradient.contiguous()
     if not torch.is_grad_enabled():
-        return _ops.stepwise_backward(gradient, codes, levels, bits, guarded)
+        return below_autograd(_ops.stepwise_backward.default, gradient, codes, levels, bits, guarded)
     return StepwiseBackward.apply(gradient, codes, levels, bits, guarded, curved)
 
 
@@ -54,7 +55,7 @@ class StepwiseBackward(FusedFunction):
 
     @staticmethod
     def forward(gradient: Tensor, codes: Tensor, levels: Tensor, bits: int, guarded: bool, curved: bool) -> Any:
-        return _ops.stepwise_backward(gradient, codes, levels, bits, guarded)
+        return below_autograd(_ops.stepwise_backward.default, gradient, codes, levels, bits, guarded)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -113,8 +114,9 @@ class Stepwise(FusedFunction):
             # The operator's exponential and logarithm are not those inside torch's softplus: an ulp apart.
             function = torch.nn.functional.softplus
         if isinstance(function, str):
-            return _ops.stepwise(input, function, parameters, boundaries, bits, even, guard)
-        return value_of(function, input, parameters), _ops.stepwise_codes(input, boundaries, bits, even, guard)
+            return below_autograd(_ops.stepwise.default, input, function, parameters, boundaries, bits, even, guard)
+        codes = below_autograd(_ops.stepwise_codes.default, input, boundaries, bits, even, guard)
+        return value_of(function, input, parameters), codes
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

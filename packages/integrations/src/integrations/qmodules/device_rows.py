@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import actcore
+from actcore.ops import below_autograd
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -54,9 +55,10 @@ class DeviceRows:
         arguments = (rows, self.bits.to(torch.uint8), nbytes, self.group_size, True)
         operator = torch.ops.actcore.group_affine_rows_compress
         if isinstance(seed, Tensor) or isinstance(stream, Tensor):
-            codes, bounds, _ = operator.tensor(*arguments, _on_device(seed, tensor), _on_device(stream, tensor))
+            key = _on_device(seed, tensor), _on_device(stream, tensor)
+            codes, bounds, _ = below_autograd(operator.tensor, *arguments, *key)
         else:
-            codes, bounds, _ = operator.default(*arguments, _signed(seed), _signed(stream))
+            codes, bounds, _ = below_autograd(operator.default, *arguments, _signed(seed), _signed(stream))
         return actcore.Compressed.of(DeviceRows(self.total, self.group_size), tensor, (codes, bounds, arguments[1]))
 
     def decompress(self, compressed: actcore.Compressed) -> Tensor:
@@ -72,8 +74,8 @@ class DeviceRows:
                 "truncated: store the tensor again"
             )
         numel = compressed.shape.numel()
-        found = torch.ops.actcore.group_affine_rows_decompress(*compressed.payload, numel, self.group_size)
-        flat: Tensor = found[0]
+        operator = torch.ops.actcore.group_affine_rows_decompress.default
+        flat: Tensor = below_autograd(operator, *compressed.payload, numel, self.group_size)[0]
         layout = compressed.layout
         if not layout.dense or 0 in strides:
             return flat.view(shape)

@@ -32,16 +32,15 @@ def range_energies(rows: Tensor, group_size: int, weights: Tensor | None = None)
         ``Float64[Tensor, "rows"]``; NaN for a row with an element that is not finite.
     """
     count, size = rows.shape
-    energies = torch.zeros(count, dtype=torch.float64, device=rows.device)
-    if not rows.numel():
-        return energies
     whole, every = _whole(size, group_size)
-    if whole:
+    if not whole or not rows.numel():
+        energies = torch.zeros(count, dtype=torch.float64, device=rows.device)
+    else:
         squares = _range(_groups(rows, whole, group_size)[:, ::every]).square()
         if weights is not None:
             squares = squares * weights[:, :whole:every]
         energies = squares.mean(1, dtype=torch.float64) * (whole * group_size)
-    if whole * group_size < size:
+    if whole * group_size < size and rows.numel():
         rest = _range(rows[:, whole * group_size :]).double().square() * (size - whole * group_size)
         energies = energies + (rest if weights is None else rest * weights[:, -1])
     return energies
@@ -168,7 +167,7 @@ def costs_of_totals(sensitivities: Tensor, profile: Tensor, most: int = 8) -> tu
 def _gains(sensitivities: Tensor, profile: Tensor, most: int) -> Tensor:
     """What each further bit of each row takes off the variance, in any one unit."""
     values = sensitivities.double()
-    largest = torch.where(values.isfinite(), values, 0).amax().clamp(min=torch.finfo(torch.float64).tiny)
+    largest = values.nan_to_num(0.0, posinf=0.0).amax().clamp(min=torch.finfo(torch.float64).tiny)
     values = (values / largest).nan_to_num(_UNKNOWN, posinf=_UNKNOWN).clamp(_IDLE, _UNKNOWN)
     return values[:, None] * (profile[: most - 1] - profile[1:most])
 
@@ -187,7 +186,7 @@ def _groups(rows: Tensor, whole: int, group_size: int) -> Tensor:
 def _range(groups: Tensor) -> Tensor:
     # Two passes: on the CPU torch's aminmax takes 8 times as long as both (2 million floats, torch 2.15).
     high, low = groups.amax(-1), groups.amin(-1)
-    return high - low if groups.dtype is torch.float64 else high.float() - low.float()
+    return high.to(torch.promote_types(groups.dtype, torch.float32)) - low
 
 
 def _steps(like: Tensor) -> Tensor:

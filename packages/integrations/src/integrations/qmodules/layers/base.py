@@ -13,7 +13,7 @@ from torch.fx import Proxy
 import actcore
 from integrations._utils.layer_replacement import StandIn
 from integrations._utils.plain_tensor_types import PLAIN
-from integrations._utils.torch_internals import get_tracing_state, in_forward_mode, peek_interpreter_stack
+from integrations._utils.torch_internals import DisableTorchFunction, get_tracing_state, in_forward_mode, peek_interpreter_stack
 from integrations.qmodules.config import config
 from integrations.qmodules.layers.saving import Saving
 from integrations.qmodules.levels import QLevel
@@ -142,11 +142,13 @@ class QLayer(StandIn):
         """
         if weight is not None and not weight.requires_grad:
             return Saving(actcore.Raw(), self.precision, layer=type(self).__name__)
-        codec = self.precision.codec(x)
+        if torch.compiler.is_compiling():  # a token and a stream would be constants of the first run
+            codec = self.precision.codec(x)
+            return None if codec is None else Saving(codec, self.precision)
+        with DisableTorchFunction():
+            codec = self.precision.codec(x)
         if codec is None:
             return None
-        if torch.compiler.is_compiling():  # a token and a stream would be constants of the first run
-            return Saving(codec, self.precision)
         precision, name = self.precision, type(self).__name__
         return Saving(codec, precision, precision.token(), precision.stream(), name)
 

@@ -1,8 +1,12 @@
-"""``Saving``: how one forward of a layer stores its input, and what its backward tells the layer's precision."""
+"""``Saving``: how one forward of a layer stores its input, and what its backward tells the layer's precision.
+
+The operators by which an input is looked at and stored are not the layer's own: no function mode sees them, such as
+that of a compressed forward, which would look at each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +16,7 @@ from torch import Tensor
 import actcore
 from actcore.autograd import reads_rounded, restore_saved
 from actcore.stored import Absent, Stored, announce, is_heard
+from integrations._utils.torch_internals import DisableTorchFunction
 from integrations.policies.norms import Normalized, OfChannels
 from integrations.qmodules.precision import LayerPrecision
 from integrations.qmodules.sharing import once
@@ -39,7 +44,8 @@ class Saving:
 
     def choose(self, x: Tensor, normal: Tensor) -> Saving:
         """The same, with the codec for a norm's input whose normalised elements are ``normal``."""
-        codec = self.precision.codec(x, normal)
+        with DisableTorchFunction():
+            codec = self.precision.codec(x, normal)
         return replace(self, codec=codec or actcore.Raw(), token=self.precision.token())
 
     def save(
@@ -53,7 +59,8 @@ class Saving:
         codec = _normalising(self.codec, normalized) if self.precision.kind == "norm" else self.codec
         codec = codec if x is None else once(codec, x)  # which holds x, so ctx must not
         seed = self.precision.level.seed
-        actcore.save_for_backward(ctx, (x, codec), *pairs, seed=seed, stream=self.stream, operator=self.layer)
+        with nullcontext() if torch.compiler.is_compiling() else DisableTorchFunction():
+            actcore.save_for_backward(ctx, (x, codec), *pairs, seed=seed, stream=self.stream, operator=self.layer)
 
     def restore(self, ctx: Any, *readers: int) -> tuple[Tensor | None, ...]:
         """Return the tensors that ``save`` saved, in a Function's ``backward``.
