@@ -100,12 +100,10 @@ def _backward_of_normalized(
     deviation = deviation.clamp(min=least_deviation(deviation.dtype))
     mean, factor = (mean.to(center.dtype) - center) / deviation, factor.to(center.dtype) * deviation
     scale = deviation.reciprocal() if weight is None else weight.to(center.dtype) / deviation
-    to_x, to_weight, to_bias = torch.ops.aten.native_batch_norm_backward(
+    found: tuple[Tensor | None, ...] = torch.ops.aten.native_batch_norm_backward(
         gradient, normal, scale, None, None, mean, factor, True, ctx.eps, ctx.needs_input_grad[:3]
     )
-    if weight is not None:
-        to_weight, to_bias = (one if one is None else one.to(weight.dtype) for one in (to_weight, to_bias))
-    return to_x, to_weight, to_bias
+    return found
 
 
 class LayerNormFunction(Function):
