@@ -16,6 +16,7 @@ from actcore.codecs import Raw
 from actcore.compressed import Compressed
 from actcore.device_streams import new_key, replayable
 from actcore.double_backward import EXACT, builds_graph, rounds, warn_of_rounding
+from actcore.fused.functions import FusedFunction
 from actcore.layout import Layout
 from actcore.noise import current_rank, shared_streams, stream_of
 from actcore.ops import Key
@@ -268,7 +269,7 @@ def _place(ctx: Any, tensor: Tensor, compressed: Compressed, flat: list[Tensor])
     later = not anchored and tensor.dtype.is_floating_point
     if anchored:
         with torch.enable_grad():
-            flat.append(_Anchor.apply(tensor))
+            flat.append(_Anchor.call(tensor))
     for part in flat[start:]:
         part._actcore_payload = True  # type: ignore[attr-defined]  # for actcore.hooks: not to be stored again
     return _Stored(
@@ -293,7 +294,7 @@ def _restore(ctx: Any, entry: _Stored, form: Compressed, saved: tuple[Tensor, ..
     # Double backward through a result of this Function, which had no history when it was saved.
     tensor = entry.later.tensor()
     if tensor is not None and tensor.grad_fn is ctx:
-        return _attach(_Anchor.apply(tensor), value)
+        return _attach(_Anchor.call(tensor), value)
     if entry.later.is_result is None:
         results = [(tuple(result.shape), result.dtype) for result in ctx._input_metadata]
         if (tensor is not None and tensor.grad_fn is None) or (entry.layout.shape, entry.dtype) not in results:
@@ -306,10 +307,10 @@ def _restore(ctx: Any, entry: _Stored, form: Compressed, saved: tuple[Tensor, ..
 
 
 def _attach(anchor: Tensor, value: Tensor) -> Tensor:
-    return _Attach.apply(anchor, value)  # type: ignore[no-any-return]
+    return _Attach.call(anchor, value)  # type: ignore[no-any-return]
 
 
-class _Anchor(Function):
+class _Anchor(FusedFunction):
     """A tensor of the shape and history of another, and without its memory."""
 
     generate_vmap_rule = True
@@ -327,7 +328,7 @@ class _Anchor(Function):
         return gradient
 
 
-class _Attach(Function):
+class _Attach(FusedFunction):
     """The second tensor, with the history of the first."""
 
     generate_vmap_rule = True

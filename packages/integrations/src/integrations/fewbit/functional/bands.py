@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
 
 import actcore
+from actcore.fused.functions import FusedFunction
 from actcore.origins import note_origin, with_origin
 from actcore.stored import announce_pointwise, stands_for
 from integrations._utils.torch_internals import constant_when_traced
@@ -34,11 +34,11 @@ def band(input: Tensor, function: str, parameters: tuple[float, ...] = ()) -> Te
     low, high = _ends(function, parameters, input.dtype, input.device.type)
     ordered, order = actcore.in_memory_order(input)
     stands_for(ordered, input, function)
-    output: Tensor = _Band.apply(ordered, constant((low,), input), constant((high,), input), function, parameters)[0]
+    output: Tensor = _Band.call(ordered, constant((low,), input), constant((high,), input), function, parameters)[0]
     return actcore.restored(output, order)
 
 
-class _Band(Function):
+class _Band(FusedFunction):
     generate_vmap_rule = True
 
     @staticmethod
@@ -65,11 +65,11 @@ class _Band(Function):
         if gradients[0] is None:
             return None, None, None, None, None
         (mask,) = ctx.saved_tensors
-        passed = _Passed.apply(gradients[0].contiguous(), mask, ctx.slope)
+        passed = _Passed.call(gradients[0].contiguous(), mask, ctx.slope)
         return with_origin(ctx, passed), None, None, None, None
 
 
-class _Passed(Function):
+class _Passed(FusedFunction):
     """``gradient * slope`` where the bit is 1, and 0 elsewhere; its derivative is the same."""
 
     generate_vmap_rule = True
@@ -86,7 +86,7 @@ class _Passed(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (mask,) = ctx.saved_tensors
-        return _Passed.apply(gradients[0].contiguous(), mask, ctx.slope), None, None
+        return _Passed.call(gradients[0].contiguous(), mask, ctx.slope), None, None
 
 
 @constant_when_traced

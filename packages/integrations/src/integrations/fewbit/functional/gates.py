@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
 
 import actcore
 from actcore.autograd import reads_rounded, restore_saved
 from actcore.double_backward import BY_ROUNDED
+from actcore.fused.functions import FusedFunction
 from actcore.stored import Absent, Stored, announce, is_heard
 from integrations._utils.warn import warn
 from integrations.fewbit.functional import piecewise, smooth
@@ -119,13 +119,13 @@ def _gated(name: str, input: Tensor, other: Tensor | None, dim: int, bits: int |
     if not keeps_few_bits(gate) and not keeps_few_bits(value):
         return FUNCTIONS[name].call(gate) * value
     if bits is None:
-        exact: Tensor = _Gate.apply(gate, value, name)
+        exact: Tensor = _Gate.call(gate, value, name)
         return exact
-    product: Tensor = _Product.apply(_FEW_BITS[name](gate, bits=bits), value, bits)
+    product: Tensor = _Product.call(_FEW_BITS[name](gate, bits=bits), value, bits)
     return product
 
 
-class _Gate(Function):
+class _Gate(FusedFunction):
     """Exact, with the activation computed again in backward."""
 
     generate_vmap_rule = True
@@ -180,7 +180,7 @@ def _backward(name: str, gradient: Tensor, gate: Tensor) -> Any:
     return aten.gelu_backward(gradient, gate, approximate="tanh" if name == "gelu_tanh" else "none")
 
 
-class _Product(Function):
+class _Product(FusedFunction):
     """``a * b``, with both stored in few bits, rounded at random."""
 
     generate_vmap_rule = True
