@@ -19,12 +19,8 @@ namespace {
 // The classes and functions of Python that this knows.
 struct Known {
   explicit Known(const py::dict& given) {
-    const auto type = [&](const char* name) {
-      PyObject* found = given[name].ptr();
-      if (!PyType_Check(found)) throw std::invalid_argument(std::string(name) + " must be a class");
-      return reinterpret_cast<PyTypeObject*>(Py_NewRef(found));
-    };
-    const auto object = [&](const char* name) { return Py_NewRef(given[name].ptr()); };
+    const auto type = [&](const char* name) { return type_in(given.ptr(), name); };
+    const auto object = [&](const char* name) { return object_in(given.ptr(), name); };
     call = type("Call"), tensor = type("Tensor"), parameter = type("Parameter");
     storages = type("StorageSet");
     leaves = object("LEAVES"), tensors_in = object("tensors_in");
@@ -51,9 +47,9 @@ std::unique_ptr<Known> known;
 // What this knows of the class Checkpoints, and asks of torch for it.
 struct KnownOfCheckpoints {
   explicit KnownOfCheckpoints(const py::dict& given)
-      : type(reinterpret_cast<PyTypeObject*>(Py_NewRef(given["Checkpoints"].ptr()))),
-        top_hooks(Py_NewRef(given["top_hooks"].ptr())),
-        grad_enabled(Py_NewRef(given["is_grad_enabled"].ptr())),
+      : type(type_in(given.ptr(), "Checkpoints")),
+        top_hooks(object_in(given.ptr(), "top_hooks")),
+        grad_enabled(object_in(given.ptr(), "is_grad_enabled")),
         own(type, "_own"),
         inside(type, "_inside"),
         waiting(type, "_waiting"),

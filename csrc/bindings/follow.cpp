@@ -18,12 +18,6 @@ namespace {
 
 PyTypeObject* followed_type = nullptr;
 
-PyTypeObject* type_of(const py::dict& given, const char* name) {
-  PyObject* found = given[name].ptr();
-  if (!PyType_Check(found)) throw std::invalid_argument(std::string(name) + " must be a class");
-  return reinterpret_cast<PyTypeObject*>(Py_NewRef(found));
-}
-
 // How many autograd nodes this thread has made. -1: an error.
 long long count_nodes() {
   Ref count(PyObject_CallNoArgs(follows->count_nodes));
@@ -294,21 +288,21 @@ void tell_failed(PyObject* follower) {
 std::unique_ptr<Follows> follows;
 
 Follows::Follows(const py::dict& given)
-    : tensor(type_of(given, "Tensor")),
-      parameter(type_of(given, "Parameter")),
-      expected(type_of(given, "FollowedCall")),
-      call(type_of(given, "Call")),
-      repeated_function(type_of(given, "RepeatedFunction")),
-      known_site(type_of(given, "KnownSite")),
-      count_nodes(Py_NewRef(given["count_nodes"].ptr())),
-      grad_enabled(Py_NewRef(given["is_grad_enabled"].ptr())),
-      function_modes(Py_NewRef(given["function_modes"].ptr())),
-      dispatch_modes(Py_NewRef(given["dispatch_modes"].ptr())),
-      autocast_enabled(Py_NewRef(given["autocast_enabled"].ptr())),
-      get_autocast(Py_NewRef(given["get_autocast"].ptr())),
-      held(Py_NewRef(given["HELD"].ptr())),
-      elsewhere(Py_NewRef(given["ELSEWHERE"].ptr())),
-      scratch(Py_NewRef(given["SCRATCH"].ptr())),
+    : tensor(type_in(given.ptr(), "Tensor")),
+      parameter(type_in(given.ptr(), "Parameter")),
+      expected(type_in(given.ptr(), "FollowedCall")),
+      call(type_in(given.ptr(), "Call")),
+      repeated_function(type_in(given.ptr(), "RepeatedFunction")),
+      known_site(type_in(given.ptr(), "KnownSite")),
+      count_nodes(object_in(given.ptr(), "count_nodes")),
+      grad_enabled(object_in(given.ptr(), "is_grad_enabled")),
+      function_modes(object_in(given.ptr(), "function_modes")),
+      dispatch_modes(object_in(given.ptr(), "dispatch_modes")),
+      autocast_enabled(object_in(given.ptr(), "autocast_enabled")),
+      get_autocast(object_in(given.ptr(), "get_autocast")),
+      held(object_in(given.ptr(), "HELD")),
+      elsewhere(object_in(given.ptr(), "ELSEWHERE")),
+      scratch(object_in(given.ptr(), "SCRATCH")),
       function(expected, "function"),
       grad(expected, "grad"),
       before(expected, "before"),

@@ -5,6 +5,7 @@
 
 #include "bindings/replay_stores.h"
 #include "bindings/segments.h"
+#include "bindings/types.h"
 
 namespace py = pybind11;
 
@@ -13,12 +14,8 @@ namespace actcore {
 std::unique_ptr<Repeats> repeats;
 
 Repeats::Repeats(const py::dict& given) {
-  const auto type = [&](const char* name) {
-    PyObject* found = given[name].ptr();
-    if (!PyType_Check(found)) throw std::invalid_argument(std::string(name) + " must be a class");
-    return reinterpret_cast<PyTypeObject*>(Py_NewRef(found));
-  };
-  const auto object = [&](const char* name) { return Py_NewRef(given[name].ptr()); };
+  const auto type = [&](const char* name) { return type_in(given.ptr(), name); };
+  const auto object = [&](const char* name) { return object_in(given.ptr(), name); };
   geometry = type("Geometry"), version = type("Version"), reference = type("Reference"), outer = type("Outer");
   call = type("RepeatedCall"), held_tensor = type("HeldTensor"), elsewhere = type("Elsewhere");
   scratch = type("Scratch");

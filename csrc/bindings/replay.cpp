@@ -110,6 +110,12 @@ int is_met(Replay* self, PyObject* site, PyObject* storage, PyObject* tensor) {
   return met ? met.get() == Py_True : -1;
 }
 
+// Whether a CUDA graph is captured, which draws its noise on the device. -1: an error.
+int is_captured(Replay* self) {
+  Ref capturing(PyObject_CallNoArgs(at(self, Replay::kCapturing)));
+  return capturing ? capturing.get() != Py_False : -1;
+}
+
 // What a tensor gets that is another one: the full way, or an error.
 PyObject* left_to_python() { return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None); }
 
@@ -165,9 +171,9 @@ PyObject* replayed(PyObject* object, PyObject* tensor) {
   if (!is_same(Ref::to(owner.get()), known->site_owner.of(site.get()))) Py_RETURN_NONE;
   if (PyDict_GET_SIZE(at(self, Replay::kDue)) != 0) Py_RETURN_NONE;
   if (!owned && PyDict_Contains(at(self, Replay::kExposed), address.get()) != 0) Py_RETURN_NONE;
-  Ref capturing(PyObject_CallNoArgs(at(self, Replay::kCapturing)));
-  if (!capturing) return nullptr;
-  if (capturing.get() != Py_False) Py_RETURN_NONE;  // a captured graph draws its noise on the device
+  const int captured = is_captured(self);
+  if (captured < 0) return nullptr;
+  if (captured) Py_RETURN_NONE;
   // It is the same.
   if (PyDict_SetItem(at(self, Replay::kOccurrences), place, known->site_following.of(site.get())) < 0) return nullptr;
   PyObject* next = known->site_next.of(site.get());
@@ -198,9 +204,8 @@ Ref hold_as_before(PyObject* replay, PyObject* site, PyObject* tensor) {
   if (!owner) return Ref();
   if (!is_same(Ref::to(owner.get()), known->site_owner.of(site))) return Ref::to(Py_None);
   if (PyDict_GET_SIZE(at(self, Replay::kDue)) != 0) return Ref::to(Py_None);
-  Ref capturing(PyObject_CallNoArgs(at(self, Replay::kCapturing)));
-  if (!capturing) return Ref();
-  if (capturing.get() != Py_False) return Ref::to(Py_None);
+  const int captured = is_captured(self);
+  if (captured != 0) return captured < 0 ? Ref() : Ref::to(Py_None);
   Ref held;
   if (PyUnicode_GetLength(owner.get()) != 0) {
     held = kept_of(tensor);

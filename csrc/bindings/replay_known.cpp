@@ -1,5 +1,7 @@
 #include "bindings/replay_known.h"
 
+#include "bindings/types.h"
+
 namespace py = pybind11;
 
 namespace actcore {
@@ -7,12 +9,8 @@ namespace actcore {
 std::unique_ptr<Known> known;
 
 Known::Known(const py::dict& given) {
-  auto type = [&](const char* name) {
-    PyObject* found = given[name].ptr();
-    if (!PyType_Check(found)) throw std::invalid_argument(std::string(name) + " must be a class");
-    return reinterpret_cast<PyTypeObject*>(Py_NewRef(found));
-  };
-  auto object = [&](const char* name) { return Py_NewRef(given[name].ptr()); };
+  auto type = [&](const char* name) { return type_in(given.ptr(), name); };
+  auto object = [&](const char* name) { return object_in(given.ptr(), name); };
   tensor = type("Tensor"), parameter = type("Parameter");
   call = type("Call"), site = type("Site"), view = type("View"), kept = type("Kept");
   group_affine = type("GroupAffine"), standardized = type("Standardized"), bit_mask = type("BitMask"),

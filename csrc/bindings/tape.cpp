@@ -4,7 +4,6 @@
 #include "bindings/tape.h"
 
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -25,15 +24,11 @@ struct Kind {
 // The classes and functions of Python that this knows.
 struct Known {
   explicit Known(const py::dict& given) {
-    const auto type = [&](const char* name) {
-      PyObject* found = given[name].ptr();
-      if (!PyType_Check(found)) throw std::invalid_argument(std::string(name) + " must be a class");
-      return reinterpret_cast<PyTypeObject*>(Py_NewRef(found));
-    };
+    const auto type = [&](const char* name) { return type_in(given.ptr(), name); };
     tensor = type("Tensor"), parameter = type("Parameter");
     planned = type("Planned"), traits = type("Traits");
-    traits_of = Py_NewRef(given["traits_of"].ptr()), here = Py_NewRef(given["here"].ptr());
-    strided = Py_NewRef(given["strided"].ptr()), bytes = Py_NewRef(given["bytes"].ptr());
+    traits_of = object_in(given.ptr(), "traits_of"), here = object_in(given.ptr(), "here");
+    strided = object_in(given.ptr(), "strided"), bytes = object_in(given.ptr(), "bytes");
     name = {planned, "name"}, shapes = {planned, "shapes"}, makes = {planned, "makes"};
     segment = {planned, "segment"}, inner = {planned, "inner"};
     traits_name = {traits, "name"}, view = {traits, "view"}, writes = {traits, "writes"};

@@ -3,6 +3,8 @@
 #include <Python.h>
 
 #include <cstddef>
+#include <stdexcept>
+#include <string>
 
 #include "bindings/objects.h"
 
@@ -28,6 +30,20 @@ template <auto kFunction>
 PyCFunction with_several() {
   auto* function = raising<kFunction, PyObject*, PyObject* const*, Py_ssize_t>;
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+// What Python has given by a name, an owned reference.
+inline PyObject* object_in(PyObject* given, const char* name) {
+  PyObject* found = PyDict_GetItemString(given, name);
+  if (found == nullptr) throw std::invalid_argument(std::string(name) + " must be given");
+  return Py_NewRef(found);
+}
+
+// The same of a class.
+inline PyTypeObject* type_in(PyObject* given, const char* name) {
+  Ref found(object_in(given, name));
+  if (!PyType_Check(found.get())) throw std::invalid_argument(std::string(name) + " must be a class");
+  return reinterpret_cast<PyTypeObject*>(found.release());
 }
 
 // The class of a struct whose objects of Python are an array, `members`.
