@@ -46,6 +46,8 @@ def warn_if_ineffective(handle: HandleState, session: Session) -> None:
         if handle.strict:
             raise RuntimeError(f"{handle.name}: {none}; without strict=True this is a warning")
         handle.warn_once("activations", f"{handle.name}: {none}")
+    if handle.level.off and handle._plan_manager is not None:
+        return  # a plan with room may keep everything
     # In compiled code, the records do not tell what exchanged layers keep less.
     compiled = exchanges is not None and any(record.saved.role == ROLE for record in records)
     # Logits that were never made are in no record.
@@ -53,8 +55,6 @@ def warn_if_ineffective(handle: HandleState, session: Session) -> None:
     why = "" if compiled or without_logits else why_not_smaller(records)
     if why and not records and not trains(handle.model):
         why = NOTHING_TRAINS
-    if handle.level.off and handle._plan_manager is not None:
-        return  # a plan with room may keep everything
     if not why:
         _effective.add(handle.model)
     elif _may_pass(handle, session):
