@@ -23,7 +23,9 @@ GATHERS = {
     **dict.fromkeys(("read_before", "in_place", "uneven", "planned", "local"), 0),
 }
 """By case: how often backward gathers tensors again."""
-old = pytest.mark.skipif(TORCH < (2, 12), reason="before torch 2.12 no linear layer takes a DTensor sharded in the middle")
+old = pytest.mark.skipif(
+    TORCH < (2, 12), reason="before torch 2.12 no linear layer takes a DTensor sharded in the middle"
+)
 CASES = [pytest.param(case, marks=old) if "dim 1" in case else case for case in GATHERS]
 
 
