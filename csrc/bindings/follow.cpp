@@ -49,7 +49,7 @@ bool is_more(PyObject* expected) {
 // Whether a function is the expected one. Each read of a property makes a new method-wrapper.
 bool is_function(PyObject* expected, PyObject* function) {
   if (expected == function) return true;
-  if (!Py_IS_TYPE(function, &_PyMethodWrapper_Type) || !Py_IS_TYPE(expected, &_PyMethodWrapper_Type)) return false;
+  if (!Py_IS_TYPE(function, follows->method_wrapper) || !Py_IS_TYPE(expected, follows->method_wrapper)) return false;
   return PyObject_RichCompareBool(expected, function, Py_EQ) == 1;
 }
 
@@ -300,6 +300,7 @@ Follows::Follows(const py::dict& given)
       call(type_of(given, "Call")),
       repeated_function(type_of(given, "RepeatedFunction")),
       known_site(type_of(given, "KnownSite")),
+      method_wrapper(type_of(given, "MethodWrapperType")),
       count_nodes(Py_NewRef(given["count_nodes"].ptr())),
       grad_enabled(Py_NewRef(given["is_grad_enabled"].ptr())),
       function_modes(Py_NewRef(given["function_modes"].ptr())),
