@@ -27,7 +27,7 @@ def main() -> None:
 
     version = torch.__version__.partition("+")[0]
     found = {path: name.is_there for path, name in NAMES.items()}
-    (PACKAGE / torch_versions.FILE).write_text(torch_versions.content_with(version, found), encoding="utf-8")
+    torch_versions.FILE.write_text(torch_versions.content_with(version, found), encoding="utf-8")
     print(f"torch {version} has {sum(found.values())} of {len(found)} names")
     for path, is_there in found.items():
         if not is_there:

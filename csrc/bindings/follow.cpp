@@ -43,7 +43,7 @@ bool is_more(PyObject* expected) {
 // Whether a function is the expected one. Each read of a property makes a new method-wrapper.
 bool is_function(PyObject* expected, PyObject* function) {
   if (expected == function) return true;
-  if (!Py_IS_TYPE(function, &_PyMethodWrapper_Type) || !Py_IS_TYPE(expected, &_PyMethodWrapper_Type)) return false;
+  if (!Py_IS_TYPE(function, follows->method_wrapper) || !Py_IS_TYPE(expected, follows->method_wrapper)) return false;
   return PyObject_RichCompareBool(expected, function, Py_EQ) == 1;
 }
 
@@ -294,6 +294,7 @@ Follows::Follows(const py::dict& given)
       call(type_in(given.ptr(), "Call")),
       repeated_function(type_in(given.ptr(), "RepeatedFunction")),
       known_site(type_in(given.ptr(), "KnownSite")),
+      method_wrapper(type_in(given.ptr(), "MethodWrapperType")),
       count_nodes(object_in(given.ptr(), "count_nodes")),
       grad_enabled(object_in(given.ptr(), "is_grad_enabled")),
       function_modes(object_in(given.ptr(), "function_modes")),

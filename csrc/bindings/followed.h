@@ -41,7 +41,7 @@ inline PyObject* at(FollowedCalls* self, FollowedCalls::Member which) { return s
 struct Follows {
   explicit Follows(const pybind11::dict& given);
 
-  PyTypeObject *tensor, *parameter, *expected, *call, *repeated_function, *known_site;
+  PyTypeObject *tensor, *parameter, *expected, *call, *repeated_function, *known_site, *method_wrapper;
   PyObject *count_nodes, *grad_enabled, *function_modes, *dispatch_modes, *autocast_enabled, *get_autocast, *held,
       *elsewhere, *scratch;
   Field function, grad, before, nodes, random, changed, results, repeated, made, call_function, call_arguments,

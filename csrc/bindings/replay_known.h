@@ -42,6 +42,7 @@ struct Names {
   PyObject* groups = of("groups");
   PyObject* low = of("low");
   PyObject* high = of("high");
+  PyObject* __dict__ = of("__dict__");
   PyObject* __enter__ = of("__enter__");
   PyObject* __exit__ = of("__exit__");
   PyObject* unpack = of("unpack");

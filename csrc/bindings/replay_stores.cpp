@@ -38,10 +38,11 @@ enum Form { kKept, kValue, kSign, kHeld, kShape, kRecomputed, kByFormula };
 constexpr Py_ssize_t kStream = 4;  // among the arguments of an operator that draws noise
 constexpr Py_ssize_t kMost = 8;    // of an operator's arguments
 
-// An object with these fields in its __dict__, which the collector need not look at.
+// An object with these fields in its __dict__, which the collector need not look at. Set as Python code would: in Python
+// 3.13 PyObject_GenericSetDict leaves the values that an object has beside a dictionary, where attributes are looked up.
 Ref with_fields(PyTypeObject* type, Ref fields) {
   Ref made(type->tp_alloc(type, 0));
-  if (!made || !fields || PyObject_GenericSetDict(made.get(), fields.get(), nullptr) < 0) return Ref();
+  if (!made || !fields || PyObject_GenericSetAttr(made.get(), known->names.__dict__, fields.get()) < 0) return Ref();
   untrack(fields.get());
   untrack(made.get());
   return made;

@@ -7,6 +7,7 @@ and with many more examples. ACTCORE_FUZZ_EXAMPLES says how many. What is damage
 import copy
 import dataclasses
 import os
+import re
 import resource
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from actcore.ops import packed_bytes
 from .damage import CODECS, NUMBERS, STORED_DTYPES, damaged, stored
 from .samples import DTYPES, NUMELS, normal
 
-NO_MEMORY = "DefaultCPUAllocator: "
+NO_MEMORY = re.compile("DefaultCPUAllocator: |actcore: CPU out of memory")  # the latter up to torch 2.11's headers
 DAMAGED = "it is damaged or truncated: store the tensor again"
 
 EXAMPLES = int(os.environ.get("ACTCORE_FUZZ_EXAMPLES", "200"))
@@ -64,9 +65,10 @@ def result_of(function, *arguments):
 
 
 def read(tensor: Tensor) -> None:
-    """Reads every element, so that one outside of its memory is found."""
+    """Reads every element, so that one outside of its memory is found. Large tensors leave no memory for a copy."""
     distinct = Layout.of(tensor).distinct_shape
-    tensor.as_strided(distinct, tensor.stride()).clone()
+    elements = result_of(tensor.as_strided(distinct, tensor.stride()).clone)
+    assert isinstance(elements, Tensor) or NO_MEMORY.search(str(elements))
 
 
 @fuzz
@@ -76,7 +78,7 @@ def test_a_damaged_form_is_refused_or_decompresses(c):
     if isinstance(y, ValueError):
         assert DAMAGED in str(y)
     elif isinstance(y, RuntimeError):  # strides that are possible, but not on this machine
-        assert NO_MEMORY in str(y)
+        assert NO_MEMORY.search(str(y))
     else:
         assert (y.shape, y.dtype, y.device) == (c.shape, c.dtype, c.device)
         read(y)
@@ -194,7 +196,7 @@ def test_an_operator_given_anything_raises_or_returns(operator):
     def run(arguments):
         outputs = result_of(overload_of(operator), *arguments)
         if isinstance(outputs, RuntimeError):
-            assert f"actcore::{operator.partition('.')[0]}: " in str(outputs) or NO_MEMORY in str(outputs)
+            assert f"actcore::{operator.partition('.')[0]}: " in str(outputs) or NO_MEMORY.search(str(outputs))
             return
         for output in outputs if isinstance(outputs, tuple) else (outputs,):
             read(output)

@@ -205,3 +205,11 @@ def test_what_finds_no_memory_says_so():
         "actcore.unpack_bits(packed, 1, 2**26)\n"  # 64 MiB, which glibc takes from nothing that it has
     )
     assert re.search("out of memory|can't allocate memory", run("-c", script).stderr.splitlines()[-1])
+
+
+def test_the_bindings_use_no_private_name_of_python():
+    """Python 3.13 moved some to its internal headers, and actcore did not compile. Only Python 3.11's frames are read."""
+    csrc = Path(__file__).parents[1] / "csrc"
+    sources = {path.name: path.read_text("utf-8") for path in csrc.glob("bindings/*")}
+    assert len(sources) > 20
+    assert {name for name, text in sources.items() if re.search(r"\b_Py[A-Z]|Py_BUILD_CORE", text)} == {"frames.cpp"}

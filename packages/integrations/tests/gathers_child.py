@@ -12,6 +12,7 @@ import warnings
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from libraries import TORCH
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -257,7 +258,8 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", init_method=meet, rank=RANK, world_size=ranks, timeout=limit)
     mesh = init_device_mesh("cpu", (ranks,))
     found = {name: compare(mesh, function) for name, function in FUNCTIONS.items()}
-    for function in three, through_local, stored:
+    # Before torch 2.12 no linear layer takes a DTensor that is sharded in the middle.
+    for function in (three, through_local, stored) if TORCH >= (2, 12) else ():
         found[f"{function.__name__}, dim 1"] = compare(mesh, function, dim=1)
     found["third step"] = compare(mesh, three, steps=3)
     found["two forwards"] = compare(mesh, three, forwards=2)

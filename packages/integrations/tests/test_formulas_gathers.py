@@ -7,6 +7,7 @@ from torch import nn
 import integrations
 from integrations.runtime.formulas.table import Formulas
 
+from .libraries import TORCH
 from .two_ranks import run_two_ranks
 
 if not torch.distributed.is_available():
@@ -22,6 +23,10 @@ GATHERS = {
     **dict.fromkeys(("read_before", "in_place", "uneven", "planned", "local"), 0),
 }
 """By case: how often backward gathers tensors again."""
+old = pytest.mark.skipif(
+    TORCH < (2, 12), reason="before torch 2.12 no linear layer takes a DTensor sharded in the middle"
+)
+CASES = [pytest.param(case, marks=old) if "dim 1" in case else case for case in GATHERS]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +35,7 @@ def ranks(tmp_path_factory):
     return run_two_ranks("gathers_child.py", tmp_path_factory.mktemp("ranks") / "meet", 180)
 
 
-@pytest.mark.parametrize("case", GATHERS)
+@pytest.mark.parametrize("case", CASES)
 def test_all_ranks_communicate_alike(ranks, case):
     """Also where one of them stores what the other recomputes. One that gathered alone would wait for the other."""
     plain, compressed = ranks[0][case]["orders"]
@@ -40,7 +45,7 @@ def test_all_ranks_communicate_alike(ranks, case):
     assert [one for one in compressed if one not in gathers] == plain
 
 
-@pytest.mark.parametrize("case", GATHERS)
+@pytest.mark.parametrize("case", CASES)
 def test_gradients(ranks, case):
     """Parameters that ranks have whole get the same gradient on all of them."""
     for found in ranks:
@@ -50,8 +55,9 @@ def test_gradients(ranks, case):
 
 def test_a_shard_is_recomputed(ranks):
     """So it is rounded once, with the norm's input."""
+    cases = {"one", "three", "three, dim 1", "through_local", "through_local, dim 1", "cast", "third step"}
     for found in ranks:
-        for case in ("one", "three", "three, dim 1", "through_local", "through_local, dim 1", "cast", "third step"):
+        for case in cases & found.keys():
             assert {tuple(row) for row in found[case]["stored"]} == {("recomputed", 0)}
         assert found["three"]["error"] < found["local"]["error"]
 

@@ -13,6 +13,7 @@ from torch import nn
 from integrations import fewbit, qmodules
 
 from .fewbit_samples import PIECEWISE, few_bits, normal
+from .libraries import TORCH
 from .test_qlayers_surroundings import DIFFERENTIABLE, q_layer
 
 FEWBIT = {
@@ -90,6 +91,8 @@ def test_norms_that_keep_their_output(norm, square):
 def test_q_layers(layer, x, square):
     torchs = copy.deepcopy(layer).double()
     mine = q_layer(copy.deepcopy(torchs))
+    if isinstance(layer, nn.GroupNorm) and not square and TORCH < (2, 14):
+        pytest.skip("before torch 2.14 a GroupNorm's bias has None there, where Q-layers have zeros")
     found = [second_derivatives(one, x, one, square) for one in (mine, torchs)]
     assert [one is None for one in found[0]] == [one is None for one in found[1]]
 

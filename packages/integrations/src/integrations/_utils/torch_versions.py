@@ -7,14 +7,14 @@ from functools import cache
 from pathlib import Path
 
 HAS, LACKS, UNKNOWN = "y", "n", "?"
-FILE = "torch_versions.json"
+FILE = Path(__file__).with_name("torch_versions.json")
 
 
 @cache
 def recorded() -> dict[str, dict[str, str]]:
     """Version -> path of a name -> ``HAS`` or ``LACKS``; the oldest version first. A name that is used since a version
     was recorded is not in it."""
-    content = json.loads(Path(__file__).with_name(FILE).read_text(encoding="utf-8"))
+    content = json.loads(FILE.read_text(encoding="utf-8"))
     return {
         version: {path: marks[place] for path, marks in content["names"].items() if marks[place] != UNKNOWN}
         for place, version in enumerate(content["versions"])

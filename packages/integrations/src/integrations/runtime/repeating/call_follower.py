@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from types import MethodWrapperType
 
 import torch
 from torch import Tensor, nn
@@ -309,6 +310,7 @@ bind_follow(
         "FollowedCall": FollowedCall,
         "RepeatedFunction": RepeatedFunction,
         "KnownSite": KnownSite,
+        "MethodWrapperType": MethodWrapperType,
         "Call": Call,
         "count_nodes": get_sequence_nr,
         "is_grad_enabled": torch.is_grad_enabled,
