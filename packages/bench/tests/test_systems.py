@@ -1,12 +1,15 @@
 """``python -m bench systems``: cells, what is taken up, what fails, and who wins."""
 
 import copy
+import sys
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 import torch
 import torch_geometric.nn as geometric
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from bench.cli import main, suites
 from bench.models.sized import GraphLayers
@@ -21,6 +24,7 @@ from bench.suites.memory.systems.entries import Cell
 from bench.suites.memory.systems.report import front
 from bench.suites.memory.systems.subjects import made
 from bench.suites.search.dimensions import dimensions
+from bench.ways import general
 from bench.ways.general import PLAIN, WAYS
 
 from .rendering import MACHINE, panels, printed, words
@@ -49,10 +53,41 @@ def test_a_cell(way, counted):
 
 
 def test_what_does_not_apply_is_no_failure(counted):
-    for way, said in (("each block (torch)", "no blocks"), ("save_on_cpu", "on the CPU already")):
+    elsewhere = [name for name in WAYS if name == "save_on_cpu" or name.startswith("OffloadActivations")]
+    for way, said in ({"each block (torch)": "no blocks"} | dict.fromkeys(elsewhere, "on the CPU already")).items():
         found = measured("mlp", way)
         assert said in found.does_not_apply
         assert not found.failure
+
+
+@pytest.mark.parametrize("way", [name for name in WAYS if name.startswith("OffloadActivations")])
+def test_offloading_of_others(way, monkeypatch):
+    """By hooks of one object in all steps. The library takes a GPU, so that another class stands for its own."""
+
+    class OffloadActivations(saved_tensors_hooks):
+        def __init__(self) -> None:
+            self.stored = 0
+            super().__init__(self.pack, lambda stored: stored.clone())
+
+        def pack(self, tensor):
+            self.stored += 1
+            return tensor.detach()
+
+    path = WAYS[way].ready.args[0]
+    for name in [path.rpartition(".")[0], path]:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules[path].OffloadActivations = OffloadActivations
+    monkeypatch.setattr(general, "_require_gpu", lambda subject: None)
+    subject = made("mlp", 0, CPU)
+    forward, around = WAYS[way].ready(subject)
+    stored = []
+    for _ in range(2):
+        with around():
+            loss = subject.step(forward)
+        stored.append(around().stored)
+        loss.backward()
+    assert 0 < 2 * stored[0] == stored[1]
+    assert all(parameter.grad is not None for parameter in subject.model.parameters())
 
 
 def test_a_way_that_fails_is_recorded(monkeypatch, counted):

@@ -156,6 +156,13 @@ def _on_cpu(subject: Subject) -> tuple[Forward, Surroundings]:
     return subject.model, partial(save_on_cpu, pin_memory=True)
 
 
+def _offloaded(module: str, subject: Subject) -> tuple[Forward, Surroundings]:
+    """By another library's ``OffloadActivations``: one object for all steps, as its trainer has it."""
+    _require_gpu(subject)
+    offload = needs(module, "rivals").OffloadActivations()
+    return subject.model, lambda: offload
+
+
 def _swapped(level: str, subject: Subject) -> tuple[Forward, Surroundings]:
     _require_gpu(subject)
     return compressed(level, subject)
@@ -221,6 +228,12 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         "lean": Way(partial(compressed, "lean")),
         "torch.compile": Way(partial(_compiled, 1.0), ours=False, slow=True),
         "L1 + torch.compile": Way(partial(_compressed_and_compiled, "L1"), slow=True),
+        "OffloadActivations (TRL)": Way(
+            partial(_offloaded, "trl.models.activation_offloading"), ours=False, library="trl"
+        ),
+        "OffloadActivations (torchtune)": Way(
+            partial(_offloaded, "torchtune.training"), ours=False, library="torchtune"
+        ),
     }
 )
 """By name; charts number them in this order. Levels and options are those of ``compress_model``."""

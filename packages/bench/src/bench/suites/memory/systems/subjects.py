@@ -127,6 +127,7 @@ GPU_WAYS = (
     "plan, 50 %, exact",
     "L4bit-swap",
     "save_on_cpu",
+    "OffloadActivations (TRL)",
     "plan, 20 %, error 0.1",
     "L1.2",
     "torch.compile",
@@ -135,8 +136,8 @@ GPU_WAYS = (
 )
 """That they are trained in by default, names in ``ways.WAYS``, what is worth most first."""
 
-LAST = frozenset({("llama-8", "save_on_cpu")})
-"""Models and ways that wait for all others: torch pins and unpins 40 GiB of host memory in each step of this one."""
+LAST = frozenset({("llama-8", "save_on_cpu"), ("llama-8", "OffloadActivations (TRL)")})
+"""Models and ways that wait for all others: these pin 40 GiB of host memory, torch's anew in each step."""
 
 
 def _architecture(name: str, batch: int, size: int) -> Subject:
