@@ -1,4 +1,4 @@
-"""A batch norm that is a Q-layer looks at its input once, and its backward computes with the stored, normalized form."""
+"""A batch norm that is a Q-layer looks at its input once, and backward computes with the stored, normalized form."""
 
 import copy
 import gc
@@ -117,7 +117,7 @@ def test_the_stored_form_may_have_other_statistics():
     given = weight, None, None, mean, factor, True, 1e-5, [True] * 3
     wanted = torch.ops.aten.native_batch_norm_backward(gradient, x, *given)
     statistics = torch.stack([center, deviation])
-    found = norms._backward_of_normalized(gradient, stored, statistics, weight, mean, factor, Context())
+    found = norms._backward_of_normalized(gradient, (stored, statistics), weight, mean, factor, Context())
     assert max(errors(wanted, found)) < TOLERANCE
 
 
@@ -178,7 +178,12 @@ def test_how_often_the_input_goes_through_memory(layout):
         output.backward(gradient)
     assert seen.called.count("group_affine_rows_decompress") == 1
     assert seen.called.count("native_batch_norm_backward") == 1
-    assert set(seen.called) <= {"group_affine_rows_decompress", "native_batch_norm_backward", "linalg_vector_norm", "add_"}
+    assert set(seen.called) <= {
+        "group_affine_rows_decompress",
+        "native_batch_norm_backward",
+        "linalg_vector_norm",
+        "add_",
+    }
 
 
 @pytest.mark.parametrize("offload", [False, True])

@@ -185,7 +185,7 @@ class Normalizer:
         self, tensor: Tensor, plain: Codec, seed: Any, stream: Any, given: Normalized | None = None
     ) -> Compressed | None:
         """What ``plain`` stores of the normalised elements, with the statistics as the last part. ``None`` for a tensor
-        that does not fit, or is too small to gain. ``given`` is the result of ``normalized``, or of other statistics."""
+        that does not fit, or is too small to gain. ``given``: of ``normalized``, or by other statistics."""
         if not self.takes(tensor):
             return None
         normal, statistics = self.normalized(tensor) if given is None else given

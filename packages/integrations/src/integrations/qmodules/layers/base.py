@@ -13,7 +13,12 @@ from torch.fx import Proxy
 import actcore
 from integrations._utils.layer_replacement import StandIn
 from integrations._utils.plain_tensor_types import PLAIN
-from integrations._utils.torch_internals import DisableTorchFunction, get_tracing_state, in_forward_mode, peek_interpreter_stack
+from integrations._utils.torch_internals import (
+    DisableTorchFunction,
+    get_tracing_state,
+    in_forward_mode,
+    peek_interpreter_stack,
+)
 from integrations.qmodules.config import config
 from integrations.qmodules.layers.saving import Saving
 from integrations.qmodules.levels import QLevel

@@ -26,7 +26,7 @@ from integrations._utils.torch_internals import (
     batch_norm_impl_index_backward,
     native_batch_norm_legit,
 )
-from integrations.policies.norms import FEW, normalize_channels
+from integrations.policies.norms import FEW, Normalized, normalize_channels
 from integrations.policies.standardizing import least_deviation
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.layers.saving import Saving
@@ -74,7 +74,7 @@ class BatchNormFunction(Function):
         x, weight, mean, deviation, reserve = ctx.saving.restore_normalized(ctx, 0, 1)
         ctx.saving.observe(gradient)
         if isinstance(x, tuple):
-            return *_backward_of_normalized(gradient, *x, weight, mean, deviation, ctx), None, None, None, None, None
+            return *_backward_of_normalized(gradient, x, weight, mean, deviation, ctx), None, None, None, None, None
         # The running statistics are for evaluation, whose backward is torch's own.
         forward = weight, None, None, mean, deviation, True, ctx.eps, ctx.needs_input_grad[:3]
         if ctx.kernel is None:
@@ -86,17 +86,16 @@ class BatchNormFunction(Function):
 
 def _backward_of_normalized(
     gradient: Tensor,
-    normal: Tensor,
-    statistics: Tensor,
+    normalized: Normalized,
     weight: Tensor | None,
     mean: Tensor,
     factor: Tensor,
     ctx: Any,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of a batch norm whose input is stored normalised. The input itself, ``normal * deviation + center``
-    with these statistics, is not restored: torch's backward takes ``normal`` for the input, with the mean and factor
-    that it has then, and the weight divided by the deviation. That gives the gradients of the input itself."""
-    center, deviation = statistics
+    with the stored statistics, is not restored: torch's backward takes ``normal`` for the input, with the mean and
+    factor that it has then, and the weight divided by the deviation. That gives the gradients of the input itself."""
+    normal, (center, deviation) = normalized
     deviation = deviation.clamp(min=least_deviation(deviation.dtype))
     mean, factor = (mean.to(center.dtype) - center) / deviation, factor.to(center.dtype) * deviation
     scale = deviation.reciprocal() if weight is None else weight.to(center.dtype) / deviation

@@ -48,9 +48,7 @@ class Saving:
             codec = self.precision.codec(x, normal)
         return replace(self, codec=codec or actcore.Raw(), token=self.precision.token())
 
-    def save(
-        self, ctx: Any, x: Tensor | None, *exact: Tensor | None, normalized: Normalized | None = None
-    ) -> None:
+    def save(self, ctx: Any, x: Tensor | None, *exact: Tensor | None, normalized: Normalized | None = None) -> None:
         """Saves ``x`` by the codec and the others as they are; once, in a Function's ``forward``. A norm may know the
         normalised elements of ``x``."""
         assert self.codec is not None
