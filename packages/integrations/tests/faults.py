@@ -66,7 +66,7 @@ _OURS = tuple(str(Path(package.__file__).parent) + os.sep for package in (actcor
 
 
 def is_in_destructor(frame):
-    """Whether a frame runs for a ``__del__``, or as a callback of a weak reference to memory: Python drops both errors."""
+    """Whether a frame runs for a ``__del__``, or as a callback of a weak reference: Python drops their errors."""
     while frame is not None and frame.f_code.co_name not in ("__del__", "_died", "_freed"):
         frame = frame.f_back
     return frame is not None

@@ -70,8 +70,8 @@ def graph_hooks(codec: Codec, seed: int = 0, streams: Streams | None = None) -> 
 
 
 _compiled: dict[int, tuple[GraphModule, GraphModule]] = {}
-"""The pairs that are in compiled code, which live as long as the process: torch knows them by ``id``, and would take the
-code of a pair that is gone for a new pair at the same address."""
+"""The pairs that are in compiled code, which live as long as the process: torch knows them by ``id``, and would take
+the code of a pair that is gone for a new pair at the same address."""
 
 
 def _traced() -> bool:
