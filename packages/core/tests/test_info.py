@@ -208,7 +208,7 @@ def test_what_finds_no_memory_says_so():
 
 
 def test_the_bindings_use_no_private_name_of_python():
-    """Python 3.13 moved some to its internal headers: actcore did not compile. Only Python 3.11's frames are read."""
+    """Python 3.13 moved some to its internal headers, and actcore did not compile. Frames are read in 3.11 alone."""
     csrc = Path(__file__).parents[1] / "csrc"
     sources = {path.name: path.read_text("utf-8") for path in csrc.glob("bindings/*")}
     assert len(sources) > 20

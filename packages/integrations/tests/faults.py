@@ -65,9 +65,16 @@ class AtFunction(TorchFunctionMode):
 _OURS = tuple(str(Path(package.__file__).parent) + os.sep for package in (actcore, integrations))
 
 
+def is_in_destructor(frame):
+    """Whether a frame runs for a ``__del__``, or as a callback of a weak reference: Python drops their errors."""
+    while frame is not None and frame.f_code.co_name not in ("__del__", "_died", "_freed"):
+        frame = frame.f_back
+    return frame is not None
+
+
 class AtCall:
     """Raises an error where the interpreter may raise a ``KeyboardInterrupt``, in this project's own Python: on entry
-    of the nth function, or once a call into C is over; counts both."""
+    of the nth function, or once a call into C is over; counts both. In a destructor it raises none, but after it."""
 
     def __init__(self, place=0, error=None):
         self.place, self.error, self.seen, self.where = place, error, 0, ""
@@ -83,7 +90,9 @@ class AtCall:
         if event not in ("call", "c_return") or not frame.f_code.co_filename.startswith(_OURS):
             return
         self.seen += 1
-        if self.seen == self.place:
+        if self.seen == self.place and is_in_destructor(frame):
+            self.place += 1
+        elif self.seen == self.place:
             self.where = f"{frame.f_code.co_filename.partition('src/')[2]}:{frame.f_lineno}"
             raise self.error
 

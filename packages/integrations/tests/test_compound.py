@@ -15,6 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import integrations
 from integrations import checkpoint
 
+from .libraries import TORCH
 from .nets import EIGHT_BITS, Net, assert_same, mlp, normal, plain_and_compressed, relative_error, rows
 
 pytestmark = [
@@ -329,6 +330,7 @@ def test_few_bit_activations_of_dtensors_raise(mesh):
     assert torch.equal(integrations.fewbit.functional.gelu(h.detach()).to_local(), F.gelu(X))
 
 
+@pytest.mark.skipif(TORCH < (2, 12), reason="before torch 2.12 DTensors have no max_pool2d")
 def test_pooling_of_dtensors(mesh):
     """Their indices are those of a rank's part, and are kept."""
     from torch.distributed.tensor import DTensor, Shard

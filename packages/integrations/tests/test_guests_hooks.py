@@ -145,7 +145,8 @@ def test_checkpoints_that_transformers_offloads(monkeypatch):
         pytest.skip("this transformers offloads no checkpoints")
     model.activation_checkpointing_enable(offload=True)
     found = language_step(integrations.compress_model(model, "lean", loss={"head": "lm_head"}))[1]
-    assert moved == 2 * [(*IDS.shape, 64)]
+    # Up to torch 2.11 a checkpoint saves an empty tensor beside its inputs.
+    assert [shape for shape in moved if shape.numel()] == 2 * [(*IDS.shape, 64)]
     # Layers are recomputed from exact inputs: what is left is the last norm's error.
     assert 0 < whole_error(expected, found) < EIGHT_BITS
     assert {row.module for row in rows(model) if row.codec.startswith("GroupAffine")} == {"model.norm"}

@@ -57,12 +57,21 @@ def graph_hooks(codec: Codec, seed: int = 0, streams: Streams | None = None) -> 
     eager_pack, eager_unpack = hooks(codec, seed, streams)
 
     def pack(tensor: Tensor) -> Any:
-        return _pack(tensor, codec, seed) if _traced() else eager_pack(tensor)
+        if not _traced():
+            return eager_pack(tensor)
+        _compiled[id(pair[0])] = pair
+        return _pack(tensor, codec, seed)
 
     def unpack(packed: Any) -> Tensor:
         return _unpack(packed, codec) if isinstance(packed, (tuple, list)) else eager_unpack(packed)
 
-    return _module(pack, "tensor"), _module(unpack, "packed")
+    pair = _module(pack, "tensor"), _module(unpack, "packed")
+    return pair
+
+
+_compiled: dict[int, tuple[GraphModule, GraphModule]] = {}
+"""The pairs that are in compiled code, which live as long as the process: torch knows them by ``id``, and would take
+the code of a pair that is gone for a new pair at the same address."""
 
 
 def _traced() -> bool:

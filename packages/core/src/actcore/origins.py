@@ -20,7 +20,8 @@ def note_origin(ctx: Any, x: Tensor) -> None:
     ctx.origin = None
     if x.requires_grad and not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None:
         with torch.enable_grad():
-            # No elements, so no memory. A copy: a view would keep x. narrow_copy has no derivative before 2.12.
+            # No elements, so no memory; a copy, since a view would keep x. In torch 2.10 and 2.11 narrow_copy has no
+            # derivative.
             ctx.origin = (x if x.dim() else x.unsqueeze(0)).narrow(0, 0, 0).clone()
 
 
