@@ -193,6 +193,20 @@ def quick_kernels():
 
 
 @pytest.fixture
+def empty_kernels(monkeypatch):
+    """Inductor's kernels do nothing, but for the long form, so that no C++ compiler runs for half a second each.
+
+    For tests of plans and of bytes that are alive, which do not depend on what tensors hold.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codecache import PyCodeCache
+
+    if not LONG:
+        monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda self, types, code: lambda *arguments: None)
+        monkeypatch.setattr(PyCodeCache, "modules_no_attr", {})  # modules with such kernels are of one test alone
+
+
+@pytest.fixture
 def nothing_expected():
     """Inductor's settings are the user's after every test, and no plan waits for a graph."""
     import torch._inductor.config
