@@ -13,6 +13,7 @@ import torch
 from integrations.capture.costs import calibrating
 
 from .heap import fake_tensors
+from .kernels import empty_kernels
 from .lanes import take_cpu_for_gpu
 from .long_form import LONG
 from .machine_rates import recorded
@@ -192,18 +193,11 @@ def quick_kernels():
         yield
 
 
-@pytest.fixture
-def empty_kernels(monkeypatch):
-    """Inductor's kernels do nothing, but for the long form, so that no C++ compiler runs for half a second each.
-
-    For tests of plans and of bytes that are alive, which do not depend on what tensors hold.
-    """
-    from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.codecache import PyCodeCache
-
-    if not LONG:
-        monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda self, types, code: lambda *arguments: None)
-        monkeypatch.setattr(PyCodeCache, "modules_no_attr", {})  # modules with such kernels are of one test alone
+@pytest.fixture(name="empty_kernels")
+def _empty_kernels():
+    """For tests of plans and of bytes that are alive."""
+    with empty_kernels():
+        yield
 
 
 @pytest.fixture
