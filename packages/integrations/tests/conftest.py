@@ -13,7 +13,7 @@ import torch
 from integrations.capture.costs import calibrating
 
 from .heap import fake_tensors
-from .kernels import empty_kernels
+from .inductor_kernels import empty_kernels
 from .lanes import take_cpu_for_gpu
 from .long_form import LONG
 from .machine_rates import recorded

@@ -11,8 +11,8 @@ from integrations.runtime.compiled import partition, tagging
 from integrations.runtime.compiled.joint_search import make_candidates
 from integrations.runtime.compiled.regions import regions
 
+from .inductor_kernels import empty_kernels
 from .joint_nets import Attention, Block
-from .kernels import empty_kernels
 from .nets import normal
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler", "quick_kernels")
