@@ -119,6 +119,7 @@ LONG = {
         "integrations/tests/test_plan_placed.py",
         "integrations/tests/test_pickled_at_any_moment.py",
         "integrations/tests/test_tensor_parallel.py",
+        "integrations/tests/test_trainers_fsdp.py",
     ),
     "fuzz": ("Damage what is read from outside, 100,000 times in all", "*/tests/test_fuzz*.py"),
     "versions": ("Hide each of torch's private names in turn", "integrations/tests/test_torch_names*.py"),

@@ -13,6 +13,7 @@ import torch
 from integrations.capture.costs import calibrating
 
 from .heap import fake_tensors
+from .inductor_kernels import empty_kernels
 from .lanes import take_cpu_for_gpu
 from .long_form import LONG
 from .machine_rates import recorded
@@ -166,10 +167,18 @@ def no_garbage_collection():
 
 
 @pytest.fixture
-def fresh_compiler():
-    """Nothing is compiled yet, and of what is compiled nothing stays."""
+def fresh_compiler(monkeypatch):
+    """Nothing is compiled yet, and of what is compiled nothing stays.
+
+    Collections that follow leave out what is alive here, most of which the compiler has imported. Dynamo does not take
+    20 milliseconds for each graph to find out how long its guards run.
+    """
+    from torch._dynamo import guards
+
+    monkeypatch.setattr(guards, "profile_guard_manager", lambda *arguments: 0.0)
     torch.compiler.reset()
     gc.collect()
+    gc.freeze()
     yield
     torch.compiler.reset()
 
@@ -181,6 +190,13 @@ def quick_kernels():
     from torch._inductor import config
 
     with config.patch({"cpp.simdlen": None if LONG else 1}):
+        yield
+
+
+@pytest.fixture(name="empty_kernels")
+def _empty_kernels():
+    """For tests of plans and of bytes that are alive."""
+    with empty_kernels():
         yield
 
 

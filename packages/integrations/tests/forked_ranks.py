@@ -4,6 +4,7 @@ that has imported the libraries that both need.
 Run as ``python forked_ranks.py SCRIPT FOLDER [LIBRARY ...]``; libraries that are not installed are left out.
 """
 
+import gc
 import importlib
 import os
 import runpy
@@ -42,6 +43,8 @@ def main(script, folder, *libraries):
     for library in libraries:
         with suppress(ImportError):
             importlib.import_module(library)
+    gc.collect()
+    gc.freeze()  # so that collections in ranks leave out, and do not copy, what was imported here
     port, waiting = find_port(), set()
     for rank in range(RANKS):
         if process := os.fork():

@@ -9,6 +9,7 @@ takes a process that is started anew.
 import atexit
 import contextlib
 import functools
+import gc
 import json
 import os
 import runpy
@@ -100,6 +101,8 @@ def _serve() -> None:
         import torch.distributed.fsdp
     with contextlib.suppress(ImportError):
         from transformers import LlamaForCausalLM  # noqa: F401 - imported on demand
+    gc.collect()
+    gc.freeze()  # so that collections in forks leave out, and do not copy, what was imported here
 
     for line in sys.stdin:
         request = json.loads(line)

@@ -86,7 +86,7 @@ NETS = {
     "convolutions": (convolutions, _images),
     "in place": (lambda: convolutions(inplace=True), _images),
     "dropout": (lambda: nn.Sequential(*(Block(dropout=0.2) for _ in range(4))), _sequence),
-    "attention": (lambda: nn.Sequential(Attention(), Block(), Attention(), Block()), _sequence),
+    "attention": (lambda: nn.Sequential(Attention(), Block()), _sequence),
     "tied": (Tied, lambda: (torch.arange(96).view(6, 16) % 50,)),
     "two outputs": (TwoOutputs, _sequence),
 }

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from long_form import LONG
 from nets import profiled_bytes
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -30,7 +31,7 @@ import integrations
 
 WIDTH, WORDS = 64, 128
 BLOCKS = 6  # of models with plans: a budget is for a few of them
-BUDGETS = 1.0, 0.6, 0.4
+BUDGETS = (1.0, 0.6, 0.4) if LONG else (1.0, 0.4)
 
 
 class Block(nn.Module):

@@ -111,7 +111,7 @@ def test_a_result_is_concatenated_or_added_in_its_kernel_where_nothing_is_alive_
     assert choices.can_fuse_vertical(Scheduler(made, copied), made, copied, 0) == expected
 
 
-@pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels")
+@pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels", "empty_kernels")
 def test_inductor_asks_in_graphs_with_a_budget_alone(monkeypatch):
     asked = []
     monkeypatch.setattr(fusing, "lengthens", lambda *_: bool(asked.append(None)) or True)
@@ -123,7 +123,7 @@ def test_inductor_asks_in_graphs_with_a_budget_alone(monkeypatch):
     assert asked
 
 
-@pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels")
+@pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels", "empty_kernels")
 def test_the_users_choices_still_decide_and_are_put_back():
     from torch._inductor.choices import InductorChoices
     from torch._inductor.virtualized import V

@@ -219,7 +219,7 @@ class Late(nn.Module):
         return (total * self.chain(x)).sum() + self.out(total).sum()
 
 
-@pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels")
+@pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels", "empty_kernels")
 def test_a_kernel_that_inductor_puts_behind_others_is_counted_there():
     """Counted where its first operator was, the step took 1.13 times its promise."""
     torch.manual_seed(0)
@@ -252,7 +252,7 @@ def measure(model, ids):
     return peak - gradients
 
 
-@pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels")
+@pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels", "empty_kernels")
 def test_the_least_plan_of_a_llama_is_counted_below_checkpoints_around_each_block(monkeypatch):
     """It was counted as 1.3 times these bytes, so that a budget was refused that the step keeps."""
     counted, count = [], partition.count_peak

@@ -160,7 +160,7 @@ def test_a_budget_that_cannot_be_met_is_refused_with_the_bytes():
         integrations.compress_model(make_model(), "L1", memory=1000, in_flight=3)(X)
 
 
-@pytest.mark.usefixtures("fresh_compiler", "nothing_expected")
+@pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "empty_kernels")
 @pytest.mark.parametrize("part", [0.3, 0.7])
 def test_compiled_steps_keep_to_the_budget(part):
     memory = between(plan_for(3), part)

@@ -152,6 +152,7 @@ class Behind(nn.Module):
         return x
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_gradients_that_outweigh_activations_leave_room_for_what_is_held():
     """A BERT was refused that kept to its budget. The budget leaves gradients out, but was compared with all that is
     held between forward and backward. The zeros were counted, too, to which inductor adds an embedding's gradient."""
@@ -170,6 +171,7 @@ class TiedBehind(Behind):
         return F.linear(super().forward(words), self.layers[0].weight)
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_a_gradient_to_which_two_graphs_add_counts_once():
     """It was left out of the peak of both, and the step took more than was counted."""
     torch.manual_seed(0)
@@ -190,6 +192,7 @@ def test_compiled_blocks_that_run_in_eager_mode_say_so():
     model(x).sum().backward()
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_a_refusal_says_how_compiled_blocks_run_in_eager_mode():
     """``torch.compiler.disable(model)`` alone was suggested, under which compiled blocks are compiled all the same."""
     model, x = nn.Sequential(*(Block() for _ in range(3))).train(), normal(8, 16, 32)
@@ -217,6 +220,7 @@ class Saving(Loop):
         return x
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_what_eager_code_stores_between_graphs_counts():
     model, x = Saving().train(), normal(64, 16, 32)
     integrations.compress_model(model, memory=0.95, error=0, fallback="least")
@@ -227,6 +231,7 @@ def test_what_eager_code_stores_between_graphs_counts():
     assert trace_joint(model).held >= eager + graphs
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_a_budget_that_several_graphs_name_holds():
     """With the bytes that they took when they were refused, graphs had larger shares, and took more."""
     torch.manual_seed(0)

@@ -21,6 +21,7 @@ from .nets import normal, relative_error
 pytestmark = pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels")
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_a_budget_that_does_not_fit_names_one_that_does():
     """The least that eager code takes is not enough: under inductor other tensors are alive at once."""
     model, inputs = build("block")
@@ -36,6 +37,7 @@ def test_a_budget_that_does_not_fit_names_one_that_does():
     assert trace_joint(model).peak == least
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_the_least_is_tried_before_a_budget_is_refused(monkeypatch):
     """A message names the least, which was refused where other plans came close to it in each attempt."""
     model, inputs = build("mlp")
@@ -58,6 +60,7 @@ def test_the_least_is_tried_before_a_budget_is_refused(monkeypatch):
     assert trace_joint(model).peak == most
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_a_budget_holds_the_bytes_of_the_two_graphs(monkeypatch):
     """The search knows neither backward's order nor what is written in place: of a Llama it counted 1.2 times the bytes
     of the graphs, and a budget was refused that these keep."""
@@ -78,6 +81,7 @@ def test_a_budget_holds_the_bytes_of_the_two_graphs(monkeypatch):
     assert trace_joint(model).peak == counted[-1].peak
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_a_budget_that_does_not_fit_with_a_fallback():
     model, inputs = build("block")
     eager = integrations.plan(model, *inputs, memory="least", error=0)
@@ -129,6 +133,7 @@ def test_a_budget_holds_for_sizes_that_vary(applied, divided):
     outcome(model, function, rows(30), steps=1)
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_a_budget_holds_for_declared_sizes(applied, divided):
     """``mark_dynamic`` says how large a size may be."""
     model, _, function = applied
@@ -145,6 +150,7 @@ def test_a_budget_holds_for_declared_sizes(applied, divided):
                 function(x)
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_a_fraction_is_of_the_step_of_larger_inputs(divided):
     model, inputs = build("mlp")
     eager = checkpoint.plan(model, inputs)
@@ -184,6 +190,7 @@ def test_bfloat16_autocast():
     assert trace_joint(model).recomputed > 0
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_the_measured_peak_is_within_the_planned_one():
     """Inductor frees what was read at once, in the backward, too, which is compiled later. By itself it keeps more for
     reuse than it knows of: this step took 1.1 times what was planned."""
@@ -194,6 +201,7 @@ def test_the_measured_peak_is_within_the_planned_one():
     assert peak <= trace_joint(model).peak
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_the_measured_peak_of_a_convolution_of_each_channel_is_within_the_planned_one():
     """Inductor has channels last. The gradient of such a kernel takes 256 times its bytes then, and was counted for
     channels first: this step took twice what was planned."""
@@ -205,6 +213,7 @@ def test_the_measured_peak_of_a_convolution_of_each_channel_is_within_the_planne
     assert peak <= 1.05 * trace_joint(model).peak
 
 
+@pytest.mark.usefixtures("empty_kernels")
 @pytest.mark.parametrize("options", [{}, {"fallback": "least"}])
 def test_a_budget_of_a_step_that_keeps_everything(divided, options):
     """The third compiled step had no plan, since eager code needs none, and was compiled anew: inductor alone may take

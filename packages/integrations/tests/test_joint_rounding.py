@@ -11,6 +11,7 @@ from integrations.runtime.compiled import partition, tagging
 from integrations.runtime.compiled.joint_search import make_candidates
 from integrations.runtime.compiled.regions import regions
 
+from .inductor_kernels import empty_kernels
 from .joint_nets import Attention, Block
 from .nets import normal
 
@@ -74,7 +75,8 @@ def find_joint():
 def find_least(name, error):
     """The bytes of the least plan within an error."""
     model, x = build(name)
-    gradient(model, compress(model, "least", error), x)
+    with empty_kernels():
+        gradient(model, compress(model, "least", error), x)
     peak = find_joint().peak
     torch.compiler.reset()
     return peak
@@ -125,6 +127,7 @@ def steps(monkeypatch):
     return found
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_what_would_amplify_an_error_is_kept(steps):
     """``rsqrt`` is computed of the sum that the forward has kept, and not of what the input was rounded to."""
     model, x = build("root mean square")
@@ -137,6 +140,7 @@ def test_what_would_amplify_an_error_is_kept(steps):
         assert not step.graph.ops[step.graph.values[number].producer].repeatable
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_on_another_path_values_take_eight_bits(monkeypatch, steps):
     monkeypatch.setattr(tagging, "is_same_path", lambda planned, traced: False)
     model, x = build("root mean square")
@@ -144,6 +148,7 @@ def test_on_another_path_values_take_eight_bits(monkeypatch, steps):
     assert {one.store.bits for row in steps[0][1].options for one in row} == {8}
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_what_the_eager_step_does_not_have_is_not_computed_from_rounded_values(monkeypatch):
     """A weight beyond all bounds, as soon as the nodes of a value do not tell which it is."""
     seen = []
@@ -168,6 +173,7 @@ def test_what_the_eager_step_does_not_have_is_not_computed_from_rounded_values(m
     assert options == ()
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_what_would_be_kept_exactly_is_not_planned_in_bits(monkeypatch):
     """The next search knows it: of a value for which backward has no rule, say."""
     unfit, barred = partition._find_unfit, []

@@ -3,8 +3,7 @@
 import dataclasses
 import json
 import re
-import subprocess
-import sys
+import runpy
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from integrations.checkpoint import Plan, capture, optimal_grad_checkpointing, p
 from integrations.planner.feng_huang_objective import paper_segments
 from integrations.planner.problem import training_step
 
+from .forks import Fork
 from .nets import mlp, normal
 from .recompute_nets import NETS, net
 
@@ -160,9 +160,10 @@ def test_what_is_no_plan_is_refused(made, change, message):
         Plan.from_json(change(json.loads(made.to_json())))
 
 
-def test_two_processes_make_the_same_plan(capsys):
+def test_two_processes_make_the_same_plan(capsys, tmp_path):
     """Ranks plan by themselves: another process makes the plan that this one makes."""
-    code = """
+    script = tmp_path / "script.py"
+    script.write_text("""
 import torch
 from torch import nn
 from integrations.checkpoint import plan
@@ -171,9 +172,9 @@ torch.manual_seed(5)
 layers = [layer for _ in range(12) for layer in (nn.Linear(16, 16), nn.ReLU())]
 made = plan(nn.Sequential(*layers).train(), torch.randn(512, 16))
 print(made.choice, made.graph.fingerprint, len(made.front))
-"""
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    exec(code, {})
+""")
+    other, _ = Fork(script).communicate(timeout=120)
+    runpy.run_path(str(script))
     assert capsys.readouterr().out == other
 
 

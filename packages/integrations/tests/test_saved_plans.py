@@ -2,9 +2,8 @@
 
 import json
 import pickle
-import subprocess
-import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from integrations.checkpoint import Plan
 from integrations.planner import plans
 
 from . import saved_plan_child
+from .forks import Fork
 from .nets import assert_same, gradients, normal
 from .recompute_levels import deep
 from .saved_plan_child import WAYS, compressed_by, digest_of_steps, net
@@ -45,10 +45,9 @@ def test_a_saved_plan_gives_the_same_steps_in_another_process(tmp_path):
         plan = integrations.compression(model).plan
         assert plan.graph.accumulates
         plan.save(tmp_path / way)
-    run = subprocess.run(
-        [sys.executable, "-W", "error", saved_plan_child.__file__, tmp_path], capture_output=True, text=True, check=True
-    )
-    assert json.loads(run.stdout) == trained
+    out, errors = Fork(Path(saved_plan_child.__file__), str(tmp_path)).communicate(timeout=120)
+    assert not errors
+    assert json.loads(out) == trained
 
 
 @pytest.mark.parametrize("kind", ["path", "text", "plan"])

@@ -98,7 +98,7 @@ def test_a_function_ends_where_something_is_read_for_the_last_time(monkeypatch):
     assert backend.ready_to_flush()
 
 
-@pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels")
+@pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels", "empty_kernels")
 def test_a_step_takes_less_where_buffers_are_freed_between_kernels(monkeypatch):
     import torch._inductor.config
 
@@ -144,6 +144,7 @@ def as_class(called):
     return Passed()
 
 
+@pytest.mark.usefixtures("empty_kernels")
 @pytest.mark.usefixtures("fresh_compiler", "nothing_expected")
 @pytest.mark.parametrize("make", [None, as_function, as_class])
 def test_a_pass_of_the_users_runs_first_and_stays(monkeypatch, make):
@@ -186,7 +187,7 @@ class Patches(nn.Module):
         return torch.cat([self.first.expand(len(image), -1, -1), self.convolution(image).flatten(2).mT], 1)
 
 
-@pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels")
+@pytest.mark.usefixtures("fresh_compiler", "nothing_expected", "quick_kernels", "empty_kernels")
 def test_a_copy_of_an_image_is_alive_until_its_weights_gradient_is_made(monkeypatch):
     """Backward computes the convolution again, of the copy that the forward has made."""
     counted, count = [], partition.count_peak

@@ -1,6 +1,7 @@
 """A rank of two, for ``test_trainers_fsdp.py``: trainers that shard a model themselves, with FSDP2.
 
-Writes, as JSON, for each library and way what the rank found beside the same training without compression.
+Reads the cases from ``cases.json``: a library, a way, and when the model is compressed. Writes, as JSON, what the rank
+found in each beside the same training without compression.
 """
 
 import importlib.util
@@ -27,7 +28,6 @@ WAYS = {  # the arguments of compress_model
     "lean": {"level": "lean", "min_bytes": 0},
     "exact plan": {"memory": 0.8},
 }
-WHEN = ("before", "after")
 RESUMED = ("L1", "exact plan")
 
 
@@ -264,14 +264,14 @@ def compared(plain, found, resumed=None):
     }
 
 
-def main(folder):
+def main(folder, cases):
     found = {"one rank": {way: on_one_rank(options) for way, options in WAYS.items()}}
     for library, train in LIBRARIES.items():
         if not importlib.util.find_spec(library.split(",")[0]):
             continue
         plain = train({}, "", folder / library)
         for way, options in WAYS.items():
-            for when in WHEN:
+            for when in (case[2] for case in cases if case[:2] == [library, way]):
                 name = f"{library}, {way}, {when}"
                 whole = train(options, when, folder / name)
                 again = when == "after" and way in RESUMED and library != "accelerate, bf16"
@@ -288,6 +288,6 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     if importlib.util.find_spec("accelerate"):
         as_on_a_gpu()
-    found = main(folder)
+    found = main(folder, json.loads((folder / "cases.json").read_text()))
     (folder / f"{rank}.json").write_text(json.dumps(found))
     leave()
