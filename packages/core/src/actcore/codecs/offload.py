@@ -112,10 +112,14 @@ class Offload:
 
     def decompress(self, compressed: Compressed) -> Tensor:
         """Return the tensor, on the device from which it was stored."""
+        return self.fetch(compressed).decompress()
+
+    def fetch(self, compressed: Compressed) -> Compressed:
+        """Return the stored form of ``inner``, on the device from which it was stored."""
         if self.device is None:
             raise ValueError(f"the codec of {compressed!r} must name a device; it is damaged: store the tensor again")
         parts = _restore(lane(self.device), compressed.payload, self.ahead)
-        return self.inner.decompress(Compressed(self.inner, parts, compressed.layout, compressed.dtype))
+        return Compressed(self.inner, parts, compressed.layout, compressed.dtype)
 
     def settle(self, compressed: Compressed) -> None:
         """Wait until the payload has arrived on the host."""

@@ -76,6 +76,8 @@ class Saving:
         form = found[0]
         if not isinstance(form, actcore.Compressed):
             return found
+        if isinstance(form.codec, actcore.Offload):
+            form = form.codec.fetch(form)
         codec = form.codec
         return codec.normalized_in(form) if isinstance(codec, OfChannels) else form.decompress(), *found[1:]
 
