@@ -32,14 +32,14 @@ PyCFunction with_several() {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
-// What Python has given by a name, an owned reference.
+// An entry of a dictionary from Python, as an owned reference.
 inline PyObject* object_in(PyObject* given, const char* name) {
   PyObject* found = PyDict_GetItemString(given, name);
   if (found == nullptr) throw std::invalid_argument(std::string(name) + " must be given");
   return Py_NewRef(found);
 }
 
-// The same of a class.
+// An entry that has to be a class.
 inline PyTypeObject* type_in(PyObject* given, const char* name) {
   Ref found(object_in(given, name));
   if (!PyType_Check(found.get())) throw std::invalid_argument(std::string(name) + " must be a class");

@@ -11,11 +11,12 @@ from torch import nn
 import integrations
 from actcore import compress
 from integrations.policies.norms import CHANNELS, Standardized
+from integrations.policies.standardizing import undo_epsilon
 from integrations.runtime import replay
 from integrations.tracing import norm_inputs, tracker
 from integrations.tracing.norm_inputs import PendingStore, run_norm
 
-from .nets import Net, assert_same, gradients, normal, rows
+from .nets import EIGHT_BITS, Net, assert_same, gradients, normal, plain_and_compressed, rows
 
 CHANNEL = torch.logspace(-3, 0, 32).view(32, 1, 1)
 NORMS = {
@@ -35,8 +36,8 @@ def written(monkeypatch):
     """For each stored form: the node that saved the input, whether it has given the statistics, and the payload."""
     found, write = [], PendingStore.write
 
-    def spy(self, node):
-        found.append((node, write(self, node), self.parts))
+    def spy(self, node, epsilon):
+        found.append((node, write(self, node, epsilon), self.parts))
         return found[-1][1]
 
     monkeypatch.setattr(PendingStore, "write", spy)
@@ -63,9 +64,38 @@ def test_statistics_are_computed_once(name, level, off, written, monkeypatch):
         [(node, given, (_, _, statistics))] = written
         mean, factor = saved_by(node)
         assert given
+        if "group" not in name:
+            factor = undo_epsilon(factor, 1e-5).reciprocal()
         assert torch.equal(statistics, torch.stack([mean, factor.reciprocal()]))
         out.sum().backward()
         written.clear()
+
+
+@pytest.mark.parametrize(("level", "bits"), [("L1.1", 8), ("lean", 6)])
+@pytest.mark.parametrize("name", [name for name in NORMS if "group" not in name])
+def test_channels_of_less_variance_than_epsilon_keep_their_gradient(name, level, bits):
+    """Their elements are divided by their own deviation, and not by the root of epsilon, which is 30 times that. Channels
+    last, so that they share groups with others."""
+    small = torch.ones(32).index_fill(0, torch.arange(0, 32, 2), 1e-4)[:, None, None]
+    x = (normal(16, 32, 7, 7) * small).to(memory_format=torch.channels_last)
+    net = Net(lambda self, zero: NORMS[name](self.w + zero), w=x)
+
+    def loss(output):
+        return (output * normal(*output.shape, seed=1)).sum().sin()
+
+    plain, compressed, _ = plain_and_compressed(net, torch.zeros(()), level=level, loss=loss)
+    expected, found = (one["w"] for one in (plain, compressed))
+    error = (found - expected).square().sum([0, 2, 3]) / expected.square().sum([0, 2, 3])
+    assert error.max() < (EIGHT_BITS * 255 / (2**bits - 1)) ** 2
+
+
+@pytest.mark.parametrize("variance", [0.0, 1e-14, 1e-9, 1e-5, 1e-2, 1e4])
+@pytest.mark.parametrize("epsilon", [1e-8, 1e-5, 1e-3, 1.0])
+def test_epsilon_is_undone(variance, epsilon):
+    """Within what float32 has left of the variance: half a unit of 2^-24 of the sum, three times."""
+    exact = torch.tensor([variance + epsilon], dtype=torch.float64)
+    found = undo_epsilon(exact.rsqrt().float(), epsilon).double().square()
+    assert (found - max(variance, 1e-6 * epsilon)).abs() <= 4 * 2**-24 * exact + 1e-6 * found
 
 
 class Norms(nn.Module):

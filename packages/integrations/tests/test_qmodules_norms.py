@@ -16,7 +16,7 @@ from integrations.qmodules.layers import norms
 from integrations.qmodules.layers.saving import Saving
 from integrations.tracing.tracker import CallTracker
 
-from .nets import normal
+from .nets import EIGHT_BITS, normal
 from .qnets import EIGHT, errors, q_layer, step
 
 # Means up to 1e4 times the deviation. Restoring the input loses so many times 2^-53, and the sums of a channel's some
@@ -119,6 +119,17 @@ def test_the_stored_form_may_have_other_statistics():
     statistics = torch.stack([center, deviation])
     found = norms._backward_of_normalized(gradient, (stored, statistics), weight, mean, factor, Context())
     assert max(errors(wanted, found)) < TOLERANCE
+
+
+@pytest.mark.parametrize("shape", [(256, 32), (16, 32, 4, 4)])
+def test_channels_of_less_variance_than_epsilon_keep_their_gradient(shape):
+    """They are divided by their own deviation, and not by epsilon's root, beside which their elements are nothing."""
+    x = normal(*shape).to(memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
+    x[:, ::2] *= 1e-4
+    layer = (nn.BatchNorm1d if len(shape) == 2 else nn.BatchNorm2d)(32)
+    (_, wanted), (_, found) = step(layer, x), step(q_layer(layer), x)
+    assert max(errors([one[:, ::2] for one in wanted[:1]], [one[:, ::2] for one in found[:1]])) < EIGHT_BITS
+    assert max(errors([one[::2] for one in wanted[1:]], [one[::2] for one in found[1:]])) < EIGHT_BITS
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

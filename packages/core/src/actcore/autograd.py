@@ -193,8 +193,8 @@ def restore_saved(ctx: Any, forms: Collection[int] = ()) -> tuple[Any, ...]:
 
     Args:
         ctx: the context of the Function.
-        forms: the numbers of pairs of which the stored form is returned, a ``Compressed``, if there is one. A stored
-            form has no history, so that it is only for a backward of which no graph is built.
+        forms: the numbers of pairs of which the stored form is returned, a ``Compressed``, if there is one. It has no
+            history: use it only if autograd builds no graph of this backward.
     """
     plan = getattr(ctx, "_actcore_saved", None)
     if plan is None:

@@ -25,7 +25,14 @@ from actcore import Codec, Compressed, GroupAffine, Layout, Raw
 from actcore.codec import trusted
 from actcore.layout import is_dense
 from integrations.policies.arguments import Arguments
-from integrations.policies.standardizing import CHANNELS, COMPRESS, compressed, decompressed, least_deviation
+from integrations.policies.standardizing import (
+    CHANNELS,
+    COMPRESS,
+    compressed,
+    decompressed,
+    least_deviation,
+    undo_epsilon,
+)
 
 FEW = 8
 """Inputs whose statistics are over so few elements are kept: in 16 bits, storing them normalised takes no fewer
@@ -113,21 +120,23 @@ Normalized: TypeAlias = tuple[Tensor, Tensor]
 """A tensor's normalised elements, dense in memory, and their means and deviations: ``Float[2, count]``."""
 
 
-def normalize_channels(tensor: Tensor, mean: Tensor, factor: Tensor) -> Normalized:
-    """Normalise each channel by given statistics, in one pass over memory.
+def normalize_channels(tensor: Tensor, mean: Tensor, factor: Tensor, epsilon: float) -> Normalized:
+    """Normalize each channel by the statistics of a batch norm, in one pass over memory.
 
     Args:
         tensor: ``Float[Tensor, "samples channels ..."]``, without expanded dimensions.
-        mean, factor: ``Float[channels]``: what a batch norm has subtracted, and multiplied by.
+        mean, factor: ``Float[channels]``: what the norm has subtracted, and multiplied by.
+        epsilon: the norm's.
     """
     given = tensor.detach()
     given = given if is_dense(Layout.of(given)) else given.contiguous()
     mean, factor = (one.to(_wide(tensor.dtype)) for one in (mean, factor))
-    # Torch's kernel for evaluation. The epsilon is in the factor.
-    normal = torch.ops.aten.native_batch_norm(given, None, None, mean, factor.pow(-2), False, 0.0, 0.0)[0]
+    deviation = undo_epsilon(factor, epsilon)
+    # Torch's kernel for evaluation.
+    normal = torch.ops.aten.native_batch_norm(given, None, None, mean, deviation.square(), False, 0.0, 0.0)[0]
     if normal.stride() != given.stride():
         normal = torch.empty_like(given).copy_(normal)
-    return normal, torch.stack([mean, factor.reciprocal()])
+    return normal, torch.stack([mean, deviation])
 
 
 @dataclass(frozen=True)

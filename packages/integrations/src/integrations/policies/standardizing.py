@@ -70,7 +70,12 @@ def decompressed(codec: GroupAffine, groups: int, stored: Compressed) -> Tensor 
 
 
 def activated(
-    stored: Compressed, weight: Tensor | None, bias: Tensor | None, added: Tensor | None, function: str
+    stored: Compressed,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    added: Tensor | None,
+    function: str,
+    epsilon: float = 0.0,
 ) -> Tensor | None:
     """What follows a batch or group norm, in one pass over its stored input.
 
@@ -79,6 +84,7 @@ def activated(
         weight, bias: ``Float[channels]``, the norm's; ``None`` for none.
         added: is added to the norm's result: a tensor of the input's shape and dtype; ``None`` for none.
         function: what the sum goes through: ``none``, ``relu``, ``silu``, ``gelu`` or ``gelu_tanh``.
+        epsilon: the norm's, if the stored deviations are without it.
 
     Returns:
         the tensor, laid out as the input was; ``None`` as for ``decompressed``.
@@ -94,6 +100,8 @@ def activated(
         statistics.new_full((layout.shape[1],), default) if given is None else given.detach().to(statistics.dtype)
         for given, default in ((weight, 1.0), (bias, 0.0))
     )
+    if epsilon:
+        scales = scales * statistics[1] * (statistics[1].square() + epsilon).rsqrt()
     if added is not None:
         if added.stride() != layout.strides:
             added = bounds.new_empty(math.prod(layout.shape)).as_strided(*layout).copy_(added)
@@ -114,6 +122,17 @@ def least_deviation(dtype: torch.dtype) -> float:
     """The least divisor, for the elements of a constant channel, whose deviation is 0. Its square does not underflow,
     so that differences that the variance has lost do not become large."""
     return math.sqrt(torch.finfo(dtype).tiny)
+
+
+def undo_epsilon(factor: Tensor, epsilon: float) -> Tensor:
+    """The deviations of elements that a norm multiplies by ``factor = 1 / sqrt(variance + epsilon)``.
+
+    They are what a stored input is divided by. ``1 / factor`` is larger where the variance is smaller than epsilon: such
+    elements would be small beside those of other channels in their group, and be rounded away. A deviation is at least a
+    thousandth of epsilon's root, since below that the factor does not tell the variance.
+    """
+    least = max(1e-6 * epsilon, least_deviation(factor.dtype) ** 2)
+    return factor.pow(-2).sub_(epsilon).clamp_(min=least).sqrt_()
 
 
 def order_for(codec: GroupAffine, groups: int, layout: Layout, dtype: torch.dtype) -> tuple[int, int] | None:

@@ -16,8 +16,6 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 import actcore
-from integrations.policies.norms import Normalizer
-from integrations.policies.standardizing import CHANNELS
 from integrations.qmodules.batch import Batch
 from integrations.qmodules.device_rows import DeviceRows, view_as_rows
 from integrations.qmodules.gradient_table import GradientTable
@@ -161,20 +159,20 @@ class LayerPrecision:
         return self._double if self.model is None else self.model.double
 
     def quantizes(self, x: Tensor) -> bool:
-        """Whether ``codec`` stores this input in fewer bits. Raises what that would raise."""
-        level = self.level
-        if not level.compress or not x.is_floating_point() or (self.kind == "norm" and not level.norms):
-            return False
-        if level.use_gradient and self._is_by_sample(x):
+        """Whether ``codec`` stores this input in fewer bits. Raises the same errors as that."""
+        if self._may_quantize(x) and self.level.use_gradient and self._is_by_sample(x):
             self._indices(x.shape[0], x.device)
-        return True
+        return self._may_quantize(x)
+
+    def _may_quantize(self, x: Tensor) -> bool:
+        return self.level.compress and x.is_floating_point() and (self.level.norms or self.kind != "norm")
 
     def codec(self, x: Tensor, normal: Tensor | None = None) -> actcore.Codec | None:
         """How the input ``x`` of this forward is stored; ``None`` keeps it exactly.
 
         Args:
             x: the input.
-            normal: of a batch norm, its normalised elements, which are what is stored; ``None``: they are computed.
+            normal: of a batch norm, its normalized elements, which are what is stored.
 
         Raises:
             ValueError: the level uses gradients, and there are no indices for the batch, or no ``num_samples``, or an
@@ -183,7 +181,7 @@ class LayerPrecision:
         level = self.level
         if not torch.compiler.is_compiling():
             self._tokens.pop(threading.get_ident(), None)
-        inner = self._quantiser(x, normal) if self.quantizes(x) else None
+        inner = self._quantiser(x, normal) if self._may_quantize(x) else None
         if level.offload:
             return actcore.Offload(inner or actcore.Raw())
         return inner
@@ -230,8 +228,8 @@ class LayerPrecision:
         """
         x = x.detach()
         samples, group_size = x.shape[0], self.level.group_size
-        if self.kind == "norm":  # as it is stored
-            x = Normalizer(CHANNELS, x.shape[1]).normalized(x)[0] if normal is None else normal
+        if normal is not None:
+            x = normal
         rows = view_as_rows(x) if own else view_as_rows(x[None])
         kept = self._profile
         fresh = kept is not None and kept.shape == tuple(rows.shape) and kept.profile.device == x.device

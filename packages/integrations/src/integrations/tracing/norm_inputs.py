@@ -22,7 +22,7 @@ from actcore import Kept
 from actcore.ops import below_autograd, group_count, packed_bytes
 from actcore.replay import KERNELS
 from integrations._utils.torch_internals import DisableTorchFunction, len_torch_dispatch_stack, profiler_enabled
-from integrations.policies.standardizing import COMPRESS
+from integrations.policies.standardizing import COMPRESS, undo_epsilon
 
 _WRITE = torch.ops.actcore.group_affine_standardized_compress.given
 _KERNEL = KERNELS.get("group_affine_standardized_compress")
@@ -70,8 +70,13 @@ class PendingStore:
     order: tuple[int, int]
     parts: tuple[Tensor, Tensor, Tensor]
 
-    def write(self, node: Any) -> bool:
-        """Writes the stored form. Returns whether that was by the statistics which autograd has kept in ``node``."""
+    def write(self, node: Any, epsilon: float) -> bool:
+        """Write the stored form. Return whether that was by the statistics which autograd has kept in ``node``.
+
+        Args:
+            node: the norm's.
+            epsilon: is taken out of the deviations; 0 for none.
+        """
         mean, factor = (_kept_in(node, name) for name in ("_raw_saved_result1", "_raw_saved_result2"))
         statistics = self.parts[2]
         count = statistics.shape[1]
@@ -82,6 +87,8 @@ class PendingStore:
             return False
         if mean.dim() != 1 or mean.dtype != statistics.dtype:
             mean, factor = (one.reshape(-1).to(statistics.dtype) for one in (mean, factor))
+        if epsilon:
+            factor = undo_epsilon(factor, epsilon).reciprocal_()
         arguments = (self.elements, *self.options, mean, factor, *self.order, *self.parts)
         if _WRITING_KERNEL is None or _is_seen(self.elements):
             below_autograd(_WRITE, *arguments)
@@ -102,8 +109,7 @@ def run_norm(
         function, args, kwargs: the norm, one of ``NORMS``, and its arguments.
         hidden: a block in which whoever follows the forward does not see the operators that write a stored form.
     """
-    place = _EPSILON[function]
-    epsilon = args[place] if place < len(args) else kwargs.get("eps", 1e-5)
+    epsilon = _get_epsilon(function, args, kwargs)
     if _thread.pending is not None or not (isinstance(epsilon, float) and epsilon >= _LEAST):
         _thread.written = None
         return function(*args, **kwargs)
@@ -116,9 +122,25 @@ def run_norm(
         _thread.pending = None
         for store in pending:
             with DisableTorchFunction(), hidden(store.elements):
-                if store.write(_find_node(result)):
+                if store.write(_find_node(result), find_removed_epsilon(function, args, kwargs)):
                     _thread.written = weakref.ref(store.parts[2])
     return result
+
+
+def _get_epsilon(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    place = _EPSILON[function]
+    return args[place] if place < len(args) else kwargs.get("eps", 1e-5)
+
+
+def find_removed_epsilon(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
+    """Return the epsilon of a norm, which the stored deviations are without; 0 for a group norm, where they are not.
+
+    A group norm has other deviations for each sample, and the operator that restores its result scales channels.
+    """
+    if function in (F.group_norm, torch.group_norm):
+        return 0.0
+    epsilon: float = _get_epsilon(function, args, kwargs)
+    return epsilon
 
 
 def forget_norm() -> None:

@@ -27,7 +27,6 @@ from integrations._utils.torch_internals import (
     native_batch_norm_legit,
 )
 from integrations.policies.norms import FEW, Normalized, normalize_channels
-from integrations.policies.standardizing import least_deviation
 from integrations.qmodules.layers.base import QLayer
 from integrations.qmodules.layers.saving import Saving
 from integrations.qmodules.levels import QLevel
@@ -63,7 +62,7 @@ class BatchNormFunction(Function):
         ctx.kernel, ctx.eps = kernel, eps
         normalized = None
         if saving.codec is None:
-            normalized = normalize_channels(x, mean, deviation)
+            normalized = normalize_channels(x, mean, deviation, eps)
             saving = saving.choose(x, normalized[0])
         saving.save(ctx, x, weight, mean, deviation, reserve, normalized=normalized)
         return output  # type: ignore[no-any-return]
@@ -92,11 +91,10 @@ def _backward_of_normalized(
     factor: Tensor,
     ctx: Any,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of a batch norm whose input is stored normalised. The input itself, ``normal * deviation + center``
+    """The gradients of a batch norm whose input is stored normalized. The input itself, ``normal * deviation + center``
     with the stored statistics, is not restored: torch's backward takes ``normal`` for the input, with the mean and
     factor that it has then, and the weight divided by the deviation. That gives the gradients of the input itself."""
     normal, (center, deviation) = normalized
-    deviation = deviation.clamp(min=least_deviation(deviation.dtype))
     mean, factor = (mean.to(center.dtype) - center) / deviation, factor.to(center.dtype) * deviation
     scale = deviation.reciprocal() if weight is None else weight.to(center.dtype) / deviation
     found: tuple[Tensor | None, ...] = torch.ops.aten.native_batch_norm_backward(

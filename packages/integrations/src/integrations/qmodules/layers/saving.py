@@ -43,7 +43,7 @@ class Saving:
     layer: str = ""
 
     def choose(self, x: Tensor, normal: Tensor) -> Saving:
-        """The same, with the codec for a norm's input whose normalised elements are ``normal``."""
+        """Choose the codec of a norm's input, from its normalized elements."""
         with DisableTorchFunction():
             codec = self.precision.codec(x, normal)
         return replace(self, codec=codec or actcore.Raw(), token=self.precision.token())
@@ -70,8 +70,8 @@ class Saving:
         return self._restore(ctx, readers)
 
     def restore_normalized(self, ctx: Any, *readers: int) -> tuple[Any, ...]:
-        """The same, with ``Normalized`` in the place of an input that is stored normalised. Not where a graph of the
-        backward is built."""
+        """The same, but an input that is stored normalized is returned as ``Normalized``, if no graph of this backward
+        is built."""
         found = self._restore(ctx, readers, () if torch.is_grad_enabled() or torch.compiler.is_compiling() else (0,))
         form = found[0]
         if not isinstance(form, actcore.Compressed):

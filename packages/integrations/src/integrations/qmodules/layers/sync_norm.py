@@ -46,9 +46,8 @@ class SyncBatchNormFunction(Function):
             running_var.lerp_((squares / (count - 1).clamp(min=1)).to(running_var.dtype), momentum)
         ctx.group = group
         factor, normalized = (variance + eps).rsqrt(), None
-        if saving.codec is None and x.numel():
-            normalized = normalize_channels(x, mean, factor)
         if saving.codec is None:
+            normalized = normalize_channels(x, mean, factor, eps) if x.numel() else None
             saving = saving.choose(x, x if normalized is None else normalized[0])
         saving.save(ctx, x, weight, mean, factor, count, normalized=normalized)
         # By given statistics: torch's kernel for evaluation.

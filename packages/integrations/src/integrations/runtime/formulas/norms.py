@@ -35,7 +35,7 @@ from integrations.runtime.formulas.formula import (
 )
 from integrations.runtime.formulas.operators import Again
 from integrations.tracing.call import Call
-from integrations.tracing.norm_inputs import last_written
+from integrations.tracing.norm_inputs import find_removed_epsilon, last_written
 
 NORM, ADD = "norm", "add"
 """What a formula computes that is none of the functions of ``standardizing.activated``; see ``Formula.after``."""
@@ -64,7 +64,8 @@ def find_norm(call: Call) -> tuple[list[Tensor], set[int], Again] | None:
     if not isinstance(x, Slot) or x.index != 0 or type(tensors[0]) not in PLAIN or not plain:
         return None
     groups = given.get(1, "num_groups") if call.name == "group_norm" else CHANNELS
-    made = Again(_normalized_by, (x, Slot(len(tensors)), weight, bias, groups), {})
+    epsilon = find_removed_epsilon(call.function, call.given.args, call.given.kwargs)
+    made = Again(_normalized_by, (x, Slot(len(tensors)), weight, bias, groups, epsilon), {})
     return tensors, {one.index for one in slots}, made
 
 
@@ -138,9 +139,9 @@ def compute_after(bound: Bound) -> Tensor | None:
         return None
     if stored.payload[-1].data_ptr() != statistics.data_ptr():
         return None
-    _, _, weight, bias, _ = formula.call.args
+    _, _, weight, bias, _, epsilon = formula.call.args
     weight, bias = (None if one is None else _restored(bound.held[one.index], formula) for one in (weight, bias))
-    return activated(stored, weight, bias, None if added is None else _restored(*added), function)
+    return activated(stored, weight, bias, None if added is None else _restored(*added), function, epsilon)
 
 
 def _restored(held: Any, formula: Formula) -> Tensor:
@@ -162,11 +163,14 @@ def _name_function(call: Call) -> str:
     return call.name if call.name in ("relu", "silu", ADD) else ""
 
 
-def _normalized_by(x: Tensor, statistics: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int) -> Tensor:
-    """A norm by the means and deviations of its input, ``Float[2, count]``."""
+def _normalized_by(
+    x: Tensor, statistics: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, epsilon: float
+) -> Tensor:
+    """A norm by the means and deviations of its input, ``Float[2, count]``, and what these leave out of its epsilon."""
     mean, deviation = statistics
+    factor = (deviation.square() + epsilon).rsqrt() if epsilon else 1 / deviation
     normal = Normalizer(groups, len(mean)).restored(
-        x.to(statistics.dtype, copy=True), torch.stack([-mean / deviation, 1 / deviation])
+        x.to(statistics.dtype, copy=True), torch.stack([-mean * factor, factor])
     )
     shape = [-1 if dim == 1 else 1 for dim in range(x.dim())]
     if weight is not None:
