@@ -74,8 +74,8 @@ def test_statistics_are_computed_once(name, level, off, written, monkeypatch):
 @pytest.mark.parametrize(("level", "bits"), [("L1.1", 8), ("lean", 6)])
 @pytest.mark.parametrize("name", [name for name in NORMS if "group" not in name])
 def test_channels_of_less_variance_than_epsilon_keep_their_gradient(name, level, bits):
-    """Their elements are divided by their own deviation, and not by the root of epsilon, which is 30 times that. Channels
-    last, so that they share groups with others."""
+    """Their elements are divided by their own deviation, not by the root of epsilon, which is 30 times that. Channels
+    are last, so that they share groups with others."""
     small = torch.ones(32).index_fill(0, torch.arange(0, 32, 2), 1e-4)[:, None, None]
     x = (normal(16, 32, 7, 7) * small).to(memory_format=torch.channels_last)
     net = Net(lambda self, zero: NORMS[name](self.w + zero), w=x)

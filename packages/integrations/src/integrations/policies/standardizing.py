@@ -127,7 +127,7 @@ def least_deviation(dtype: torch.dtype) -> float:
 def undo_epsilon(factor: Tensor, epsilon: float) -> Tensor:
     """The deviations of elements that a norm multiplies by ``factor = 1 / sqrt(variance + epsilon)``.
 
-    A stored input is divided by them. ``1 / factor`` is larger where the variance is smaller than epsilon: such elements
+    A stored input is divided by them. ``1 / factor`` is larger where the variance is smaller than epsilon: such ones
     would be small beside those of other channels in their group, and be rounded away. A deviation is at least a
     thousandth of epsilon's root: below that, the factor does not tell the variance.
     """
