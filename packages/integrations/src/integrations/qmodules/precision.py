@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 import actcore
+from integrations.policies.norms import Normalizer
+from integrations.policies.standardizing import CHANNELS
 from integrations.qmodules.batch import Batch
 from integrations.qmodules.device_rows import DeviceRows, view_as_rows
 from integrations.qmodules.gradient_table import GradientTable
@@ -172,7 +174,7 @@ class LayerPrecision:
 
         Args:
             x: the input.
-            normal: of a batch norm, its normalized elements, which are what is stored.
+            normal: of a batch norm, its normalized elements, which are what is stored; ``None``: they are computed.
 
         Raises:
             ValueError: the level uses gradients, and there are no indices for the batch, or no ``num_samples``, or an
@@ -228,8 +230,8 @@ class LayerPrecision:
         """
         x = x.detach()
         samples, group_size = x.shape[0], self.level.group_size
-        if normal is not None:
-            x = normal
+        if self.kind == "norm":  # as it is stored
+            x = Normalizer(CHANNELS, x.shape[1]).normalized(x)[0] if normal is None else normal
         rows = view_as_rows(x) if own else view_as_rows(x[None])
         kept = self._profile
         fresh = kept is not None and kept.shape == tuple(rows.shape) and kept.profile.device == x.device
