@@ -175,7 +175,7 @@ class Large(TorchDispatchMode):
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_how_often_the_input_goes_through_memory(layout):
-    """Twice before it is stored: in the norm, and to be normalized. Backward reads what it has restored once."""
+    """The norm reads it, then it is normalized, and that is stored. Backward reads the restored elements once."""
     level = qmodules.levels.resolve_level("L3", {})
     layer, x = q_layer(nn.BatchNorm2d(32), level), normal(4, 32, 32, 32).to(memory_format=layout).requires_grad_()
     gradient = torch.ones_like(x)

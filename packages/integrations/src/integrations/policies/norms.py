@@ -117,7 +117,7 @@ def compute_statistics(operator: str, given: Arguments, shape: Sequence[int]) ->
 
 
 Normalized: TypeAlias = tuple[Tensor, Tensor]
-"""A tensor's normalised elements, dense in memory, and their means and deviations: ``Float[2, count]``."""
+"""A tensor's normalized elements, dense in memory, and their means and deviations: ``Float[2, count]``."""
 
 
 def normalize_channels(tensor: Tensor, mean: Tensor, factor: Tensor, epsilon: float) -> Normalized:
@@ -160,7 +160,7 @@ class Normalizer:
         return (channels if self.groups == CHANNELS else samples * self.groups) == self.count
 
     def normalized(self, tensor: Tensor) -> Normalized:
-        """A tensor's normalised elements and their statistics. The same operators run for all tensors of a shape, fake
+        """A tensor's normalized elements and their statistics. The same operators run for all tensors of a shape, fake
         ones included."""
         tensor = tensor.detach()
         given = tensor if is_dense(Layout.of(tensor)) else tensor.contiguous()
@@ -194,7 +194,7 @@ class Normalizer:
         self, tensor: Tensor, plain: Codec, seed: Any, stream: Any, given: Normalized | None = None
     ) -> Compressed | None:
         """What ``plain`` stores of the normalised elements, with the statistics as the last part. ``None`` for a tensor
-        that does not fit, or is too small to gain. ``given``: of ``normalized``, or by other statistics."""
+        that does not fit, or is too small to gain. ``given``: as ``normalized`` returns them."""
         if not self.takes(tensor):
             return None
         normal, statistics = self.normalized(tensor) if given is None else given
@@ -210,7 +210,7 @@ class Normalizer:
         return values if is_dense(layout) else layout.restore(values.view(-1))
 
     def normalized_in(self, compressed: Compressed, plain: Codec) -> Normalized:
-        """The normalised elements that ``compress`` stored, dense in memory, and the statistics."""
+        """The normalized elements that ``compress`` stored, dense in memory, and the statistics."""
         *parts, statistics = compressed.payload
         layout = compressed.layout
         dense = layout if is_dense(layout) else Layout.of(torch.empty(layout.shape, device="meta"))
@@ -300,7 +300,7 @@ class OfChannels:
 
     Args:
         inner: stores the normalised elements.
-        given: the normalised elements of the tensor to be stored; ``None``: they are computed from it.
+        given: the normalized elements of the tensor to be stored; ``None``: they are computed from it.
     """
 
     inner: Codec
@@ -322,7 +322,7 @@ class OfChannels:
         return Normalizer(CHANNELS, compressed.layout.shape[1]).decompress(compressed, self.inner)
 
     def normalized_in(self, compressed: Compressed) -> Normalized:
-        """The normalised elements, with the inner codec's error, and the statistics."""
+        """The normalized elements, with the inner codec's error, and the statistics."""
         return Normalizer(CHANNELS, compressed.layout.shape[1]).normalized_in(compressed, self.inner)
 
 

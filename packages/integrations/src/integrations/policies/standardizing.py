@@ -127,9 +127,9 @@ def least_deviation(dtype: torch.dtype) -> float:
 def undo_epsilon(factor: Tensor, epsilon: float) -> Tensor:
     """The deviations of elements that a norm multiplies by ``factor = 1 / sqrt(variance + epsilon)``.
 
-    A stored input is divided by them. ``1 / factor`` is larger where the variance is smaller than epsilon: such ones
-    would be small beside those of other channels in their group, and be rounded away. A deviation is at least a
-    thousandth of epsilon's root: below that, the factor does not tell the variance.
+    A stored input is divided by them. Division by ``1 / factor`` would leave elements of less variance than epsilon so
+    small beside other channels of their group that they are rounded away. A deviation is at least a thousandth of
+    epsilon's root: below that, the variance is lost in the rounding of the factor.
     """
     least = max(1e-6 * epsilon, least_deviation(factor.dtype) ** 2)
     return factor.pow(-2).sub_(epsilon).clamp_(min=least).sqrt_()

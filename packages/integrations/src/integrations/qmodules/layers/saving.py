@@ -28,8 +28,7 @@ class Saving:
     """The choice of one forward.
 
     Attributes:
-        codec: stores the layer's input; ``None``: it follows from the normalised input, which a norm has computed when
-            it saves (``choose``).
+        codec: stores the layer's input; ``None``: ``choose`` finds it once a norm has normalized the input.
         precision: the layer's, which made the choice.
         token: names the forward to ``precision.observe``.
         stream: of the forward's random rounding; ``None`` takes one of the process's counter.
@@ -50,7 +49,7 @@ class Saving:
 
     def save(self, ctx: Any, x: Tensor | None, *exact: Tensor | None, normalized: Normalized | None = None) -> None:
         """Saves ``x`` by the codec and the others as they are; once, in a Function's ``forward``. A norm may know the
-        normalised elements of ``x``."""
+        normalized elements of ``x``."""
         assert self.codec is not None
         ctx.saving = self
         pairs = [(tensor, None) for tensor in exact]
