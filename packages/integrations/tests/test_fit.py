@@ -47,6 +47,8 @@ def test_the_cheapest_that_fits_is_the_answer():
     assert none.answer is None
     assert none.code == ""
     assert "Nothing that was tried fits" in str(none)
+    # Code is broken between words alone, so that it can be copied.
+    assert all(word in str(roomy) for way in roomy.ways for word in way.code.split())
 
 
 def test_plans_are_searched_where_nothing_before_them_fits():

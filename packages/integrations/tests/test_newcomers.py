@@ -166,6 +166,17 @@ def test_a_time_that_cannot_be_met_names_the_memory_that_it_takes():
         assert integrations.plan(model, args, memory=json.loads(named), time=1.01).overhead <= 0.01
 
 
+def test_a_budget_that_is_too_small_also_says_what_a_bound_on_the_time_takes():
+    model, args = deep()
+    with pytest.raises(ValueError, match=r"^memory with error=0 must be at least \d+ bytes") as raised:
+        integrations.plan(model, args, memory=0.05, time=1.01)
+    needed = int(re.search(r"\. Besides, time=1\.01 takes at least (\d+) bytes \(", str(raised.value))[1])
+    assert integrations.plan(model, args, memory=needed, time=1.01).overhead <= 0.01
+    with pytest.raises(ValueError, match="must be at least") as raised:
+        integrations.plan(model, args, memory=0.05)
+    assert "time" not in str(raised.value).partition("At that peak")[0]
+
+
 def test_a_printed_plan_says_what_was_searched():
     args = (normal(256, 64),)
     model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.GELU())), nn.Linear(64, 8))

@@ -30,7 +30,8 @@ def why_infeasible(plan: Solution, asked: Bounds) -> str:
 
 def out_of_memory(plan: Solution, asked: Bounds) -> str:
     """Return why no plan has such a peak, in words."""
-    return f"{_too_little_memory(plan, asked)}{_occupied(plan)}{_without_logits(plan)}"
+    needs = f". Besides, {_needed_for_time(plan, asked)}" if asked.time is not None else ""
+    return f"{_too_little_memory(plan, asked)}{_occupied(plan)}{_without_logits(plan)}{needs}"
 
 
 def _too_little_memory(plan: Solution, asked: Bounds) -> str:
@@ -98,17 +99,28 @@ def out_of_time(plan: Solution, asked: Bounds) -> str:
     if not bounded:
         memory = format_bytes(fastest.peak)
         return f"{found}of all plans, which takes {memory}, got {asked.time!r}; {', or '.join(ways)}"
-    seconds = ((asked.time or 1.0) - 1) * plan.plain_seconds
-    fitting = next((choice for choice in plan.front if choice.seconds <= seconds), None)
-    if fitting is None:
-        least = plan.front[-1]
-        needs = f"the least time in any memory is {_round_up_time(plan, least)}, which takes {format_bytes(least.peak)}"
-    else:
+    fitting = _find_in_time(plan, asked)
+    if fitting is not None:
         peak, plain = fitting.peak, plan.whole
         number = round_up_share(peak, plain) if read_fraction(asked.memory) is not None and peak <= plain else peak
         ways = [f"pass memory={number!r}", *ways]
-        needs = f"time={asked.time!r} takes at least {peak} bytes ({format_bytes(peak)})"
+    needs = _needed_for_time(plan, asked)
     return f"{found}within memory={asked.memory!r}, got {asked.time!r}; {needs}: {', or '.join(ways)}"
+
+
+def _find_in_time(plan: Solution, asked: Bounds) -> Choice | None:
+    """Return the choice of the least memory that takes at most the time that was asked for."""
+    seconds = ((asked.time or 1.0) - 1) * plan.plain_seconds
+    return next((choice for choice in plan.front if choice.seconds <= seconds), None)
+
+
+def _needed_for_time(plan: Solution, asked: Bounds) -> str:
+    """Return the memory that the time takes that was asked for, in words."""
+    fitting = _find_in_time(plan, asked)
+    if fitting is not None:
+        return f"time={asked.time!r} takes at least {fitting.peak} bytes ({format_bytes(fitting.peak)})"
+    least = plan.front[-1]
+    return f"the least time in any memory is {_round_up_time(plan, least)}, which takes {format_bytes(least.peak)}"
 
 
 def _round_up_time(plan: Solution, choice: Choice) -> float:

@@ -28,7 +28,7 @@ def checkpoints(model: nn.Module) -> bool:
 def make_code(model: nn.Module) -> str:
     """The line of code that does what ``checkpoint`` does."""
     if hasattr(model, _TRANSFORMERS):
-        return f'model.{_TRANSFORMERS}(gradient_checkpointing_kwargs={{"use_reentrant": False}})'
+        return f'model.{_TRANSFORMERS}({{"use_reentrant": False}})'
     return f"model.{_TIMM}()"
 
 
