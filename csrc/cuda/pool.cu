@@ -73,6 +73,48 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(MaxPool args, Extent<Int
   store_block_codes(code, args.shape.bits, args.packed, first, numel);
 }
 
+// The sides of the windows that have kernels of their own, since most networks have them: squares of one slice, without
+// dilation, whose numbers fit in 32 bits. 0 for all others.
+int small_side(const PoolShape& shape) {
+  const int64_t side = shape.kernel[1];
+  bool is_small = (side == 2 || side == 3) && shape.kernel[2] == side && fits_32_bits(shape);
+  is_small &= shape.kernel[0] == 1 && shape.size[0] == 1 && shape.out[0] == 1 && shape.padding[0] == 0;
+  return is_small && shape.dilation[1] == 1 && shape.dilation[2] == 1 ? static_cast<int>(side) : 0;
+}
+
+// As pool_kernel, with all elements of a window read before the first is compared.
+template <class E, int side>
+__global__ void __launch_bounds__(kThreads) small_pool_kernel(MaxPool args, Extent<uint32_t> extent, int64_t numel) {
+  using T = compute_t<E>;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads, i = first + threadIdx.x;
+  int code = 0;
+  if (i < numel) {
+    const Place<uint32_t> place = extent.place(static_cast<uint32_t>(i));
+    const E* plane = static_cast<const E*>(args.input) + place.plane * plane_size(args.shape);
+    const int rows = static_cast<int>(args.shape.size[1]), columns = static_cast<int>(args.shape.size[2]);
+    const int y = static_cast<int>(place.at[1] * args.shape.stride[1] - args.shape.padding[1]);
+    const int x = static_cast<int>(place.at[2] * args.shape.stride[2] - args.shape.padding[2]);
+    T value[side * side];
+#pragma unroll
+    for (int k = 0; k < side * side; ++k) {
+      const int row = y + k / side, column = x + k % side;
+      const bool is_inside = row >= 0 && row < rows && column >= 0 && column < columns;
+      value[k] = is_inside ? load(plane[row * columns + column]) : -static_cast<T>(INFINITY);
+    }
+    T best = -static_cast<T>(INFINITY);
+    code = (y < 0 ? -y : 0) * side + (x < 0 ? -x : 0);
+#pragma unroll
+    for (int k = 0; k < side * side; ++k) {  // what lies outside replaces nothing
+      if (replaces(value[k], best)) {
+        best = value[k];
+        code = k;
+      }
+    }
+    store(static_cast<E*>(args.output) + i, best);
+  }
+  store_block_codes(code, args.shape.bits, args.packed, first, numel);
+}
+
 // What backward asks of one dimension: which outputs' windows cover a place, and at which index of theirs.
 template <class Int>
 struct Windows {
@@ -139,12 +181,80 @@ __global__ void __launch_bounds__(kThreads)
   store(static_cast<E*>(args.output) + i, sum);
 }
 
-__global__ void __launch_bounds__(kThreads) pack_kernel(WindowIndexPack args, int64_t numel) {
+// As backward_kernel, for the windows of small_side that lie two places apart. A thread takes kRun elements beside each
+// other, and asks each window that covers one of them which element has won it.
+constexpr int kRun = 8;
+
+template <class E, int side>
+__global__ void __launch_bounds__(kThreads)
+    small_backward_kernel(MaxPoolBackward args, Extent<uint32_t> runs, AllWindows<uint32_t> windows, int64_t numel) {
+  using T = compute_t<E>;
+  constexpr int bits = side == 2 ? 2 : 4, kStride = 2, kMost = (kRun + side - 2) / kStride + 1;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= numel) return;
+  const auto& y = windows.y;
+  const auto& x = windows.x;
+  const Place<uint32_t> place = runs.place(static_cast<uint32_t>(i));
+  const auto columns = static_cast<uint32_t>(args.shape.size[2]), from = place.at[2] * kRun;
+  const auto end = from + kRun < columns ? from + kRun : columns;
+  const auto in_y = y.covering(place.at[1]), in_x = x.covering(from);
+  const uint32_t last_x = x.covering(end - 1).end;
+  const E* gradient = static_cast<const E*>(args.gradient);
+  T sum[kRun] = {};
+  uint32_t offset_y = in_y.offset;
+  for (uint32_t oy = in_y.first; oy < in_y.end; ++oy, offset_y -= kStride) {
+    const uint32_t row = (place.plane * y.out + oy) * x.out;
+    int code[kMost];
+    T value[kMost];
+#pragma unroll
+    for (int k = 0; k < kMost; ++k) {
+      const bool is_there = in_x.first + k < last_x;
+      code[k] = is_there ? code_at(args.packed, row + in_x.first + k, bits) : side * side;
+      value[k] = is_there ? load(gradient[row + in_x.first + k]) : T(0);
+    }
+#pragma unroll
+    for (int k = 0; k < kMost; ++k) {
+      const int inner = code[k] - static_cast<int>(offset_y) * side;  // of this row's elements in the window, which won
+      const int won = inner >= 0 && inner < side ? inner + k * kStride - static_cast<int>(in_x.offset) : -1;
+#pragma unroll
+      for (int at = 0; at < kRun; ++at) {
+        if (won == at) sum[at] += value[k];
+      }
+    }
+  }
+  E* output =
+      static_cast<E*>(args.output) + (static_cast<int64_t>(place.plane) * args.shape.size[1] + place.at[1]) * columns;
+#pragma unroll
+  for (int at = 0; at < kRun; ++at) {
+    if (from + at < end) store(output + from + at, sum[at]);
+  }
+}
+
+// The index in an output's window of a place in its plane; -1 where the place is not in the window.
+template <class Int>
+__device__ int index_in_window(const AllWindows<Int>& windows, const Place<Int>& out, const Place<Int>& place) {
+  const Windows<Int>* along[] = {&windows.z, &windows.y, &windows.x};
+  Int index = 0;
+#pragma unroll
+  for (int d = 0; d < kPoolDims; ++d) {
+    const Int at = place.at[d] + along[d]->padding, start = out.at[d] * along[d]->stride;
+    Int inner;
+    if (at < start || !along[d]->index(at - start, inner) || inner >= along[d]->kernel) return -1;
+    index = index * along[d]->kernel + inner;
+  }
+  return static_cast<int>(index);
+}
+
+template <class Int>
+__global__ void __launch_bounds__(kThreads)
+    pack_kernel(WindowIndexPack args, Extent<Int> outputs, Extent<Int> inputs, AllWindows<Int> windows, int64_t numel) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads, i = first + threadIdx.x;
   int code = 0;
   if (i < numel) {
-    const PoolPlace out = place_of(i % plane_out(args.shape), args.shape.out);
-    code = window_index(args.shape, out, args.indices[i]);
+    const int64_t flat = args.indices[i];
+    code = flat >= 0 && flat < plane_size(args.shape)
+               ? index_in_window(windows, outputs.place(static_cast<Int>(i)), inputs.place(static_cast<Int>(flat)))
+               : -1;
     if (code < 0) {
       *args.misfit = 1;
       code = 0;
@@ -153,12 +263,26 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(WindowIndexPack args, in
   store_block_codes(code, args.shape.bits, args.packed, first, numel);
 }
 
-__global__ void __launch_bounds__(kThreads) unpack_kernel(WindowIndexUnpack args, int64_t numel) {
+template <class Int>
+__global__ void __launch_bounds__(kThreads) unpack_kernel(WindowIndexUnpack args, Extent<Int> outputs,
+                                                          Extent<Int> kernel, AllWindows<Int> windows, int64_t numel) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= numel) return;
-  const PoolPlace out = place_of(i % plane_out(args.shape), args.shape.out);
-  const PoolPlace place = window_place(args.shape, out, code_at(args.packed, i, args.shape.bits));
-  args.indices[i] = inside(args.shape, place) ? flat_place(args.shape, place) : -1;
+  const Place<Int> out = outputs.place(static_cast<Int>(i));
+  const auto code = static_cast<Int>(code_at(args.packed, static_cast<Int>(i), args.shape.bits));
+  const Windows<Int>* along[] = {&windows.z, &windows.y, &windows.x};
+  const Int z = kernel.slice.quotient(code), rest = kernel.slice.remainder(code, z), y = kernel.row.quotient(rest);
+  const Int inner[] = {z, y, kernel.row.remainder(rest, y)};
+  Int flat = 0;
+  bool is_inside = true;
+#pragma unroll
+  for (int d = 0; d < kPoolDims; ++d) {
+    const auto size = static_cast<Int>(args.shape.size[d]);
+    const Int at = out.at[d] * along[d]->stride + inner[d] * along[d]->dilation, padding = along[d]->padding;
+    is_inside &= at >= padding && at - padding < size;
+    flat = flat * size + at - padding;
+  }
+  args.indices[i] = is_inside ? static_cast<int64_t>(flat) : -1;
 }
 
 int64_t outputs(const PoolShape& shape) { return shape.planes * plane_out(shape); }
@@ -175,6 +299,10 @@ cudaError_t max_pool(const MaxPool& args, cudaStream_t stream) {
   const int64_t numel = outputs(args.shape);
   if (numel == 0) return cudaSuccess;
   return with_type(args.type, [&]<class E>() {
+    if (const int side = small_side(args.shape); side != 0) {
+      return launch(side == 2 ? small_pool_kernel<E, 2> : small_pool_kernel<E, 3>, blocks_for(numel, kThreads),
+                    kThreads, stream, args, Extent<uint32_t>(args.shape.out), numel);
+    }
     return with_integers(args.shape, [&]<class Int>() {
       const Extent<Int> extent(args.shape.out);
       return launch(pool_kernel<E, Int>, blocks_for(numel, kThreads), kThreads, stream, args, extent, numel);
@@ -185,7 +313,15 @@ cudaError_t max_pool(const MaxPool& args, cudaStream_t stream) {
 cudaError_t max_pool_backward(const MaxPoolBackward& args, cudaStream_t stream) {
   const int64_t numel = args.shape.planes * plane_size(args.shape);
   if (numel == 0) return cudaSuccess;
+  const int side = small_side(args.shape);
   return with_type(args.type, [&]<class E>() {
+    if (side != 0 && args.shape.stride[1] == 2 && args.shape.stride[2] == 2) {
+      const int64_t runs[] = {1, args.shape.size[1], (args.shape.size[2] - 1) / kRun + 1};
+      const int64_t threads = args.shape.planes * runs[1] * runs[2];
+      return launch(side == 2 ? small_backward_kernel<E, 2> : small_backward_kernel<E, 3>,
+                    blocks_for(threads, kThreads), kThreads, stream, args, Extent<uint32_t>(runs),
+                    AllWindows<uint32_t>(args.shape), threads);
+    }
     return with_integers(args.shape, [&]<class Int>() {
       return launch(backward_kernel<E, Int>, blocks_for(numel, kThreads), kThreads, stream, args,
                     Extent<Int>(args.shape.size), AllWindows<Int>(args.shape), numel);
@@ -196,13 +332,19 @@ cudaError_t max_pool_backward(const MaxPoolBackward& args, cudaStream_t stream) 
 cudaError_t window_index_pack(const WindowIndexPack& args, cudaStream_t stream) {
   const int64_t numel = outputs(args.shape);
   if (numel == 0) return cudaSuccess;
-  return launch(pack_kernel, blocks_for(numel, kThreads), kThreads, stream, args, numel);
+  return with_integers(args.shape, [&]<class Int>() {
+    return launch(pack_kernel<Int>, blocks_for(numel, kThreads), kThreads, stream, args, Extent<Int>(args.shape.out),
+                  Extent<Int>(args.shape.size), AllWindows<Int>(args.shape), numel);
+  });
 }
 
 cudaError_t window_index_unpack(const WindowIndexUnpack& args, cudaStream_t stream) {
   const int64_t numel = outputs(args.shape);
   if (numel == 0) return cudaSuccess;
-  return launch(unpack_kernel, blocks_for(numel, kThreads), kThreads, stream, args, numel);
+  return with_integers(args.shape, [&]<class Int>() {
+    return launch(unpack_kernel<Int>, blocks_for(numel, kThreads), kThreads, stream, args, Extent<Int>(args.shape.out),
+                  Extent<Int>(args.shape.kernel), AllWindows<Int>(args.shape), numel);
+  });
 }
 
 }  // namespace actcore::cuda

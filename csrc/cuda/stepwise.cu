@@ -6,6 +6,7 @@
 #include "cuda/fused.h"
 #include "cuda/guard.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/tables.cuh"
 #include "cuda/warp_codes.cuh"
 #include "cuda/warp_tile.cuh"
 
@@ -16,48 +17,32 @@ constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kMaxTable = 1 << kMaxBits;
 
-template <class E>
-__device__ RowCodes row_codes(const Row<E>& row, const compute_t<E>* boundaries, const StepwiseCodes& args, int count) {
-  RowCodes codes = {};
-  const int left = count - lane_index() * kRow;
-#pragma unroll
-  for (int i = 0; i < kRow; ++i) {
-    const compute_t<E> x = load(row[i]);
-    if (i < left) codes.put(i, interval_of(args.even ? magnitude(x) : x, boundaries, args.boundary_count));
-  }
-  return codes;
-}
-
-template <class T>
-__device__ void load_table(T* table, const void* from, int count, int size) {
-  for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) {
-    table[i] = i < count ? static_cast<const T*>(from)[i] : static_cast<T>(NAN);
-  }
-  __syncthreads();
-}
-
-// A row's codes and, where there are guards, its stretch's byte to memory.
-template <class E>
-__device__ void store_coded(WarpTile<E>& tile, const Row<E>& row, const compute_t<E>* boundaries,
-                            const StepwiseCodes& args, int64_t first, int count) {
+// A row's codes, with its stretch's guard to memory where there are guards. For `known`, see find_intervals.
+template <int known, class E>
+__device__ void find_codes(const Row<E>& row, const compute_t<E>* boundaries, const StepwiseCodes& args, int64_t first,
+                           int (&codes)[kRow]) {
   if (args.guards != nullptr) store_guard(is_guarded(row, args.guard), args.guards, first);
-  const RowCodes codes = row_codes(row, boundaries, args, count);
-  store_row_codes(tile, codes, args.bits, args.codes + packed_bytes(first, args.bits), count);
+  compute_t<E> x[kRow];
+#pragma unroll
+  for (int i = 0; i < kRow; ++i) x[i] = args.even ? magnitude(load(row[i])) : load(row[i]);
+  find_intervals<known>(x, boundaries, args.boundary_count, args.bits, codes);
 }
 
-template <class E>
+template <class E, int bits>
 __global__ void __launch_bounds__(kThreads) codes_kernel(StepwiseCodes args) {
   using T = compute_t<E>;
   __shared__ WarpTile<E> tiles[kWarps];
-  __shared__ T boundaries[kMaxTable];
-  load_table(boundaries, args.boundaries, args.boundary_count, args.boundary_count);
+  __shared__ T boundaries[1 << bits];
+  load_table<kThreads>(boundaries, args.boundaries, args.boundary_count, 1 << bits, static_cast<T>(INFINITY));
   WarpTile<E>& tile = tiles[warp_index()];
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp_index()) * kTile;
   const int count = tile_count(args.numel - first);
   if (count <= 0) return;
 
   const Row<E> row = load_row(tile, static_cast<const E*>(args.input) + first, count);
-  store_coded(tile, row, boundaries, args, first, count);
+  int codes[kRow];
+  find_codes<bits>(row, boundaries, args, first, codes);
+  store_codes(tile, packed_row<bits>(codes), args.codes + packed_bytes(first, bits), count);
 }
 
 template <class E, Function function>
@@ -66,33 +51,35 @@ __global__ void __launch_bounds__(kThreads) stepwise_kernel(Stepwise args) {
   __shared__ WarpTile<E> tiles[kWarps];
   __shared__ T boundaries[kMaxTable];
   const StepwiseCodes& coded = args.codes;
-  load_table(boundaries, coded.boundaries, coded.boundary_count, coded.boundary_count);
+  load_table<kThreads>(boundaries, coded.boundaries, coded.boundary_count, kMaxTable, static_cast<T>(INFINITY));
   WarpTile<E>& tile = tiles[warp_index()];
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp_index()) * kTile;
   const int count = tile_count(coded.numel - first);
   if (count <= 0) return;
 
   Row<E> row = load_row(tile, static_cast<const E*>(coded.input) + first, count);
-  store_coded(tile, row, boundaries, coded, first, count);
+  int codes[kRow];
+  find_codes<0>(row, boundaries, coded, first, codes);  // one kernel for all widths, because there are many functions
+  store_row_codes(tile, codes, coded.bits, coded.codes + packed_bytes(first, coded.bits), count);
   const T a = static_cast<T>(args.parameters[0]), b = static_cast<T>(args.parameters[1]);
 #pragma unroll
   for (int i = 0; i < kRow; ++i) store(&row[i], value_of<function, E>(load(row[i]), a, b));
   store_row(tile, row, static_cast<E*>(args.output) + first, count);
 }
 
-template <class E>
+template <class E, int bits>
 __global__ void __launch_bounds__(kThreads) backward_kernel(StepwiseBackward args) {
   using T = compute_t<E>;
   __shared__ WarpTile<E> tiles[kWarps];
-  __shared__ T levels[kMaxTable];
-  load_table(levels, args.levels, args.level_count, kMaxTable);
+  __shared__ T levels[1 << bits];
+  load_table<kThreads>(levels, args.levels, args.level_count, 1 << bits, static_cast<T>(NAN));
   WarpTile<E>& tile = tiles[warp_index()];
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp_index()) * kTile;
   const int count = tile_count(args.numel - first);
   if (count <= 0) return;
 
   const bool lost = args.guards != nullptr && args.guards[first / kStretch] != 0;
-  const RowCodes codes = load_row_codes(tile, args.bits, args.codes + packed_bytes(first, args.bits), count);
+  const PackedRow<bits> codes = load_codes<bits>(tile, args.codes + packed_bytes(first, bits), count);
   Row<E> row = load_row(tile, static_cast<const E*>(args.gradient) + first, count);
 #pragma unroll
   for (int i = 0; i < kRow; ++i) store(&row[i], lost ? static_cast<T>(NAN) : load(row[i]) * levels[codes.get(i)]);
@@ -145,14 +132,18 @@ cudaError_t stepwise(const Stepwise& args, cudaStream_t stream) {
 cudaError_t stepwise_codes(const StepwiseCodes& args, cudaStream_t stream) {
   if (args.numel == 0) return cudaSuccess;
   return with_type(args.type, [&]<class E>() {
-    return launch(codes_kernel<E>, blocks_for(args.numel, kWarps * kTile), kThreads, stream, args);
+    return with_bits(args.bits, [&]<int bits>() {
+      return launch(codes_kernel<E, bits>, blocks_for(args.numel, kWarps * kTile), kThreads, stream, args);
+    });
   });
 }
 
 cudaError_t stepwise_backward(const StepwiseBackward& args, cudaStream_t stream) {
   if (args.numel == 0) return cudaSuccess;
   return with_type(args.type, [&]<class E>() {
-    return launch(backward_kernel<E>, blocks_for(args.numel, kWarps * kTile), kThreads, stream, args);
+    return with_bits(args.bits, [&]<int bits>() {
+      return launch(backward_kernel<E, bits>, blocks_for(args.numel, kWarps * kTile), kThreads, stream, args);
+    });
   });
 }
 

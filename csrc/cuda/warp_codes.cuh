@@ -1,5 +1,4 @@
-// A warp's packed codes where their width is only known at run time: like load_codes and store_codes of warp_tile.cuh,
-// with a row as four words of eight codes, one a byte.
+// A thread's 32 codes in the packed form.
 #pragma once
 
 #include "codec/bits.h"
@@ -7,53 +6,27 @@
 
 namespace actcore::cuda {
 
-constexpr int kCodeWords = kRow / 8;
-
-struct RowCodes {
-  uint64_t word[kCodeWords];
-
-  __device__ void put(int i, int code) { word[i / 8] |= static_cast<uint64_t>(code) << (i % 8 * 8); }
-  __device__ int get(int i) const { return static_cast<int>(word[i / 8] >> (i % 8 * 8) & 0xFFu); }
-};
-
-// Codes beyond the last element must be 0.
-template <class E>
-__device__ void store_row_codes(WarpTile<E>& tile, const RowCodes& codes, int bits, uint8_t* to, int count) {
-  const int lane = lane_index();
-  const int size = static_cast<int>(packed_bytes(count, bits));
-  uint8_t* bytes = reinterpret_cast<uint8_t*>(tile.words);
-  __syncwarp();
+template <int bits>
+__device__ PackedRow<bits> packed_row(const int (&codes)[kRow]) {
+  PackedRow<bits> packed = {};
 #pragma unroll
-  for (int g = 0; g < kCodeWords; ++g) {
-    const uint64_t packed = squeeze8(codes.word[g], bits);
-    for (int b = 0; b < bits; ++b) bytes[(lane * kCodeWords + g) * bits + b] = static_cast<uint8_t>(packed >> (8 * b));
-  }
-  __syncwarp();
-  const int words = is_aligned(to, 4) ? size / 4 : 0;
-  for (int i = lane; i < words; i += kWarp) reinterpret_cast<uint32_t*>(to)[i] = tile.words[i];
-  for (int i = 4 * words + lane; i < size; i += kWarp) to[i] = bytes[i];
+  for (int i = 0; i < kRow; ++i) packed.put(i, static_cast<uint32_t>(codes[i]));
+  return packed;
 }
 
+// As store_codes, where the width is only known at run time.
 template <class E>
-__device__ RowCodes load_row_codes(WarpTile<E>& tile, int bits, const uint8_t* from, int count) {
-  const int lane = lane_index();
-  const int size = static_cast<int>(packed_bytes(count, bits));
-  uint8_t* bytes = reinterpret_cast<uint8_t*>(tile.words);
-  __syncwarp();
-  const int words = is_aligned(from, 4) ? size / 4 : 0;
-  for (int i = lane; i < words; i += kWarp) tile.words[i] = reinterpret_cast<const uint32_t*>(from)[i];
-  for (int i = 4 * words + lane; i < size; i += kWarp) bytes[i] = from[i];
-  __syncwarp();
-  RowCodes codes = {};
-#pragma unroll
-  for (int g = 0; g < kCodeWords; ++g) {
-    uint64_t packed = 0;
-    for (int b = 0; b < bits; ++b) {
-      packed |= static_cast<uint64_t>(bytes[(lane * kCodeWords + g) * bits + b]) << (8 * b);
-    }
-    codes.word[g] = spread8(packed, bits);
+__device__ void store_row_codes(WarpTile<E>& tile, const int (&codes)[kRow], int bits, uint8_t* to, int count) {
+  switch (bits) {
+    case 1: return store_codes(tile, packed_row<1>(codes), to, count);
+    case 2: return store_codes(tile, packed_row<2>(codes), to, count);
+    case 3: return store_codes(tile, packed_row<3>(codes), to, count);
+    case 4: return store_codes(tile, packed_row<4>(codes), to, count);
+    case 5: return store_codes(tile, packed_row<5>(codes), to, count);
+    case 6: return store_codes(tile, packed_row<6>(codes), to, count);
+    case 7: return store_codes(tile, packed_row<7>(codes), to, count);
+    default: return store_codes(tile, packed_row<8>(codes), to, count);
   }
-  return codes;
 }
 
 }  // namespace actcore::cuda

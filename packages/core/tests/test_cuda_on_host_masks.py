@@ -146,3 +146,52 @@ def test_backward_of_any_indices(kernels):
         what = (struct, gradient.data_ptr(), packed.data_ptr(), ELEMENT_TYPES[torch.float32], got.data_ptr())
         kernels.run("max_pool_backward", kernels.struct("MaxPoolBackward")(*what))
         same_bytes(got.tensor(), ops.max_pool_backward(gradient, packed, shape, *options), shape)
+
+
+@every_dtype
+@pytest.mark.parametrize("name", POOLS)
+def test_max_pool_of_what_is_not_finite(kernels, name, dtype):
+    """NaN wins over all, and a window of minus infinity has its first element as its maximum."""
+    shape, *options = POOLS[name]
+    x = (2 * normal(torch.Size(shape).numel())).round()
+    for number, value in enumerate((math.nan, math.inf, -math.inf)):
+        x[number::4] = value
+    x = x.view(shape).to(dtype)
+    for given in (x, torch.full_like(x, -math.inf), torch.full_like(x, math.nan)):
+        output, packed = ops.max_pool(given, *options)
+        struct = pool_shape(kernels, shape, output.shape, options, window_bits(options[0]))
+        got, got_packed = Written(output.numel(), dtype), Written(packed.numel(), torch.uint8)
+        what = (struct, given.data_ptr(), ELEMENT_TYPES[dtype], got.data_ptr(), got_packed.data_ptr())
+        kernels.run("max_pool", kernels.struct("MaxPool")(*what))
+        same_bytes(got.tensor(), output, name)
+        same_bytes(got_packed.tensor(), packed, name)
+
+
+@pytest.mark.parametrize("name", [*POOLS, *WIDE])
+def test_any_code_and_any_index(kernels, name):
+    """Codes of places outside of the input become -1, and an index that is in no window is told."""
+    shape, *options = (POOLS | WIDE)[name]
+    output, packed = ops.max_pool(torch.zeros(shape), *options)
+    bits = window_bits(options[0])
+    struct = pool_shape(kernels, shape, output.shape, options, bits)
+    packed = ops.pack_bits(integers(output.numel(), 0, 2**bits - 1, torch.uint8), bits)[0]
+    expected = ops.window_index_unpack(packed, shape, *options)
+    got = Written(expected.numel(), torch.int64)
+    kernels.run("window_index_unpack", kernels.struct("WindowIndexUnpack")(struct, packed.data_ptr(), got.data_ptr()))
+    same_bytes(got.tensor(), expected, name)
+
+    x = normal(torch.Size(shape).numel()).view(shape)
+    right = ops.window_index_unpack(ops.max_pool(x, *options)[1], shape, *options)
+    plane, misfits = torch.Size(shape[-len(options[0]) :]).numel(), set()
+    for place, index in zip(integers(20, 0, right.numel() - 1), integers(20, -1, plane), strict=True):
+        indices = right.clone()
+        indices.view(-1)[place] = index
+        expected, expected_misfit = ops.window_index_pack(indices, shape, *options)
+        again, misfit = Written(packed.numel(), torch.uint8), torch.zeros(1, dtype=torch.int32)
+        what = (struct, indices.data_ptr(), again.data_ptr(), misfit.data_ptr())
+        kernels.run("window_index_pack", kernels.struct("WindowIndexPack")(*what))
+        assert misfit.item() == expected_misfit.item(), (place, index)
+        misfits.add(misfit.item())
+        if not misfit.item():
+            same_bytes(again.tensor(), expected, name)
+    assert misfits >= {1}

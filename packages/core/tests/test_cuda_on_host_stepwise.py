@@ -7,7 +7,7 @@ import actcore  # noqa: F401 - its operators
 
 from .emulation import ELEMENT_TYPES, Written, at_offset, same_bytes
 from .fused_samples import levels_for
-from .samples import BITS, DTYPES, NUMELS, name_of, normal, not_finite
+from .samples import BITS, DTYPES, NUMELS, integers, name_of, normal, not_finite
 
 ops = torch.ops.actcore
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -71,3 +71,19 @@ def test_derivatives_rounded_to_levels(kernels, dtype, bits):
         to = (written.data_ptr(), GUARDS.index(guard), guards)
         kernels.run("level_codes", kernels.struct("LevelCodes")(*what, *table, *noise, *to))
         same_bytes(written.tensor(), expected, f"numel={x.numel()} skip={skip} guard={guard} draw={draw}")
+
+
+@every_dtype
+@pytest.mark.parametrize("bits", BITS)
+def test_a_code_without_a_level_gives_nan(kernels, dtype, bits):
+    levels = levels_for(bits, dtype, missing=1)[1]
+    gradient = normal(1100, dtype)
+    codes = ops.pack_bits(integers(gradient.numel(), 0, 2**bits - 1, torch.uint8), bits)[0]
+    expected = ops.stepwise_backward(gradient, codes, levels, bits, False)
+    assert expected.isnan().any()
+    output = Written(gradient.numel(), dtype)
+    what = (gradient.data_ptr(), codes.data_ptr(), ELEMENT_TYPES[dtype], gradient.numel(), levels.data_ptr())
+    kernels.run(
+        "stepwise_backward", kernels.struct("StepwiseBackward")(*what, levels.numel(), bits, 0, output.data_ptr())
+    )
+    same_bytes(output.tensor(), expected, f"bits={bits}")
