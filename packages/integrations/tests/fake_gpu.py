@@ -12,7 +12,7 @@ import integrations
 from integrations._utils.torch_internals import fake_mode
 from integrations.capture import capture as capturing
 from integrations.capture import recorder
-from integrations.capture.costs.modelled import count_scratch
+from integrations.capture.costs.operator_costs import count_scratch
 from integrations.capture.dispatch import indices
 from integrations.capture.dispatch.fakes import Fakes
 from integrations.capture.dispatch.memory import allocated

@@ -7,9 +7,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import flop_registry
 
 import integrations
-from integrations.capture.costs import calibrating, modelled
+from integrations.capture.costs import calibrating, operator_costs
 from integrations.capture.costs.calls import DistinctCalls
-from integrations.capture.costs.modelled import estimate_work
+from integrations.capture.costs.operator_costs import estimate_work
 from integrations.policies.operators import Kernel
 
 from .nets import mlp, normal
@@ -155,12 +155,12 @@ def test_a_formula_that_raises_prevents_no_plan(where, monkeypatch):
         "ours": ("_attention_flops", broken),
         "scratch": ("count_scratch", broken),
     }[where]
-    monkeypatch.setattr(modelled, name, found)
-    modelled._get_kind.cache_clear()
+    monkeypatch.setattr(operator_costs, name, found)
+    operator_costs._get_kind.cache_clear()
     try:
         plan = integrations.plan(Grouped(), (x,), memory=1.0, error=0)
     finally:
-        modelled._get_kind.cache_clear()
+        operator_costs._get_kind.cache_clear()
     assert 0 < plan.peak <= plan.plain_peak
     work = estimate_work(aten.mm.default, (normal(64, 64), normal(64, 64)), {}, (normal(64, 64),))
     assert work.moved == 3 * 4 * 64**2  # used instead

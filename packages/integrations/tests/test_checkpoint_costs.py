@@ -12,7 +12,7 @@ from integrations.capture.costs import calibrating
 from integrations.capture.costs.calibrating import calibrated
 from integrations.capture.costs.calls import DistinctCalls
 from integrations.capture.costs.codecs import restore_seconds, store_seconds
-from integrations.capture.costs.modelled import by, estimate_work, modelled
+from integrations.capture.costs.operator_costs import by, estimate_work, modelled
 from integrations.capture.costs.rates import BYTES, FLOPS, LARGE, LAUNCH, MAPPED, SMALL, LinearTime, Rates, constant
 from integrations.checkpoint import capture
 from integrations.policies.operators import Kernel

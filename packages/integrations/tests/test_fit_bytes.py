@@ -13,7 +13,7 @@ from torch import nn
 
 import integrations
 from integrations.capture.capture import capture
-from integrations.capture.costs.modelled import by
+from integrations.capture.costs.operator_costs import by
 from integrations.capture.costs.rates import constant
 from integrations.estimate.fit.layers import find_blocks
 from integrations.estimate.fit.profiles import Profiles

@@ -9,7 +9,7 @@ import torch
 import integrations
 from integrations._utils.torch_internals import FakeTensorMode
 from integrations.capture.costs.cuda_scratch import kernel_scratch_bytes
-from integrations.capture.costs.modelled import count_scratch
+from integrations.capture.costs.operator_costs import count_scratch
 from integrations.losses import _operator
 from integrations.losses._chunks import rows_of_chunk
 from integrations.losses.head import chunk_logits

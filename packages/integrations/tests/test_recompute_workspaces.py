@@ -12,7 +12,7 @@ from integrations import compress_model, compression
 from integrations.capture import capture as capturing
 from integrations.capture.costs import workspaces
 from integrations.capture.costs.calls import DistinctCalls
-from integrations.capture.costs.modelled import Cost, modelled
+from integrations.capture.costs.operator_costs import Cost, modelled
 from integrations.capture.costs.timed_call import Repeated
 from integrations.capture.costs.workspaces import measured, with_workspaces_of_cudnn
 from integrations.checkpoint import Graph, apply, capture, plan, plan_of

@@ -19,7 +19,7 @@ from integrations._utils.compiling import without_compiled_parts
 from integrations._utils.plain_tensor_types import PLAIN
 from integrations._utils.running_module import NOTHING_TRAINS, ModulePaths, all_modules, trains
 from integrations._utils.torch_internals import FakeTensor, FakeTensorMode, tree_leaves
-from integrations.capture.costs.modelled import Costs, modelled
+from integrations.capture.costs.operator_costs import Costs, modelled
 from integrations.capture.costs.workspaces import measured
 from integrations.capture.dispatch.fakes import Fakes, quiet
 from integrations.capture.dispatch.indices import keeps_elements

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from integrations.capture.costs.calls import DistinctCalls
-from integrations.capture.costs.modelled import Costs
+from integrations.capture.costs.operator_costs import Costs
 from integrations.capture.dispatch.decisions import Decides
 from integrations.capture.graphs.graph import Op, Step, Value
 

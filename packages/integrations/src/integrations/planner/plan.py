@@ -12,8 +12,8 @@ from integrations._utils.whole_files import write_text
 from integrations.planner.accumulation import fresh, only_noted
 from integrations.planner.alternatives import accumulating, clearing, within
 from integrations.planner.budget import Budget
-from integrations.planner.page import write_page
 from integrations.planner.plan_json import of_json, to_json
+from integrations.planner.plan_page import write_page
 from integrations.planner.plot import plot_front
 from integrations.planner.solution import Solution
 from integrations.planner.table import make_table

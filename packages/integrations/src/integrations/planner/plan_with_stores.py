@@ -13,7 +13,7 @@ from integrations._utils.progress import stage
 from integrations._utils.warn import warn
 from integrations.capture.capture import capture_reaching, find_reachable_state
 from integrations.capture.costs.calibrating import calibrated
-from integrations.capture.costs.modelled import by
+from integrations.capture.costs.operator_costs import by
 from integrations.capture.costs.rates import Rating, constant
 from integrations.capture.costs.workspaces import with_workspaces_of_cudnn
 from integrations.capture.errors import NoPartCaptured

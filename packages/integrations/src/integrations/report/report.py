@@ -14,9 +14,9 @@ from rich.table import Table
 from integrations._utils.checked_json import loaded, of_type, read_fields
 from integrations._utils.rich_text import get_width, to_text
 from integrations.report.content import Content
-from integrations.report.page import write_page
 from integrations.report.plot import plot_report
 from integrations.report.rank_summary import ranks_table
+from integrations.report.report_page import write_page
 from integrations.report.row import Row
 from integrations.report.table import full_table, module_table, summary
 from integrations.report.timeline import Moment, make_timeline

@@ -62,7 +62,7 @@ from integrations.runtime.formulas.formula import (
     hold_whole,
     lay_out,
 )
-from integrations.runtime.formulas.norms import compute_after, hold_statistics
+from integrations.runtime.formulas.normalized_inputs import compute_after, hold_statistics
 from integrations.runtime.formulas.operators import get_autocast
 from integrations.runtime.replay_cache import Site, with_kernel
 from integrations.runtime.specs import MADE, Place, SavedTensorSpec

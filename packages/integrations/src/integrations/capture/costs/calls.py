@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from integrations._utils.torch_internals import OpOverload
-from integrations.capture.costs.modelled import Work, estimate_work
+from integrations.capture.costs.operator_costs import Work, estimate_work
 from integrations.capture.dispatch.memory import is_plain
 
 _PASSED_ON = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -23,7 +23,7 @@ from integrations._utils.torch_internals import disable_current_modes
 from integrations._utils.warn import warn
 from integrations.capture.costs import timed_call
 from integrations.capture.costs.calls import CostedCall
-from integrations.capture.costs.modelled import Cost, Costs, modelled
+from integrations.capture.costs.operator_costs import Cost, Costs, modelled
 from integrations.capture.costs.timed_call import ANSWER, MMAP_THRESHOLD, Repeated, setting
 from integrations.capture.dispatch.memory import allocated
 

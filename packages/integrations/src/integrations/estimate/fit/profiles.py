@@ -11,7 +11,7 @@ from actcore import TrainingStep
 from integrations.api.error_control.error_model import ErrorModel
 from integrations.capture.capture import capture
 from integrations.capture.costs.calibrating import calibrated
-from integrations.capture.costs.modelled import by
+from integrations.capture.costs.operator_costs import by
 from integrations.capture.costs.rates import Rates, constant
 from integrations.estimate.fit.layers import Blocks, find_blocks, shortened
 from integrations.estimate.fit.profile import Profile, make_profile

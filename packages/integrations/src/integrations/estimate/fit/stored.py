@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from integrations.capture.capture import capture
-from integrations.capture.costs.modelled import by
+from integrations.capture.costs.operator_costs import by
 from integrations.capture.costs.rates import constant
 from integrations.capture.loss import Loss
 from integrations.estimate.fit.profile import Profile, make_profile

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
 
 from integrations._utils.torch_internals import OpOverload, tree_map
-from integrations.capture.costs.modelled import Work, estimate_work
+from integrations.capture.costs.operator_costs import Work, estimate_work
 from integrations.capture.costs.rates import Rating
 from integrations.capture.dispatch.decisions import Decides, decides
 from integrations.capture.dispatch.operators import get_traits

@@ -104,8 +104,8 @@ class Formula:
         cost: elements that the formula and those of its operands make.
         gain: the factor by which an error of what is stored may be amplified; infinite where it is not known.
         names: of the operators, that of the formula first, and then of those that make its operands.
-        after: its function after a norm, as ``formulas.norms`` names it, and the place of the operand that is the
-            norm's input or follows the norm; ``None`` for a formula that does not follow a norm.
+        after: its function after a norm, as ``formulas.normalized_inputs`` names it, and the place of the operand that
+            is the norm's input or follows the norm; ``None`` for a formula that does not follow a norm.
         bound: the formula with its operands, for the tensors that are saved of its result, while one of them lives.
         noted: is told that the formula is of use; ``None`` where nobody is.
     """

@@ -34,7 +34,7 @@ from integrations.runtime.formulas.formula import (
     with_slots,
 )
 from integrations.runtime.formulas.gathers import Gathers
-from integrations.runtime.formulas.norms import NORM, find_after, find_norm, hold_statistics, is_like
+from integrations.runtime.formulas.normalized_inputs import NORM, find_after, find_norm, hold_statistics, is_like
 from integrations.runtime.formulas.operands import NotStoredError, Operands, find_plain
 from integrations.runtime.formulas.operators import (
     CASTING,

@@ -13,7 +13,7 @@ from actcore import GroupAffine, compress, decompress
 from integrations.policies.norms import CHANNELS as NORM_CHANNELS
 from integrations.policies.norms import Standardized
 from integrations.runtime import replay
-from integrations.runtime.formulas import norms
+from integrations.runtime.formulas import normalized_inputs
 from integrations.runtime.formulas.table import Formulas
 
 from .nets import normal
@@ -103,13 +103,13 @@ def find_norm(node):
 @pytest.fixture
 def computed(monkeypatch):
     """The results that one pass has computed."""
-    found, activated = [], norms.activated
+    found, activated = [], normalized_inputs.activated
 
     def spy(*given):
         found.append(activated(*given))
         return found[-1]
 
-    monkeypatch.setattr(norms, "activated", spy)
+    monkeypatch.setattr(normalized_inputs, "activated", spy)
     return found
 
 
@@ -160,7 +160,7 @@ def test_one_pass_and_several_restore_the_same(name, layout):
         node = net(ONE)[0].grad_fn
         found = node._saved_input
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(norms, "activated", lambda *given: None)
+            patch.setattr(normalized_inputs, "activated", lambda *given: None)
             expected = node._saved_input
         assert found.data_ptr() != expected.data_ptr()
         assert found.stride() == expected.stride()
@@ -276,7 +276,7 @@ def test_an_input_that_is_stored_otherwise_by_now(computed):
 
 
 def test_statistics_of_another_norm_are_not_used(computed, monkeypatch):
-    monkeypatch.setattr(norms, "last_written", lambda: torch.zeros(2, CHANNELS))
+    monkeypatch.setattr(normalized_inputs, "last_written", lambda: torch.zeros(2, CHANNELS))
     net = After(FUNCTIONS["relu"], layout=LAST)
     integrations.compress_model(net, "lean")
     for _ in range(3):
@@ -337,7 +337,7 @@ def test_under_autocast():
         found = output.grad_fn._saved_input
         assert found.dtype is torch.bfloat16
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(norms, "activated", lambda *given: None)
+            patch.setattr(normalized_inputs, "activated", lambda *given: None)
             expected = output.grad_fn._saved_input
         # One rounding to bfloat16 of each, which may fall to another side.
         assert ((found.float() - expected.float()).abs() <= 2**-7 * expected.float().abs() + 1e-5).all()

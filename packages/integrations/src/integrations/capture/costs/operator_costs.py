@@ -18,7 +18,7 @@ from torch import Tensor
 
 from integrations._utils.torch_internals import OpOverload
 from integrations.capture.costs.chunked import is_chunked_loss, scratch_of_chunks, work_of_chunks
-from integrations.capture.costs.convolutions import convolution_scratch
+from integrations.capture.costs.convolution_scratch import convolution_scratch
 from integrations.capture.costs.cuda_scratch import kernel_scratch_bytes
 from integrations.capture.costs.rates import MAPPED, Rates, Rating, constant
 from integrations.capture.dispatch.memory import count_bytes, count_elements, iter_tensors

@@ -11,7 +11,7 @@ from integrations.planner.explained import Line, grouped, make_lines, span
 from integrations.planner.plot import draw_front
 from integrations.planner.solution import Solution
 from integrations.planner.table import describe_error, listed, make_caption
-from integrations.report.html_page import chart_card, fill_page, heading_cells, number_card, number_cells, table_row
+from integrations.report.page_layout import chart_card, fill_page, heading_cells, number_card, number_cells, table_row
 from integrations.report.words import format_bytes
 
 

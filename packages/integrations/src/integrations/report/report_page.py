@@ -9,7 +9,7 @@ from os import PathLike
 from integrations._utils.rich_text import to_text
 from integrations._utils.whole_files import write_text
 from integrations.report.content import Content
-from integrations.report.html_page import chart_card, fill_page, heading_cells, number_card, number_cells, table_row
+from integrations.report.page_layout import chart_card, fill_page, heading_cells, number_card, number_cells, table_row
 from integrations.report.plot import EXPLANATION, draw_report
 from integrations.report.rank_summary import ranks_table
 from integrations.report.row import Row
