@@ -22,6 +22,7 @@ from integrations.capture.costs.convolution_scratch import convolution_scratch
 from integrations.capture.costs.cuda_scratch import kernel_scratch_bytes
 from integrations.capture.costs.rates import MAPPED, Rates, Rating, constant
 from integrations.capture.dispatch.memory import count_bytes, count_elements, iter_tensors
+from integrations.capture.dispatch.recurrent import count_recurrent_scratch
 from integrations.policies.operators import OPERATORS, Kernel
 
 if TYPE_CHECKING:
@@ -289,12 +290,16 @@ def count_scratch(function: OpOverload, args: tuple[Any, ...], results: tuple[An
     """Bytes that a call takes while it runs, as far as they are modelled; otherwise 0."""
     if is_chunked_loss(function):
         return scratch_of_chunks(args)
+    if function.overloadpacket is aten._trilinear:
+        return _count_products(*args[:7], *args[7:] or (1,))
     if args and isinstance(args[0], Tensor) and args[0].device.type == "cuda":
         return kernel_scratch_bytes(function, args, results)
     packet = function.overloadpacket
     if packet in (aten.convolution, aten.convolution_backward):
         return convolution_scratch(packet is aten.convolution_backward, args, results)
-    return _sorted_rows(*args[:4]) if packet in _SCATTERS or packet in _ADDED else 0
+    if packet in _SCATTERS or packet in _ADDED:
+        return _sorted_rows(*args[:4])
+    return count_recurrent_scratch(function, args)
 
 
 def _sorted_rows(into: Tensor, dim: int, index: Tensor, rows: Tensor) -> int:
@@ -308,3 +313,27 @@ def _sorted_rows(into: Tensor, dim: int, index: Tensor, rows: Tensor) -> int:
     if not whole_rows or into.dim() < 2 or rows.numel() < _FEW_COLUMNS * count:
         return 0
     return 8 * (4 * count + 2 * into.shape[0])
+
+
+def _count_products(
+    one: Tensor,
+    two: Tensor,
+    three: Tensor,
+    expanded_one: Sequence[int],
+    expanded_two: Sequence[int],
+    expanded_three: Sequence[int],
+    summed: Sequence[int],
+    unrolled: int,
+) -> int:
+    """Bytes of the product of three tensors that ``nn.Bilinear`` computes. For each place of the unrolled dimension,
+    torch multiplies two of them, and sums over the dimensions that the third lacks; then by the third
+    (``aten/src/ATen/native/Linear.cpp``)."""
+    dims = range(one.dim() + len(expanded_one))
+    shapes = []
+    for tensor, expanded in ((one, expanded_one), (two, expanded_two), (three, expanded_three)):
+        sizes = iter(tensor.shape)
+        shapes.append([1 if dim in expanded else int(next(sizes)) for dim in dims])
+    kept = [dim for dim in dims if dim != unrolled and not (dim in summed and dim in expanded_three)]
+    first = math.prod(max(shapes[0][dim], shapes[1][dim]) for dim in kept)
+    last = math.prod(max(shape[dim] for shape in shapes) for dim in kept if dim not in summed)
+    return (first + last) * one.element_size()

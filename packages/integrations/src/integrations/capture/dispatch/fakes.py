@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from integrations._utils.torch_internals import FakeTensorMode, OpOverload
 from integrations.capture.dispatch.operators import WAITS
+from integrations.capture.dispatch.recurrent import RECURRENT, with_workspace
 
 _GROUPED = "aten::_grouped_mm"  # of experts: torch takes it without elements in bfloat16 alone
 _REFUSED = (torch.float32, torch.float16)
@@ -31,11 +33,16 @@ class Fakes(FakeTensorMode):
             return args[0]  # torch's mode returns another tensor in memory of its own
         dtype = args[0].dtype if args and isinstance(args[0], Tensor) else None
         if dtype not in _REFUSED or func._schema.name != _GROUPED:
-            return super().__torch_dispatch__(func, types, args, given)
+            run = partial(super().__torch_dispatch__, func, types, args, given)
+            return run() if func._schema.name not in RECURRENT else with_workspace(func, args, run, self._make_bytes)
         with self:
             narrow = [one.to(torch.bfloat16) if _has_fractions(one) else one for one in args]
             made = func(*narrow, **given)
             return torch.empty_strided(made.shape, made.stride(), dtype=dtype, device=made.device)
+
+    def _make_bytes(self, count: int) -> Tensor:
+        with self:
+            return torch.empty(count, dtype=torch.uint8)
 
 
 @contextmanager

@@ -152,9 +152,8 @@ class Recording:
         if results is None:
             return None
         # What the functions return that it calls is seen.
-        if not frame.nested and self._hides_several(ops, made - {result.value for result in results}):
-            self._stop("a function makes several tensors that it does not return, and that are recomputed")
-            return None
+        if not frame.nested and self._hides_for_longer(ops, frame.ops, made - {result.value for result in results}):
+            return self._stop("a function makes tensors that it does not return, and that are recomputed")
         repeated = self._repeated(call, frame, outputs) if frame.advances or frame.asked else None
         self._calls[frame.place] = FollowedCall(
             call.function,
@@ -263,13 +262,14 @@ class Recording:
         self.obstacle = self.obstacle or obstacle
         self.close()
 
-    def _hides_several(self, ops: Sequence[Planned], unseen: frozenset[int]) -> bool:
-        """Whether several operators of a function make tensors that it does not return, and that backward recomputes.
-        A follower holds these until the function returns, which may be longer than they would live. Casts of what the
-        function is given live as long."""
-        becomes = self._tape.schedule.becomes
+    def _hides_for_longer(self, ops: Sequence[Planned], first: int, unseen: frozenset[int]) -> bool:
+        """Whether a function makes, but does not return, tensors that backward recomputes and that would be gone when
+        a later operator makes memory. A follower holds them until it returns. Casts of arguments live as long."""
+        becomes, values = self._tape.schedule.becomes, self._tape.schedule.graph.values
         waiting = {value for value in unseen if self._waits(value) and becomes.get(value) not in unseen}
-        return sum(not waiting.isdisjoint(op.makes) and op.name != CAST for op in ops) > 1
+        hiding = [waiting.intersection(op.makes) for op in ops if op.name != CAST]
+        last = max((place for place, op in enumerate(ops, first) if any(values[v].nbytes for v in op.makes)), default=0)
+        return sum(map(bool, hiding)) > 1 or any(values[one].until < last for made in hiding for one in made)
 
     def _waits(self, value: int) -> bool:
         """Whether backward recomputes a value that autograd saves."""
