@@ -76,6 +76,7 @@ class QLayer(StandIn):
     """Whether it is one of the layers that a level may leave exact (``QLevel.norms``)."""
     precision: LayerPrecision
     _own: ClassVar[tuple[str, ...]] = ("precision",)
+    _package: ClassVar[str] = "qmodules"
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
