@@ -274,6 +274,15 @@ class LayerPrecision:
         finally:
             vars(self).update(before)
 
+    @contextmanager
+    def exactly(self) -> Iterator[None]:
+        """A block in which the layer is torch's."""
+        level, self.level = self.level, replace(self.level, compress=False, offload=False)
+        try:
+            yield
+        finally:
+            self.level = level
+
     @property
     def _allocated(self) -> bool:
         """Whether the model decides about the average in this forward.

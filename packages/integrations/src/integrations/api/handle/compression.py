@@ -123,8 +123,8 @@ class Compression(ForwardRunner):
 
         Raises:
             TypeError: the closure cannot be called.
-            ValueError: there is neither a closure nor a plan; the level is off; or there is no closure, and the plan
-                was applied with ``codec=``, whose error it does not predict.
+            ValueError: there is neither a closure nor a plan; the level is off, and no layer rounds; or there is no
+                closure, and the plan was applied with ``codec=``, whose error it does not predict.
             RuntimeError: as for ``adapt``.
         """
         if closure is not None:
@@ -170,8 +170,8 @@ class Compression(ForwardRunner):
 
         Raises:
             TypeError: an argument has the wrong type.
-            ValueError: a value is out of range; neither the level nor a plan rounds; or there is a bound, but neither a
-                closure nor an adaptive level.
+            ValueError: a value is out of range; neither the level, a plan nor a layer rounds; or there is a bound, but
+                neither a closure nor an adaptive level.
         """
         self._monitor = None if every is None else Monitor.asked(self, closure, every, bound, raise_bits)
 
