@@ -144,18 +144,41 @@ WRONG = {
         ValueError,
         "activations must not have the argument linear",
     ),
-    "activations, argument": ({"activations": {"colour": 1}}, TypeError, "colour"),
+    "activations, argument": (
+        {"activations": {"bits": 3, "colour": 1}},
+        ValueError,
+        "activations must have no keys but bits, functions, .*, got 'colour'",
+    ),
     "linear, name": ({"linear": "random"}, ValueError, "linear must be 'randomized', a ratio in"),
     "linear, ratio": ({"linear": 0.0}, ValueError, "linear must be 'randomized' or a ratio in"),
     "linear, bool": ({"linear": True}, TypeError, "linear must be"),
     "linear, argument": ({"linear": {"proj_dim": 0}}, ValueError, "proj_dim"),
-    "linear, unknown": ({"linear": {"proj_dims": 3}}, TypeError, "proj_dims"),
+    "linear, unknown": (
+        {"linear": {"proj_dims": 3}},
+        ValueError,
+        "linear must have no keys but proj_dim_ratio, proj_dim, .*, got 'proj_dims'",
+    ),
+    "linear, the layer's own": ({"linear": {"bias": False}}, ValueError, "linear must have no keys but .*, got 'bias'"),
     "activations, value": ({"activations": {"bits": 99}}, ValueError, "bits"),
     "layers, name": ({"layers": "L9"}, ValueError, "layers must be 'q', or one of ActNN's levels, ActNN-L0, ActNN-L1"),
     "layers, number": ({"layers": 2}, TypeError, "layers must be 'q'"),
-    "layers, argument": ({"layers": {"level": "L3", "colour": 1}}, ValueError, "colour"),
+    "layers, argument": (
+        {"layers": {"level": "L3", "colour": 1}},
+        ValueError,
+        "layers must have no keys but level, compress, bits, .*, got 'colour'",
+    ),
     "level": ({"level": "L9", "layers": "q"}, ValueError, "level"),
     "Q-layers and a plan": ({"layers": "q", "checkpoint": 0.5}, ValueError, "checkpoint must be None with Q-layers"),
+    "Q-layers and a budget": (
+        {"layers": "q", "memory": 0.5},
+        ValueError,
+        "memory must be None with Q-layers whose level .*, got 0.5: .* pass layers='ActNN-L2', .* or leave out memory=",
+    ),
+    "Q-layers and ways": (
+        {"layers": "q", "stores": ("recompute",)},
+        ValueError,
+        r"stores must .*, got \('recompute',\)",
+    ),
 }
 
 
@@ -166,6 +189,11 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(options, kind, words
         integrations.compress_model(model, **options)
     assert classes(model) == classes(net())
     assert not {name for name in model.__dict__ if "integrations" in name or "fewbit" in name or name == "forward"}
+
+
+def test_a_mapping_takes_the_older_name_of_keep():
+    model = integrations.compress_model(net(), activations={"skip": ["2"]})
+    assert type(model[2]) is nn.GELU
 
 
 NOWHERE = {

@@ -119,6 +119,16 @@ def test_scripting_a_compressed_model_says_what_to_do():
     assert torch.equal(torch.jit.script(integrations.restore_model(model))(X), mlp()(X))
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("options", [{"layers": "q"}, {"linear": 0.5}, {"activations": 3}], ids=str)
+@pytest.mark.parametrize("level", ["L0", "L1"])
+def test_scripting_exchanged_layers_says_what_to_do(level, options):
+    model = integrations.compress_model(mlp(), level, **options)
+    with pytest.raises(RuntimeError, match=r"not support \w+\.\w+; .*integrations.restore_model in a compressed one"):
+        torch.jit.script(model)
+    assert torch.equal(torch.jit.script(integrations.restore_model(model))(X), mlp()(X))
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 def test_exporting_sees_the_plain_model(strict, training):

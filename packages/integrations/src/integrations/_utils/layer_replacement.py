@@ -11,6 +11,7 @@ from typing import ClassVar, Self
 from torch import nn
 
 from integrations._utils.running_module import public_name
+from integrations._utils.unscriptable import Unscriptable
 
 _ORIGINAL = "_fewbit_original"
 
@@ -18,7 +19,7 @@ _ORIGINAL = "_fewbit_original"
 _TENSORS = ("_parameters", "_buffers")
 
 
-class StandIn(nn.Module):
+class StandIn(Unscriptable):
     """A subclass of a layer of torch that can replace such a layer, and give it back."""
 
     counterpart: ClassVar[type[nn.Module]]

@@ -165,8 +165,8 @@ def compress_model(
             the alternatives. The next training forward tries again to make a plan.
     """
     inner = compiled_module(model)
+    others = {"memory": memory, "time": time, "error": error, "stores": stores, "checkpoint": checkpoint}
     if plan is not None:
-        others = {"memory": memory, "time": time, "error": error, "stores": stores, "checkpoint": checkpoint}
         checkpoint, level, options = with_plan(plan, level, options, fallback, **others, in_flight=in_flight)
         fallback = in_flight = None
     bounds = Bounds.asked(memory, time, error, stores, level, options, fallback, loss, in_flight)
@@ -176,7 +176,7 @@ def compress_model(
     require_paths(inner, handle.level.keep)
     asked = require_one(bounds, checkpoint)
     if asked is not None:
-        exchanges.require_repeatable()
+        exchanges.require_repeatable(plan=plan, **others)
         require_one_checkpointing(inner, "memory" if asked is bounds else "checkpoint" if plan is None else "plan")
         ForwardWrapper.require_none(inner, "give it to the whole model's compress_model")
         if isinstance(asked, Plan):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from integrations._utils.random_states import random_states
 from integrations._utils.torch_internals import tree_map_only
+from integrations._utils.unwatched import unwatched_blocks
 from integrations.capture.dispatch.memory import get_key, is_plain, iter_parts
 from integrations.capture.reachable_state import ReachableState
 from integrations.capture.state_snapshot import replaced
@@ -82,10 +83,7 @@ def with_stand_ins(model: nn.Module, stand_ins: StandIns, reach: ReachableState,
         for parameter in own:
             parameter.grad = None
         for module in reach.modules:
-            for value in list(vars(module).values()):
-                # Asked of the class: a user's object may answer to any name.
-                if getattr(type(value), "unwatched", None) is not None:
-                    undo.append(_entered(value.unwatched()))
+            undo += map(_entered, unwatched_blocks(module))
         _put(stand_ins, reach)
         return work()
     finally:
@@ -109,7 +107,7 @@ def _put(stand_ins: StandIns, reach: ReachableState) -> None:
         put(replaced(found, stand_in))
 
 
-def _entered(block: AbstractContextManager[None]) -> Callable[[], object]:
+def _entered(block: AbstractContextManager[object]) -> Callable[[], object]:
     """Enters a block. Returns what leaves it, and does nothing once it was left."""
     block.__enter__()
     return partial(block.__exit__, None, None, None)

@@ -85,7 +85,12 @@ class FewBitCalls(TorchFunctionMode):
         kind = "gelu_tanh" if options.get("approximate") == "tanh" else name
         if not self._takes(kind):
             return func(*args, **kwargs)
-        return getattr(functional, name)(*given, **options, **self._settings(name))
+        few_bit = getattr(functional, name)
+        if self.calls.exact:
+            if self._settings(name).get("rounding") == "stochastic":  # which draws random numbers
+                few_bit(given[0].clone(), *given[1:], **options, **self._settings(name))
+            return func(*args, **kwargs)
+        return few_bit(*given, **options, **self._settings(name))
 
     def _settings(self, name: str) -> Mapping[str, Any]:
         if not torch.compiler.is_compiling():

@@ -110,6 +110,7 @@ class Calls:
         self.functions, self.options, self.skip = functions, options, skip
         self.texts = {name: {key: str(value) for key, value in given.items()} for name, given in options.items()}
         self.seen: dict[tuple[str, str], str] = {}  # path and function -> why the call stays, if it does
+        self.exact = False  # whether the calls are torch's for now, see ``exact_runs``
         self._begin()
 
     @property

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -86,6 +86,7 @@ _PROFILE_EVERY = 16
 _BELOW = 16.0
 
 _numbers = itertools.count()
+_numbers_in_trials = itertools.count(-1, -1)  # trial runs must not change the noise of training
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ class LayerPrecision:
         if actcore.in_cuda_graph():
             return None
         if not self.name and self._number is None:
-            self._number = next(_numbers)
+            self._number = next(_numbers if self._watched else _numbers_in_trials)
         self._forwards += 1
         stream: int = actcore.stream_of(self.name or f"layer {self._number}", self._forwards, 0)
         return stream
@@ -259,14 +260,28 @@ class LayerPrecision:
         return self.kernel_locations / (self.conv_groups * positions)
 
     @contextmanager
-    def unwatched(self) -> Iterator[None]:
-        """A block whose forwards and backwards teach this layer nothing, and whose noise later ones draw again."""
+    def unwatched(self) -> Iterator[Callable[[], None]]:
+        """A block whose forwards and backwards teach this layer nothing, and whose noise later ones draw again.
+        Entering it returns a function that has the next forward draw the noise of the block's first one."""
         before = dict(vars(self))
+
+        def redraw() -> None:
+            vars(self).update(before, _watched=False, _number=self._number)
+
         self._watched = False
+        try:
+            yield redraw
+        finally:
+            vars(self).update(before)
+
+    @contextmanager
+    def exactly(self) -> Iterator[None]:
+        """A block in which the layer is torch's."""
+        level, self.level = self.level, replace(self.level, compress=False, offload=False)
         try:
             yield
         finally:
-            vars(self).update(before)
+            self.level = level
 
     @property
     def _allocated(self) -> bool:

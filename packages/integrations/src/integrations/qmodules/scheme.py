@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import actcore
 from actcore.double_backward import BY_ROUNDED
 from integrations._utils.torch_internals import current_graph_task_id, queue_callback
 from integrations._utils.warn import warn
+from integrations.planner.sensitivity.surroundings import undo_after_trial
 from integrations.qmodules.batch import Batch
 from integrations.qmodules.device_rows import code_bytes
 from integrations.qmodules.levels import QLevel
@@ -54,7 +55,8 @@ class _Scheme(type):
 
     @batch.setter
     def batch(cls, indices: object) -> None:
-        _Scheme._batch = _following(_Scheme._batch, indices)
+        before = _Scheme._batch
+        _Scheme._batch = _following(before, indices, partial(setattr, _Scheme, "_batch", before))
 
     @property
     def indices(cls) -> Batch | None:
@@ -187,7 +189,8 @@ class ModelPrecision:
 
     @batch.setter
     def batch(self, indices: object) -> None:
-        self.indices = _following(self.indices, indices)
+        before = self.indices
+        self.indices = _following(before, indices, partial(setattr, self, "indices", before))
 
     def observe(self, observation: Observation) -> None:
         """Record a layer during a backward; at the end of that backward, bits are allocated."""
@@ -264,9 +267,9 @@ def model_precision(model: nn.Module) -> ModelPrecision:
     raise ValueError(f"{type(model).__name__} is not converted; call qmodules.QModule(model) first")
 
 
-def _following(before: Batch | None, indices: object) -> Batch | None:
-    """The batch of these indices, after another one."""
-    if before is not None:
+def _following(before: Batch | None, indices: object, put_back: Callable[[], object]) -> Batch | None:
+    """The batch of these indices, after another one, which ``put_back`` sets again at the end of a trial run."""
+    if not undo_after_trial(put_back) and before is not None:
         before.retire()
     return None if indices is None else Batch(indices, before)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 import actcore
 from integrations._utils.torch_internals import top_saved_tensors_default_hooks
+from integrations.planner.sensitivity.surroundings import Met, current_trial
 from integrations.policies.norms import OfChannels
 
 
@@ -40,6 +42,14 @@ class _Stored:
 
 # By the tensor itself, not by an attribute of it: that would be pickled and copied with it.
 _stored = WeakIdKeyDictionary()
+# A trial run has its own: training would go on with its noise, if the closure's graph is still alive.
+_stored_in_trials: WeakKeyDictionary[Met, Any] = WeakKeyDictionary()
+
+
+def _shared_forms() -> Any:
+    """The stored forms that this thread's forwards share."""
+    trial = current_trial()
+    return _stored if trial is None else _stored_in_trials.setdefault(trial, WeakIdKeyDictionary())
 
 
 @dataclass(frozen=True)
@@ -55,8 +65,8 @@ class DedupCodec:
 
     def compress(self, tensor: Tensor, *, seed: int | Tensor = 0, stream: int | Tensor = 0) -> actcore.Compressed:
         """The stored form, of an earlier layer or new; ``tensor`` is an alias of the one that this is for."""
-        version = self.tensor._version
-        found: _Stored | None = _stored.get(self.tensor)
+        version, forms = self.tensor._version, _shared_forms()
+        found: _Stored | None = forms.get(self.tensor)
         if (
             found is not None
             and found.version == version
@@ -67,7 +77,7 @@ class DedupCodec:
             if compressed is not None:
                 return compressed
         compressed = self.codec.compress(tensor, seed=seed, stream=stream)
-        _stored[self.tensor] = _Stored(
+        forms[self.tensor] = _Stored(
             version,
             weakref.ref(tensor.untyped_storage()),
             _without_elements(self.codec),

@@ -74,13 +74,14 @@ class Compression(ForwardRunner):
 
         In a training loop this happens automatically, in the second step and every ``adapt_interval`` steps. The call
         restores the state of training: ``.grad``, buffers such as batch norm's statistics, the random generators of
-        torch, NumPy and Python, and this handle's step. It holds at most one more copy of the gradients.
+        torch, NumPy and Python, the bits and noise of Q-layers, and this handle's step. It holds at most one more copy
+        of the gradients.
 
         It also restores the state of other models that the closure runs, such as a GAN's discriminator: ``.grad`` of
-        every leaf that the closure's calls get or its backward reaches, the buffers of every module whose forward makes
-        a call, and the steps of compressed models, which are neither measured nor monitored in the call. It does not
-        restore the buffers of another model that torch compiles and that is not compressed, nor any other state: the
-        closure's own counters, generators that it made, the position of a data loader.
+        every leaf that the closure's calls get or its backward reaches, the buffers and the Q-layers' state of every
+        module whose forward makes a call, and the steps of compressed models, which are neither measured nor monitored
+        in the call. It does not restore the buffers of another model that torch compiles and that is not compressed,
+        nor any other state: the closure's own counters, generators that it made, the position of a data loader.
 
         Args:
             closure: runs a forward of the model and its backward; it may call ``zero_grad``, but steps no optimizer.
@@ -122,8 +123,8 @@ class Compression(ForwardRunner):
 
         Raises:
             TypeError: the closure cannot be called.
-            ValueError: there is neither a closure nor a plan; the level is off; or there is no closure, and the plan
-                was applied with ``codec=``, whose error it does not predict.
+            ValueError: there is neither a closure nor a plan; the level is off, and no layer rounds; or there is no
+                closure, and the plan was applied with ``codec=``, whose error it does not predict.
             RuntimeError: as for ``adapt``.
         """
         if closure is not None:
@@ -169,8 +170,8 @@ class Compression(ForwardRunner):
 
         Raises:
             TypeError: an argument has the wrong type.
-            ValueError: a value is out of range; neither the level nor a plan rounds; or there is a bound, but neither a
-                closure nor an adaptive level.
+            ValueError: a value is out of range; neither the level, a plan nor a layer rounds; or there is a bound, but
+                neither a closure nor an adaptive level.
         """
         self._monitor = None if every is None else Monitor.asked(self, closure, every, bound, raise_bits)
 

@@ -6,7 +6,9 @@ wrong type, and a ``ValueError`` for an unknown name or a number out of range.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from inspect import signature
 from numbers import Real
 from typing import Any
 
@@ -22,6 +24,15 @@ FEWBIT, RANDOMIZED, Q, CHUNKED = "fewbit", "randomized", "q", "chunked"
 RATIO = 0.2
 """For ``linear="randomized"``: the rows of a sketch as a share of the tokens. FewBit's table begins with it."""
 
+_ACTIVATIONS = tuple(name for name in signature(fewbit.convert).parameters if name not in ("model", "linear"))
+_LINEAR = tuple(
+    name
+    for name in signature(fewbit.RandomizedLinear).parameters
+    if name not in ("in_features", "out_features", "bias", "device", "dtype")  # the replaced layer has these
+)
+_LAYERS = ("level", *(field.name for field in fields(qmodules.QLevel)))
+"""The keys of each mapping."""
+
 
 def read_activations(given: Any) -> Mapping[str, Any] | None:
     """The arguments of ``fewbit.convert`` for ``activations``."""
@@ -33,6 +44,7 @@ def read_activations(given: Any) -> Mapping[str, Any] | None:
                 "activations must not have the argument linear of fewbit.convert; pass it as the separate option "
                 "linear="
             )
+        _require_known("activations", given, _ACTIVATIONS, ("skip",))  # an older name of keep
         kept = {name: () for name in ("keep", "skip") if name in given}  # paths, which the model has
         fewbit.convert(nn.Sequential(), **{**given, **kept})  # which raises for what is wrong
         return dict(given)
@@ -54,6 +66,7 @@ def read_linear(given: Any) -> Mapping[str, Any] | None:
     if given is None:
         return None
     if isinstance(given, Mapping):
+        _require_known("linear", given, _LINEAR)
         options = dict(given) if {"proj_dim", "proj_dim_ratio"} & given.keys() else {"proj_dim_ratio": RATIO, **given}
         with torch.device("meta"):
             fewbit.RandomizedLinear(1, 1, **options)  # which raises for what is wrong
@@ -77,6 +90,7 @@ def read_layers(given: Any) -> Mapping[str, Any] | None:
     if given is None:
         return None
     if isinstance(given, Mapping):
+        _require_known("layers", given, _LAYERS)
         read_q_level(given)
         return dict(given)
     if given == Q:
@@ -122,3 +136,10 @@ def read_q_level(layers: Mapping[str, Any]) -> qmodules.QLevel:
     options = dict(layers)
     level = options.pop("level", None)
     return resolve_level(qmodules.config.level() if level is None else level, options)
+
+
+def _require_known(argument: str, given: Mapping[Any, Any], valid: Iterable[str], older: Iterable[str] = ()) -> None:
+    """Raise ``ValueError`` for a key of a mapping that ``argument`` does not have."""
+    for key in given:
+        if key not in (*valid, *older):
+            raise ValueError(f"{argument} must have no keys but {', '.join(valid)}, got {key!r}")

@@ -10,6 +10,7 @@ from torch import nn
 
 from integrations import fewbit, qmodules
 from integrations.api.handle.compression import Compression
+from integrations.api.handle.gradient_error import GradientError
 from integrations.policies.levels import LEVELS
 from integrations.report import Report
 from integrations.runtime.first_forward import first_records
@@ -35,6 +36,28 @@ class Converted(Compression):
         """Return the calls that converted the model."""
         done = ("QModule", qmodules.is_converted(self.model)), ("fewbit.convert", fewbit.is_converted(self.model))
         return " and ".join(call for call, is_done in done if is_done)
+
+    def gradient_error(self, closure: Callable[[], Any] | None = None) -> GradientError:
+        """Not available for a model that is only converted.
+
+        Raises:
+            ValueError: always.
+        """
+        raise self._needs_compress_model("gradient_error")
+
+    def monitor(self, *args: Any, **options: Any) -> None:
+        """Not available for a model that is only converted.
+
+        Raises:
+            ValueError: always.
+        """
+        raise self._needs_compress_model("monitor")
+
+    def _needs_compress_model(self, name: str) -> ValueError:
+        return ValueError(
+            f"handle.{name} needs a compressed model, got a {type(self.model).__name__} that was only converted by "
+            f"{self.title}; call integrations.compress_model(model, level='L0') first, which compresses nothing else"
+        )
 
     def report(self, closure: Callable[[], Any] | None = None) -> Report:
         """Report the tensors that exchanged layers stored in the first training forward after the conversion.

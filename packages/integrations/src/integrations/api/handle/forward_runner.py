@@ -19,6 +19,7 @@ from integrations.api.handle.module_conversion import Conversions
 from integrations.api.handle.monitor import Monitor
 from integrations.api.handle.never_compressed_warning import await_forward, await_no_longer, awaits_forward
 from integrations.api.handle.retry_with_less import takes_less
+from integrations.api.handle.rounding_layers import rounds_in_layers
 from integrations.api.handle.running_session import EarlierRun, RunningSession
 from integrations.capture.capture import is_capturing
 from integrations.capture.graphs.schedule import Schedule
@@ -88,8 +89,10 @@ class ForwardRunner(HandleState):
     @property
     def _looks(self) -> bool:
         """Whether a session watches a forward at a level that is off: the first one if layers were exchanged, so that
-        the report can tell what they keep."""
-        return not self._records and Conversions.of(self.model) is not None
+        the report can tell what they keep; and those that are measured or monitored, if layers round."""
+        if not self._records and Conversions.of(self.model) is not None:
+            return True
+        return (self._monitor is not None or self.in_trial) and rounds_in_layers(self.model)
 
     # ---- a forward ----
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from integrations._utils.random_states import random_states
 from integrations.api.handle.closures import NothingCompressed, require_closure, require_compressed
 from integrations.api.handle.handle_state import HandleState
+from integrations.api.handle.rounding_layers import exact_layers, rounds_in_layers
 from integrations.planner.sensitivity.trial_run import trial
 
 
@@ -43,7 +44,7 @@ def measure_error(handle: HandleState, closure: Callable[[], Any]) -> GradientEr
     """Runs a closure exactly and compressed, and compares the gradients. See ``Compression.gradient_error``."""
     require_closure(closure)
     require_compressed(handle, "gradient_error")
-    if handle.off:
+    if handle.off and not rounds_in_layers(handle.model):
         raise ValueError(
             f"level must be one that compresses, so that there is an error to measure, got {handle.level_name!r}; "
             "try level='L1'"
@@ -51,7 +52,7 @@ def measure_error(handle: HandleState, closure: Callable[[], Any]) -> GradientEr
     parameters = list(handle.model.parameters())
     with handle.trial_run(), trial(handle.model) as met:
         restore = random_states()
-        with _paused(handle):
+        with _paused(handle), exact_layers(handle.model):
             closure()
         exact = [parameter.grad for parameter in parameters]
         for parameter in parameters:

@@ -56,20 +56,24 @@ class Conversions:
         """
         return cls(read_activations(activations), read_linear(linear), read_layers(layers), read_loss(loss))
 
-    def require_repeatable(self) -> None:
+    def require_repeatable(self, **planned: Any) -> None:
         """Checks that the Q-layers go together with a plan of what backward recomputes.
 
+        Args:
+            planned: the arguments that ask for such a plan; ``None`` where one was not given.
+
         Raises:
-            ValueError: they choose their bits anew in each forward.
+            ValueError: the Q-layers choose their bits anew in each forward.
         """
         if self.layers is None:
             return
+        name, value = next((name, value) for name, value in planned.items() if value is not None)
         level = read_q_level(self.layers)
         if level.per_sample or level.per_layer or (level.norms and level.norm_adaptive):
             raise ValueError(
-                "checkpoint must be None with Q-layers whose level chooses bits by sample or by layer: no plan "
-                "counts their measurements; pass layers={'level': 'L2'}, which uses 4 bits for all, or leave out "
-                "one of the two options"
+                f"{name} must be None with Q-layers whose level chooses bits by sample or by layer, got {value!r}: no "
+                "plan counts their measurements; pass layers='ActNN-L2', which uses 4 bits for all, or leave out "
+                f"{name}= or layers="
             )
 
     def __bool__(self) -> bool:

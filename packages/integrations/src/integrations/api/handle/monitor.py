@@ -15,6 +15,7 @@ from actcore import in_cuda_graph
 from integrations._utils.checked_json import of_type, read_entry
 from integrations._utils.torch_internals import current_graph_task_id, top_saved_tensors_default_hooks
 from integrations.api.handle.gradient_error import GradientError, measure_error
+from integrations.api.handle.rounding_layers import rounds_in_layers
 from integrations.planner.sensitivity.finite import Look, NotFinite
 from integrations.planner.sensitivity.ranks import largest
 from integrations.policies.levels import Level
@@ -85,6 +86,7 @@ class Monitor:
             raise TypeError(f"closure must be callable or None, got {closure!r}")
         settings = Settings(every, bound, raise_bits)
         level, name = handle.level, handle.level.title(handle.level_name)
+        in_layers = rounds_in_layers(handle.model)
         if handle.rounds_by_plan:
             if closure is None and bound is not None:
                 raise ValueError(
@@ -95,6 +97,17 @@ class Monitor:
                 raise ValueError(
                     "raise_bits must be False for a plan, which chooses the bits of each tensor; pass a lower "
                     "error= to compress_model instead"
+                )
+        elif in_layers and level.bits is None:
+            if closure is None and bound is not None:
+                raise ValueError(
+                    f"closure must be given at {name}, where converted layers alone round, because nothing predicts "
+                    "their error; or pass bound=None"
+                )
+            if raise_bits:
+                raise ValueError(
+                    f"raise_bits must be False at {name}, which has no bits: converted layers alone round; pass more "
+                    "bits to activations=, linear= or layers= instead"
                 )
         elif handle._plan_manager is not None and level.off:
             raise ValueError(

@@ -69,10 +69,10 @@ class CompressedTraining:
         checkpoint, fallback, loss = arguments.get("checkpoint"), arguments.get("fallback"), arguments.get("loss")
         in_flight = arguments.get("in_flight")
         self.arguments = {**arguments, "level": level}
-        if arguments.get("plan") is not None:
-            others = {"memory": memory, "time": time, "error": error, "stores": stores, "checkpoint": checkpoint}
-            others["in_flight"] = in_flight
-            checkpoint, level, options = with_plan(arguments["plan"], level, options, fallback, **others)
+        plan = arguments.get("plan")
+        others = {"memory": memory, "time": time, "error": error, "stores": stores, "checkpoint": checkpoint}
+        if plan is not None:
+            checkpoint, level, options = with_plan(plan, level, options, fallback, **others, in_flight=in_flight)
             self.arguments["plan"], fallback, in_flight = checkpoint, None, None  # the file is read once
         bounds = Bounds.asked(memory, time, error, stores, level, options, fallback, loss, in_flight)
         self.asked = require_one(bounds, checkpoint)
@@ -82,7 +82,7 @@ class CompressedTraining:
             *(arguments.get(name) for name in ("activations", "linear", "layers", "loss"))
         )
         if self.asked is not None:
-            self.exchanges.require_repeatable()
+            self.exchanges.require_repeatable(plan=plan, **others)
         self.prints = report is True
         self.path = _checked_path(report)
         self.restore, self.resume = restore, resume

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from integrations._utils.layer_replacement import remembered
+from integrations._utils.unscriptable import Unscriptable
 from integrations.fewbit.functional.activation import activation
 from integrations.policies.codebooks.options import Rounding
 from integrations.policies.codebooks.tables import level_table, table
 
 
-class Approximated(nn.Module):
+class Approximated(Unscriptable):
     """What ``convert`` puts in the place of such a layer. Its forward is that layer's, bit for bit; backward has the
     steps of the function in ``FUNCTIONS`` that it computes.
 

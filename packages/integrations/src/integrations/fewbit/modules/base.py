@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import nn
 
+from integrations._utils.unscriptable import Unscriptable
 from integrations.policies.codebooks.options import DEFAULT_BITS, Options, check_options
 from integrations.policies.codebooks.steps import StepTable
 
 
-class FewBitActivation(nn.Module):
+class FewBitActivation(Unscriptable):
     """A subclass of a layer of torch, with its arguments, and keywords beside them.
 
     In ``eval()`` it *is* the layer of torch. It has no parameters and no buffers.
@@ -29,13 +30,6 @@ class FewBitActivation(nn.Module):
         ]
         keywords = [parameter for parameter in own if parameter.kind is parameter.KEYWORD_ONLY]
         cls.__signature__ = inspect.Signature([*theirs, *keywords])  # type: ignore[attr-defined]
-
-    def __prepare_scriptable__(self) -> None:
-        """What ``torch.jit.script`` asks for first."""
-        raise RuntimeError(
-            f"torch.jit.script does not support fewbit.{type(self).__name__}; use torch.compile, or torch's own layer "
-            "(fewbit.restore_model brings it back in a converted model)"
-        )
 
 
 class Smooth(FewBitActivation):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from integrations._utils.unscriptable import Unscriptable
 from integrations.fewbit.functional import gates
 from integrations.policies.codebooks.options import check_approximate, check_options
 
 
-class GLU(nn.GLU):
+class GLU(Unscriptable, nn.GLU):
     """``torch.nn.GLU``, which keeps only its input; with ``bits``, three times that many bits per output element.
 
     Args:
@@ -28,7 +29,7 @@ class GLU(nn.GLU):
         return super().extra_repr() + ("" if self.bits is None else f", bits={self.bits}")
 
 
-class Gate(nn.Module):
+class Gate(Unscriptable):
     """``act(gate) * value`` of one tensor, split in half, or of two.
 
     Args:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from integrations._utils.layer_replacement import StandIn
+from integrations._utils.unscriptable import Unscriptable
 from integrations.fewbit.functional.column_rows import require_features, sampled_linear
 from integrations.fewbit.functional.linear import new_double_backward, require_one_source, sketched_linear
 from integrations.fewbit.sketches import Sketching, drawn_key, seeded_key
@@ -15,7 +16,7 @@ from integrations.fewbit.sketches.keys import next_stream
 from integrations.tracing.double_backward import DoubleBackward
 
 
-class _Noisy(nn.Module):
+class _Noisy(Unscriptable):
     """Where a layer's noise comes from.
 
     Attributes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from integrations._utils.unscriptable import Unscriptable
 from integrations.fewbit.functional.activation import ScalarFunction, activation, check_arguments
 from integrations.fewbit.functional.stepwise import Numbers, piecewise_linear, step_table
 from integrations.policies.codebooks.fitting import approximate
@@ -14,7 +15,7 @@ from integrations.policies.codebooks.options import DEFAULT_BITS, Rounding
 from integrations.policies.codebooks.steps import LevelTable, StepTable
 
 
-class Activation(nn.Module):
+class Activation(Unscriptable):
     """``function(x)`` with a step function as derivative, for any scalar function. The steps are fitted when the layer
     is created.
 
@@ -62,7 +63,7 @@ class Activation(nn.Module):
         return f"{name}, bits={self.bits}" + ("" if self.rounding == "nearest" else f", rounding={self.rounding!r}")
 
 
-class Stepwise(nn.Module):
+class Stepwise(Unscriptable):
     """The function whose derivative is a given step function: see ``fewbit.functional.stepwise``.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a trial run meets, and leaves as it was: gradients, buffers, and other models' handles.
+"""What a trial run meets, and leaves as it was: gradients, buffers, Q-layers, and other models' handles.
 
 A closure runs more than the measured model: a GAN's discriminator, a teacher, a loss with weights of its own. These are
 met when they take part: a leaf when a call gets it or a backward reaches it, a module when a call is made in its
@@ -21,6 +21,7 @@ from torch.autograd.graph import Node
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from integrations._utils.running_module import module_called_in
+from integrations._utils.unwatched import unwatched_blocks
 from integrations.tracing.tensors import MOST_NODES, find_node, has_history
 
 _here = threading.local()  # .met: of the trial run in this thread
@@ -56,6 +57,7 @@ class Met:
         self._modules: WeakSet[nn.Module] = WeakSet()
         self._buffers: list[tuple[Tensor, Tensor]] = []
         self._handles: list[tuple[Trained, int]] = []
+        self._redraws: list[Callable[[], None]] = []  # of the modules' own noise
         self._undo = ExitStack()
 
     def leaves(self, tensors: Iterable[Tensor]) -> None:
@@ -91,11 +93,12 @@ class Met:
                 )
 
     def modules(self, modules: Iterable[nn.Module]) -> None:
-        """Copies the buffers that are the modules' own."""
+        """Copies the buffers that are the modules' own, and has Q-layers learn nothing from the run."""
         for module in modules:
             if module not in self._modules:
                 self._modules.add(module)
                 self._buffers += [(buffer, buffer.detach().clone()) for buffer in module.buffers(recurse=False)]
+                self._redraws += map(self._undo.enter_context, unwatched_blocks(module))
 
     def running_modules(self) -> None:
         """Meets the modules in whose forward the caller is."""
@@ -115,9 +118,11 @@ class Met:
         self.modules(handle.model.modules())
 
     def draw_again(self) -> None:
-        """Has the other models' next forwards draw the noise that they drew first."""
+        """Has the next forwards of Q-layers and of other models draw the noise that they drew first."""
         for handle, step in self._handles:
             handle.step = step
+        for redraw in self._redraws:
+            redraw()
 
     def restore(self) -> None:
         """Puts everything back."""
@@ -151,13 +156,20 @@ def surroundings(model: nn.Module) -> Iterator[Met]:
 
 def meet(handle: Trained) -> None:
     """Notes, if this thread is in a trial run of another model, that a forward of the handle's model starts."""
-    met: Met | None = getattr(_here, "met", None)
+    met = current_trial()
     if met is not None and not handle.in_trial:
         met.handle(handle)
 
 
-def undo_after_trial(undo: Callable[[], object]) -> None:
-    """Has ``undo`` called when this thread's trial run ends, if it is in one."""
+def current_trial() -> Met | None:
+    """Return what this thread's trial run has met; ``None`` outside of trial runs."""
     met: Met | None = getattr(_here, "met", None)
+    return met
+
+
+def undo_after_trial(undo: Callable[[], object]) -> bool:
+    """Has ``undo`` called when this thread's trial run ends. Returns whether it is in one."""
+    met = current_trial()
     if met is not None:
         met._undo.callback(undo)
+    return met is not None

@@ -29,6 +29,7 @@ class QReLU(_Activation, nn.ReLU):
     """``torch.nn.ReLU`` that keeps one bit per element. Values and gradients are torch's bit for bit."""
 
     counterpart = nn.ReLU
+    _rounds = False
 
     def forward(self, input: Tensor) -> Tensor:
         if not self._takes(input):
@@ -40,6 +41,7 @@ class QLeakyReLU(_Activation, nn.LeakyReLU):
     """``torch.nn.LeakyReLU`` that keeps one bit per element. Values and gradients are torch's bit for bit."""
 
     counterpart = nn.LeakyReLU
+    _rounds = False
 
     def forward(self, input: Tensor) -> Tensor:
         if not self._takes(input) or (self.inplace and self.negative_slope < 0):  # which torch refuses

@@ -29,6 +29,9 @@ from integrations.tracing.tracker import opened
 # What saves query, key, value and the softmax: their errors go through the softmax, and few bits are not enough.
 _FACTORS = ("bmm", "baddbmm", "softmax")
 
+Streams = actcore.Streams | None
+"""The streams of one forward's noise; ``None`` takes those of the process."""
+
 
 class QMultiheadAttention(QLayer, nn.MultiheadAttention):
     """``torch.nn.MultiheadAttention`` that stores the tensors that its parts save in few bits.
@@ -64,7 +67,9 @@ class QMultiheadAttention(QLayer, nn.MultiheadAttention):
             self._stores(tensor, *self.parameters()) for tensor in (query, key, value)
         ):
             return super().forward(query, key, value, *args, **kwargs)
-        with _Parts(self):
+        # Named by the layer and its forward: trial runs must not change the noise of training.
+        stream = self.factors.stream()
+        with _Parts(self, None if stream is None else actcore.Streams(str(stream))):
             return super().forward(query, key, value, *args, **kwargs)
 
     def project(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -74,28 +79,35 @@ class QMultiheadAttention(QLayer, nn.MultiheadAttention):
         output: Tensor = F.linear(x, weight, bias) if saving is None else LinearFunction.apply(x, weight, bias, saving)
         return output
 
-    def attend(self, function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    def attend(
+        self, streams: Streams, function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Tensor:
         """Compute ``scaled_dot_product_attention`` and store query, key and value."""
         given = Arguments(args, kwargs)
         mask = given.get(3, "attn_mask")
         if mask is not None and mask.requires_grad:  # its infinities would become NaN in a quantised form
             return function(*args, **kwargs)
-        with self._hooks(self._factor), called("scaled_dot_product_attention"):
+        with self._hooks(self._factor, streams), called("scaled_dot_product_attention"):
             output = recomputed(function, given)
         return function(*args, **kwargs) if output is None else output
 
-    def multiply(self, function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    def multiply(
+        self, streams: Streams, function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Tensor:
         """Compute a product or the softmax, and store its saved tensors."""
-        with self._hooks(self._factor):
+        with self._hooks(self._factor, streams):
             return function(*args, **kwargs)
 
-    def drop(self, function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    def drop(
+        self, streams: Streams, function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Tensor:
         """Apply dropout and store its mask, exactly, in one bit per element."""
-        with self._hooks(self._mask):
+        with self._hooks(self._mask, streams):
             return function(*args, **kwargs)
 
-    def _hooks(self, policy: actcore.Policy) -> saved_tensors_hooks:
-        return saved_tensors_hooks(*policy_hooks(policy, self.precision.level.seed, on_rounded=self._differentiated))
+    def _hooks(self, policy: actcore.Policy, streams: Streams) -> saved_tensors_hooks:
+        seed = self.precision.level.seed
+        return saved_tensors_hooks(*policy_hooks(policy, seed, streams, on_rounded=self._differentiated))
 
     def _differentiated(self, packed: object) -> None:
         if is_read(packed):
@@ -122,9 +134,9 @@ class QMultiheadAttention(QLayer, nn.MultiheadAttention):
 class _Parts(TorchFunctionMode):
     """Sees the calls of one forward of attention, and has its layer make those that save much."""
 
-    def __init__(self, layer: QMultiheadAttention) -> None:
+    def __init__(self, layer: QMultiheadAttention, streams: Streams) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.streams = layer, streams
 
     def __torch_function__(
         self,
@@ -140,8 +152,8 @@ class _Parts(TorchFunctionMode):
         if func is F.linear:
             return self.layer.project(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            return self.layer.attend(func, args, kwargs)
+            return self.layer.attend(self.streams, func, args, kwargs)
         name = getattr(func, "__name__", "")
         if name in _FACTORS:
-            return self.layer.multiply(func, args, kwargs)
-        return self.layer.drop(func, args, kwargs) if name == "dropout" else func(*args, **kwargs)
+            return self.layer.multiply(self.streams, func, args, kwargs)
+        return self.layer.drop(self.streams, func, args, kwargs) if name == "dropout" else func(*args, **kwargs)

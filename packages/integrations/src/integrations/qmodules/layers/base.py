@@ -75,7 +75,9 @@ class QLayer(StandIn):
     norm: ClassVar[bool] = False
     """Whether it is one of the layers that a level may leave exact (``QLevel.norms``)."""
     precision: LayerPrecision
+    _rounds: ClassVar[bool] = True
     _own: ClassVar[tuple[str, ...]] = ("precision",)
+    _package: ClassVar[str] = "qmodules"
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -111,6 +113,12 @@ class QLayer(StandIn):
     def leave(self) -> None:
         """Undo ``join``: the layer uses the bits of its level alone again, with its own noise."""
         self._begin(self.precision.level, self.precision.group)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the layer stores tensors in forms that change gradients, at its level."""
+        level = self.precision.level
+        return self._rounds and level.compress and (level.norms or not self.norm)
 
     def _begin(self, level: QLevel | None, group: int) -> None:
         self.precision = self._new_precision(config.level() if level is None else level, group)

@@ -20,6 +20,7 @@ class QDropout(QLayer, nn.Dropout):
     """
 
     counterpart = nn.Dropout
+    _rounds = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -122,6 +122,7 @@ class QEmbedding(QLayer, nn.Embedding):
     """
 
     counterpart = nn.Embedding
+    _rounds = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -46,6 +46,8 @@ class AveragePoolFunction(Function):
 
 
 class _Pool(QLayer):
+    _rounds = False
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._begin(None, 0)
