@@ -105,6 +105,22 @@ def test_less_than_every_exact_plan_takes_within_the_error(name, error):
     assert mean < 0.8 * max(errors)
 
 
+def test_sizes_that_vary():
+    """The second size is compiled for all that are no larger than planned, and counted for the planned one."""
+    name, options = "one attention", {"error": ERROR, "stores": ("exact", "bits", "slopes")}
+    model, x = build(name)
+    plain = copy.deepcopy(model)
+    integrations.compress_model(model, memory="least", **options)
+    function = torch.compile(model)
+    peaks = []
+    for count in (16, 5, 12, 16):
+        exact = gradient(plain, plain, x[:count])
+        assert (gradient(model, function, x[:count]) - exact).norm() < ERROR * exact.norm()
+        assert find_joint().rounded > 0
+        peaks.append(find_joint().peak)
+    assert peaks[0] <= peaks[1] == peaks[-1]
+
+
 def test_what_fits_exactly_in_less_time_is_not_rounded():
     model, x = build("one attention")
     plain = copy.deepcopy(model)

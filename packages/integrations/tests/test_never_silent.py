@@ -12,6 +12,7 @@ from torch import nn
 
 import integrations
 
+from .decoder import IDS, Decoder, shifted
 from .nets import Net, assert_nothing_active, assert_same, gradients, mlp, normal
 
 X = normal(48, 64)
@@ -149,6 +150,62 @@ def test_a_last_batch_that_is_too_small(rows, blocks):
         integrations.compress_model(integrations.restore_model(model), strict=True)
         if blocks:
             integrations.restore_model(model)
+
+
+def test_a_last_batch_that_is_short():
+    """A loss in chunks keeps the gradient of the head's weight, which is larger than the logits of a short batch."""
+    model = integrations.compress_model(Decoder(shifted), "lean", loss={"head": "head"}, strict=True)
+    short = IDS[:1, :9]
+    with pytest.raises(RuntimeError, match="nothing is stored in fewer bytes"):
+        model(short)
+    for ids in (IDS, short, IDS, short):
+        model(ids).backward()
+
+
+def test_a_block_that_saves_little():
+    model = Net(lambda self, x: F.gelu(x @ self.w) if len(x) > 40 else (x @ self.w).cosh(), w=W)
+
+    def step(rows):
+        with integrations.compress(model, strict=True):
+            model(X[:rows])
+
+    for rows in (20, 40):
+        with pytest.raises(RuntimeError, match="no rule for cosh"):
+            step(rows)
+        step(48)
+    step(20)
+
+
+def test_a_usual_batch_that_saves_little_and_is_not_stored_in_fewer_bytes():
+    """As under a checkpoint that is switched on during the training. A batch of half as many rows tells nothing yet."""
+
+    def forward(self, x):
+        h = x @ self.w
+        return h.cosh() if self.saves_little else F.gelu(F.gelu(F.gelu(h) @ self.w) @ self.w)
+
+    model = integrations.compress_model(Net(forward, w=W), strict=True)
+    model.saves_little = False
+    model(X)
+    model.saves_little = True
+    model(X[:20])
+    for x in (X, X[:24]):
+        with pytest.raises(RuntimeError, match=r"nothing is stored in fewer bytes: .* no rule for cosh"):
+            model(x)
+
+
+def test_hooks_inside_of_the_forward_that_take_all_tensors():
+    def forward(self, x):
+        hooks = torch.autograd.graph.save_on_cpu() if self.has_hooks else contextlib.nullcontext()
+        with hooks:
+            return F.gelu(x @ self.w)
+
+    model = integrations.compress_model(Net(forward, w=W), strict=True)
+    model.has_hooks = False
+    model(X)
+    model.has_hooks = True
+    for x in (X, X[:8]):
+        with pytest.raises(RuntimeError, match="nothing is stored in fewer bytes"):
+            model(x)
 
 
 def test_a_later_forward_that_is_large_and_not_stored_in_fewer_bytes():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-from weakref import WeakSet
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 from integrations._utils.running_module import NOTHING_TRAINS, trains
@@ -16,6 +17,7 @@ from integrations.report.words import NOTHING_LEFT, format_bytes
 from integrations.runtime.compiled.stored import ROLE
 from integrations.tracing.hook_stack import offloader_around
 from integrations.tracing.storage.records import Record
+from integrations.tracing.tensors import tensors_in
 
 if TYPE_CHECKING:
     from integrations.runtime.session import Session
@@ -25,14 +27,44 @@ _MOVES_NOTHING = (
     "around the forward has no effect: only the innermost saved-tensor hooks run, and those are the hooks of "
     "integrations. Remove it; on a GPU, offload=True moves the compressed tensors to host memory"
 )
-_effective: WeakSet[nn.Module] = WeakSet()  # models that have had a forward whose tensors were stored in fewer bytes
 
 
-def warn_if_ineffective(handle: HandleState, session: Session) -> None:
+class ForwardSize(NamedTuple):
+    """How large a forward is.
+
+    Attributes:
+        nbytes: what autograd would save uncompressed.
+        elements: of the tensors that the forward was given; 0 where they are not known, as for a block.
+    """
+
+    nbytes: int
+    elements: int
+
+    def is_small_beside(self, other: ForwardSize) -> bool:
+        """Return whether the forward is less than half as large as another.
+
+        A forward that saves little for other reasons than a smaller batch is not small: under a checkpoint, it saves
+        little of inputs as large as before.
+        """
+        fewer_elements = not self.elements or 2 * self.elements < other.elements
+        return fewer_elements and 2 * self.nbytes < other.nbytes
+
+
+_largest: WeakKeyDictionary[nn.Module, ForwardSize] = WeakKeyDictionary()
+"""By model: its forward that saves the most bytes, of those whose tensors were stored in fewer bytes."""
+
+
+def warn_if_ineffective(handle: HandleState, session: Session, given: object = ()) -> None:
     """Warns if a forward that has ended was compressed to no effect, or had such an effect on somebody's offloading.
 
-    A block without a call of torch is passed over. So is a batch too small for any tensor to be worth storing, as the
-    last one of an epoch may be, if larger batches of the same model were stored in fewer bytes.
+    A block without a call of torch is passed over. So is a batch that is small beside one whose tensors were stored in
+    fewer bytes, as the last one of an epoch may be: its tensors may be too small to be worth storing, or a loss in
+    chunks may keep a gradient of the head's weight that is larger than its logits.
+
+    Args:
+        handle: the model's handle.
+        session: the forward's session.
+        given: the arguments of the forward; nothing for a block.
 
     Raises:
         RuntimeError: the forward had no effect and the handle is strict; or activations were to be exchanged, and there
@@ -56,8 +88,8 @@ def warn_if_ineffective(handle: HandleState, session: Session) -> None:
     if why and not records and not trains(handle.model):
         why = NOTHING_TRAINS
     if not why:
-        _effective.add(handle.model)
-    elif _may_pass(handle, session):
+        _note_effective(handle.model, records, given)
+    elif _may_pass(handle, session, given):
         return
     stuck = why_not_offloaded(records) if level.offload else ""
     offload = f"{handle.name}: nothing is offloaded: {stuck}" if stuck else ""
@@ -80,16 +112,34 @@ def warn_if_ineffective(handle: HandleState, session: Session) -> None:
 
 def forget(model: nn.Module) -> None:
     """Forgets that a restored model was told, so that the next to compress it is told again."""
-    _effective.discard(model)
+    _largest.pop(model, None)
 
 
-def _may_pass(handle: HandleState, session: Session) -> bool:
+def _note_effective(model: nn.Module, records: Sequence[Record], given: object) -> None:
+    """Note a forward whose tensors were stored in fewer bytes, if it is the largest so far."""
+    before, nbytes = _largest.get(model), sum(record.original_bytes for record in records)
+    if before is None or nbytes > before.nbytes:
+        _largest[model] = ForwardSize(nbytes, _count_elements(given))
+
+
+def _count_elements(given: object) -> int:
+    """The elements of the tensors among a forward's arguments."""
+    dense = (tensor for tensor in tensors_in(given) if tensor.layout is torch.strided and not tensor.is_nested)
+    return sum(tensor.numel() for tensor in dense)
+
+
+def _may_pass(handle: HandleState, session: Session, given: object) -> bool:
     """Whether a forward that takes as many bytes as before may pass without a warning."""
     if handle.in_blocks and not session.records and session.tracker.idle:
         return True
     alone = [record for record in session.records if not record.owner]
-    small = all(record.original_bytes < handle.level.min_bytes for record in alone)
-    return bool(alone) and small and handle.model in _effective
+    largest = _largest.get(handle.model)
+    if largest is None or not alone:
+        return False
+    if all(record.original_bytes < handle.level.min_bytes for record in alone):
+        return True
+    nbytes = sum(record.original_bytes for record in alone)
+    return ForwardSize(nbytes, _count_elements(given)).is_small_beside(largest)
 
 
 def why_not_smaller(records: Sequence[Record]) -> str:

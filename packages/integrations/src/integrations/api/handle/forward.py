@@ -168,7 +168,8 @@ def _open(
     take_failure(None)
     if session is not None:
         opened.append(session)
-        session.__enter__().add_inputs((args, kwargs))
+        session.__enter__()
+        session.add_inputs(args, kwargs)
     return run, function
 
 

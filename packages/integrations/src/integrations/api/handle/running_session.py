@@ -103,6 +103,7 @@ class RunningSession:
     ) -> None:
         self._handle, self._probe, self._following = handle, probe, following
         self._open = self._raised = self._shared = False
+        self._given: object = ()  # the arguments of the forward, while it runs
         way = None if following is None else following.way(handle.stores_at)
         specs = specs_under(handle, plan, way, None if following is None else following.schedule)
         level = handle.stores_at if way is None else way.level
@@ -195,12 +196,17 @@ class RunningSession:
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call a forward under the session."""
-        with self as entered:
-            entered.add_inputs((args, kwargs))
+        with self:
+            self.add_inputs(args, kwargs)
             result = forward(*args, **kwargs)
         if self._following is not None and not self.repeats:
             self._following.state = None  # it holds gradients, which may be cleared before backward
         return result
+
+    def add_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Declare what the caller gave to the forward, which is about to run."""
+        self._given = args, kwargs
+        self._session.add_inputs(self._given)
 
     def __enter__(self) -> Session:
         require_no_plan()
@@ -220,6 +226,7 @@ class RunningSession:
 
     def __exit__(self, *error: Any) -> None:
         handle = self._handle
+        given, self._given = self._given, ()
         handle._sessions.pop(threading.get_ident(), None)
         try:
             if self._following is not None:
@@ -238,7 +245,7 @@ class RunningSession:
             if self._probe is not None:
                 _judge_measurement(self._handle, self._probe, self._session.records)
             if not self.repeats and (self._handle.strict or not self._session.regions.known):
-                warn_if_ineffective(self._handle, self._session)
+                warn_if_ineffective(self._handle, self._session, given)
 
     def abandon(self) -> None:
         """Leaves it if it was not left: an interrupt may have come while it was entered or left."""

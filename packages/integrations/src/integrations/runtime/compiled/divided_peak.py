@@ -11,7 +11,7 @@ from actcore import GroupAffine
 from integrations.planner.plan import Plan
 from integrations.runtime.compiled.graph_memory import GraphMemory, Memory, Waiting
 from integrations.runtime.compiled.joint_step import TANGENTS, count_workspace
-from integrations.runtime.compiled.sizes import largest
+from integrations.runtime.compiled.sizes import largest, largest_bytes
 from integrations.runtime.compiled.stored import Stored
 
 
@@ -97,7 +97,7 @@ def _find_waiting(graph: GraphMemory, forms: dict[Node, Stored]) -> dict[Memory,
     """The memory of a graph that waits in other forms, by the nodes that are stored."""
     found: dict[Memory, Waiting] = {}
     for node, one in forms.items():
-        numel, nbytes = largest(node.meta["val"].numel()), largest(node.meta["val"].nbytes)
+        numel, nbytes = largest(node.meta["val"].numel()), largest_bytes(node.meta["val"])
         form = one.form
         beside = 0 if form.bounds is None else nbytes
         if form.sign and isinstance(form.codec, GroupAffine):  # where the signs are put back

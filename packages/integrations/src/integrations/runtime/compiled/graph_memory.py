@@ -16,7 +16,7 @@ from torch.fx import Graph, Node
 from integrations.capture.dispatch.memory import iter_tensors
 from integrations.runtime.compiled.fusion_groups import FusionGroups
 from integrations.runtime.compiled.realized import can_fuse, computes_argument, find_realized, find_sums
-from integrations.runtime.compiled.sizes import largest
+from integrations.runtime.compiled.sizes import largest, largest_bytes
 
 _PRIMALS = "primals"  # the start of the names that AOTAutograd gives to a forward's inputs
 
@@ -248,7 +248,7 @@ def _bytes_of_copy(node: Node) -> int:
         return 0
     if value.dim() != 4 or value.device.type != "cpu" or value.is_contiguous(memory_format=torch.channels_last):
         return 0
-    return largest(value.numel()) * value.element_size()
+    return largest_bytes(value)
 
 
 def get_results(node: Node) -> tuple[Any, ...]:

@@ -49,7 +49,7 @@ from integrations.runtime.compiled.joint_plans import (
 from integrations.runtime.compiled.joint_search import JointChoice, JointSearch, can_round, count_together
 from integrations.runtime.compiled.joint_step import decides_by
 from integrations.runtime.compiled.scheduling import hash_sources, schedule_for_budget
-from integrations.runtime.compiled.sizes import Limits, find_unknown_size, largest
+from integrations.runtime.compiled.sizes import Limits, find_unknown_size, largest_bytes
 from integrations.runtime.compiled.stored import Stored, find_stored
 
 _REGION = "ac_graph_id"  # torch compares it where checkpoints follow each other
@@ -183,7 +183,7 @@ def _count_gradients(joint: Graph, options: Mapping[str, Any]) -> int:
     results: list[Any] = list(joint.output_node().args[0])[options["num_fwd_outputs"] :]  # type: ignore[arg-type]
     places = options.get("static_lifetime_input_indices") or ()
     found = [results[place] for place in places if place < len(results)]
-    return sum(largest(one.meta["val"].nbytes) for one in found if isinstance(one, Node))
+    return sum(largest_bytes(one.meta["val"]) for one in found if isinstance(one, Node))
 
 
 def _may_repeat(node: Node) -> bool:

@@ -89,6 +89,14 @@ def largest(size: Any) -> int:
     return int(found) if found.is_number else hint(size)
 
 
+def largest_bytes(value: Tensor) -> int:
+    """Return the bytes of a tensor's elements. Of sizes that vary, the largest are counted.
+
+    ``Tensor.nbytes`` raises for a fake tensor whose sizes vary.
+    """
+    return largest(value.numel()) * value.element_size()
+
+
 def find_unknown_size(graph: Graph) -> str:
     """The name of a node whose size only the data tell, as that of a selection by a mask; empty if there is none."""
     for node in graph.nodes:
