@@ -34,7 +34,7 @@ class ForwardSize(NamedTuple):
 
     Attributes:
         nbytes: what autograd would save uncompressed.
-        elements: of the tensors that the forward was given; 0 where they are not known, as for a block.
+        elements: of the tensors that the forward was given; -1 for a block, which is given nothing.
     """
 
     nbytes: int
@@ -46,7 +46,7 @@ class ForwardSize(NamedTuple):
         A forward that saves little for other reasons than a smaller batch is not small: under a checkpoint, it saves
         little of inputs as large as before.
         """
-        fewer_elements = not self.elements or 2 * self.elements < other.elements
+        fewer_elements = self.elements < 0 or 2 * self.elements < other.elements
         return fewer_elements and 2 * self.nbytes < other.nbytes
 
 
@@ -123,7 +123,9 @@ def _note_effective(model: nn.Module, records: Sequence[Record], given: object) 
 
 
 def _count_elements(given: object) -> int:
-    """The elements of the tensors among a forward's arguments."""
+    """The elements of the tensors among a forward's arguments; -1 for no arguments."""
+    if given == ():
+        return -1
     dense = (tensor for tensor in tensors_in(given) if tensor.layout is torch.strided and not tensor.is_nested)
     return sum(tensor.numel() for tensor in dense)
 

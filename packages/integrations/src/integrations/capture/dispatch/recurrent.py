@@ -42,9 +42,11 @@ def with_workspace(
     Raises:
         NotImplementedError: nobody tells the bytes: another library runs the layer, or in another dtype.
     """
-    if not args[[one.name for one in func._schema.arguments].index("train")]:
-        return run()
     name = func._schema.name
+    # oneDNN's layer keeps it in eval(), too.
+    keeps = name == _ONEDNN or args[[one.name for one in func._schema.arguments].index("train")]
+    if not keeps or not torch.is_grad_enabled():
+        return run()
     if name != _ONEDNN or args[0].dtype != torch.float32:
         kernel = f"{name.removeprefix('aten::')} in {args[0].dtype}"
         raise NotImplementedError(f"torch does not tell how many bytes {kernel} keeps for backward")
