@@ -110,3 +110,16 @@ def test_a_compressed_part_in_a_copied_whole():
     twin(X).sum().backward()
     assert integrations.compression(twin[1]).model is twin[1]
     assert (integrations.compression(whole[1]).step, integrations.compression(twin[1]).step) == (0, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"activations": 2}, {"linear": 0.5}, {"layers": "q"}])
+def test_a_shallow_copy_runs_its_own_layers(options):
+    """So do replicas of ``nn.DataParallel``, whose parameters are on another device."""
+    torch.manual_seed(0)
+    model = integrations.compress_model(nn.Sequential(nn.Linear(8, 8), nn.GELU()), "L1", **options).train()
+    replica = copy.copy(model)
+    replica._modules = {**model._modules, "0": nn.Linear(8, 8)}
+    x = torch.randn(4, 8)
+    with pytest.warns(UserWarning, match="a shallow copy of the compressed Sequential"):
+        found = replica(x)
+    assert torch.equal(found, nn.functional.gelu(replica[0](x)))

@@ -136,9 +136,16 @@ class ForwardWrapper(ABC):
         it has this object in its dictionary, too, but parameters of its own. ``None`` if the model itself was called,
         or a module that wraps the model and calls its forward."""
         module = called_module(frame)
-        if module is None or module is self._model.alive or self.replaced:
+        if module is None or module is self._model.alive or self._replaces_users():
             return None
         return module if module.__dict__.get("forward") is self else None
+
+    def _replaces_users(self) -> bool:
+        """Whether the user had set a forward on the model, which copies have, too, and not only another wrapper."""
+        inner: ForwardWrapper = self
+        while isinstance(inner.forward, ForwardWrapper):
+            inner = inner.forward
+        return inner.replaced
 
     @property
     def __signature__(self) -> inspect.Signature:
